@@ -1,0 +1,282 @@
+"""The head's story: everything comes up side by side, the job runs, everybody leaves together."""
+
+from __future__ import annotations
+
+import secrets
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent import environment
+from agent.boot import room
+from agent.boot.head_status import status_of
+from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address
+from agent.bridge.link import RayLink
+from agent.control.desk import Desk
+from agent.control.listen import bind
+from agent.control.protocol import Reply
+from agent.decisions import head, head_state
+from agent.decisions import head_state as h
+from agent.decisions.common import Said, StopAsked, Tick
+from agent.job import Joined, entrypoint, fill
+from agent.log import say
+from agent.runtime import signals
+from agent.runtime.inbox import Inbox
+from agent.runtime.output import JobOutput
+from agent.runtime.probes import reward_answers
+from agent.runtime.waiting import NotYet, until
+
+if TYPE_CHECKING:
+    from agent.outcome import Outcome
+    from agent.runtime.process import Child
+    from agent.services import Service
+
+_OUTPUT_DRAIN = 3.0
+
+
+class Head:
+    """One run of the head."""
+
+    def __init__(self, stage: Stage, run_id: str) -> None:
+        self._stage = stage
+        self._plan = stage.plan
+        self._run_id = run_id
+        self._epoch = secrets.token_hex(8)
+        self._inbox: Inbox[h.HeadEvent] = Inbox()
+        self._ray: Child | None = None
+        self._services: dict[str, Child] = {}
+        self._output: JobOutput | None = None
+        self._stop = StopSwitch()
+        self._state = head.start(self._goal())
+        self._ip = ""
+
+    async def run(self) -> Outcome:
+        """Live the whole story; return how it ended."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(signals.watch, self._on_signal)
+            outcome = await self._main(tasks)
+            tasks.cancel_scope.cancel()
+        return outcome
+
+    def _on_signal(self, signum: int) -> None:
+        self._stop.ask(signum)
+        self._inbox.put(StopAsked(signum))
+
+    async def _main(self, tasks: anyio.abc.TaskGroup) -> Outcome:
+        plan, stage = self._plan, self._stage
+        with self._stop.guard():
+            limit = plan.settings.wait_head
+            self._ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
+        if not self._ip:
+            return self._stop.outcome()
+        room.make_room(plan)
+        sockets = bind([self._ip, "127.0.0.1"], plan.ports.agent)  # workers may call from now on
+        env = environment.for_node(plan.environ, plan.settings, plan.facts, self._ip, self._ip)
+        env["RAY_JOB_STOP_WAIT_TIME_S"] = f"{max(1, round(plan.budget.job))}"
+        await self._start_ray(tasks, env)
+        link = self._link(env)
+        tasks.start_soon(link.run)
+        service = plan.service(self._ip)
+        if service is not None:
+            tasks.start_soon(self._serve, service, env)
+        if plan.settings.prepare or plan.settings.prepare_each:
+            tasks.start_soon(self._prepare, env)
+        versions = (plan.facts.ray, plan.facts.python)
+        from agent.control.server import Site  # noqa: PLC0415 - aiohttp, while Ray boots
+
+        desk = Desk(self._first_reply(), versions, self._inbox.put, stage.now)
+        site = Site(token=plan.token, ready=lambda: True, status=self._status, desk=desk)
+        runner = await site.open(sockets)
+        try:
+            outcome = await self._decide(tasks, desk, link, env)
+            outcome = await self._leave(desk, outcome)
+            return await self._hold(outcome)
+        finally:
+            with anyio.CancelScope(shield=True):
+                await runner.cleanup()
+
+    def _goal(self) -> h.Goal:
+        settings, topology = self._plan.settings, self._plan.topology
+        expected = topology.expected_workers
+        partial_run = settings.partial == "proceed" and settings.min_workers is not None
+        service = self._plan.service("127.0.0.1")
+        return h.Goal(
+            expected_workers=expected,
+            least_workers=(settings.min_workers or 0) if partial_run else expected,
+            head_deadline=settings.wait_head,
+            workers_deadline=settings.wait_workers,
+            reward_deadline=settings.wait_reward,
+            prepare_deadline=settings.wait_prepare,
+            node_grace=settings.node_grace,
+            job_stop_grace=self._plan.budget.job + 1.0,
+            wants_job=self._plan.job is not None,
+            services=() if service is None else (service.name,),
+            has_prepare=bool(settings.prepare or settings.prepare_each),
+        )
+
+    def _first_reply(self) -> Reply:
+        phase = head_state.Phase.BOOTING.value
+        return Reply(self._epoch, self._run_id, phase, False, self._plan.ports.gcs, 0)  # noqa: FBT003 - ray_ready
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    async def _decide(
+        self, tasks: anyio.abc.TaskGroup, desk: Desk, link: RayLink, env: dict[str, str]
+    ) -> Outcome:
+        """Take events one by one until a decision is to leave."""
+        while True:
+            self._stage.show_waits(head.waits(self._state))
+            until_then = head.deadline(self._state)
+            limit = None if until_then is None else max(0.0, until_then - self._stage.now())
+            event = await self._inbox.take(limit) or Tick()
+            self._stage.record(type(event).__name__, data=event)
+            before = self._state.phase
+            self._state, actions = head.decide(self._state, event, self._stage.now())
+            if self._state.phase is not before:
+                self._stage.record("phase", phase=self._state.phase.value)
+            ready = self._state.gcs_answers and self._state.ray.step is not h.Step.LOST
+            desk.publish(self._state.phase.value, ray_ready=ready, verdict=self._state.verdict)
+            for action in actions:
+                if isinstance(action, h.Leave):
+                    return action.outcome
+                await self._perform(action, tasks, link, env)
+
+    async def _perform(
+        self, action: h.HeadAction, tasks: anyio.abc.TaskGroup, link: RayLink, env: dict[str, str]
+    ) -> None:
+        match action:
+            case Said():
+                self._stage.speak(action)
+            case h.Submit():
+                await self._submit(link)
+            case h.StopJob():
+                await link.stop_job(self._job_id)
+            case h.RestartService():
+                service = self._plan.service(self._ip)
+                assert service is not None  # noqa: S101 - it ran before
+                tasks.start_soon(self._serve, service, env)
+
+    # --- what comes up --------------------------------------------------------------------------
+
+    async def _start_ray(self, tasks: anyio.abc.TaskGroup, env: dict[str, str]) -> None:
+        argv = self._plan.ray.head(self._ip)
+        say(f"starting Ray's head on {self._ip}:{self._plan.ports.gcs}")
+        self._ray = await self._stage.start("ray start", argv, env, "ray-start.log")
+        tasks.start_soon(self._watch_ray, self._ray)
+
+    async def _watch_ray(self, child: Child) -> None:
+        code = await child.wait()
+        self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
+
+    def _link(self, env: dict[str, str]) -> RayLink:
+        gcs, dashboard = self._plan.bridge_addresses(self._ip)
+        log = self._stage.folder.file("ray-bridge.log")
+        return RayLink(gcs, dashboard, env, log, self._inbox.put)
+
+    async def _serve(self, service: Service, env: dict[str, str]) -> None:
+        """Run a service, tell when it answers, and tell when it ends."""
+        if service.argv is None:
+            await self._probe(service)
+            return
+        log = f"{service.name.replace(' ', '-')}.log"
+        argv, own = list(service.argv), dict(service.env)
+        child = await self._stage.start(service.name, argv, {**env, **own}, log)
+        self._services[service.name] = child
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._probe, service)
+            code = await child.wait()
+            tasks.cancel_scope.cancel()
+        self._inbox.put(h.ServiceGone(service.name, child.end_sentence(code)))
+
+    async def _probe(self, service: Service) -> None:
+        async def check() -> bool | NotYet:
+            evidence = await reward_answers(service.url)
+            return NotYet(evidence) if evidence else True
+
+        def tell(evidence: str) -> None:
+            self._inbox.put(h.ServiceWaits(service.name, evidence))
+
+        await until(check, None, longest=0.5, on_evidence=tell)
+        self._inbox.put(h.ServiceReady(service.name))
+
+    async def _prepare(self, env: dict[str, str]) -> None:
+        settings = self._plan.settings
+        steps = {"AGENT_PREPARE_EACH": settings.prepare_each, "AGENT_PREPARE": settings.prepare}
+        for name, command in steps.items():
+            if command is not None:
+                log = f"{name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
+                evidence = await self._stage.run_shell(name, command, env, log)
+                if evidence:
+                    self._inbox.put(h.Prepared(f"{name}: {evidence}"))
+                    return
+        self._inbox.put(h.Prepared())
+
+    # --- the job --------------------------------------------------------------------------------
+
+    @property
+    def _job_id(self) -> str:
+        return f"{self._run_id}-1"
+
+    async def _submit(self, link: RayLink) -> None:
+        job, service = self._plan.job, self._plan.service(self._ip)
+        assert job is not None  # noqa: S101 - decided only where there is one
+        nodes = len(head.alive_workers(self._state)) + 1
+        gpus = head.min_gpus(self._state)
+        joined = Joined(
+            nodes=nodes,
+            gpus_per_node=gpus,
+            total_gpus=gpus * nodes,
+            head_ip=self._ip,
+            reward_url="" if service is None else service.url,
+            log_dir=str(self._stage.folder.path),
+        )
+        line = entrypoint(fill(job.argv, joined))
+        session = Path(self._plan.ray.temp_dir, "session_latest")
+        copy = self._stage.folder.file("job.log")
+        self._output = JobOutput(session, self._job_id, line, copy)
+        self._output.start()
+        await link.submit(self._job_id, line, job.runtime_env)
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def _leave(self, desk: Desk, outcome: Outcome) -> Outcome:
+        """Tell the workers and take everything down, all within the grace."""
+        if self._output is not None:
+            drain = partial(self._output.finish, _OUTPUT_DRAIN)
+            await anyio.to_thread.run_sync(drain)
+        self._stage.record("outcome", outcome=as_record(outcome))
+        say(f"leaving: {outcome.reason}")
+        budget = self._plan.budget
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._farewell, desk, budget.farewell)
+            for child in self._services.values():
+                tasks.start_soon(child.stop, budget.services)
+            if self._ray is not None:
+                tasks.start_soon(self._ray.stop, budget.ray)
+        await self._stage.sweep(budget.leftovers)
+        return outcome
+
+    async def _farewell(self, desk: Desk, limit: float) -> None:
+        for name in await desk.farewell(limit):
+            say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
+
+    async def _hold(self, outcome: Outcome) -> Outcome:
+        """Stay with the verdict where a platform would start the container again."""
+        if self._plan.on_done != "hold" or not outcome.is_jobs_verdict:
+            return outcome
+        outcome.write(self._stage.folder.path)
+        say(f"{outcome.sentence()}")
+        say("holding the pod, as RunPod would start it again: stop it when you have what you need")
+        while not isinstance(await self._inbox.take(None), StopAsked):
+            continue
+        return outcome
+
+    def _status(self) -> dict[str, object]:
+        return status_of(self._state, self._plan, self._run_id, self._epoch, self._stage.now())
+
+
+async def run(stage: Stage, run_id: str) -> Outcome:
+    """Be the head."""
+    return await Head(stage, run_id).run()

@@ -1,0 +1,43 @@
+"""Waits as they change, told to a person now and then and to the record always."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.decisions.common import Wait
+
+_REMINDER = 30.0
+_QUIET = 2.0
+
+
+class Narrator:
+    """Says what is waited for when that changes, and again every half minute."""
+
+    def __init__(
+        self, record: Callable[[dict[str, object]], None], say: Callable[[str], None]
+    ) -> None:
+        self._record = record
+        self._say = say
+        self._told: dict[str, tuple[str, float]] = {}
+        self._recorded: tuple[Wait, ...] = ()
+
+    def tell(self, waits: tuple[Wait, ...], now: float) -> None:
+        """Compare with what was told last."""
+        if waits != self._recorded:
+            self._recorded = waits
+            listed = [{"what": w.what, "until": w.deadline, "evidence": w.evidence} for w in waits]
+            self._record({"at": round(now, 3), "event": "waits", "waits": listed})
+        for wait in waits:
+            gist = re.sub(r"\d+", "", wait.evidence)
+            old, at = self._told.get(wait.what, ("", -_REMINDER))
+            due = now >= at + _REMINDER or (gist != old and now >= at + _QUIET)
+            if due and not wait.what.startswith("word "):  # following is no news
+                self._told[wait.what] = (gist, now)
+                self._say(wait.sentence(now))
+        gone = self._told.keys() - {wait.what for wait in waits}
+        for what in gone:
+            del self._told[what]

@@ -1,0 +1,95 @@
+"""Room for our Ray: limits raised, a stale Ray removed, ports proved free."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agent.checks import Finding, Level
+from agent.checks.machine_checks import WANTED_FILES, free_ports
+from agent.errors import PreflightError
+from agent.log import say
+from agent.machine import taken_ports
+
+if TYPE_CHECKING:
+    from agent.plan import Plan
+
+_RAY_MARKS = (
+    "/ray/core/src/ray/gcs/gcs_server",
+    "/ray/core/src/ray/raylet/raylet",
+    "/ray/dashboard/",
+    "/ray/_private/",
+    "/ray/autoscaler/_private/monitor.py",
+    "ray.util.client.server",
+    "ray::",
+    "ray-dashboard-",
+)
+
+
+def make_room(plan: Plan) -> None:
+    """Prepare this machine; raise PreflightError where Ray could not live on it."""
+    _raise_open_files(plan.facts.nofile_hard)
+    ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
+    stale = stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
+    if stale:
+        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+        _end(stale)
+    facts = replace(plan.facts, taken_ports=taken_ports(ports))
+    busy = free_ports(facts, plan.settings, plan.topology)
+    failed = [f for f in plan.failed() if f.check != busy.check]
+    refuse([*failed, busy] if busy.level is Level.FAIL else failed)
+
+
+def refuse(failed: list[Finding]) -> None:
+    """Raise one error for all findings that forbid a run."""
+    if failed:
+        raise PreflightError(
+            "; ".join(f"{f.check}: {f.what}" for f in failed),
+            remedy=" ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip("."),
+            culprit=failed[0].check,
+        )
+
+
+def _raise_open_files(hard: int) -> None:
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
+    """Find Ray processes of a former run: on a shared host only those with our temp dir."""
+    found = []
+    ours = {os.getpid(), os.getppid()}
+    for process in psutil.process_iter(["pid", "cmdline", "username"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if process.pid in ours or not any(mark in line for mark in _RAY_MARKS):
+            continue
+        if everything or f"{temp_dir}/" in line:
+            found.append(process)
+    return found
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        _send(process, hard=False)
+    _, alive = psutil.wait_procs(processes, timeout=2.0)
+    for process in alive:
+        _send(process, hard=True)
+    psutil.wait_procs(alive, timeout=3.0)
+
+
+def _send(process: psutil.Process, *, hard: bool) -> None:
+    try:
+        if hard:
+            process.kill()
+        else:
+            process.terminate()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        say(f"no right to end pid {process.pid} of a stale Ray", "warning")

@@ -1,0 +1,138 @@
+"""The bridge's own process: lines of JSON in, lines of JSON out, Ray in between."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from agent.bridge.ray_calls import GcsNodes, Jobs, is_final
+from agent.runtime.waiting import beats
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_HEARTBEAT = 5.0
+_NODES_STEP = 0.1
+_NODES_STEP_LATER = 1.0
+_JOB_STEP = 0.2
+
+
+class Bridge:
+    """Watches Ray's nodes and one job, and tells of every change."""
+
+    def __init__(self, gcs: str, dashboard: str) -> None:
+        self._gcs = gcs
+        self._dashboard = dashboard
+        self._stop = threading.Event()
+        self._write = threading.Lock()
+        self._jobs: Jobs | None = None
+        self._submitted = threading.Event()
+        self._cancelled = threading.Event()
+
+    def serve(self) -> None:
+        """Read commands until the agent closes the pipe."""
+        threading.Thread(target=self._watch_nodes, daemon=True).start()
+        for line in sys.stdin:
+            command = json.loads(line)
+            if command["do"] == "submit":
+                threading.Thread(target=self._run_job, args=(command,), daemon=True).start()
+            elif command["do"] == "stop":
+                threading.Thread(target=self._stop_job, args=(command,), daemon=True).start()
+        self._stop.set()
+
+    def _tell(self, **event: object) -> None:
+        with self._write:
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+
+    def _watch_nodes(self) -> None:
+        for _ in beats(self._stop, 0.02):
+            if _is_open(self._gcs):
+                break
+        known = None
+        source: GcsNodes | None = None
+        step = _NODES_STEP
+        while not self._stop.wait(step):
+            try:
+                source = source or GcsNodes(self._gcs)
+                nodes = source.list()
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                self._tell(event="gcs-silent", evidence=_first_line(error))
+                source = None
+                continue
+            if nodes != known:
+                known = nodes
+                self._tell(event="nodes", nodes=nodes)
+            step = _NODES_STEP_LATER if self._submitted.is_set() else _NODES_STEP
+
+    def _run_job(self, command: Mapping[str, Any]) -> None:
+        for _ in beats(self._stop, 0.1):
+            if self._cancelled.is_set():
+                self._tell(
+                    event="submit-failed", evidence="stopped before Ray took it", final=False
+                )
+                return
+            try:
+                self._jobs = self._jobs or Jobs(self._dashboard)
+                self._jobs.submit_once(command)
+                break
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                final = is_final(error)
+                self._tell(event="submit-failed", evidence=_first_line(error), final=final)
+                if final:
+                    return
+        self._submitted.set()
+        self._tell(event="submitted")
+        self._follow(str(command["id"]))
+
+    def _follow(self, job_id: str) -> None:
+        assert self._jobs is not None  # noqa: S101 - it was used to submit
+        told: dict[str, object] = {}
+        told_at = 0.0
+        for _ in beats(self._stop, _JOB_STEP):
+            try:
+                report = self._jobs.report(job_id)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                self._tell(event="job-silent", evidence=_first_line(error))
+                continue
+            if report != told or time.monotonic() >= told_at + _HEARTBEAT:
+                told, told_at = report, time.monotonic()
+                self._tell(event="job", **report)
+            if report["ended"]:
+                return
+
+    def _stop_job(self, command: Mapping[str, Any]) -> None:
+        self._cancelled.set()
+        for _ in beats(self._stop, 0.2):
+            try:
+                jobs = self._jobs or Jobs(self._dashboard)
+                jobs.stop(str(command["id"]))
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                self._tell(event="job-silent", evidence=_first_line(error))
+                if self._submitted.is_set():
+                    continue
+            return
+
+
+def _is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), 0.5).close()
+    except OSError:
+        return False
+    return True
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:300]
+
+
+def main(argv: list[str]) -> int:
+    """Run the bridge: GCS address and dashboard URL are its arguments."""
+    Bridge(*argv).serve()
+    return 0

@@ -1,0 +1,113 @@
+"""The agent's end of the bridge: starts it, restarts it, turns its lines into events."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import anyio
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from agent.decisions import head_state as h
+from agent.decisions.job import JobReport
+from agent.own_command import own_command
+from agent.runtime.process import Child
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+_LONGEST_LINE = 1 << 22
+
+
+class RayLink:
+    """Asks the bridge to submit and stop, and passes on what it hears of nodes and job."""
+
+    def __init__(
+        self,
+        gcs: str,
+        dashboard: str,
+        env: Mapping[str, str],
+        log: Path,
+        tell: Callable[[h.HeadEvent], None],
+    ) -> None:
+        self._argv = own_command("ray-bridge", gcs, dashboard)
+        self._env = env
+        self._log = log
+        self._tell = tell
+        self._child: Child | None = None
+        self._standing: list[dict[str, object]] = []
+
+    async def run(self) -> None:
+        """Keep a bridge up until cancelled; a new one is told what the old one knew."""
+        try:
+            while True:
+                self._child = await Child.start_piped(
+                    "ray bridge", self._argv, self._env, self._log
+                )
+                for order in self._standing:
+                    await self._send(order)
+                await self._read(self._child)
+                await self._child.wait()
+                await anyio.sleep(0.5)  # a bridge that dies at once must not be restarted in a spin
+        finally:
+            if self._child is not None:
+                with anyio.CancelScope(shield=True):
+                    await self._child.stop(0.5)
+
+    async def submit(self, job_id: str, entrypoint: str, runtime_env: Mapping[str, object]) -> None:
+        """Have the job submitted and followed."""
+        await self._order(do="submit", id=job_id, entrypoint=entrypoint, runtime_env=runtime_env)
+
+    async def stop_job(self, job_id: str) -> None:
+        """Have the job stopped."""
+        await self._order(do="stop", id=job_id)
+
+    async def _order(self, **order: object) -> None:
+        self._standing.append(order)
+        await self._send(order)
+
+    async def _send(self, order: Mapping[str, object]) -> None:
+        child = self._child
+        if child is None or child.process.stdin is None:
+            return  # the next bridge is told
+        try:
+            await child.process.stdin.send((json.dumps(order) + "\n").encode())
+        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
+            return  # same
+
+    async def _read(self, child: Child) -> None:
+        assert child.process.stdout is not None  # noqa: S101 - started with pipes
+        stream = BufferedByteReceiveStream(child.process.stdout)
+        while True:
+            try:
+                line = await stream.receive_until(b"\n", _LONGEST_LINE)
+            except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError):
+                return
+            event = to_event(json.loads(line))
+            if event is not None:
+                self._tell(event)
+
+
+def to_event(data: Mapping[str, Any]) -> h.HeadEvent | None:
+    """Turn one line of the bridge's into an event of the head's story."""
+    match data["event"]:
+        case "nodes":
+            return h.RayNodes(
+                tuple(
+                    h.RayNode(n["id"], n["ip"], n["head"], n["gpus"], n["alive"])
+                    for n in data["nodes"]
+                )
+            )
+        case "submitted":
+            return h.Submitted()
+        case "submit-failed":
+            return h.SubmitWaits(data["evidence"], final=data["final"])
+        case "job":
+            return h.JobHeard(
+                JobReport(
+                    data["status"], data["message"], data["driver_exit_code"], data["error_type"]
+                )
+            )
+        case _:
+            return None  # silence: the deadline of what is waited for speaks for it

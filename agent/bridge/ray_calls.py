@@ -1,0 +1,84 @@
+"""Every call of Ray's Python API that this program makes, each behind a typed function."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_RPC_LIMIT = 5.0
+
+
+class GcsNodes:
+    """Node liveness straight from GCS.
+
+    A private API, since the public ones read the dashboard, which lags two seconds behind.
+    Tried on Ray 2.60.
+    """
+
+    def __init__(self, address: str) -> None:
+        from ray._raylet import GcsClient  # noqa: PLC0415 - Ray is imported as late as can be
+
+        self._client = GcsClient(address=address)
+
+    def list(self) -> list[dict[str, object]]:
+        """Return all nodes that GCS remembers, dead ones included."""
+        found = self._client.get_all_node_info(timeout=_RPC_LIMIT)
+        return [
+            {
+                "id": node_id.hex(),
+                "ip": info.node_manager_address,
+                "alive": info.state == 0,
+                "head": info.is_head_node,
+                "gpus": float(dict(info.resources_total).get("GPU", 0.0)),
+            }
+            for node_id, info in found.items()
+        ]
+
+
+class Jobs:
+    """Ray's job API."""
+
+    def __init__(self, dashboard: str) -> None:
+        from ray.job_submission import JobSubmissionClient  # noqa: PLC0415 - as late as can be
+
+        self._client = JobSubmissionClient(dashboard)
+
+    def submit_once(self, job: Mapping[str, Any]) -> None:
+        """Submit, unless this id is there already: a lost answer must not start a second job."""
+        try:
+            self._client.submit_job(
+                entrypoint=job["entrypoint"],
+                submission_id=job["id"],
+                runtime_env=job["runtime_env"] or None,
+            )
+        except Exception:
+            with suppress(Exception):  # the first error is the one to tell
+                self._client.get_job_info(job["id"])
+                return
+            raise
+
+    def report(self, job_id: str) -> dict[str, object]:
+        """Return what Ray says of the job."""
+        info = self._client.get_job_info(job_id)
+        return {
+            "status": str(info.status.value),
+            "message": (info.message or "")[:2000],
+            "driver_exit_code": info.driver_exit_code,
+            "error_type": str(info.error_type or ""),
+            "ended": info.status.is_terminal(),
+        }
+
+    def stop(self, job_id: str) -> None:
+        """Ask Ray to stop the job."""
+        self._client.stop_job(job_id)
+
+
+def is_final(error: Exception) -> bool:
+    """Say whether a submission's error will be the same next time."""
+    if isinstance(error, (ValueError, TypeError)):
+        return True  # what the client itself refuses: a malformed runtime_env, a missing folder
+    text = str(error)
+    return "status code 413" in text or "status code 400" in text

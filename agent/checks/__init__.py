@@ -1,0 +1,35 @@
+"""Preflight: every check, in the order in which `doctor` prints them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.checks import machine_checks, ray_checks
+from agent.checks.finding import Finding, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.machine import Facts
+    from agent.settings import Settings
+    from agent.topology import Topology
+
+__all__ = ["CHECKS", "Finding", "Level", "examine"]
+
+CHECKS: tuple[Callable[[Facts, Settings, Topology], Finding], ...] = (
+    ray_checks.ray_installed,
+    ray_checks.token,
+    ray_checks.private_bind,
+    ray_checks.node_address,
+    ray_checks.debugger,
+    machine_checks.open_files,
+    machine_checks.shared_memory,
+    machine_checks.disk,
+    machine_checks.gpus,
+    machine_checks.free_ports,
+)
+
+
+def examine(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
+    """Run every check."""
+    return tuple(check(facts, settings, topology) for check in CHECKS)

@@ -1,0 +1,84 @@
+"""Checks of the machine: limits, memory, disk, GPUs, ports."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.checks.finding import Finding, Level
+from agent.machine import MIB
+
+if TYPE_CHECKING:
+    from agent.machine import Facts
+    from agent.settings import Settings
+    from agent.topology import Topology
+
+WANTED_FILES = 65_536
+
+
+def open_files(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """Ray aborts with 'Too many open files' on the usual 1024; the soft limit is raised here."""
+    hard = facts.nofile_hard
+    if hard == -1 or hard >= WANTED_FILES:
+        return Finding("open files", Level.OK, "the limit can be raised to 65536")
+    return Finding(
+        "open files",
+        Level.WARN,
+        f"the hard limit is {hard}; Ray wants {WANTED_FILES}",
+        "Raise it for the container: `--ulimit nofile=65536:65536`",
+    )
+
+
+def shared_memory(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """A small /dev/shm starves NCCL and sends Ray's objects to the disk."""
+    mib, free = facts.shm // MIB, facts.shm_free // MIB
+    if facts.shm_free >= 1024 * MIB:
+        return Finding("/dev/shm", Level.OK, f"{free} MiB free")
+    return Finding(
+        "/dev/shm",
+        Level.WARN,
+        f"{mib} MiB, {free} MiB free: the object store shrinks to it and NCCL may run out",
+        "Give the container more: `--shm-size`, shm_size, or an emptyDir of medium Memory",
+    )
+
+
+def disk(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """Ray logs, spills and unpacks under /tmp."""
+    mib = facts.temp_free // MIB
+    if mib >= 2048:
+        return Finding("/tmp", Level.OK, f"{mib} MiB free")
+    return Finding(
+        "/tmp",
+        Level.WARN,
+        f"{mib} MiB free, where Ray keeps logs and spilled objects",
+        "Free some space there or mount a larger disk",
+    )
+
+
+def gpus(facts: Facts, settings: Settings, topology: Topology) -> Finding:
+    """A container that lost its GPUs looks healthy until the job waits for them for ever."""
+    promised = topology.gpus_per_node
+    if settings.num_gpus is not None or not promised or facts.gpus >= promised:
+        return Finding("GPUs", Level.OK, f"{facts.gpus} seen")
+    return Finding(
+        "GPUs",
+        Level.WARN,
+        f"{facts.gpus} seen, {promised} promised by {topology.platform}",
+        "Restart the pod; set AGENT_NUM_GPUS if this is as it should be",
+    )
+
+
+def free_ports(facts: Facts, _settings: Settings, topology: Topology) -> Finding:
+    """Somebody on one of our ports would answer in Ray's place."""
+    if facts.taken_ports is None:
+        return Finding("ports", Level.OK, "not looked at here; `doctor` and `run` do")
+    if not facts.taken_ports:
+        return Finding("ports", Level.OK, "ours are free")
+    taken = ", ".join(f"{port} by {who}" for port, who in facts.taken_ports.items())
+    stale = "; a stale Ray is removed at the start" if topology.owns_machine else ""
+    return Finding(
+        "ports",
+        Level.FAIL,
+        f"taken: {taken}{stale}",
+        "End that process, or move ours with AGENT_RAY_PORT, AGENT_DASHBOARD_PORT, AGENT_PORT, "
+        "AGENT_REWARD_PORT",
+    )

@@ -1,0 +1,106 @@
+"""Checks of Ray and of what is exposed: version, extra, token, addresses, debugger."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agent.checks.finding import Finding, Level
+from agent.machine import is_ip, is_public
+
+if TYPE_CHECKING:
+    from agent.machine import Facts
+    from agent.settings import Settings
+    from agent.topology import Topology
+
+OLDEST = (2, 40)
+FIRST_WITH_TOKEN = (2, 52)
+
+
+def version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """Without Ray, in this Python, of a version that is supported, nothing can start."""
+    remedy = "Install `ray[default]>=2.40` into the Python that runs the agent"
+    if facts.ray is None:
+        return Finding("ray", Level.FAIL, f"not installed for this Python ({facts.python})", remedy)
+    if version(facts.ray) < OLDEST:
+        return Finding("ray", Level.FAIL, f"{facts.ray} is older than 2.40", remedy)
+    if facts.ray_missing:
+        missing = ", ".join(facts.ray_missing)
+        what = f"{facts.ray} without its `default` extra ({missing} not installed)"
+        return Finding("ray", Level.FAIL, what, remedy)
+    return Finding("ray", Level.OK, f"{facts.ray} on Python {facts.python}")
+
+
+def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
+    """Ray runs whatever it is sent; the token is the only door."""
+    if settings.ray_auth_token is None:
+        alone = topology.expected_workers == 0 and topology.is_head
+        return Finding(
+            "token",
+            Level.OK if alone else Level.WARN,
+            "RAY_AUTH_TOKEN is not set: whoever reaches these ports can run code here"
+            + ("" if not alone else " (one machine, private address)"),
+            ""
+            if alone
+            else "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on "
+            "127.0.0.1 (reach it with `ssh -L 8265:127.0.0.1:8265 HEAD`)",
+        )
+    if facts.ray is not None and version(facts.ray) < FIRST_WITH_TOKEN:
+        level = Level.WARN if settings.allow_insecure else Level.FAIL
+        return Finding(
+            "token",
+            level,
+            f"Ray {facts.ray} has no token auth (2.52 is the first): Ray's own ports stay open",
+            "" if settings.allow_insecure else "Upgrade Ray, or insist: AGENT_ALLOW_INSECURE=1",
+        )
+    return Finding("token", Level.OK, "Ray and the agent's port ask for it")
+
+
+def private_bind(facts: Facts, settings: Settings, topology: Topology) -> Finding:
+    """Ray listens on every interface; without a token that must not be the internet."""
+    between = facts.interfaces.get(topology.interface or "", ())
+    node = (settings.node_ip,) if settings.node_ip else between or (facts.default_source,)
+    public = [a for a in (*node, settings.dashboard_host) if a and is_ip(a) and is_public(a)]
+    if not public or settings.ray_auth_token is not None:
+        return Finding("addresses", Level.OK, "no open port on a public address of this node")
+    return Finding(
+        "addresses",
+        Level.WARN if settings.allow_insecure else Level.FAIL,
+        f"{', '.join(public)} is publicly routable, and RAY_AUTH_TOKEN is not set",
+        "Set RAY_AUTH_TOKEN, choose a private AGENT_NODE_IP, or insist: AGENT_ALLOW_INSECURE=1",
+    )
+
+
+def node_address(facts: Facts, settings: Settings, topology: Topology) -> Finding:
+    """An address that is not this node's own, or that others cannot reach, breaks Ray later."""
+    ip = settings.node_ip
+    if ip is None:
+        return Finding("node address", Level.OK, "by route to the head")
+    if facts.interface_of(ip) is None:
+        own = ", ".join(facts.addresses()) or "none"
+        what = f"AGENT_NODE_IP={ip} is no address of this node (it has: {own})"
+        return Finding("node address", Level.FAIL, what, "Choose one of them, or unset it")
+    alone = topology.is_head and topology.expected_workers == 0
+    if ip.startswith("127.") and not alone:
+        what = f"AGENT_NODE_IP={ip} is loopback, which other nodes cannot reach"
+        return Finding("node address", Level.FAIL, what, "Choose an address of the network between")
+    return Finding("node address", Level.OK, f"AGENT_NODE_IP={ip}")
+
+
+def debugger(_facts: Facts, settings: Settings, _topology: Topology) -> Finding:
+    """A breakpoint in an unattended job waits for ever."""
+    if settings.debug_ray == "0":
+        return Finding("debugger", Level.OK, "off")
+    how = "`ray debug`" if settings.debug_ray == "1" else "VS Code's Ray extension"
+    return Finding(
+        "debugger",
+        Level.WARN,
+        f"DEBUG_RAY={settings.debug_ray}: a task that stops at a breakpoint waits for {how}",
+        "Unset DEBUG_RAY for unattended runs",
+    )

@@ -1,0 +1,192 @@
+"""The command line: verbs only; errors are caught once, here."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+from agent import __version__, start
+from agent.errors import AgentError, SettingsError
+from agent.log import say
+from agent.outcome import Kind, Outcome
+from agent.redact import redactor_for
+from agent.runtime.exiting import exit_now
+from agent.runtime.pid1 import FIRST_PROCESS
+from agent.settings import load
+from agent.settings.show import text_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_DELEGATED = ("reward-server", "rehearsal", "ray-bridge")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one verb; return its exit code."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    start.first_process = os.environ.pop(FIRST_PROCESS, "") == "1"
+    if arguments and arguments[0] in _DELEGATED:
+        return _delegate(arguments[0], arguments[1:])
+    before, command = _split(arguments)
+    options = _parser().parse_args(before)
+    if command is not None and options.verb not in {"run", "plan"}:
+        _parser().error(f"{options.verb} takes no command after --")
+    verb: Callable[[argparse.Namespace, list[str] | None], int] = options.act
+    try:
+        return verb(options, command)
+    except SettingsError as error:
+        return _tell_settings(error)
+    except AgentError as error:
+        print(_clean(f"pod-agent: {error.sentence()}"), file=sys.stderr)
+        return error.exit_code
+
+
+def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
+    """Part our own arguments from the job's command."""
+    if "--" not in arguments:
+        return arguments, None
+    at = arguments.index("--")
+    return arguments[:at], arguments[at + 1 :]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pod-agent",
+        description="Turn this pod and its fellows into one running RL training job. "
+        "What to do comes from the environment: see `pod-agent env`.",
+        epilog="A job of your own goes after --: pod-agent run -- python train.py",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=_versions())
+    parser.set_defaults(act=_run, verb="run")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB")
+    _verb(verbs, "run", _run, "boot this node, run the job, end with its exit code (default)")
+    _verb(verbs, "plan", _plan, "print what run would do, and touch nothing")
+    doctor = _verb(verbs, "doctor", _doctor, "check this machine and its settings")
+    doctor.add_argument("--json", action="store_true", help="for machines")
+    status = _verb(verbs, "status", _status, "ask the head's agent how it stands")
+    status.add_argument("--json", action="store_true", help="for machines")
+    status.add_argument("--watch", action="store_true", help="again every two seconds")
+    _verb(verbs, "env", _env, "the table of environment variables, as they are now")
+    verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
+    verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
+    return parser
+
+
+def _verb(
+    verbs: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    act: Callable[[argparse.Namespace, list[str] | None], int],
+    about: str,
+) -> argparse.ArgumentParser:
+    parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+    parser.set_defaults(act=act, verb=name)
+    return parser
+
+
+def _versions() -> str:
+    from agent.machine import python_version, version_of  # noqa: PLC0415 - for --version only
+
+    ray = version_of("ray") or "not installed"
+    return f"pod-agent {__version__}, Python {python_version()}, Ray {ray}"
+
+
+def _delegate(verb: str, arguments: list[str]) -> int:
+    if verb == "reward-server":
+        from agent.workloads import reward_server  # noqa: PLC0415 - one verb, one import
+
+        return reward_server.main(arguments)
+    if verb == "rehearsal":
+        from agent.workloads import rehearsal  # noqa: PLC0415 - one verb, one import
+
+        return rehearsal.main(arguments)
+    from agent.bridge import child  # noqa: PLC0415 - one verb, one import
+
+    return child.main(arguments)
+
+
+# --- the verbs ---------------------------------------------------------------------------------
+
+
+def _run(_options: argparse.Namespace, command: list[str] | None) -> int:
+    outcome = _run_safely(command)
+    say(outcome.sentence(), "info" if outcome.exit_code == 0 else "error")
+    exit_now(outcome.exit_code)
+    return outcome.exit_code
+
+
+def _run_safely(command: list[str] | None) -> Outcome:
+    from agent import run  # noqa: PLC0415 - the other verbs need no event loop
+
+    try:
+        return run.run(dict(os.environ), command)
+    except SettingsError:
+        raise
+    except Exception:  # noqa: BLE001 - a bug must still end with a code, a cause and no leftovers
+        trace = _clean(traceback.format_exc())
+        for line in trace.splitlines():
+            say(line, "error")
+        run.clean_up()
+        last = trace.strip().splitlines()[-1]
+        return Outcome(
+            Kind.BUG, 70, f"a bug in the agent: {last}", remedy="Please report it with agent.log"
+        )
+
+
+def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:
+    from agent.render import render  # noqa: PLC0415 - one verb, one import
+
+    environ = dict(os.environ)
+    plan = start.plan_of(environ, command)
+    print(render(plan, redactor_for(environ, plan.settings)))
+    return 0
+
+
+def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent.checks import Level  # noqa: PLC0415 - one verb, one import
+    from agent.render import finding_line  # noqa: PLC0415 - one verb, one import
+
+    findings = start.examine_machine(dict(os.environ))
+    failed = any(finding.level is Level.FAIL for finding in findings)
+    if options.json:
+        rows = [
+            {"check": f.check, "level": f.level.value, "what": f.what, "remedy": f.remedy}
+            for f in findings
+        ]
+        print(json.dumps({"ok": not failed, "findings": rows}, indent=2))
+    else:
+        print("\n".join(finding_line(finding) for finding in findings))
+    return 78 if failed else 0
+
+
+def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent import status  # noqa: PLC0415 - one verb, one import
+
+    return status.show(dict(os.environ), as_json=options.json, watch=options.watch)
+
+
+def _env(_options: argparse.Namespace, _command: list[str] | None) -> int:
+    environ = dict(os.environ)
+    print(_clean(text_table(load(environ), environ)))
+    return 0
+
+
+def _tell_settings(error: SettingsError) -> int:
+    print("pod-agent: the settings are wrong, nothing was started:", file=sys.stderr)
+    for problem in error.problems:
+        print(_clean(f"  {problem.sentence()}"), file=sys.stderr)
+    count = len(error.problems)
+    print(
+        f"refused: {count} problem{'s' if count > 1 else ''} in the settings (exit code 78). "
+        f"{error.remedy}",
+        file=sys.stderr,
+    )
+    return error.exit_code
+
+
+def _clean(text: str) -> str:
+    return redactor_for(os.environ, None).clean(text)

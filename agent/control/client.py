@@ -1,0 +1,165 @@
+"""The worker's end: finds the head, reports to it, and hears its news as they come."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Reply, Report
+from agent.decisions.worker import HeadSilent, HeadSpoke, WorkerEvent
+from agent.machine import source_towards
+from agent.runtime.names import resolve
+from agent.runtime.probes import port_answers, reason
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import aiohttp
+
+_STEP = 0.1
+_LONGEST_STEP = 1.0
+_BARE_AFTER = 2
+"""So many looks at an open GCS without an agent beside it make a head without an agent."""
+
+
+class HeadLink:
+    """One worker's line to the head: resolves it anew whenever it falls silent."""
+
+    def __init__(  # noqa: PLR0913 - where the head is, and what to say to it
+        self,
+        host: str,
+        agent_port: int,
+        gcs_port: int,
+        token: str | None,
+        report: Callable[[str], Report],
+        tell: Callable[[WorkerEvent], None],
+        on_reply: Callable[[Reply], None],
+    ) -> None:
+        self._host = host
+        self._agent_port = agent_port
+        self._gcs_port = gcs_port
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._report = report
+        self._tell = tell
+        self._on_reply = on_reply
+        self._ip: str | None = None
+        self._news = -1
+        self._changed = anyio.Event()
+        self._silent_since: float | None = None
+        self._looks_bare = 0
+
+    def report_now(self) -> None:
+        """Say what changed here, without waiting for the held report to come back."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Report and listen until cancelled."""
+        import aiohttp  # noqa: PLC0415 - late, as on the head
+
+        timeout = aiohttp.ClientTimeout(total=LONGEST_HOLD + 10, connect=3)
+        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
+            step = _STEP
+            while True:
+                if await self._once(session):
+                    step = _STEP
+                    continue
+                with anyio.move_on_after(step):  # a change here is worth an earlier try
+                    await self._changed.wait()
+                step = min(step * 1.5, _LONGEST_STEP)
+
+    async def _once(self, session: aiohttp.ClientSession) -> bool:
+        if self._ip is None:
+            found = await resolve(self._host)
+            if isinstance(found, str):
+                self._silence(found)
+                return False
+            self._ip = found[0]
+        evidence = await self._exchange(session, self._ip)
+        if not evidence:
+            self._silent_since, self._looks_bare = None, 0
+            return True
+        if await self._is_bare(self._ip, evidence):
+            self._silent_since = None
+            self._tell(HeadSpoke(self._ip, None, ray_ready=True))
+            return False
+        self._silence(evidence)
+        self._ip = None  # its address may have changed
+        return False
+
+    async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> str:
+        """Send one report and take the reply; a change here cuts the wait for news short."""
+        import aiohttp  # noqa: PLC0415 - late, as on the head
+
+        self._changed = anyio.Event()
+        report = self._report(source_towards(ip) or "")
+        hold = LONGEST_HOLD if self._news >= 0 else 0.0
+        evidence = "cut short"
+        async with anyio.create_task_group() as group:
+
+            async def watch() -> None:
+                await self._changed.wait()
+                group.cancel_scope.cancel()
+
+            group.start_soon(watch)
+            try:
+                evidence = await self._post(session, ip, report, hold)
+            except aiohttp.ClientConnectorError as error:
+                evidence = f"{reason(error.os_error)} by {ip}:{self._agent_port}"
+            except TimeoutError:
+                evidence = f"no answer from {ip}:{self._agent_port}"
+            except (aiohttp.ClientError, OSError) as error:
+                evidence = f"{reason(error)} ({ip}:{self._agent_port})"
+            group.cancel_scope.cancel()
+        return "" if evidence == "cut short" else evidence
+
+    async def _post(
+        self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
+    ) -> str:
+        body = {**report.to_dict(), "news": self._news, "hold": hold}
+        url = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._agent_port}{REPORT_PATH}"
+        async with session.post(url, json=body) as answer:
+            if answer.status == 401:
+                return f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
+            if answer.status != 200:
+                return f"{ip}:{self._agent_port} answered {answer.status}"
+            try:
+                reply = Reply.from_dict(await answer.json())
+            except (KeyError, TypeError, ValueError):
+                return f"{ip}:{self._agent_port} does not speak as a head's agent"
+        self._news = reply.news
+        self._on_reply(reply)
+        self._tell(
+            HeadSpoke(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal)
+        )
+        return ""
+
+    async def _is_bare(self, ip: str, evidence: str) -> bool:
+        """Say whether GCS answers where no agent does: a plain `ray start --head`."""
+        if "asks for another" in evidence or await port_answers(ip, self._gcs_port):
+            self._looks_bare = 0
+            return False
+        self._looks_bare += 1
+        return self._looks_bare >= _BARE_AFTER
+
+    async def goodbye(self, limit: float) -> None:
+        """Tell the head that this node leaves, if it can still be told."""
+        import aiohttp  # noqa: PLC0415 - late, as on the head
+
+        if self._ip is None or self._news < 0:
+            return
+        with anyio.move_on_after(limit):
+            try:
+                async with aiohttp.ClientSession(headers=self._headers) as session:
+                    report = self._report(source_towards(self._ip) or "")
+                    await self._post(session, self._ip, report, 0.0)
+            except (aiohttp.ClientError, OSError):
+                return  # a head that is gone needs no goodbye
+
+    def _silence(self, evidence: str) -> None:
+        now = time.monotonic()
+        self._silent_since = self._silent_since or now
+        self._news = -1
+        seconds = round(now - self._silent_since)
+        self._tell(HeadSilent(f"{evidence} for {seconds} s" if seconds else evidence))

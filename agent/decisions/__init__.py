@@ -1,0 +1,1 @@
+"""Following, recovering and ending as pure functions from state, event and time."""

@@ -1,0 +1,108 @@
+"""What a node's processes find in their environment: set before `ray start`, inherited by all."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.machine import MIB
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.machine import Facts
+    from agent.settings import Settings
+
+TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
+_NEVER_PASSED_ON = (
+    "RAY_ADDRESS",  # a leftover would send every child to another cluster
+    "RAY_AUTH_TOKEN_PATH",  # read already; two forms would contradict
+    "WANDB_API_KEY_FILE",
+    "RAY_AUTH_TOKEN_FILE",
+)
+_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+
+
+def for_node(
+    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
+) -> dict[str, str]:
+    """Return the environment of this node's Ray, and so of every actor on it.
+
+    What the user set always wins over what is chosen here.
+    """
+    chosen = _training(facts, node_ip, environ) | _proxy_exceptions(environ, node_ip, head_ip)
+    secrets = _secrets(settings)
+    dropped = {*_NEVER_PASSED_ON, *_other_debugger(settings)}
+    mine = {k: text for k, text in environ.items() if k not in dropped}
+    unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
+    return {**chosen, **mine, **unproxied, **secrets, **auth(settings), **debug(settings)}
+
+
+def chosen_for_display(
+    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
+) -> dict[str, str]:
+    """Return only what the agent adds or changes, with secrets masked, as a plan shows it."""
+    full = for_node(environ, settings, facts, node_ip, head_ip)
+    masked = dict.fromkeys(_secrets(settings), "********")
+    added = {name: text for name, text in full.items() if environ.get(name) != text}
+    return {**added, **{name: text for name, text in masked.items() if name in full}}
+
+
+def _secrets(settings: Settings) -> dict[str, str]:
+    found = {
+        "WANDB_API_KEY": settings.wandb_api_key,
+        "RAY_AUTH_TOKEN": settings.ray_auth_token,
+    }
+    return {name: s.get_secret_value() for name, s in found.items() if s is not None}
+
+
+def auth(settings: Settings) -> dict[str, str]:
+    """Set Ray's token mode explicitly, both ways: its default differs between versions."""
+    return {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
+
+
+def debug(settings: Settings) -> dict[str, str]:
+    """Return the variables of the chosen debugger; the two modes exclude each other."""
+    if settings.debug_ray == "1":
+        return {"RAY_DEBUG": "legacy"}
+    if settings.debug_ray == "post-mortem":
+        return {"RAY_DEBUG_POST_MORTEM": "1"}
+    return {}
+
+
+def _other_debugger(settings: Settings) -> tuple[str, ...]:
+    other = {"1": ("RAY_DEBUG_POST_MORTEM",), "post-mortem": ("RAY_DEBUG",)}
+    return other.get(settings.debug_ray, ())
+
+
+def _training(facts: Facts, node_ip: str, environ: Mapping[str, str]) -> dict[str, str]:
+    chosen = {
+        "VLLM_HOST_IP": node_ip,
+        # Ray's drain waits 30 s for a busy actor; by the time Ray is stopped the job is over.
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    }
+    interface = facts.interface_of(node_ip)
+    if interface is not None:
+        chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
+    if "WANDB_API_KEY" not in environ and "WANDB_API_KEY_FILE" not in environ:
+        chosen["WANDB_MODE"] = "offline"  # without a key W&B asks a terminal that is not there
+    return chosen
+
+
+def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) -> dict[str, str]:
+    """Keep a proxy out of the traffic between nodes; gRPC and the dashboard break behind one."""
+    if not any(environ.get(name) for name in _PROXIES):
+        return {}
+    given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
+    own = ["localhost", "127.0.0.1", node_ip, head_ip]
+    entries = list(dict.fromkeys([*filter(None, given.split(",")), *own]))
+    return {"no_proxy": ",".join(entries), "NO_PROXY": ",".join(entries)}
+
+
+def object_store(facts: Facts) -> int | None:
+    """Return a size that fits /dev/shm where Ray's own choice (30 % of memory) would not.
+
+    Larger than /dev/shm, Ray silently puts its objects under /tmp.
+    """
+    if facts.shm == 0 or facts.shm_free >= 0.3 * facts.memory:
+        return None
+    return max(80 * MIB, int(facts.shm_free * 0.9))

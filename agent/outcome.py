@@ -1,0 +1,94 @@
+"""How a run ended: one value, from which exit code, outcome.json and the last line follow."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+
+class Kind(str, Enum):
+    """The seven ways for a run to end."""
+
+    DONE = "done"
+    JOB_FAILED = "job-failed"
+    STOPPED = "stopped"
+    REFUSED = "refused"
+    UNAVAILABLE = "unavailable"
+    LOST = "lost"
+    BUG = "bug"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The end of a run, as the user reads it and as the other nodes hear it."""
+
+    kind: Kind
+    exit_code: int
+    reason: str
+    phase: str = ""
+    culprit: str = ""
+    remedy: str = ""
+    is_jobs_verdict: bool = False
+    """True where the job itself ended: only such an end is worth holding a pod for."""
+
+    def sentence(self) -> str:
+        """Say the end in one line, the last that this node prints."""
+        text = f"{self.kind.value}: {self.reason} (exit code {self.exit_code})"
+        return f"{text}. {self.remedy}" if self.remedy else text
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what travels to the workers and into outcome.json."""
+        return {**dataclasses.asdict(self), "kind": self.kind.value}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, object]) -> Outcome:
+        """Read what `to_dict` wrote; raises ValueError or KeyError where it is not that."""
+        code = data["exit_code"]
+        if not isinstance(code, int):
+            raise ValueError(f"exit_code is {code!r}, not a whole number")  # noqa: TRY004 - one error type for bad data
+        return cls(
+            kind=Kind(str(data["kind"])),
+            exit_code=code,
+            reason=str(data["reason"]),
+            phase=str(data.get("phase", "")),
+            culprit=str(data.get("culprit", "")),
+            remedy=str(data.get("remedy", "")),
+            is_jobs_verdict=data.get("is_jobs_verdict") is True,
+        )
+
+    def write(self, folder: Path) -> None:
+        """Write outcome.json so that a reader never sees half of it."""
+        part = folder / ".outcome.json"
+        part.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
+        part.rename(folder / "outcome.json")
+
+
+def shell_code(returncode: int) -> int:
+    """Return a process's end as a shell tells it: 128+n for signal n."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def name_of_code(code: int) -> str:
+    """Name an exit code: '7', or '137 (SIGKILL)'."""
+    if code > 128:
+        try:
+            return f"{code} ({signal.Signals(code - 128).name})"
+        except ValueError:
+            return str(code)
+    return str(code)
+
+
+def stopped(signum: int, *, expected: bool) -> Outcome:
+    """Return the end that a signal asked for; `expected` where staying was the whole task."""
+    name = signal.Signals(signum).name
+    if expected:
+        return Outcome(Kind.STOPPED, 0, f"asked to stop by {name}", culprit=name)
+    return Outcome(Kind.STOPPED, 128 + signum, f"asked to stop by {name}", culprit=name)

@@ -1,0 +1,11 @@
+"""How to start ourselves again, without a user's own `agent` package getting in the way."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+
+def own_command(*arguments: str) -> list[str]:
+    """Return an argv that runs this very agent: by its file, since `-m` would search the cwd."""
+    return [sys.executable, str(Path(__file__).with_name("__main__.py")), *arguments]

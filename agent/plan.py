@@ -1,0 +1,232 @@
+"""The plan: everything that `run` will do, as data, before anything is touched."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.budget import Budget, share
+from agent.checks import Finding, Level, examine
+from agent.job import Job, job_of
+from agent.ports import Ports, port_map
+from agent.ray_commands import RayStart
+from agent.services import Service, reward_service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.machine import Facts
+    from agent.settings import Loaded, Settings
+    from agent.topology import Topology
+
+NODE_IP = "{node_ip}"
+HEAD_IP = "{head_ip}"
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A port of this node: who listens, where, and what guards it."""
+
+    port: str
+    who: str
+    bind: str
+    guard: str
+
+
+@dataclass(frozen=True)
+class PlannedWait:
+    """Something that will be waited for, at most this long from the start."""
+
+    what: str
+    seconds: float
+    variable: str
+
+
+@dataclass(frozen=True)
+class Address:
+    """This node's address: known, or to be found in a way that is."""
+
+    ip: str | None
+    how: str
+    names: tuple[str, ...] = ()
+    """Own names to resolve until one of them is an address of this node."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All that is decided before anything starts."""
+
+    settings: Settings
+    topology: Topology
+    facts: Facts
+    environ: Mapping[str, str]
+    command: tuple[str, ...] | None
+    address: Address
+    ports: Ports
+    ray: RayStart
+    job: Job | None
+    budget: Budget
+    waits: tuple[PlannedWait, ...]
+    listeners: tuple[Listener, ...]
+    findings: tuple[Finding, ...]
+    notes: tuple[str, ...]
+    on_done: str
+
+    def service(self, node_ip: str) -> Service | None:
+        """Return the reward server, given the address that the head turned out to have."""
+        return reward_service(self.settings, self.command, node_ip)
+
+    def bridge_addresses(self, node_ip: str) -> tuple[str, str]:
+        """Return where Ray's GCS and dashboard answer on the head."""
+        host = f"[{node_ip}]" if ":" in node_ip else node_ip
+        listens = self.ray.dashboard_host
+        near = "127.0.0.1" if listens in {"0.0.0.0", "localhost"} else listens  # noqa: S104 - compared
+        return f"{host}:{self.ports.gcs}", f"http://{near}:{self.ports.dashboard}"
+
+    def failed(self) -> tuple[Finding, ...]:
+        """Return the findings that forbid a run."""
+        return tuple(f for f in self.findings if f.level is Level.FAIL)
+
+    @property
+    def token(self) -> str | None:
+        """Return the cluster's secret."""
+        secret = self.settings.ray_auth_token
+        return None if secret is None else secret.get_secret_value()
+
+
+def new_run_id() -> str:
+    """Make an id for a run that no platform names."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+
+
+def make_plan(
+    loaded: Loaded,
+    topology: Topology,
+    facts: Facts,
+    environ: Mapping[str, str],
+    runtime_env: dict[str, object],
+) -> Plan:
+    """Decide everything that can be decided now."""
+    settings = loaded.settings
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port)
+    dashboard_host = settings.dashboard_host or (
+        "127.0.0.1" if settings.ray_auth_token is None else "0.0.0.0"  # noqa: S104 - guarded by the token
+    )
+    ray = RayStart(settings, facts, ports, temp_dir(facts), dashboard_host)
+    return Plan(
+        settings=settings,
+        topology=topology,
+        facts=facts,
+        environ=environ,
+        command=loaded.command,
+        address=_address(topology, settings, facts),
+        ports=ports,
+        ray=ray,
+        job=job_of(settings, loaded.command, runtime_env) if topology.is_head else None,
+        budget=share(settings.stop_grace),
+        waits=_waits(settings, topology, loaded.command),
+        listeners=_listeners(settings, topology, loaded.command, ports, dashboard_host),
+        findings=examine(facts, settings, topology),
+        notes=(*loaded.notes, *_notes(settings)),
+        on_done=settings.on_done or _default_on_done(topology, facts),
+    )
+
+
+def temp_dir(facts: Facts) -> str:
+    """Return Ray's temp dir: ours alone, and short, since socket paths end at 107 bytes."""
+    return "/tmp/pod-agent" if facts.uid == 0 else f"/tmp/pod-agent-{facts.uid}"
+
+
+def log_root(settings: Settings) -> Path:
+    """Return the folder that holds the runs' folders."""
+    return Path(settings.log_dir).expanduser()
+
+
+def _default_on_done(topology: Topology, facts: Facts) -> str:
+    restarts = topology.platform == "runpod" and topology.owns_machine
+    return "hold" if restarts and facts.is_first_process else "exit"
+
+
+def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies wins
+    topology: Topology, settings: Settings, facts: Facts
+) -> Address:
+    if settings.node_ip is not None:
+        return Address(settings.node_ip, "AGENT_NODE_IP")
+    if not topology.is_head:
+        return Address(None, f"the source address of the route to {topology.head_host}")
+    if topology.must_own_head_host:
+        return Address(None, f"{topology.head_host}, which must be this node", topology.own_names)
+    between = facts.interfaces.get(topology.interface or "", ())
+    if between and topology.head_host is not None:
+        return Address(between[0], f"interface {topology.interface}")
+    mine = facts.own_address_of(topology.head_host) if topology.head_host else None
+    if mine is not None:
+        return Address(mine, f"{topology.head_host} is an address of this node")
+    names = (topology.head_host,) if topology.head_host else ()
+    if names:
+        return Address(None, f"what {names[0]} resolves to", names)
+    if facts.default_source is not None:
+        return Address(facts.default_source, "the source address of the default route")
+    return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")
+
+
+def _waits(
+    settings: Settings, topology: Topology, command: tuple[str, ...] | None
+) -> tuple[PlannedWait, ...]:
+    found = [PlannedWait("the head's Ray", settings.wait_head, "AGENT_WAIT_HEAD")]
+    if not topology.is_head:
+        found[0] = PlannedWait(
+            f"the head {topology.head_host}", settings.wait_head, found[0].variable
+        )
+    if settings.prepare_each or (settings.prepare and topology.is_head):
+        found.append(PlannedWait("prepare steps", settings.wait_prepare, "AGENT_WAIT_PREPARE"))
+    if topology.is_head and reward_service(settings, command, NODE_IP):
+        found.append(PlannedWait("the reward server", settings.wait_reward, "AGENT_WAIT_REWARD"))
+    if topology.is_head and topology.expected_workers:
+        workers = f"{topology.expected_workers} worker(s)"
+        found.append(PlannedWait(workers, settings.wait_workers, "AGENT_WAIT_WORKERS"))
+    found.append(PlannedWait("a lost node", settings.node_grace, "AGENT_NODE_GRACE"))
+    found.append(PlannedWait("a stop, all in all", settings.stop_grace, "AGENT_STOP_GRACE"))
+    return tuple(found)
+
+
+def _listeners(
+    settings: Settings,
+    topology: Topology,
+    command: tuple[str, ...] | None,
+    ports: Ports,
+    dashboard_host: str,
+) -> tuple[Listener, ...]:
+    guarded = settings.ray_auth_token is not None
+    ours = "token" if guarded else "none"
+    everywhere = "every interface (Ray's choice)"
+    found = [
+        Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", ours),
+        Listener(str(ports.node_manager), "Ray node manager", everywhere, ours),
+        Listener(str(ports.object_manager), "Ray object manager", everywhere, ours),
+        Listener(str(ports.dashboard_agent), "Ray dashboard agent", f"{NODE_IP}, 127.0.0.1", ours),
+        Listener(str(ports.dashboard_agent_grpc), "Ray dashboard agent (gRPC)", everywhere, ours),
+        Listener(str(ports.runtime_env_agent), "Ray runtime_env agent", NODE_IP, ours),
+        Listener(str(ports.metrics), "Ray metrics", everywhere, "none (read only)"),
+        Listener(f"{ports.first_worker}-{ports.last_worker}", "Ray workers", everywhere, ours),
+    ]
+    if not topology.is_head:
+        return tuple(found)
+    head = [
+        Listener(str(ports.gcs), "Ray GCS", everywhere, ours),
+        Listener(str(ports.dashboard), "Ray dashboard", dashboard_host, ours),
+        Listener(str(ports.client), "Ray client", f"{NODE_IP}, 127.0.0.1", ours),
+    ]
+    reward = reward_service(settings, command, NODE_IP)
+    if reward is not None and reward.port is not None:
+        head.append(Listener(str(reward.port), reward.name, reward.bind, "none (scores only)"))
+    return (*head, *found)
+
+
+def _notes(settings: Settings) -> tuple[str, ...]:
+    if settings.wandb_api_key is None:
+        return ("WANDB_API_KEY is not set: W&B stays offline",)
+    return ()

@@ -1,0 +1,52 @@
+"""RunPod pods with Global Networking: no rank; HEAD_POD_ID says which pod is the head."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.platforms.claim import Claim, number
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.settings import Settings
+
+DOMAIN = "runpod.internal"
+INTERFACE = "podnet1"
+
+
+def detect(environ: Mapping[str, str], settings: Settings) -> Claim | None:
+    """Claim the node where RunPod's pod id or the user's HEAD_POD_ID is set."""
+    own = environ.get("RUNPOD_POD_ID", "").strip() or None
+    head = settings.head_pod_id
+    if own is None and head is None:
+        return None
+    return Claim(
+        platform="runpod",
+        is_head=_is_head(own, head, settings),
+        evidence=_evidence(own, head),
+        role_variable="RAY_WORKER + HEAD_POD_ID",
+        knows_role=own is not None and head is not None,
+        head_host=f"{head}.{DOMAIN}" if head is not None else None,
+        must_own_head_host=own is None,
+        node_name=own,
+        own_names=tuple(f"{pod}.{DOMAIN}" for pod in [own or head] if pod is not None),
+        gpus_per_node=number(environ, "RUNPOD_GPU_COUNT"),
+        interface=INTERFACE,
+        owns_machine=own is not None,
+        alone=head is None,
+    )
+
+
+def _is_head(own: str | None, head: str | None, settings: Settings) -> bool:
+    if own is not None and head is not None:
+        return own == head
+    return settings.ray_worker is not True
+
+
+def _evidence(own: str | None, head: str | None) -> tuple[str, ...]:
+    if own is None:
+        return (f"HEAD_POD_ID={head} without RUNPOD_POD_ID",)
+    if head is None:
+        return (f"RUNPOD_POD_ID={own} without HEAD_POD_ID",)
+    return (f"RUNPOD_POD_ID={own}", f"HEAD_POD_ID={head}")

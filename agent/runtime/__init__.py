@@ -1,0 +1,1 @@
+"""Effects, thin: processes, signals, waiting, names, files."""

@@ -1,0 +1,122 @@
+"""Orphans: adopted as a child subreaper, reaped when they end, stopped when we end.
+
+Ray's job driver starts a session of its own and so escapes its group; its parent's death makes
+it an orphan, which a subreaper inherits.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agent.runtime.waiting import NotYet, TimedOutError, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PR_SET_CHILD_SUBREAPER = 36
+_managed: set[int] = set()
+_spawning = 0
+
+
+def become_subreaper() -> None:
+    """Make every orphan below us our child; where the kernel refuses, PID 1 has them."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextmanager
+def spawning() -> Iterator[set[int]]:
+    """Hold the reaper off while a child is started, whose pid is then added to the set.
+
+    asyncio waits for its own children by pid; a reaper that took their exit codes first would
+    make every failure look like success.
+    """
+    global _spawning  # noqa: PLW0603 - one process has one set of children
+    _spawning += 1
+    try:
+        yield _managed
+    finally:
+        _spawning -= 1
+
+
+def forget(pid: int) -> None:
+    """Give a pid back once its process has ended: the kernel may use it again."""
+    _managed.discard(pid)
+
+
+def reap() -> None:
+    """Reap ended orphans; called on SIGCHLD."""
+    if _spawning:
+        return
+    for pid in _children():
+        if pid not in _managed:
+            with suppress(ChildProcessError):
+                os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
+
+
+def _children() -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc/self/task").glob("*/children"):
+        with suppress(OSError):
+            found += [int(pid) for pid in path.read_text().split()]
+    return found
+
+
+async def stop_descendants(grace: float) -> list[str]:
+    """End whatever of ours still runs, whatever its session; return what had to be killed."""
+    alive = _descendants()
+    _signal(alive, signal.SIGTERM)
+    if await _gone(grace):
+        return []
+    stubborn = _descendants()
+    names = [_name(process) for process in stubborn]
+    _signal(stubborn, signal.SIGKILL)
+    await _gone(2.0)
+    return names
+
+
+def kill_descendants() -> None:
+    """Kill everything below us at once."""
+    _signal(_descendants(), signal.SIGKILL)
+
+
+async def _gone(limit: float) -> bool:
+    async def check() -> bool | NotYet:
+        reap()
+        return NotYet() if _descendants() else True
+
+    try:
+        return await until(check, limit, longest=0.1)
+    except TimedOutError:
+        return False
+
+
+def _descendants() -> list[psutil.Process]:
+    with suppress(psutil.Error):
+        everyone = psutil.Process().children(recursive=True)
+        return [process for process in everyone if _lives(process)]
+    return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    return False
+
+
+def _name(process: psutil.Process) -> str:
+    with suppress(psutil.Error):
+        return f"{process.name()} (pid {process.pid})"
+    return f"pid {process.pid}"
+
+
+def _signal(processes: list[psutil.Process], signum: signal.Signals) -> None:
+    for process in processes:
+        with suppress(psutil.Error, ProcessLookupError):
+            process.send_signal(signum)

@@ -1,0 +1,37 @@
+"""Signals as events: the handler only notes, the loop acts."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.log import say
+from agent.runtime import orphans
+from agent.runtime.exiting import exit_now
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_STOPS = {
+    signal.SIGTERM: signal.SIGTERM,
+    signal.SIGINT: signal.SIGINT,
+    signal.SIGHUP: signal.SIGTERM,  # a closed terminal asks for the same
+}
+
+
+async def watch(stop: Callable[[int], None]) -> None:
+    """Pass on each request to stop; a second Ctrl-C ends everything at once. Reaps orphans too."""
+    interrupts = 0
+    with anyio.open_signal_receiver(*_STOPS, signal.SIGCHLD) as signals:
+        async for signum in signals:
+            if signum == signal.SIGCHLD:
+                orphans.reap()
+                continue
+            interrupts += signum == signal.SIGINT
+            if interrupts > 1:
+                say("second SIGINT: killing everything", "warning")
+                orphans.kill_descendants()
+                exit_now(128 + signal.SIGINT)
+            stop(_STOPS[signal.Signals(signum)])

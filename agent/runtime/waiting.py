@@ -1,0 +1,69 @@
+"""The only place that polls: a condition, a step, a deadline, and the last evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+import tenacity
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Awaitable, Callable, Iterator
+
+T = TypeVar("T")
+STEP = 0.05
+
+
+@dataclass(frozen=True)
+class NotYet:
+    """A condition that does not hold so far, and why."""
+
+    evidence: str = ""
+
+
+class TimedOutError(Exception):
+    """A condition did not hold in time; carries the last evidence."""
+
+    def __init__(self, evidence: str) -> None:
+        super().__init__(evidence)
+        self.evidence = evidence
+
+
+async def until(
+    check: Callable[[], Awaitable[T | NotYet]],
+    limit: float | None,
+    *,
+    step: float = STEP,
+    longest: float = 1.0,
+    on_evidence: Callable[[str], None] | None = None,
+) -> T:
+    """Ask until the answer is not NotYet; steps grow from `step` to `longest` seconds."""
+
+    def tell(state: tenacity.RetryCallState) -> None:
+        result = state.outcome.result() if state.outcome else None
+        if on_evidence is not None and isinstance(result, NotYet):
+            on_evidence(result.evidence)
+
+    retrying = tenacity.AsyncRetrying(
+        retry=tenacity.retry_if_result(lambda answer: isinstance(answer, NotYet)),
+        wait=tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step),
+        stop=tenacity.stop_never if limit is None else tenacity.stop_after_delay(limit),
+        sleep=anyio.sleep,
+        after=tell,
+    )
+    try:
+        answer: T | NotYet = await retrying(check)
+    except tenacity.RetryError as error:
+        last = error.last_attempt.result()
+        raise TimedOutError(last.evidence if isinstance(last, NotYet) else "") from None
+    assert not isinstance(answer, NotYet)  # noqa: S101 - such answers are retried
+    return answer
+
+
+def beats(stop: threading.Event, step: float) -> Iterator[None]:
+    """Yield every `step` seconds until told to stop: the heartbeat of a blocking thread."""
+    while not stop.is_set():
+        yield
+        stop.wait(step)

@@ -1,0 +1,6 @@
+"""What was asked for: the environment, read once and validated together."""
+
+from agent.settings.load import Loaded, load
+from agent.settings.model import Settings
+
+__all__ = ["Loaded", "Settings", "load"]

@@ -1,0 +1,138 @@
+"""From an environment to Settings: pure, but for the secret files that it is told to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+
+from agent.errors import Problem, SettingsError
+from agent.settings.model import FIELD_OF, FORMS_OF_SECRETS, KNOWN, SECRETS, Settings
+from agent.settings.rules import contradictions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+_MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY"}
+_LARGEST_SECRET_FILE = 65_536
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Settings, where each came from, and what is worth a word about them."""
+
+    settings: Settings
+    command: tuple[str, ...] | None
+    """The job given after `--`, as argv."""
+    origins: Mapping[str, str]
+    notes: tuple[str, ...] = ()
+
+
+def read_secret_file(path: str) -> str:
+    """Read a file that holds one secret."""
+    with Path(path).open(encoding="utf-8") as file:
+        return file.read(_LARGEST_SECRET_FILE)
+
+
+def load(
+    environ: Mapping[str, str],
+    command: Sequence[str] | None = None,
+    read_file: Callable[[str], str] = read_secret_file,
+) -> Loaded:
+    """Validate everything together; raise one SettingsError with all that is wrong."""
+    problems: list[Problem] = []
+    notes: list[str] = []
+    raw, origins = _collect(environ, read_file, problems)
+    _check_names(environ, problems, notes)
+    for name in [n for n, text in raw.items() if n.endswith("_PORT") and "://" in text]:
+        notes.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
+        origins[name] = "default (a Kubernetes service link was ignored)"
+    settings = _validate(raw, problems)
+    bad = {problem.variable for problem in problems}
+    problems += [
+        problem
+        for problem in contradictions(settings, tuple(command) if command is not None else None)
+        if not bad & set(problem.variable.split(" + "))
+    ]
+    if problems:
+        raise SettingsError(tuple(problems))
+    return Loaded(settings, tuple(command) if command is not None else None, origins, tuple(notes))
+
+
+def _collect(
+    environ: Mapping[str, str], read_file: Callable[[str], str], problems: list[Problem]
+) -> tuple[dict[str, str], dict[str, str]]:
+    raw = {name: environ[name] for name in FIELD_OF if name in environ}
+    origins = dict.fromkeys(raw, "environment")
+    for name in [n for n, text in raw.items() if not text.strip() and n in _MAY_BE_EMPTY]:
+        raw.pop(name)
+        origins[name] = "default (empty in the environment)"
+    for secret in SECRETS:
+        forms = [f for f, of in FORMS_OF_SECRETS.items() if of == secret and f in environ]
+        given = [secret] * (secret in raw) + forms
+        if len(given) > 1:
+            problems.append(Problem(" + ".join(given), "several forms of one secret", "only one"))
+        elif forms:
+            _read_into(raw, secret, forms[0], environ[forms[0]], read_file, problems)
+            origins[secret] = f"file named by {forms[0]}"
+        if secret in raw and not raw[secret].strip():
+            problems.append(Problem(given[0], "nothing", "a secret; unset it to go without"))
+            raw.pop(secret)
+    return raw, origins
+
+
+def _read_into(  # noqa: PLR0913 - the one place where a file becomes a value
+    raw: dict[str, str],
+    secret: str,
+    form: str,
+    path: str,
+    read_file: Callable[[str], str],
+    problems: list[Problem],
+) -> None:
+    try:
+        raw[secret] = read_file(path).strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        problems.append(Problem(form, f"{path} ({why})", f"a readable file that holds {secret}"))
+
+
+def _check_names(environ: Mapping[str, str], problems: list[Problem], notes: list[str]) -> None:
+    foreign = []
+    for name in sorted(n for n in environ if n.startswith("AGENT_") and n not in KNOWN):
+        meant = next((k for k in KNOWN if nearly_equal(name, k)), None)
+        if meant is None:
+            foreign.append(name)
+        else:
+            problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
+    if foreign:
+        notes.append(f"not ours and ignored: {', '.join(foreign)}")
+
+
+def nearly_equal(one: str, other: str) -> bool:
+    """Say whether two names differ by at most one edit, underscores ignored."""
+    a, b = one.replace("_", ""), other.replace("_", "")
+    if abs(len(a) - len(b)) > 1:
+        return False
+    short, long = sorted((a, b), key=len)
+    at = next((i for i, letter in enumerate(short) if letter != long[i]), len(short))
+    if len(short) == len(long):
+        return short[at + 1 :] == long[at + 1 :]
+    return short[at:] == long[at + 1 :]
+
+
+def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
+    """Validate field by field, so that one bad value does not hide the next."""
+    try:
+        return Settings.model_validate(dict(raw))
+    except ValidationError as error:
+        bad = set()
+        for fault in error.errors(include_url=False, include_context=False):
+            name = str(fault["loc"][0])
+            if name in bad:
+                continue
+            bad.add(name)
+            got = "a secret that is not text" if name in SECRETS else repr(raw[name])
+            problems.append(Problem(name, got, fault["msg"].removeprefix("Value error, ")))
+        return Settings.model_validate({k: text for k, text in raw.items() if k not in bad})

@@ -1,0 +1,138 @@
+"""What single values cannot know: contradictions between settings, and what is not built yet."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from agent.errors import Problem
+from agent.ports import collisions, port_map
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.settings.model import Settings
+
+RECIPES = ("rehearsal",)
+RECIPES_LATER = ("verl", "openrlhf", "openrlhf-m", "search-r1")
+NO_JOB = "none"
+_LATER = "'not in this version'"
+
+
+def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[Problem]:
+    """Find everything that contradicts itself or cannot be done by this version."""
+    return [
+        *_about_the_job(settings, command),
+        *_about_the_reward(settings, command),
+        *_about_safety(settings),
+        *_about_ports(settings),
+        *_about_workers(settings),
+        *_not_built_yet(settings),
+    ]
+
+
+def wants_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
+    """Say whether the job asks for the reward server's address."""
+    if command is not None:
+        return any("{reward_url}" in word for word in command)
+    return settings.job in (None, *RECIPES)
+
+
+def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    if command is not None and not any(word.strip() for word in command):
+        yield Problem("--", "nothing after it", "the job's command, such as -- python train.py")
+    if command is not None and settings.job is not None:
+        yield Problem(
+            "AGENT_JOB", f"{settings.job!r} beside a command after --", "one of the two: unset it"
+        )
+    if settings.job_args and (command is not None or settings.job == NO_JOB):
+        yield Problem(
+            "AGENT_JOB_ARGS", "arguments without a recipe", "a recipe in AGENT_JOB, or unset"
+        )
+    known = (*RECIPES, NO_JOB, *RECIPES_LATER)
+    if settings.job is not None and settings.job not in known:
+        yield Problem(
+            "AGENT_JOB",
+            repr(settings.job),
+            f"{', '.join((*RECIPES, NO_JOB))} (a command of your own goes after --: "
+            "python -m agent run -- CMD ARG…)",
+        )
+    if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
+        try:
+            json.loads(settings.runtime_env)
+        except json.JSONDecodeError as error:
+            yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
+
+
+def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    reward = settings.reward
+    if reward == "off" and wants_reward_url(settings, command):
+        who = "a command with {reward_url}" if command is not None else "the rehearsal"
+        yield Problem("AGENT_REWARD", f"'off' beside {who}", "builtin, a URL or a command")
+    if reward is not None and reward.lower().startswith(("http://", "https://")):
+        try:
+            parts = urlsplit(reward)
+            fine = bool(parts.hostname) and parts.port != 0
+        except ValueError:
+            fine = False
+        if not fine or any(c.isspace() for c in reward):
+            yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
+
+
+def _about_safety(settings: Settings) -> Iterator[Problem]:
+    if settings.ray_auth_token is None:
+        return
+    token = settings.ray_auth_token.get_secret_value()
+    if not token.isascii() or not token.isprintable() or " " in token:
+        yield Problem(
+            "RAY_AUTH_TOKEN",
+            "a secret that cannot travel in an HTTP header",
+            "printable ASCII without spaces, for example from `openssl rand -hex 32`",
+        )
+
+
+def _about_ports(settings: Settings) -> Iterator[Problem]:
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port)
+    uses_reward_port = settings.reward is None or "://" not in settings.reward
+    for collision in collisions(ports, settings.reward_port if uses_reward_port else None):
+        yield Problem(
+            "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT",
+            collision,
+            "ports that keep clear of each other",
+        )
+
+
+def _about_workers(settings: Settings) -> Iterator[Problem]:
+    if settings.partial == "proceed" and settings.min_workers is None:
+        yield Problem("AGENT_MIN_WORKERS", "nothing", "a number, as AGENT_PARTIAL=proceed is set")
+    if settings.partial == "fail" and settings.min_workers is not None:
+        yield Problem(
+            "AGENT_MIN_WORKERS",
+            str(settings.min_workers),
+            "AGENT_PARTIAL=proceed beside it, or neither",
+        )
+    expected, least = settings.expected_workers, settings.min_workers
+    if expected is not None and least is not None and least > expected:
+        yield Problem(
+            "AGENT_MIN_WORKERS + EXPECTED_WORKERS",
+            f"{least} of {expected}",
+            "a minimum no larger than EXPECTED_WORKERS",
+        )
+
+
+def _not_built_yet(settings: Settings) -> Iterator[Problem]:
+    if settings.job in RECIPES_LATER:
+        yield Problem(
+            "AGENT_JOB",
+            f"{settings.job!r}, {_LATER}",
+            f"{', '.join((*RECIPES, NO_JOB))}, or its command after --",
+        )
+    if settings.services is not None:
+        yield Problem("AGENT_SERVICES", f"a file, {_LATER}", "unset; AGENT_REWARD runs one service")
+    if settings.launcher != "ray":
+        yield Problem("AGENT_LAUNCHER", f"'{settings.launcher}', {_LATER}", "ray")
+    if settings.job_retries:
+        yield Problem("AGENT_JOB_RETRIES", f"{settings.job_retries}, {_LATER}", "0")
+    if settings.on_done in {"stop-pod", "terminate-pod"}:
+        yield Problem("AGENT_ON_DONE", f"'{settings.on_done}', {_LATER}", "exit or hold")

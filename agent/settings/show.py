@@ -1,0 +1,52 @@
+"""The table of variables, as `env` prints it and as the README shows it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.settings.model import FIELD_OF, SECRETS, Settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.settings.load import Loaded
+
+
+def meaning_and_default(name: str) -> tuple[str, str]:
+    """Return what a variable means and how its default reads."""
+    field = Settings.model_fields[FIELD_OF[name]]
+    extra = field.json_schema_extra
+    shown = str(extra.get("shown", "")) if isinstance(extra, dict) else ""
+    return field.description or "", shown
+
+
+def current(name: str, loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return a variable's current value, masked where secret, and where it came from."""
+    origin = loaded.origins.get(name, "default")
+    if origin.startswith("default"):
+        return "", origin
+    if name in SECRETS:
+        return "********", origin
+    return environ[name], origin
+
+
+def text_table(loaded: Loaded, environ: Mapping[str, str]) -> str:
+    """Render the table for a terminal: one variable, its value and origin, then its meaning."""
+    lines = []
+    for name in FIELD_OF:
+        meaning, default = meaning_and_default(name)
+        value, origin = current(name, loaded, environ)
+        now = f"{name}={value}" if value else name
+        lines.append(f"{now}  [{origin}]")
+        lines.append(f"    {meaning}; default: {default or 'none'}")
+    return "\n".join(lines)
+
+
+def markdown_table() -> str:
+    """Render the table for the README."""
+    rows = ["| variable | meaning | default |", "| --- | --- | --- |"]
+    for name in FIELD_OF:
+        meaning, default = meaning_and_default(name)
+        extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""
+        rows.append(f"| `{name}`{extra} | {meaning} | {default} |")
+    return "\n".join(rows)

@@ -1,0 +1,160 @@
+"""The forms a variable's text can take; each says what it expected when it is refused."""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import math
+import re
+import shlex
+from typing import Annotated, TypeVar
+
+from pydantic import BeforeValidator
+
+_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
+_POD_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LONGEST = 30 * 24 * 3600.0
+
+Number = TypeVar("Number", int, float)
+
+
+def yes_or_no(text: str) -> bool:
+    """Read 1/true or 0/false."""
+    word = text.strip().lower()
+    if word in {"1", "true"}:
+        return True
+    if word in {"0", "false"}:
+        return False
+    raise ValueError("1 or true, 0 or false")
+
+
+def duration(text: str) -> float:
+    """Read `90s`, `10m`, `1h30m` or plain seconds as seconds."""
+    word = text.strip().lower()
+    match = _DURATION.fullmatch(word)
+    if not word or match is None:
+        raise ValueError("a duration such as 90s, 10m or 1h30m")
+    hours, minutes, seconds = (float(part or 0) for part in match.groups())
+    total = hours * 3600 + minutes * 60 + seconds
+    if not 0 < total <= _LONGEST:
+        raise ValueError("a duration above 0 and of at most 30 days, such as 90s or 10m")
+    return total
+
+
+def whole(low: int, high: int) -> BeforeValidator:
+    """Make a reader of whole numbers from `low` to `high`."""
+
+    def read(text: str) -> int:
+        word = text.strip()
+        if not re.fullmatch(r"\d{1,9}", word) or not low <= int(word) <= high:
+            raise ValueError(f"a whole number from {low} to {high}")
+        return int(word)
+
+    return BeforeValidator(read)
+
+
+def number_at_least_0(text: str) -> float:
+    """Read a finite number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError("a number of at least 0")
+    return value
+
+
+def port(text: str) -> int | None:
+    """Read a port; a Kubernetes service link (`tcp://…`) says nothing to us and reads as unset."""
+    if text.startswith(("tcp://", "udp://", "sctp://")):
+        return None
+    if not re.fullmatch(r"\d{1,5}", text.strip()) or not 1024 <= int(text) <= 65535:
+        raise ValueError("a port from 1024 to 65535")
+    return int(text)
+
+
+def host(text: str) -> str:
+    """Read a host name or an IP address."""
+    word = text.strip()
+    try:
+        return str(ipaddress.ip_address(word))
+    except ValueError:
+        if not _HOST.fullmatch(word) or len(word) > 253 or re.fullmatch(r"[\d.]+", word):
+            raise ValueError("a host name or an IP address, without scheme or port") from None
+        return word.rstrip(".")
+
+
+def ip(text: str) -> str:
+    """Read an IP address that other nodes can be told."""
+    try:
+        address = ipaddress.ip_address(text.strip())
+    except ValueError:
+        raise ValueError("an IP address of this node") from None
+    if address.is_unspecified:
+        raise ValueError("an address of this node: 0.0.0.0 names none, and Ray would pass it on")
+    return str(address)
+
+
+def pod_id(text: str) -> str:
+    """Read a RunPod pod id, which becomes part of a host name."""
+    word = text.strip()
+    if not _POD_ID.fullmatch(word):
+        raise ValueError("a RunPod pod id such as abc123 (the id alone, no domain)")
+    return word
+
+
+def url_path(text: str) -> str:
+    """Read the path of a URL."""
+    if not re.fullmatch(r"/[\w./~%+-]*", text.strip()):
+        raise ValueError("a path that begins with /, such as /get_reward")
+    return text.strip()
+
+
+def resources(text: str) -> dict[str, float]:
+    """Read Ray's custom resources."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = None
+    good = isinstance(value, dict) and all(
+        isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and v >= 0
+        for v in value.values()
+    )
+    if not good or {"CPU", "GPU", "memory"} & set(value):
+        raise ValueError(
+            'JSON of names and amounts such as {"h100": 8} (CPU and GPU have AGENT_NUM_CPUS and '
+            "AGENT_NUM_GPUS)"
+        )
+    return {str(k): float(v) for k, v in value.items()}
+
+
+def words(text: str) -> tuple[str, ...]:
+    """Split as a shell splits words; nothing is expanded."""
+    try:
+        return tuple(shlex.split(text))
+    except ValueError as error:
+        raise ValueError(f"words that a shell could split ({error})".lower()) from None
+
+
+def some_text(text: str) -> str:
+    """Read text that says something."""
+    if not text.strip():
+        raise ValueError("some text; leave the variable unset for its default")
+    if "\0" in text:
+        raise ValueError("text without NUL bytes")
+    return text
+
+
+YesNo = Annotated[bool, BeforeValidator(yes_or_no)]
+Duration = Annotated[float, BeforeValidator(duration)]
+Port = Annotated[int, BeforeValidator(port)]
+OptionalPort = Annotated["int | None", BeforeValidator(port)]
+Host = Annotated[str, BeforeValidator(host)]
+Ip = Annotated[str, BeforeValidator(ip)]
+PodId = Annotated[str, BeforeValidator(pod_id)]
+UrlPath = Annotated[str, BeforeValidator(url_path)]
+Resources = Annotated["dict[str, float]", BeforeValidator(resources)]
+Words = Annotated["tuple[str, ...]", BeforeValidator(words)]
+Text = Annotated[str, BeforeValidator(some_text)]
+Amount = Annotated[float, BeforeValidator(number_at_least_0)]

@@ -1,0 +1,146 @@
+"""Who this node is among the others, and on what evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.errors import Problem, SettingsError
+from agent.platforms import PLATFORMS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.machine import Facts
+    from agent.platforms.claim import Claim
+    from agent.settings import Settings
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Role, rank, and the way to the head, each with its evidence."""
+
+    platform: str
+    is_head: bool
+    node_name: str
+    expected_workers: int
+    head_host: str | None
+    """Name or address of the head; None where this is the head and no other node asks."""
+    must_own_head_host: bool = False
+    """True where this node is the head only if the head's name turns out to be its own."""
+    own_names: tuple[str, ...] = ()
+    """Names under which the other nodes know this one."""
+    rank: int | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    run_id: str | None = None
+    interface: str | None = None
+    """The interface that the platform uses between nodes, where it is known for one."""
+    owns_machine: bool = False
+    """True in a container of our own, where any Ray that runs is a stale one of ours."""
+    evidence: tuple[str, ...] = ()
+
+    @property
+    def role(self) -> str:
+        """Say head or worker."""
+        return "head" if self.is_head else "worker"
+
+    def sentence(self) -> str:
+        """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
+        place = "" if self.rank is None else f", rank {self.rank} of {self.nodes}"
+        return f"{self.role}{place}: {', '.join(self.evidence)}"
+
+
+def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
+    """Join what was set by hand with what the platform says; the hand wins, conflicts are told."""
+    claim = next(filter(None, (platform(environ, settings) for platform in PLATFORMS)))
+    is_head, why = _role(settings, claim, facts)
+    head_host, host_evidence = _head_host(settings, claim)
+    _refuse_conflicts(settings, claim, facts, is_head=is_head, head_host=head_host)
+    return Topology(
+        platform=claim.platform,
+        is_head=is_head,
+        node_name=claim.node_name or facts.hostname,
+        expected_workers=_expected(settings, claim, head_host),
+        head_host=head_host,
+        must_own_head_host=is_head and claim.must_own_head_host and settings.ray_worker is None,
+        own_names=claim.own_names,
+        rank=claim.rank,
+        nodes=claim.nodes,
+        gpus_per_node=claim.gpus_per_node,
+        run_id=claim.run_id,
+        interface=claim.interface,
+        owns_machine=claim.owns_machine or facts.is_first_process,
+        evidence=(*why, *host_evidence),
+    )
+
+
+def _role(settings: Settings, claim: Claim, facts: Facts) -> tuple[bool, tuple[str, ...]]:
+    if settings.ray_worker is not None:
+        return not settings.ray_worker, (f"RAY_WORKER={int(settings.ray_worker)}", *claim.evidence)
+    if settings.head is not None and not claim.knows_ranks:
+        owns = facts.is_own(settings.head)
+        mine = "is" if owns else "is not"
+        return owns, (f"AGENT_HEAD={settings.head} {mine} an address of this node",)
+    return claim.is_head, claim.evidence
+
+
+def _head_host(settings: Settings, claim: Claim) -> tuple[str | None, tuple[str, ...]]:
+    if settings.head is not None:
+        return settings.head, (f"head from AGENT_HEAD={settings.head}",)
+    return claim.head_host, ()
+
+
+def _expected(settings: Settings, claim: Claim, head_host: str | None) -> int:
+    if settings.expected_workers is not None:
+        return settings.expected_workers
+    if claim.nodes is not None:
+        return claim.nodes - 1
+    return 0 if head_host is None or claim.alone else 1
+
+
+def _refuse_conflicts(
+    settings: Settings, claim: Claim, facts: Facts, *, is_head: bool, head_host: str | None
+) -> None:
+    problems: list[Problem] = []
+    said = "RAY_WORKER" if settings.ray_worker is not None else claim.platform
+    if not is_head and head_host is None:
+        problems.append(
+            Problem(
+                "HEAD_POD_ID + AGENT_HEAD",
+                f"neither, on a worker ({', '.join(claim.evidence) or said})",
+                "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker knows its head",
+            )
+        )
+    by_hand = settings.ray_worker is not None and settings.head is None
+    if by_hand and claim.knows_role and claim.is_head != is_head:
+        sides = " and ".join((f"RAY_WORKER={int(bool(settings.ray_worker))}", *claim.evidence))
+        problems.append(
+            Problem(
+                claim.role_variable,
+                f"a contradiction: {sides}",
+                "one of the two: unset RAY_WORKER, or set AGENT_HEAD on every node to the head "
+                "that you mean",
+            )
+        )
+    if settings.ray_worker is True and settings.head is not None and facts.is_own(settings.head):
+        problems.append(
+            Problem(
+                "RAY_WORKER + AGENT_HEAD",
+                f"a contradiction: RAY_WORKER=1 on the node that owns AGENT_HEAD={settings.head}",
+                "RAY_WORKER unset on this node, or the address of another head",
+            )
+        )
+    if settings.ray_worker is False and settings.head is not None:
+        known = facts.knows(settings.head)
+        if known and not facts.is_own(settings.head):
+            problems.append(
+                Problem(
+                    "RAY_WORKER + AGENT_HEAD",
+                    f"a contradiction: RAY_WORKER=0, but AGENT_HEAD={settings.head} is not an "
+                    f"address of this node ({', '.join(facts.addresses()) or 'none found'})",
+                    "RAY_WORKER=0 only on the head itself",
+                )
+            )
+    if problems:
+        raise SettingsError(tuple(problems))

@@ -1,0 +1,1 @@
+"""What ships to be run: the reward server and the rehearsal."""
