@@ -13,7 +13,8 @@ from agent.boot.stage import Stage, as_record
 from agent.control.client import HeadLink
 from agent.control.listen import bind
 from agent.control.protocol import Reply, Report
-from agent.decisions import worker as w
+from agent.decisions import worker
+from agent.decisions import worker_state as w
 from agent.decisions.common import Said, StopAsked, Tick
 from agent.decisions.head_state import Step
 from agent.log import say
@@ -39,7 +40,7 @@ class Worker:
         self._inbox: Inbox[w.WorkerEvent] = Inbox()
         self._ray: Child | None = None
         self._said = ""
-        self._state = w.start(self._goal())
+        self._state = worker.start(self._goal())
         self._tell_head = Telling(self)
 
     async def run(self) -> Outcome:
@@ -85,14 +86,14 @@ class Worker:
     async def _decide(self, tasks: anyio.abc.TaskGroup) -> Outcome:
         """Take events one by one until a decision is to leave."""
         while True:
-            self._stage.show_waits(w.waits(self._state))
-            until_then = w.deadline(self._state)
+            self._stage.show_waits(worker.waits(self._state))
+            until_then = worker.deadline(self._state)
             limit = None if until_then is None else max(0.0, until_then - self._stage.now())
             event = await self._inbox.take(limit) or Tick()
             if not isinstance(event, w.HeadSpoke | w.HeadSilent):
                 self._stage.record(type(event).__name__, data=event)
             before = self._state
-            self._state, actions = w.decide(self._state, event, self._stage.now())
+            self._state, actions = worker.decide(self._state, event, self._stage.now())
             if self._state.phase is not before.phase:
                 self._stage.record("phase", phase=self._state.phase.value)
             for action in actions:
@@ -165,7 +166,7 @@ class Worker:
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
-        waits = w.waits(state)
+        waits = worker.waits(state)
         return Report(
             name=plan.topology.node_name,
             ip=plan.address.ip or node_ip,
@@ -195,7 +196,7 @@ class Worker:
             "rank": plan.topology.rank,
             "phase": state.phase.value,
             "seconds": round(self._stage.now(), 1),
-            "waits": waits_of(w.waits(state), self._stage.now()),
+            "waits": waits_of(worker.waits(state), self._stage.now()),
             "head": {"host": state.head_ip or plan.topology.head_host, "port": plan.ports.agent},
             "head_phase": state.head_phase,
             "last_error": state.ray_evidence,
@@ -228,8 +229,8 @@ class Worker:
 class Telling:
     """Reports at once what a person at the head would want to know at once."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, of: Worker) -> None:
+        self._worker = of
         self._told: tuple[object, ...] = ()
         self.link: HeadLink | None = None
 

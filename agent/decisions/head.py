@@ -7,6 +7,7 @@ from dataclasses import replace
 from agent.decisions import head_state as h
 from agent.decisions.common import Said, StopAsked, Wait
 from agent.decisions.head_state import HeadAction, HeadEvent, HeadState, Item, Phase, Step
+from agent.decisions.head_waits import WORKERS, waits
 from agent.decisions.job import verdict_of
 from agent.decisions.workers import alive_workers, describe_missing, min_gpus
 from agent.outcome import Kind, Outcome, stopped
@@ -46,11 +47,6 @@ def deadline(state: HeadState) -> float | None:
     if state.short_since is not None:
         times.append(state.short_since + state.goal.node_grace)
     return min(times, default=None)
-
-
-def waits(state: HeadState) -> tuple[Wait, ...]:
-    """Return everything that the head waits for in its phase, with deadline and evidence."""
-    return tuple(_WAITS[state.phase](state)) if state.phase in _WAITS else ()
 
 
 # --- taking in what happened, whatever the phase -----------------------------------------------
@@ -140,7 +136,7 @@ def _proceed_partially(
 ) -> Decision | None:
     """Go on with fewer workers, where that was asked for and only workers are missing."""
     here, goal = len(alive_workers(state)), state.goal
-    if late.what != _WORKERS or goal.least_workers >= state.required or here < goal.least_workers:
+    if late.what != WORKERS or goal.least_workers >= state.required or here < goal.least_workers:
         return None
     missing = describe_missing(state, now)
     state = replace(state, required=here, goal=replace(goal, expected_workers=here))
@@ -149,27 +145,6 @@ def _proceed_partially(
         return state, (said,)
     after, actions = _boot_done(state, now)
     return after, (said, *actions)
-
-
-_WORKERS = "workers"
-
-
-def _boot_waits(state: HeadState) -> list[Wait]:
-    goal, found = state.goal, []
-    if state.ray.step is Step.PENDING:
-        found.append(Wait("Ray on this node", goal.head_deadline, state.ray.evidence))
-    found += [
-        Wait(name, item.deadline or goal.reward_deadline, item.evidence)
-        for name, item in state.services.items()
-        if item.step is Step.PENDING
-    ]
-    if state.prepare.step is Step.PENDING:
-        found.append(Wait("AGENT_PREPARE", goal.prepare_deadline, state.prepare.evidence))
-    if len(alive_workers(state)) < state.required:
-        preparing = any(worker.preparing for worker in state.workers.values())
-        until = goal.prepare_deadline if preparing else goal.workers_deadline
-        found.append(Wait(_WORKERS, until, describe_missing(state, None)))
-    return found
 
 
 # --- submitting and running --------------------------------------------------------------------
@@ -243,25 +218,6 @@ def _watch_services(
     return state, (), None
 
 
-def _running_waits(state: HeadState) -> list[Wait]:
-    found = []
-    if state.goal.wants_job:
-        status = state.job.status.lower() if state.job else "submitted"
-        until = state.job_heard + state.goal.silence_limit
-        found.append(Wait("word of the job from Ray", until, f"last: {status}"))
-    found += [
-        Wait(name, item.deadline, item.evidence)
-        for name, item in state.services.items()
-        if item.step is Step.PENDING and item.deadline is not None
-    ]
-    return found
-
-
-def _submitting_waits(state: HeadState) -> list[Wait]:
-    until = state.since + state.goal.submit_limit
-    return [Wait("Ray to take the job", until, state.ray.evidence)]
-
-
 # --- stopping and leaving ----------------------------------------------------------------------
 
 
@@ -298,10 +254,6 @@ def _stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     return state, ()
 
 
-def _stopping_waits(state: HeadState) -> list[Wait]:
-    return [Wait("the job to stop", state.since + state.goal.job_stop_grace)]
-
-
 def _end(state: HeadState, now: float, code: int, reason: str, culprit: str) -> Decision:
     kind = {69: Kind.UNAVAILABLE, 75: Kind.LOST, 78: Kind.REFUSED}[code]
     return _leave(state, Outcome(kind, code, reason, culprit=culprit), now)
@@ -318,10 +270,4 @@ _BY_PHASE = {
     Phase.SUBMITTING: _submitting,
     Phase.RUNNING: _running,
     Phase.STOPPING: _stopping,
-}
-_WAITS = {
-    Phase.BOOTING: _boot_waits,
-    Phase.SUBMITTING: _submitting_waits,
-    Phase.RUNNING: _running_waits,
-    Phase.STOPPING: _stopping_waits,
 }

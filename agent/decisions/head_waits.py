@@ -1,0 +1,63 @@
+"""What the head waits for in each phase, with deadline and evidence."""
+
+from __future__ import annotations
+
+from agent.decisions.common import Wait
+from agent.decisions.head_state import HeadState, Phase, Step
+from agent.decisions.workers import alive_workers, describe_missing
+
+WORKERS = "workers"
+
+
+def _boot_waits(state: HeadState) -> list[Wait]:
+    goal, found = state.goal, []
+    if state.ray.step is Step.PENDING:
+        found.append(Wait("Ray on this node", goal.head_deadline, state.ray.evidence))
+    found += [
+        Wait(name, item.deadline or goal.reward_deadline, item.evidence)
+        for name, item in state.services.items()
+        if item.step is Step.PENDING
+    ]
+    if state.prepare.step is Step.PENDING:
+        found.append(Wait("AGENT_PREPARE", goal.prepare_deadline, state.prepare.evidence))
+    if len(alive_workers(state)) < state.required:
+        preparing = any(worker.preparing for worker in state.workers.values())
+        until = goal.prepare_deadline if preparing else goal.workers_deadline
+        found.append(Wait(WORKERS, until, describe_missing(state, None)))
+    return found
+
+
+def _running_waits(state: HeadState) -> list[Wait]:
+    found = []
+    if state.goal.wants_job:
+        status = state.job.status.lower() if state.job else "submitted"
+        until = state.job_heard + state.goal.silence_limit
+        found.append(Wait("word of the job from Ray", until, f"last: {status}"))
+    found += [
+        Wait(name, item.deadline, item.evidence)
+        for name, item in state.services.items()
+        if item.step is Step.PENDING and item.deadline is not None
+    ]
+    return found
+
+
+def _submitting_waits(state: HeadState) -> list[Wait]:
+    until = state.since + state.goal.submit_limit
+    return [Wait("Ray to take the job", until, state.ray.evidence)]
+
+
+def _stopping_waits(state: HeadState) -> list[Wait]:
+    return [Wait("the job to stop", state.since + state.goal.job_stop_grace)]
+
+
+_WAITS = {
+    Phase.BOOTING: _boot_waits,
+    Phase.SUBMITTING: _submitting_waits,
+    Phase.RUNNING: _running_waits,
+    Phase.STOPPING: _stopping_waits,
+}
+
+
+def waits(state: HeadState) -> tuple[Wait, ...]:
+    """Return everything that the head waits for in its phase, with deadline and evidence."""
+    return tuple(_WAITS[state.phase](state)) if state.phase in _WAITS else ()

@@ -1,0 +1,146 @@
+"""The learning in the rehearsal: GRPO on a tabular softmax policy, gradients by hand.
+
+Each prompt has its own row of logits over the answers. A group of answers is drawn for a prompt;
+an answer's advantage is its reward against the group's mean, in the group's deviations. The policy
+climbs PPO's clipped objective, held to a frozen reference by the k3 estimate of their divergence.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ANSWERS = 10
+"""Every sum is one digit, so a guess is right once in ten."""
+
+CHANCE = 1 / ANSWERS
+_SMALLEST_DEVIATION = 1e-6
+_LARGEST_LOG_RATIO = 10.0
+
+
+class Learning(NamedTuple):
+    """How the policy learns from one group."""
+
+    rate: float = 0.5
+    kl: float = 0.02
+    clip: float = 0.2
+    updates: int = 4
+
+
+class Problem(NamedTuple):
+    """One addition."""
+
+    left: int
+    right: int
+
+    @property
+    def prompt(self) -> str:
+        """The question as a model is asked it."""
+        return f"What is {self.left}+{self.right}?"
+
+    @property
+    def label(self) -> str:
+        """The right answer."""
+        return str(self.left + self.right)
+
+
+def problems(count: int, seed: int) -> list[Problem]:
+    """Draw different additions with sums of one digit; there are 55."""
+    every = [Problem(a, b) for a in range(ANSWERS) for b in range(ANSWERS - a)]
+    return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 # no secret
+
+
+def log_probabilities(logits: Sequence[float]) -> list[float]:
+    """Log-softmax: finite for every finite logit, where a probability may round to zero."""
+    highest = max(logits)
+    log_total = highest + math.log(sum(math.exp(logit - highest) for logit in logits))
+    return [logit - log_total for logit in logits]
+
+
+def probabilities(logits: Sequence[float]) -> list[float]:
+    """Softmax."""
+    return [math.exp(value) for value in log_probabilities(logits)]
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Each reward against its group; a group that agrees teaches nothing."""
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return [(reward - mean) / (deviation + _SMALLEST_DEVIATION) for reward in rewards]
+
+
+class Group(NamedTuple):
+    """The answers drawn for one prompt, and what they were worth."""
+
+    answers: Sequence[int]
+    advantages: Sequence[float]
+
+
+def _ratio(above: float, below: float) -> float:
+    """Divide two probabilities given as logs, within what floats and a learner can bear."""
+    return math.exp(min(max(above - below, -_LARGEST_LOG_RATIO), _LARGEST_LOG_RATIO))
+
+
+def objective(
+    logits: Sequence[float],
+    old: Sequence[float],
+    reference: Sequence[float],
+    group: Group,
+    learning: Learning,
+) -> float:
+    """Return what an update climbs: clipped gain less the divergence from the reference."""
+    now, before, frozen = map(log_probabilities, (logits, old, reference))
+    total = 0.0
+    for answer, advantage in zip(group.answers, group.advantages, strict=True):
+        ratio = _ratio(now[answer], before[answer])
+        held = min(max(ratio, 1 - learning.clip), 1 + learning.clip)
+        away = _ratio(frozen[answer], now[answer])
+        k3 = away - math.log(away) - 1
+        total += min(ratio * advantage, held * advantage) - learning.kl * k3
+    return total / len(group.answers)
+
+
+def gradient(
+    logits: Sequence[float],
+    old: Sequence[float],
+    reference: Sequence[float],
+    group: Group,
+    learning: Learning,
+) -> list[float]:
+    """Return the objective's slope in each logit."""
+    now, before, frozen = map(log_probabilities, (logits, old, reference))
+    slope = [0.0] * len(logits)
+    for answer, advantage in zip(group.answers, group.advantages, strict=True):
+        ratio = _ratio(now[answer], before[answer])
+        clipped = ratio > 1 + learning.clip if advantage > 0 else ratio < 1 - learning.clip
+        pull = 0.0 if clipped else ratio * advantage
+        # d log p(answer) = 1 - p on its own logit, -p on each other
+        pull -= learning.kl * (1 - _ratio(frozen[answer], now[answer]))
+        slope[answer] += pull
+        for other, value in enumerate(now):
+            slope[other] -= pull * math.exp(value)
+    return [value / len(group.answers) for value in slope]
+
+
+def updated(
+    logits: Sequence[float], reference: Sequence[float], group: Group, learning: Learning
+) -> list[float]:
+    """Return a prompt's logits after the updates that one group of answers allows."""
+    old, row = list(logits), list(logits)
+    for _ in range(learning.updates):
+        slope = gradient(row, old, reference, group, learning)
+        row = [logit + learning.rate * value for logit, value in zip(row, slope, strict=True)]
+    return row
+
+
+def divergence(policy: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> float:
+    """Return the exact KL divergence of the policy from the reference, mean over the prompts."""
+    total = 0.0
+    for row, frozen in zip(policy, reference, strict=True):
+        pairs = zip(log_probabilities(row), log_probabilities(frozen), strict=True)
+        total += sum(math.exp(now) * (now - then) for now, then in pairs)
+    return total / len(policy)
