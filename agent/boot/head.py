@@ -12,7 +12,7 @@ import anyio
 from agent import environment
 from agent.boot import room
 from agent.boot.head_status import status_of
-from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address
+from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address, stop_ray
 from agent.bridge.link import RayLink
 from agent.control.desk import Desk
 from agent.control.listen import bind
@@ -254,7 +254,7 @@ class Head:
             for child in self._services.values():
                 tasks.start_soon(child.stop, budget.services)
             if self._ray is not None:
-                tasks.start_soon(self._ray.stop, budget.ray)
+                tasks.start_soon(stop_ray, self._ray, budget.ray)
         await self._stage.sweep(budget.leftovers)
         return outcome
 

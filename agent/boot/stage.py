@@ -145,3 +145,8 @@ class StopSwitch:
 def as_record(outcome: Outcome) -> dict[str, object]:
     """Return an outcome as an event's data."""
     return {**asdict(outcome), "kind": outcome.kind.value}
+
+
+async def stop_ray(child: Child, grace: float) -> None:
+    """Stop this node's Ray."""
+    await child.stop(grace, leader_ends_group=True)

@@ -9,7 +9,7 @@ import anyio
 from agent import environment
 from agent.boot import room
 from agent.boot.head_status import waits_of
-from agent.boot.stage import Stage, as_record
+from agent.boot.stage import Stage, as_record, stop_ray
 from agent.control.client import HeadLink
 from agent.control.listen import bind
 from agent.control.protocol import Reply, Report
@@ -110,7 +110,7 @@ class Worker:
                 await self._start_ray(tasks, head_ip)
             case w.StopRay():
                 if self._ray is not None:
-                    tasks.start_soon(self._ray.stop, self._plan.budget.ray)
+                    tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
 
     # --- what comes up --------------------------------------------------------------------------
 
@@ -166,7 +166,8 @@ class Worker:
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
-        waits = worker.waits(state)
+        following = state.phase is w.Phase.FOLLOWING
+        waits = () if following else worker.waits(state)
         return Report(
             name=plan.topology.node_name,
             ip=plan.address.ip or node_ip,
@@ -212,7 +213,7 @@ class Worker:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.goodbye, _GOODBYE)
             if self._ray is not None:
-                tasks.start_soon(self._ray.stop, budget.ray)
+                tasks.start_soon(stop_ray, self._ray, budget.ray)
         await self._stage.sweep(budget.leftovers)
 
     async def _hold(self, outcome: Outcome) -> None:

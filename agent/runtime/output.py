@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from contextlib import suppress
@@ -15,7 +16,47 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 _STEP = 0.05
-_LONGEST_PREAMBLE = 1 << 16
+_SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
+
+
+class WithoutPreamble:
+    """Takes Ray's two lines out of a driver's log, wherever in its beginning they stand.
+
+    Ray writes them into the same file as the driver, and not always first (seen on 2.60). What
+    does not look as expected is passed on.
+    """
+
+    def __init__(self, job_id: str, entrypoint: str) -> None:
+        self._line = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
+        self._kept = b""
+        self._at_start = True
+        self._found = False
+
+    def feed(self, chunk: bytes, *, last: bool = False) -> bytes:
+        """Take a chunk in; return what is the job's own, all of it at the `last`."""
+        if self._found:
+            return chunk
+        data, self._kept = self._kept + chunk, b""
+        if self._at_start:
+            if b"\n" not in data and not last:
+                self._kept = data
+                return b""
+            self._at_start = False
+            match = _SETTING_UP.match(data)
+            data = data[match.end() :] if match else data
+        at = data.find(self._line)
+        if at >= 0:
+            self._found = True
+            return data[:at] + data[at + len(self._line) :]
+        held = 0 if last else self._held(data)
+        self._kept = data[len(data) - held :]
+        return data[: len(data) - held]
+
+    def _held(self, data: bytes) -> int:
+        """Return how much of the end may be the beginning of Ray's line."""
+        longest = min(len(data), len(self._line) - 1)
+        lengths = range(longest, 0, -1)
+        return next((n for n in lengths if data.endswith(self._line[:n])), 0)
 
 
 class JobOutput:
@@ -27,7 +68,7 @@ class JobOutput:
 
     def __init__(self, session: Path, job_id: str, entrypoint: str, copy: Path) -> None:
         self._source = session.resolve() / "logs" / f"job-driver-{job_id}.log"
-        self._preamble = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
+        self._own = WithoutPreamble(job_id, entrypoint)
         self._copy = copy
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job output", daemon=True)
@@ -48,14 +89,9 @@ class JobOutput:
         if not self._source.exists():
             return
         with self._source.open("rb") as source, self._copy.open("ab") as copy:
-            self._skip_preamble(source)
-            stdout = sys.stdout.buffer
             for chunk in self._chunks(source):
-                copy.write(chunk)
-                copy.flush()
-                with suppress(BrokenPipeError, ValueError):  # the reader left; the job goes on
-                    stdout.write(chunk)
-                    stdout.flush()
+                self._pass_on(self._own.feed(chunk), copy)
+            self._pass_on(self._own.feed(b"", last=True), copy)
 
     def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
         for _ in beats(self._over, _STEP):
@@ -64,21 +100,12 @@ class JobOutput:
         while chunk := source.read(_CHUNK):
             yield chunk
 
-    def _skip_preamble(self, source: BinaryIO) -> None:
-        """Leave out the lines that Ray puts before the job's own (seen on 2.60).
-
-        Where they do not look as expected, everything is passed on.
-        """
-        for _ in beats(self._over, _STEP):
-            source.seek(0)
-            head = source.read(_LONGEST_PREAMBLE)
-            at = head.find(self._preamble)
-            if at >= 0:
-                source.seek(at + len(self._preamble))
-                return
-            if len(head) == _LONGEST_PREAMBLE:
-                break
-        source.seek(0)
-        head = source.read(_LONGEST_PREAMBLE)
-        at = head.find(self._preamble)
-        source.seek(max(0, at + len(self._preamble) if at >= 0 else 0))
+    @staticmethod
+    def _pass_on(chunk: bytes, copy: BinaryIO) -> None:
+        if not chunk:
+            return
+        copy.write(chunk)
+        copy.flush()
+        with suppress(BrokenPipeError, ValueError):  # the reader left; the job goes on
+            sys.stdout.buffer.write(chunk)
+            sys.stdout.flush()

@@ -83,10 +83,17 @@ class Child:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signum)
 
-    async def stop(self, grace: float) -> None:
-        """End the group: TERM, `grace` seconds, KILL."""
+    async def stop(self, grace: float, *, leader_ends_group: bool = False) -> None:
+        """End the group: TERM, `grace` seconds, KILL.
+
+        `ray start --block` ends its own group, in 2 s; TERM to all of it at once makes that 28 s
+        (measured on 2.60), since each part then waits for another that is gone.
+        """
         if self.running:
-            self.signal_group(signal.SIGTERM)
+            if leader_ends_group:
+                self._process.terminate()
+            else:
+                self.signal_group(signal.SIGTERM)
             with anyio.move_on_after(grace):
                 await self._process.wait()
         self.signal_group(signal.SIGKILL)

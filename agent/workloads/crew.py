@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import sys
 import threading
@@ -18,6 +19,7 @@ FAILED, SETTINGS_WRONG = 1, 78
 _CONNECT_SECONDS = 60.0
 _ACTORS_SECONDS = 60.0
 _STEP_SECONDS = 60.0
+_NOISE = re.compile(r"(?m)^\s+(?:class_name|actor_id|pid|namespace|ip): .*$")
 _START_ONE = (
     "start one with `ray start --head`, or let `pod-agent` boot the cluster and submit this"
 )
@@ -126,8 +128,8 @@ class Crew:
         try:
             return self._ray.get(call)
         except self._ray.exceptions.RayError as problem:
-            said = " ".join(str(problem).partition("Some common causes")[0].split())
-            return f"{type(problem).__name__}: {said[:400]}"
+            said = _NOISE.sub("", str(problem).partition("Some common causes")[0])
+            return f"{type(problem).__name__}: {' '.join(said.split())[:300]}"
 
 
 @contextlib.contextmanager

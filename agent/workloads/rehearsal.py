@@ -50,11 +50,11 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) 
     policy = [list(row) for row in reference]
     learning = grpo.Learning(rate=options.learning_rate, kl=options.kl)
     for step in range(1, options.steps + 1):
-        shares = _shares(options, step, problems, policy, len(nodes))
-        replies = crew.step(step, [[share for _, share in own] for own in shares])
+        dealt = shares(options, step, problems, policy, len(nodes))
+        replies = crew.step(step, [[share for _, share in own] for own in dealt])
         answers: list[list[int]] = [[] for _ in problems]
         rewards: list[list[float]] = [[] for _ in problems]
-        for rank, (own, reply) in enumerate(zip(shares, replies, strict=True)):
+        for rank, (own, reply) in enumerate(zip(dealt, replies, strict=True)):
             for (problem, _), (drawn, worth) in zip(own, reply, strict=True):
                 answers[problem] += drawn
                 rewards[problem] += worth
@@ -70,7 +70,7 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) 
         )
 
 
-def _shares(
+def shares(
     options: argparse.Namespace,
     step: int,
     problems: Sequence[grpo.Problem],
@@ -112,11 +112,12 @@ def rehearse(options: argparse.Namespace) -> str:
     finally:
         if history.rewards:
             write_curve(options, nodes, history)
+    # Ray puts stderr and stdout of a job into one file: the word of the step lines stays theirs
     measured = f"{history.last():.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
     if history.last() < options.target:
-        raise RehearsalError(f"mean reward {measured}: {_where_to_look(options, history)}")
+        raise RehearsalError(f"the mean was {measured}: {_where_to_look(options, history)}")
     spent = f"{sum(history.samples)} samples on {where} in {time.monotonic() - begun:.1f} s"
-    return f"mean reward {measured}; {spent}; see {options.out / 'curve.svg'}"
+    return f"the mean is {measured}; {spent}; see {options.out / 'curve.svg'}"
 
 
 def _where_to_look(options: argparse.Namespace, history: History) -> str:

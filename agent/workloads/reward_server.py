@@ -250,9 +250,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP and has its 400."""
+    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
     problem = record.exc_info[1] if record.exc_info else None
-    return not isinstance(problem, HttpProcessingError)
+    return not isinstance(problem, (HttpProcessingError, ConnectionError))
 
 
 def main(argv: list[str]) -> int:

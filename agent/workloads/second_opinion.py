@@ -15,7 +15,6 @@ import sys
 from pathlib import Path
 
 _START_SECONDS = 30.0
-_PAIR_SECONDS = 5.0
 _MOST_REMEMBERED = 10_000
 _SCRIPT = str(Path(__file__).resolve())
 
@@ -23,7 +22,8 @@ _SCRIPT = str(Path(__file__).resolve())
 class SecondOpinion:
     """math-verify's verdicts; `False` for whatever it cannot say in time, never an exception."""
 
-    def __init__(self) -> None:
+    def __init__(self, pair_seconds: float = 5.0) -> None:
+        self._pair_seconds = pair_seconds
         self.available = importlib.util.find_spec("math_verify") is not None
         self._child: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
@@ -52,12 +52,12 @@ class SecondOpinion:
         try:
             if self._child is None:
                 await asyncio.wait_for(self._start(), _START_SECONDS)
-            reply = await asyncio.wait_for(self._exchange(pair), _PAIR_SECONDS)
+            reply = await asyncio.wait_for(self._exchange(pair), self._pair_seconds)
         except (OSError, ValueError, asyncio.TimeoutError) as problem:
             # A child that never started would cost its deadline again and again.
             self.available = self._child is not None
             await self.close()
-            self._complain(str(problem) or f"no verdict within {_PAIR_SECONDS:g} s")
+            self._complain(str(problem) or f"no verdict within {self._pair_seconds:g} s")
             return False
         except asyncio.CancelledError:
             await self.close()  # its late reply would be taken for the next one's

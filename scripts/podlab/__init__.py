@@ -1,0 +1,51 @@
+"""The pod lab: N pods on one Linux machine, for scenario tests with real processes and networks.
+
+    with Lab(pods=3) as lab:                         # or names=["abc123", "def456"]
+        head, *workers = lab.pods                    # also lab["pod0"], iteration
+        agent = head.start([python, "-m", "agent"], env={"HEAD_POD_ID": head.name}, cwd=repo)
+        agent.wait_for(r"waiting for workers")
+        head.cut()
+        assert agent.wait(timeout=30) == 75, agent.stderr()
+
+missing() -> str | None                  why no lab can be made here, in a sentence; None: it can
+Lab(pods=3, names=None, *, interface="podnet1", decoy="eth0", subnet="10.77.0",
+    decoy_subnet="172.31.250", domain="runpod.internal", unpublished=(), shm="2g", share=(),
+    log_dir=None)
+  .pods  [name]  iter  .id  .folder
+  .publish(name, ip)  .unpublish(name)   in force on return; a name without dot also as name.domain
+  .dns(answering=False)                  lookups time out; True: answers again
+Pod  .name  .ip  .decoy_ip  .netns  .tmp  .home (host paths of its /tmp and $HOME)  .containers
+  .start(argv, env=None, cwd=None, *, clean_env=True, shm=None) -> Container   argv is PID 1
+  .publish(address=None)  .unpublish()   its own name in DNS
+  .cut()  .heal()                        packets vanish; the link stays up
+  .freeze()  .thaw()                     SIGSTOP, SIGCONT to all its processes
+  .kill()                                all its containers; peers' connections are reset
+  .lose()                                cut, then kill: peers hear nothing
+Running (what Container.spawn returns, and the base of Container)
+  .pid (the host's)  .running  .started_at  .ended_at (time.monotonic())  .log_paths
+  .poll() -> int | None   .wait(timeout=60) -> int     as a shell says it: 128+n for signal n
+  .signal(number)  .kill()  .stdout()  .stderr()  .tail()
+  .wait_for(pattern, stream="both", timeout=30) -> re.Match     fails at once if it ends before
+Container(Running)
+  .processes() -> list[ProcessInfo]      pid, ppid, host_pid, state, name, cmdline, .zombie,
+                                         .environ(); pids as seen inside; zombies included
+  .exec(argv, env=None, timeout=60, cwd=None) -> CompletedProcess     in all its namespaces, with
+  .spawn(argv, env=None, cwd=None) -> Running      its environment and env on top (docker exec)
+  .freeze()  .thaw()
+LabError                                 the lab's own failure; TimeoutError: a wait's deadline
+
+A pod sees this machine's files, read-write, except: /tmp and $HOME (private, kept over the
+pod's containers), /run and /dev/shm (fresh for each container), /proc, /sys, /etc/hosts and
+/etc/resolv.conf. Repository, Python and venv are seen even if they lie in one of these places.
+"""
+
+from __future__ import annotations
+
+from podlab.container import Container, ProcessInfo
+from podlab.errors import LabError
+from podlab.lab import Lab
+from podlab.pod import Pod
+from podlab.process import Running
+from podlab.rights import missing
+
+__all__ = ["Container", "Lab", "LabError", "Pod", "ProcessInfo", "Running", "missing"]

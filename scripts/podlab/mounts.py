@@ -1,0 +1,69 @@
+"""What a pod's file system looks like: the machine's own, with private places mounted over it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from podlab.launch import Mount
+
+HOME = "/run/home"
+# Private places and the staging folder of each; /tmp last, since the staging folders lie in it.
+AREAS = {"/run": "run", "/dev/shm": "shm", "/tmp": "tmp"}
+FOLDERS = ("run", "shm", "tmp", "home", "sys")
+CGROUPS = Path("/sys/fs/cgroup")
+
+
+def needed_paths(share: Iterable[Path] = ()) -> list[Path]:
+    """List what pods must see as it is even in a private place: repository, Python and venv."""
+    wanted = [Path(__file__).parents[2], Path(sys.prefix), Path(sys.base_prefix), *share]
+    both = {path.absolute() for path in wanted} | {path.resolve() for path in wanted}
+    return sorted(path for path in both if path.exists())
+
+
+def staged(path: Path, root: Path) -> Path | None:
+    """Return where a path in a private place is prepared before that is mounted, else None."""
+    for area, folder in AREAS.items():
+        if path.is_relative_to(area) and path != Path(area):
+            return root / folder / path.relative_to(area)
+    return None
+
+
+def _step(kind: str, source: str | Path, target: str | Path, options: str = "") -> Mount:
+    return {"kind": kind, "source": str(source), "target": str(target), "options": options}
+
+
+def mount_plan(root: Path, etc: Path, shm: str, needed: Iterable[Path]) -> list[Mount]:
+    """List the mounts that turn the machine's file system into a pod's.
+
+    root holds the pod's folders, etc its hosts and resolv.conf. The private places are first put
+    together under root, then moved to where they belong.
+    """
+    steps = [
+        _step("tmpfs", "tmpfs", root / "run", "mode=755"),
+        _step("tmpfs", "tmpfs", root / "shm", f"mode=1777,size={shm}"),
+        _step("bind", root / "tmp", root / "tmp"),
+        _step("place", root / "home", root / "run" / Path(HOME).relative_to("/run")),
+    ]
+    done: list[Path] = []
+    for path in needed:
+        place = staged(path, root)
+        if place and not any(path.is_relative_to(outer) for outer in done):
+            steps.append(_step("place", path, place))
+            done.append(path)
+    for name in ("hosts", "resolv.conf"):
+        real = Path(os.path.realpath(f"/etc/{name}"))  # resolv.conf is often a link into /run
+        place = staged(real, root)
+        steps.append(_step("place" if place else "bind", etc / name, place or real))
+    steps.append(_step("sysfs", "sysfs", root / "sys"))  # a new one, to show the pod's interfaces
+    if CGROUPS.is_dir():
+        steps.append(_step("bind", CGROUPS, root / "sys/fs/cgroup"))
+    steps.append(_step("move", root / "sys", "/sys"))
+    steps += [_step("move", root / folder, area) for area, folder in AREAS.items()]
+    steps.append(_step("proc", "proc", "/proc"))
+    return steps

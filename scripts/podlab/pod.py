@@ -1,0 +1,166 @@
+"""A pod: an address, a name, a private /tmp, and the containers that run on it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from typing import TYPE_CHECKING
+
+from podlab.container import Container
+from podlab.mounts import FOLDERS, HOME, mount_plan
+from podlab.network import ETC_DIR, NETNS_DIR
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from podlab.dns import Dns
+    from podlab.launch import Spec
+    from podlab.network import Network, Port
+
+BASE_ENV = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "HOME": HOME,
+    "LANG": "C.UTF-8",
+}
+
+
+def hosts_file(name: str) -> str:
+    """Write a pod's /etc/hosts: the own short name is a loopback address, as on Debian."""
+    return f"127.0.0.1 localhost\n127.0.1.1 {name}\n::1 localhost ip6-localhost ip6-loopback\n"
+
+
+class Pod:
+    """One rented machine, as far as its tenant can tell; made by Lab.
+
+    `tmp` and `home` are the host's paths of its /tmp and $HOME; they live as long as the lab.
+    """
+
+    def __init__(  # noqa: PLR0913 - the lab is the only caller, by keyword
+        self,
+        *,
+        port: Port,
+        network: Network,
+        dns: Dns,
+        folder: Path,
+        logs: Path,
+        shm: str,
+        needed: Sequence[Path],
+    ) -> None:
+        self.name = port.name
+        self.containers: list[Container] = []
+        self._port = port
+        self._network = network
+        self._dns = dns
+        self._folder = folder
+        self._logs = logs
+        self._shm = shm
+        self._needed = needed
+        self._numbers = itertools.count(1)
+
+    def prepare(self) -> None:
+        """Make its folders and its /etc files; for the lab."""
+        for folder in FOLDERS:
+            (self._folder / folder).mkdir(parents=True)
+        self.tmp.chmod(0o1777)
+        etc = ETC_DIR / self.netns
+        etc.mkdir(parents=True)
+        (etc / "hosts").write_text(hosts_file(self.name))
+        (etc / "resolv.conf").write_text(f"nameserver {self._port.shape.gateway}\n")
+
+    @property
+    def ip(self) -> str:
+        """The address by which the other pods reach it."""
+        return self._port.ip
+
+    @property
+    def decoy_ip(self) -> str:
+        """The address of the interface that has the default route and leads nowhere."""
+        return self._port.decoy_ip
+
+    @property
+    def netns(self) -> str:
+        """The name of its network namespace (for `ip netns exec`)."""
+        return self._port.netns
+
+    @property
+    def tmp(self) -> Path:
+        """The host's path of its /tmp."""
+        return self._folder / "tmp"
+
+    @property
+    def home(self) -> Path:
+        """The host's path of its $HOME."""
+        return self._folder / "home"
+
+    def start(
+        self,
+        argv: Sequence[str | os.PathLike[str]],
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        *,
+        clean_env: bool = True,
+        shm: str | None = None,
+    ) -> Container:
+        """Run argv as PID 1 of a fresh container on this pod; return once it is exec'ed.
+
+        The environment is env over PATH, HOME and LANG, nothing else; with clean_env=False over
+        the caller's own. The default working directory is $HOME.
+        """
+        base = dict(BASE_ENV) if clean_env else {**os.environ, "HOME": HOME}
+        etc = ETC_DIR / self.netns
+        spec: Spec = {
+            "argv": [os.fspath(word) for word in argv],
+            "env": {**base, **(env or {})},
+            "cwd": os.fspath(cwd) if cwd is not None else HOME,
+            "netns": str(NETNS_DIR / self.netns),
+            "hostname": self.name,
+            "mounts": mount_plan(self._folder, etc, shm or self._shm, self._needed),
+        }
+        container = Container(spec, self._logs / f"{self.name}-{next(self._numbers)}", self.name)
+        self.containers.append(container)
+        return container
+
+    def publish(self, address: str | None = None) -> None:
+        """Let DNS know its name, with its own address or another."""
+        self._dns.publish(self.name, address or self.ip)
+
+    def unpublish(self) -> None:
+        """Let DNS forget its name."""
+        self._dns.unpublish(self.name)
+
+    def cut(self) -> None:
+        """Cut it off: its link stays up, but packets vanish both ways, without any error."""
+        self._network.cut(self._port)
+
+    def heal(self) -> None:
+        """Undo cut()."""
+        self._network.heal(self._port)
+
+    def freeze(self) -> None:
+        """Stop all its processes (SIGSTOP); their sockets stay open and mute."""
+        for container in self.containers:
+            container.freeze()
+
+    def thaw(self) -> None:
+        """Undo freeze()."""
+        for container in self.containers:
+            container.thaw()
+
+    def kill(self) -> None:
+        """Kill all its containers. The kernel says so to its peers, as after an OOM kill."""
+        for container in self.containers:
+            container.kill()
+
+    def lose(self) -> None:
+        """Lose the whole machine: cut off first, then killed, so that no peer hears of it."""
+        self.cut()
+        self.kill()
+
+    def close(self) -> None:
+        """Kill all its containers and give back their descriptors; for the lab's end."""
+        for container in self.containers:
+            container.close()
+
+    def __repr__(self) -> str:
+        return f"<Pod {self.name} {self.ip}>"

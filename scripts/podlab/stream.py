@@ -1,0 +1,49 @@
+"""Output of several pods on one terminal: line by line, each with its pod's name before it."""
+
+from __future__ import annotations
+
+import os
+from typing import IO, TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+COLOURS = (36, 33, 35, 32, 34, 31)  # cyan, yellow, magenta, green, blue, red
+
+
+def wants_colour(sink: IO[str], environ: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether to colour what is written there."""
+    return sink.isatty() and not environ.get("NO_COLOR")
+
+
+def prefix(name: str, width: int, index: int, *, colour: bool) -> str:
+    """Write what stands before each line of a pod."""
+    text = f"{name:<{width}} | "
+    return f"\033[{COLOURS[index % len(COLOURS)]}m{text}\033[0m" if colour else text
+
+
+class Follower:
+    """Hands on a growing file's lines."""
+
+    def __init__(self, path: Path, before: str, sink: IO[str]) -> None:
+        self._file = path.open("rb")
+        self._before = before
+        self._sink = sink
+        self._rest = b""
+
+    def step(self, *, last: bool = False) -> None:
+        """Hand on the lines completed since; with last also an incomplete one."""
+        *lines, self._rest = (self._rest + self._file.read()).split(b"\n")
+        if last and self._rest:
+            lines.append(self._rest)
+            self._rest = b""
+        for line in lines:
+            self._sink.write(f"{self._before}{line.decode(errors='replace')}\n")
+        if lines:
+            self._sink.flush()
+
+    def close(self) -> None:
+        """Hand on what is left, and close the file."""
+        self.step(last=True)
+        self._file.close()

@@ -1,0 +1,47 @@
+"""Fixtures of the scenarios."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+import podlab
+from scenario import Cluster, need_lab
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Pods with one identical environment; `@pytest.mark.pods(3, unpublished=…)` says how many."""
+    need_lab()
+    mark = request.node.get_closest_marker("pods")
+    count = mark.args[0] if mark else 1
+    names = [f"pod{letter}" for letter in "abcdef"[:count]]
+    options = dict(mark.kwargs) if mark else {}
+    with podlab.Lab(names=names, shm="1g", **options) as lab:
+        made = Cluster(
+            lab,
+            {
+                "HEAD_POD_ID": names[0],
+                "EXPECTED_WORKERS": str(count - 1),
+                "AGENT_LOG_DIR": "/tmp/logs",
+                "AGENT_ON_DONE": "exit",
+            },
+        )
+        yield made
+        report = getattr(request.node, "failed_call", None)
+        if report:
+            for container in made.started:
+                print(container.tail())
+
+
+@pytest.hookimpl(tryfirst=True, hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """Note a failure on the test itself, so that its cluster can show the agents' words."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result has no stub here
+    if report.when == "call" and report.failed:
+        item.failed_call = True  # type: ignore[attr-defined]  # our own note

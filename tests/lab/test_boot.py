@@ -1,0 +1,136 @@
+"""Boot: one identical environment on every pod becomes one job with one exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+
+import pytest
+
+from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
+
+LOOK_AROUND = "env; pwd; echo done; exit 7"
+
+
+@pytest.mark.pods(3)
+def test_three_pods_one_environment_two_runs(cluster: Cluster) -> None:
+    """Three pods end with the job's code, twice in a row, and the decoy is never chosen."""
+    agents = cluster.agents("sh", "-c", LOOK_AROUND)
+    assert ends(agents) == [7, 7, 7]
+    head, *workers = agents
+    env = dict(line.split("=", 1) for line in head.stdout().splitlines() if "=" in line)
+    assert env["NCCL_SOCKET_IFNAME"] == env["GLOO_SOCKET_IFNAME"] == "podnet1"
+    assert env["VLLM_HOST_IP"] == cluster.pods[0].ip
+    assert env["RAY_AUTH_MODE"] == "disabled"
+    assert "done" in head.stdout().splitlines()
+    assert not any(worker.stdout() for worker in workers)
+    decoys = [pod.decoy_ip for pod in cluster.pods]
+    for agent in agents:
+        assert not any(decoy in agent.stderr() for decoy in decoys)
+        assert "exit code 7" in last_line(agent)
+    ended = [agent.ended_at for agent in agents]
+    assert None not in ended
+    for pod in cluster.pods:
+        assert cluster.outcome(pod)["kind"] == "job-failed"
+
+    again = cluster.agents("sh", "-c", "echo second run")
+    assert ends(again) == [0, 0, 0]
+    assert again[0].stdout() == "second run\n"
+
+
+@pytest.mark.pods(3)
+def test_rehearsal_learns_on_three_pods(cluster: Cluster) -> None:
+    """The default job learns; every node takes part and sees the reward server itself."""
+    agents = cluster.agents()
+    assert ends(agents, 120.0) == [0, 0, 0], agents[0].tail()
+    lines = [line for line in agents[0].stdout().splitlines() if "reward" in line]
+    steps = [re.match(r"step (\d+)/(\d+) mean reward (\d\.\d+)", line) for line in lines]
+    assert all(steps)
+    rewards = [float(step[3]) for step in steps if step]
+    assert rewards[0] < 0.5
+    assert rewards[-1] >= 0.9
+    curve = json.loads(cluster.file(0, "curve.json").read_text())
+    assert len(curve["nodes"]) == 3
+    assert cluster.file(0, "curve.svg").read_text().startswith("<svg")
+    head = agents[0].stderr()
+    assert "removing a stale" not in head
+
+
+@pytest.mark.pods(2)
+def test_worker_twenty_seconds_before_the_head(cluster: Cluster) -> None:
+    """A worker that comes 20 s early waits, says for whom, and joins at once."""
+    worker = cluster.agent(1, "true")
+    until = worker.started_at + 20
+    await_true("20 s", lambda: worker.poll() is not None or time.monotonic() >= until, 25)
+    assert worker.running
+    head = cluster.agent(0, "true")
+    assert ends([head, worker]) == [0, 0]
+    assert re.search(r"waiting for the head poda.*connection refused", worker.stderr())
+
+
+@pytest.mark.pods(2, unpublished=("poda",))
+def test_head_name_unresolvable_for_ten_seconds(cluster: Cluster) -> None:
+    """DNS that learns of the head late costs that time and no more."""
+    head, worker = cluster.agents("true")
+    until = worker.started_at + 10
+    await_true("10 s", lambda: worker.poll() is not None or time.monotonic() >= until, 15)
+    assert worker.running
+    cluster.pods[0].publish()
+    assert ends([head, worker]) == [0, 0]
+    assert "does not resolve" in worker.stderr()
+
+
+@pytest.mark.pods(2)
+def test_a_worker_never_comes(cluster: Cluster) -> None:
+    """At the deadline head and the worker that came end with 69, and the head says who."""
+    cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "14s"}
+    head, worker = cluster.agents("true")
+    assert ends([head, worker], 60) == [69, 69]
+    assert "1 of 2 joined" in last_line(head)
+    assert "1 never heard of" in last_line(head)
+    outcome = cluster.outcome(0)
+    assert (outcome["kind"], outcome["culprit"]) == ("unavailable", "workers")
+    assert "workers never came" in last_line(worker)
+
+
+@pytest.mark.pods(3)
+def test_dstack_names_the_missing_rank(cluster: Cluster) -> None:
+    """Where the platform gives ranks, the missing one is named, with the last that was heard."""
+    ips = [pod.ip for pod in cluster.pods]
+    common = {
+        "DSTACK_NODES_NUM": "3",
+        "DSTACK_MASTER_NODE_IP": ips[0],
+        "DSTACK_NODES_IPS": "\n".join(ips),
+        "DSTACK_RUN_ID": "run-42",
+        "AGENT_WAIT_WORKERS": "14s",
+        "AGENT_LOG_DIR": "/tmp/logs",
+    }
+    cluster.env = common
+    head = cluster.agent(0, "true", env={"DSTACK_NODE_RANK": "0"})
+    worker = cluster.agent(1, "true", env={"DSTACK_NODE_RANK": "1"})
+    assert ends([head, worker], 60) == [69, 69]
+    assert "never heard of rank 2" in last_line(head)
+    assert "rank 1 of 3: DSTACK_NODE_RANK=1, DSTACK_NODES_NUM=3" in worker.stderr()
+    runs = list((cluster.pods[0].tmp / "logs" / "run-42").iterdir())
+    assert [path.name for path in runs] == ["node0"]
+
+
+@pytest.mark.pods(1)
+def test_alone_with_a_stale_ray_on_the_port(cluster: Cluster) -> None:
+    """EXPECTED_WORKERS=0 needs no worker; a Ray left on the pod is removed first."""
+    pod = cluster.pods[0]
+    idle = pod.start(["sleep", "infinity"], env={"RAY_AUTH_MODE": "disabled"})
+    stale = idle.exec(
+        [RAY, "start", "--head", f"--node-ip-address={pod.ip}", "--port=6379"], timeout=60
+    )
+    assert stale.returncode == 0, stale.stderr
+    agent = idle.spawn([AGENT, "run", "--", "sh", "-c", "exit 3"], env=_own(cluster))
+    assert agent.wait(BOOT) == 3, agent.tail()
+    assert "removing a stale Ray" in agent.stderr()
+    left = [p.cmdline for p in idle.processes() if "ray" in p.cmdline and not p.zombie]
+    assert left == []
+
+
+def _own(cluster: Cluster) -> dict[str, str]:
+    return {**cluster.env, "RUNPOD_POD_ID": cluster.pods[0].name}

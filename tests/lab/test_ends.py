@@ -1,0 +1,130 @@
+"""Ends: every way for a job or a node to end: its code, within its grace, no leftovers."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
+
+PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
+
+
+@pytest.mark.pods(1)
+def test_a_signal_gives_128_and_the_signal(cluster: Cluster) -> None:
+    """A job killed by SIGKILL ends the run with 137."""
+    head = cluster.agent(0, "sh", "-c", "kill -KILL $$")
+    assert head.wait(BOOT) == 137, head.tail()
+    assert cluster.outcome(0)["kind"] == "job-failed"
+    assert "SIGKILL" in last_line(head)
+
+
+@pytest.mark.pods(1)
+def test_a_job_stopped_from_outside_gives_143(cluster: Cluster) -> None:
+    """`ray job stop` by hand ends the run with 143, and the job had its chance to clean up."""
+    head = cluster.agent(0, "sh", "-c", PATIENT)
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    job = next(p.name for p in (cluster.pods[0].tmp / "logs").iterdir() if p.name != "latest")
+    dashboard = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:8265", "RAY_AUTH_MODE": "disabled"}
+    stopped = head.exec([RAY, "job", "stop", "--no-wait", f"{job}-1"], env=dashboard, timeout=60)
+    assert stopped.returncode == 0, stopped.stderr
+    assert head.wait(40) == 143
+    assert "cleaned up" in head.stdout()
+    assert cluster.outcome(0)["kind"] == "stopped"
+
+
+@pytest.mark.pods(2)
+def test_sigterm_to_the_head_stops_all_within_the_grace(cluster: Cluster) -> None:
+    """The job cleans up, head and worker end with 143 in time, and nothing is left."""
+    head, worker = cluster.agents("sh", "-c", PATIENT)
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    began = time.monotonic()
+    head.signal(signal.SIGTERM)
+    assert ends([head, worker], 40) == [143, 143]
+    assert time.monotonic() - began < 25
+    assert "cleaned up" in head.stdout()
+    assert cluster.outcome(0)["kind"] == cluster.outcome(1)["kind"] == "stopped"
+
+
+@pytest.mark.pods(2)
+def test_sigterm_to_a_worker_costs_the_job_its_grace(cluster: Cluster) -> None:
+    """The worker says goodbye and ends with 143; the head waits the grace, then ends with 75."""
+    cluster.env["AGENT_NODE_GRACE"] = "4s"
+    head, worker = cluster.agents("sh", "-c", PATIENT)
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    worker.signal(signal.SIGTERM)
+    began = time.monotonic()
+    assert worker.wait(25) == 143
+    assert head.wait(40) == 75
+    assert 4 < time.monotonic() - began < 20
+    assert "podb" in last_line(head)
+    assert "AGENT_NODE_GRACE" in last_line(head)
+    assert "cleaned up" in head.stdout()
+    assert cluster.outcome(0)["kind"] == "lost"
+
+
+@pytest.mark.pods(1)
+def test_sigterm_while_booting(cluster: Cluster) -> None:
+    """A stop while Ray still boots is a stop at once."""
+    head = cluster.agent(0, "true")
+    head.wait_for("starting Ray", timeout=20)
+    began = time.monotonic()
+    head.signal(signal.SIGTERM)
+    assert head.wait(20) == 143
+    assert time.monotonic() - began < 10
+
+
+@pytest.mark.pods(1)
+def test_second_sigint_kills(cluster: Cluster) -> None:
+    """Ctrl-C twice ends everything at once with 130, though the job will not listen."""
+    pod = cluster.pods[0]
+    idle = pod.start(["sleep", "infinity"])
+    deaf = "trap '' TERM INT; echo running; while :; do sleep 0.1; done"
+    command = [AGENT, "run", "--", "sh", "-c", deaf]
+    agent = idle.spawn(command, env={**cluster.env, "RUNPOD_POD_ID": pod.name})
+    agent.wait_for("running", stream="stdout", timeout=BOOT)
+    agent.signal(signal.SIGINT)
+    agent.wait_for("stopping the job", timeout=10)
+    agent.signal(signal.SIGINT)
+    began = time.monotonic()
+    assert agent.wait(10) == 130
+    assert time.monotonic() - began < 3
+    await_true(
+        "no process is left",
+        lambda: all(p.zombie or "sleep infinity" in p.cmdline for p in idle.processes()),
+        10,
+    )
+
+
+@pytest.mark.pods(1)
+def test_hold_keeps_the_verdict_and_nothing_else(cluster: Cluster) -> None:
+    """As RunPod's first process the agent holds the verdict: no Ray, no driver, no zombie."""
+    del cluster.env["AGENT_ON_DONE"]
+    orphan = "(setsid sleep 1000 &) ; (sleep 0.2 &) ; exit 5"
+    head = cluster.agent(0, "sh", "-c", orphan)
+    head.wait_for("holding the pod", timeout=BOOT)
+    assert cluster.outcome(0)["exit_code"] == 5
+    left = [p.cmdline for p in head.processes()]
+    assert len(left) == 2, left
+    assert all("pod-agent" in line for line in left), left
+    assert not any(p.zombie for p in head.processes())
+    status = head.exec([AGENT, "status"])
+    assert "job-failed" in status.stdout, status.stderr
+    head.signal(signal.SIGTERM)
+    assert head.wait(10) == 5
+
+
+@pytest.mark.pods(1)
+def test_no_job_means_stay(cluster: Cluster) -> None:
+    """AGENT_JOB=none boots, answers `status`, takes `ray job submit` by hand, and ends with 0."""
+    head = cluster.agent(0, env={"AGENT_JOB": "none", "DEBUG_RAY": "post-mortem"})
+    head.wait_for("is up and stays", timeout=BOOT)
+    status = head.exec([AGENT, "status", "--json"])
+    assert '"phase": "running"' in status.stdout
+    raylets = [p for p in head.processes() if p.name == "raylet"]
+    assert [p.environ().get("RAY_DEBUG_POST_MORTEM") for p in raylets] == ["1"]
+    assert "RAY_DEBUG" not in raylets[0].environ()
+    head.signal(signal.SIGTERM)
+    assert head.wait(25) == 0

@@ -1,0 +1,377 @@
+"""The pod lab itself: what the scenarios rely on, shown with real namespaces, without Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import podlab
+from podlab import leftovers
+from podlab.network import ip, mount_points
+from podlab.waiting import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from podlab import Container, Lab, Pod
+
+CLI = Path(__file__).parents[2] / "scripts/lab"
+IDLE = ("sleep", "infinity")
+LISTEN = """
+import socket, sys
+server = socket.create_server(("", 7000))
+print("listening", flush=True)
+while True:
+    peer = server.accept()[0]
+    peer.sendall(socket.gethostname().encode())
+    peer.close()
+"""
+CONNECT = """
+import socket, sys
+address, port, timeout, interface = sys.argv[1:]
+peer = socket.socket()
+peer.settimeout(float(timeout))
+if interface:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+try:
+    peer.connect((address, int(port)))
+    print(peer.recv(100).decode())
+except OSError as problem:
+    print(type(problem).__name__)
+"""
+QUICK_DNS = {"RES_OPTIONS": "timeout:1 attempts:1"}
+
+
+@pytest.fixture(scope="module")
+def lab() -> Iterator[Lab]:
+    """Three pods for all tests of this file; skipped, or in CI failed, where there can be none."""
+    reason = podlab.missing()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    with podlab.Lab(pods=3) as made:
+        yield made
+
+
+@pytest.fixture
+def idle(lab: Lab) -> Iterator[list[Container]]:
+    """Three idle containers, one on each pod."""
+    containers = [pod.start(IDLE) for pod in lab]
+    yield containers
+    for container in containers:
+        container.kill()
+
+
+@pytest.fixture
+def greeter(lab: Lab) -> Iterator[Pod]:
+    """The second pod, where a server on port 7000 of all addresses tells its host name."""
+    server = lab.pods[1].start([sys.executable, "-c", LISTEN])
+    server.wait_for("listening")
+    yield lab.pods[1]
+    server.kill()
+
+
+def connect(
+    container: Container, address: str, *, timeout: float = 2, port: int = 7000, interface: str = ""
+) -> str:
+    """Return what the server says, or the name of what went wrong."""
+    words = ["-c", CONNECT, address, str(port), str(timeout), interface]
+    return container.exec([sys.executable, *words], timeout=20).stdout.strip()
+
+
+def lookup(container: Container, name: str) -> str:
+    """Return the first address that the container's own resolver gives for a name."""
+    done = container.exec(["getent", "ahostsv4", name], env=QUICK_DNS, timeout=20)
+    return (done.stdout.split() or [""])[0]
+
+
+def test_names(lab: Lab, idle: list[Container]) -> None:
+    """Every pod knows every other, bare and in full; unknown names fail fast; itself is a trap."""
+    for pod in lab.pods[1:]:
+        assert lookup(idle[0], pod.name) == pod.ip
+        assert lookup(idle[0], f"{pod.name}.runpod.internal") == pod.ip
+    assert lookup(idle[0], "pod0.runpod.internal") == lab.pods[0].ip
+    assert lookup(idle[0], "pod0").startswith("127.")
+    began = time.monotonic()
+    for name in ("pod9", "pod9.runpod.internal", "example.org"):
+        assert lookup(idle[0], name) == ""
+    assert time.monotonic() - began < 1.5
+
+
+def test_publish_later(lab: Lab, idle: list[Container]) -> None:
+    """A name is unknown until published, may move, and may vanish again; each in force at once."""
+    name = "late.runpod.internal"
+    assert lookup(idle[0], name) == ""
+    lab.publish("late", "10.77.0.99")
+    assert lookup(idle[0], name) == "10.77.0.99"
+    lab.publish("late", "10.77.0.98")
+    assert lookup(idle[0], name) == "10.77.0.98"
+    lab.unpublish("late")
+    assert lookup(idle[0], name) == ""
+    lab.pods[1].unpublish()
+    assert lookup(idle[0], "pod1.runpod.internal") == ""
+    lab.pods[1].publish()
+    assert lookup(idle[0], "pod1.runpod.internal") == lab.pods[1].ip
+
+
+def test_silent_dns(lab: Lab, idle: list[Container]) -> None:
+    """A DNS server that does not answer costs the resolver's timeout, not a quick no."""
+    lab.dns(answering=False)
+    began = time.monotonic()
+    assert lookup(idle[0], "pod1") == ""
+    assert time.monotonic() - began > 0.9
+    lab.dns(answering=True)
+    assert lookup(idle[0], "pod1") == lab.pods[1].ip
+
+
+def test_network(greeter: Pod, idle: list[Container]) -> None:
+    """Pods reach each other over podnet1, never over the decoy, which has the default route."""
+    assert connect(idle[0], greeter.ip) == "pod1"
+    assert connect(idle[2], greeter.ip, interface="podnet1") == "pod1"
+    assert connect(idle[0], greeter.ip, interface="eth0", timeout=0.3) == "TimeoutError"
+    assert connect(idle[0], greeter.decoy_ip, timeout=0.3) == "TimeoutError"
+    assert connect(idle[0], "192.0.2.1", timeout=0.3) == "TimeoutError"
+    routes = idle[0].exec(["ip", "route"]).stdout
+    assert "default via 172.31.250.1 dev eth0" in routes
+    addresses = idle[0].exec(["ip", "-brief", "-4", "address"]).stdout
+    assert {line.split("@")[0].split()[0] for line in addresses.splitlines()} == {
+        "lo",
+        "eth0",
+        "podnet1",
+    }
+    assert sorted(idle[0].exec(["ls", "/sys/class/net"]).stdout.split()) == [
+        "eth0",
+        "lo",
+        "podnet1",
+    ]
+
+
+def test_cut_and_heal(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
+    """A pod cut off is silent, both ways, with its link up; healed, it is back."""
+    greeter.cut()
+    assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
+    assert connect(idle[1], lab.pods[0].ip, timeout=0.3) == "TimeoutError"
+    assert "UP" in idle[1].exec(["ip", "-brief", "link", "show", "podnet1"]).stdout.split()
+    greeter.heal()
+    assert connect(idle[0], greeter.ip) == "pod1"
+
+
+def test_lose(lab: Lab, idle: list[Container]) -> None:
+    """A pod lost is dead and silent: where a port of a dead process refuses, it does not."""
+    assert connect(idle[0], lab.pods[2].ip, port=1) == "ConnectionRefusedError"
+    lab.pods[2].lose()
+    assert idle[2].poll() == 137
+    assert connect(idle[0], lab.pods[2].ip, port=1, timeout=0.3) == "TimeoutError"
+    lab.pods[2].heal()
+
+
+@pytest.mark.parametrize(
+    ("argv", "code"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 3"], 3),
+        ([sys.executable, "-c", "raise SystemExit(7)"], 7),
+        (["no-such-command"], 127),
+        (["/etc/hosts"], 126),
+    ],
+)
+def test_exit_codes(lab: Lab, argv: list[str], code: int) -> None:
+    """PID 1's exit code arrives as a shell would give it; so does a further command's."""
+    assert lab.pods[0].start(argv).wait(10) == code
+    idle = lab.pods[0].start(IDLE)
+    assert idle.exec(argv).returncode == code
+    idle.kill()
+
+
+def test_killed_by_signal(idle: list[Container]) -> None:
+    """Death by signal n is 128+n, for PID 1 and for others."""
+    assert idle[0].exec(["sh", "-c", "kill -TERM $$"]).returncode == 143
+    idle[0].signal(signal.SIGKILL)
+    assert idle[0].wait(5) == 137
+    assert idle[0].ended_at is not None
+    assert 0 <= time.monotonic() - idle[0].ended_at < 1
+
+
+def test_pid_1_and_term(lab: Lab) -> None:
+    """PID 1 gets TERM if it has a handler, and ignores it if not, as in any container."""
+    deaf = lab.pods[0].start(IDLE)
+    deaf.signal(signal.SIGTERM)
+    trap = "trap 'echo told; exit 5' TERM; echo pid $$; while :; do sleep 0.02; done"
+    container = lab.pods[0].start(["sh", "-c", trap])
+    container.wait_for(r"^pid 1$", stream="stdout")
+    container.signal(signal.SIGTERM)
+    assert container.wait(5) == 5
+    assert container.stdout().endswith("told\n")
+    assert deaf.running
+    deaf.kill()
+
+
+def test_kill_takes_grandchildren_along(lab: Lab) -> None:
+    """A killed container leaves no process, whatever its session; before that all are seen."""
+    script = "setsid sh -c 'sleep 971 & sleep 972' & sleep 0.01 & exec sleep 973"
+    container = lab.pods[0].start(["sh", "-c", script])
+
+    def complete() -> bool:
+        lines = {info.cmdline for info in container.processes()}
+        zombies = [info for info in container.processes() if info.zombie]
+        return {"sleep 971", "sleep 972", "sleep 973"} <= lines and bool(zombies)
+
+    until(complete, 5, "three sleeps and a zombie")
+    infos = container.processes()
+    assert (infos[0].pid, infos[0].ppid, infos[0].cmdline) == (1, 0, "sleep 973")
+    container.kill()
+    assert container.processes() == []
+    assert not [info for info in infos if Path(f"/proc/{info.host_pid}").exists()]
+
+
+def test_exec_and_spawn(idle: list[Container]) -> None:
+    """Further commands run inside, are waited for or not, and die with the container."""
+    done = idle[0].exec(["sh", "-c", "echo $A; hostname >&2; pwd"], env={"A": "b"}, cwd="/tmp")
+    assert (done.stdout, done.stderr) == ("b\n/tmp\n", "pod0\n")
+    with pytest.raises(TimeoutError, match=r"still running after 0.3 s(.|\n)*words"):
+        idle[0].exec(["sh", "-c", "echo words; sleep 981; true"], timeout=0.3)
+    running = idle[0].spawn(["sh", "-c", "echo up; sleep 982; true"])
+    running.wait_for("up")
+
+    def only_second() -> bool:
+        lines = [info.cmdline for info in idle[0].processes()]
+        return "sleep 982" in lines and "sleep 981" not in lines
+
+    until(only_second, 5, "the first command's end with its child, the second's child")
+    idle[0].kill()
+    assert running.wait(5) == 137
+
+
+def test_wait_for(lab: Lab) -> None:
+    """A match comes back; an end without one fails at once, with the logs' tails."""
+    container = lab.pods[0].start(["sh", "-c", "echo port 6379; echo broken >&2; exit 4"])
+    assert container.wait_for(r"port (\d+)")[1] == "6379"
+    with pytest.raises(podlab.LabError, match=r"ended with 4(.|\n)*broken"):
+        container.wait_for("ready", timeout=30)
+    idle = lab.pods[0].start(IDLE)
+    with pytest.raises(TimeoutError, match="ready"):
+        idle.wait_for("ready", timeout=0.1)
+    idle.kill()
+
+
+def test_freeze_and_thaw(lab: Lab, idle: list[Container]) -> None:
+    """A frozen pod stands still, whole, and can go on or be killed."""
+    ticks = idle[0].spawn(["sh", "-c", "while :; do echo tick; sleep 0.01; done"])
+    ticks.wait_for("tick")
+    lab.pods[0].freeze()
+    assert {info.state for info in idle[0].processes()} == {"T"}
+    lab.pods[0].thaw()
+    assert "T" not in {info.state for info in idle[0].processes()}
+    lab.pods[0].freeze()
+    idle[0].kill()
+
+
+def test_clean_environment(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container gets PATH, HOME, LANG and what the test gives; signals are all default."""
+    for name in ("CI", "AGENT_JOB", "RAY_ADDRESS", "RUNPOD_POD_ID"):
+        monkeypatch.setenv(name, "leak")
+    container = lab.pods[0].start(["env"], env={"A": "b"})
+    assert container.wait(5) == 0
+    names = dict(line.split("=", 1) for line in container.stdout().splitlines())
+    assert set(names) == {"PATH", "HOME", "LANG", "A"}
+    status = lab.pods[0].start(["grep", "-E", "^Sig(Blk|Ign)", "/proc/self/status"])
+    assert status.wait(5) == 0
+    assert set(status.stdout().split()) == {"SigBlk:", "SigIgn:", "0" * 16}
+
+
+def test_private_places(lab: Lab, tmp_path: Path) -> None:
+    """/tmp and $HOME are the pod's and outlive a container; /dev/shm and /run are fresh."""
+    first, second, _ = lab.pods
+    write = "echo kept | tee /tmp/note $HOME/note /dev/shm/note /run/note"
+    assert first.start(["sh", "-c", write]).wait(5) == 0
+    again = first.start(["sh", "-c", "cat /tmp/note $HOME/note; ls /dev/shm /run"])
+    assert again.wait(5) == 0
+    assert again.stdout().split() == ["kept", "kept", "/dev/shm:", "/run:", "home"]
+    assert (first.tmp / "note").read_text() == (first.home / "note").read_text() == "kept\n"
+    other = second.start(["sh", "-c", f"ls -A /tmp; ls -d {tmp_path} {lab.folder}"])
+    assert other.wait(5) != 0
+    assert other.stdout() == ""
+    size = first.start(["df", "--output=size", "/dev/shm"], shm="64m")
+    assert size.wait(5) == 0
+    assert size.stdout().split()[-1] == "65536"
+    assert not Path("/dev/shm/note").exists()
+
+
+def test_shared_path(lab: Lab, tmp_path: Path) -> None:
+    """A path under /tmp that a test shares is the same inside, read-write; DNS can start empty."""
+    with podlab.Lab(names=["abc123"], unpublished=["abc123"], share=[tmp_path]) as other:
+        assert other.id != lab.id
+        pod = other["abc123"]
+        container = pod.start(["sh", "-c", "hostname > it; exec sleep infinity"], cwd=tmp_path)
+        assert lookup(container, "abc123.runpod.internal") == ""
+        pod.publish()
+        assert lookup(container, "abc123.runpod.internal") == pod.ip
+        assert (tmp_path / "it").read_text() == "abc123\n"
+    assert (tmp_path / "it").exists()
+
+
+def test_nothing_is_left(lab: Lab) -> None:
+    """A lab that ends, even by an exception, takes everything along; it was quick to make."""
+    before = mount_points()
+    began = time.monotonic()
+    with pytest.raises(ZeroDivisionError), podlab.Lab(pods=3) as other:  # noqa: PT012 - a with block is the point
+        took = time.monotonic() - began
+        containers = [pod.start(["sh", "-c", "sleep 991 & sleep 992"]) for pod in other]
+        assert other.id != lab.id
+        assert len(leftovers.is_left(other.id)) == 9  # 5 namespaces, 3 in /etc, one folder
+        _ = 1 / 0
+    assert took < 1.5
+    assert [container.poll() for container in containers] == [137] * 3
+    assert leftovers.is_left(other.id) == []
+    assert mount_points() == before
+
+
+def start_cli(*words: str) -> subprocess.Popen[str]:
+    """Start scripts/lab run, and wait for the pods' first line."""
+    process = subprocess.Popen(
+        [sys.executable, CLI, "run", *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().endswith("| up\n")
+    return process
+
+
+def test_creator_killed(lab: Lab) -> None:
+    """A lab whose creator is killed loses its processes at once, the rest by clean()."""
+    process = start_cli("--pods", "1", "--", "sh", "-c", "echo up; sleep 993")
+    name = f"podlab-{process.pid}-1"
+    netns = f"{name}-pod-pod0"
+    assert name not in leftovers.clean()
+    process.kill()
+    process.communicate(timeout=10)
+    until(lambda: not ip("netns", "pids", netns), 5, "end of the pod's processes")
+    assert name in leftovers.clean()
+    assert leftovers.is_left(name) == []
+    assert leftovers.is_left(lab.id) != []
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_command_stopped(lab: Lab, number: signal.Signals) -> None:
+    """Ctrl-C or TERM goes to every pod as TERM; the first pod's code is the command's."""
+    assert lab.pods
+    script = "trap 'echo told; exit 9' TERM; echo up; while :; do sleep 0.02; done"
+    process = start_cli("--pods", "2", "--", "sh", "-c", script)
+    assert process.stdout is not None
+    first, second = "pod0", process.stdout.readline().split()[0]
+    process.send_signal(number)
+    out, err = process.communicate(timeout=10)
+    assert process.returncode == 9, err
+    assert {first, second} == {"pod0", "pod1"}
+    assert sorted(out.splitlines()) == ["pod0 | told", "pod1 | told"]
+    assert leftovers.is_left(f"podlab-{process.pid}-1") == []

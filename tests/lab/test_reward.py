@@ -1,0 +1,110 @@
+"""The reward server: real readiness, early death, patience, and its place beside Ray's boot."""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+import time
+
+import pytest
+
+from scenario import Cluster, ends, last_line
+
+SERVER = textwrap.dedent(
+    """
+    import http.server, json, os, sys, time
+    delay, reply = float(sys.argv[1]), sys.argv[2]
+    time.sleep(delay)
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            if reply == "silence":
+                time.sleep(3600)
+            body = reply.encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+    address = ("", int(os.environ["AGENT_REWARD_PORT"]))
+    http.server.ThreadingHTTPServer(address, Handler).serve_forever()
+    """
+)
+GOOD = '{"rewards": [1.0]}'
+
+
+def server(cluster: Cluster, delay: float, reply: str) -> str:
+    """Write a reward server into the pod's /tmp; return the command that runs it."""
+    (cluster.pods[0].tmp / "server.py").write_text(SERVER)
+    return f"exec {sys.executable} /tmp/server.py {delay:g} '{reply}'"
+
+
+@pytest.mark.pods(1)
+def test_an_early_death_ends_the_wait_at_once(cluster: Cluster) -> None:
+    """A server that dies before it is ready ends the run with its last words."""
+    cluster.env["AGENT_REWARD"] = "echo no such model: qwen >&2; exit 4"
+    head = cluster.agent(0, "echo", "{reward_url}")
+    began = time.monotonic()
+    assert head.wait(60) == 69
+    assert time.monotonic() - began < 8
+    assert re.search(r"exit code 4.*no such model: qwen", last_line(head))
+    assert cluster.outcome(0)["culprit"] == "reward server"
+
+
+@pytest.mark.pods(1)
+def test_twelve_seconds_overlap_with_the_boot(cluster: Cluster) -> None:
+    """A server that needs 12 s costs the longer of the two, not the sum; its URL is the head's."""
+    cluster.env["AGENT_REWARD"] = server(cluster, 12, GOOD)
+    head = cluster.agent(0, "echo", "url={reward_url}")
+    began = time.monotonic()
+    head.wait_for("url=http", timeout=60)
+    seconds = time.monotonic() - began
+    assert head.wait(60) == 0
+    assert 12 < seconds < 12 + 7, seconds
+    assert head.stdout() == f"url=http://{cluster.pods[0].ip}:5000/get_reward\n"
+    submitted = head.stderr().index("submitting the job")
+    assert head.stderr().index("reward server answers") < submitted
+
+
+@pytest.mark.pods(1)
+@pytest.mark.parametrize(
+    ("reply", "complaint"),
+    [
+        ("what is a reward", "not JSON"),
+        ('{"rewards": [NaN]}', "not a finite number"),
+        ("silence", "no answer within"),
+    ],
+    ids=["nonsense", "nan", "silence"],
+)
+def test_a_wrong_reply_is_retried_until_the_deadline(
+    cluster: Cluster, reply: str, complaint: str
+) -> None:
+    """Nonsense and silence are waited out until AGENT_WAIT_REWARD, then named."""
+    cluster.env |= {"AGENT_REWARD": server(cluster, 0, reply), "AGENT_WAIT_REWARD": "12s"}
+    head = cluster.agent(0, "echo", "{reward_url}")
+    began = time.monotonic()
+    assert ends([head], 60) == [69]
+    assert 11 < time.monotonic() - began < 20
+    assert complaint in last_line(head)
+
+
+@pytest.mark.pods(1)
+def test_a_death_during_the_job_is_repaired(cluster: Cluster) -> None:
+    """A server that dies while the job runs is started again, and the job goes on."""
+    (cluster.pods[0].tmp / "server.py").write_text(SERVER)
+    start = (
+        f"{sys.executable} /tmp/server.py 0 '{GOOD}' & echo $! > /tmp/server.pid; wait $!; exit 9"
+    )
+    cluster.env["AGENT_REWARD"] = start
+    ask = "import urllib.request as u, sys; print(u.urlopen(sys.argv[1], b'{}').read())"
+    wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
+    job = f'{wait}; exec {sys.executable} -c "{ask}" {{reward_url}}'
+    head = cluster.agent(0, "sh", "-c", job)
+    head.wait_for("the job is submitted", timeout=60)
+    pid = (cluster.pods[0].tmp / "server.pid").read_text().strip()
+    assert head.exec(["kill", "-9", pid]).returncode == 0
+    head.wait_for("restart 1 of 3", timeout=20)
+    head.wait_for(r"reward server answers[\s\S]*reward server answers", timeout=20)
+    (cluster.pods[0].tmp / "go").touch()
+    assert head.wait(60) == 0, head.tail()
+    assert "rewards" in head.stdout()

@@ -1,0 +1,94 @@
+"""What the scenarios share: agents in the pods of a lab, their ends and their words."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import podlab
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from podlab import Container, Pod
+
+REPO = Path(__file__).parents[1]
+AGENT = str(Path(sys.executable).parent / "pod-agent")
+RAY = str(Path(sys.executable).parent / "ray")
+BOOT = 90.0
+"""Longest that a job may take to start; three Rays share two cores here."""
+
+
+def need_lab() -> None:
+    """Skip where no lab can be made, and say why; in CI that is a failure."""
+    reason = podlab.missing()
+    if reason is not None:
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+
+
+@dataclass
+class Cluster:
+    """Pods of a lab, one identical environment, and the agents that were started in them."""
+
+    lab: podlab.Lab
+    env: dict[str, str]
+    started: list[Container] = field(default_factory=list)
+
+    @property
+    def pods(self) -> list[Pod]:
+        """The lab's pods, the head first."""
+        return list(self.lab.pods)
+
+    def agent(self, pod: Pod | int, *job: str, env: Mapping[str, str] | None = None) -> Container:
+        """Start the agent as a pod's first process, as RunPod would."""
+        where = self.pods[pod] if isinstance(pod, int) else pod
+        own = {"RUNPOD_POD_ID": where.name}
+        command = [AGENT, "run", "--", *job] if job else [AGENT]
+        container = where.start(command, env={**self.env, **own, **(env or {})})
+        self.started.append(container)
+        return container
+
+    def agents(self, *job: str, env: Mapping[str, str] | None = None) -> list[Container]:
+        """Start the agent in every pod at once."""
+        return [self.agent(pod, *job, env=env) for pod in self.pods]
+
+    def file(self, pod: Pod | int, name: str) -> Path:
+        """Return a file of a pod's newest run folder."""
+        where = self.pods[pod] if isinstance(pod, int) else pod
+        root = Path(where.tmp) / "logs"
+        runs = sorted(root.glob(f"*/{where.name}*"), key=lambda path: path.stat().st_mtime)
+        return runs[-1] / name
+
+    def outcome(self, pod: Pod | int) -> dict[str, Any]:
+        """Read a pod's outcome.json."""
+        data = json.loads(self.file(pod, "outcome.json").read_text())
+        assert isinstance(data, dict)
+        return data
+
+
+def ends(containers: Sequence[Container], timeout: float = BOOT) -> list[int]:
+    """Wait for all; return their exit codes."""
+    until = time.monotonic() + timeout
+    return [c.wait(timeout=max(0.1, until - time.monotonic())) for c in containers]
+
+
+def last_line(container: Container) -> str:
+    """Return the last line that an agent wrote to stderr."""
+    return container.stderr().strip().splitlines()[-1]
+
+
+def await_true(what: str, check: Callable[[], bool], timeout: float = 30.0) -> None:
+    """Wait for a condition, with a deadline."""
+    until = time.monotonic() + timeout
+    while not check():
+        assert time.monotonic() < until, f"{what}: not within {timeout} s"
+        time.sleep(0.05)

@@ -1,0 +1,205 @@
+"""Answers are found in text and compared by value."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.workloads.maths import (
+    answer_part,
+    equal,
+    extract_answer,
+    gold_answer,
+    grade,
+    worth_a_second_look,
+)
+
+EQUAL = [
+    ("1/2", "0.5"),
+    ("1/2", r"\frac{1}{2}"),
+    (r"\dfrac12", "0.5"),
+    (r"\tfrac{3}{4}\text{ hours}", "0.75"),
+    (r"-\frac{1}{2}", "-0.5"),
+    (r"\frac{-1}{2}", "-.5"),
+    (r"1\frac{1}{2}", "1.5"),
+    ("1 1/2", "3/2"),
+    (r"\frac{\frac12}{3}", "(1/2)/3"),
+    ("50%", "1/2"),
+    (r"50\%", "0.5"),
+    ("50 percent", "50"),
+    ("1,000", "1000"),
+    (r"10,\!000", "10000"),
+    (r"1\,000", "1000"),
+    ("1{,}000", "1000"),
+    (r"\$1,000.50", "1000.5"),
+    ("$5$", "5"),
+    (r"\(5\)", "5"),
+    ("5.", "5"),
+    ("+5", "5.0"),
+    ("-0", "0"),
+    ("\N{MINUS SIGN}5", "-5"),
+    ("1e3", "1000"),
+    ("1.0e-2", "0.01"),
+    (r"1.5\times10^{3}", "1500"),
+    (r"3 \cdot 10^2", "300"),
+    ("10^5", "100000"),
+    ("5 million", "5e6"),
+    (r"5\text{ million dollars}", "5000000"),
+    (r"5\text{ cm}", "5"),
+    (r"5\text{ cm}^2", "5"),
+    (r"5\mathrm{m}", "5"),
+    ("5 cm^2", "5"),
+    ("42 apples", "42"),
+    ("12 square meters", "12"),
+    (r"90^\circ", "90"),
+    (r"90^{\circ}", "90\N{DEGREE SIGN}"),
+    ("x=5", "5"),
+    (r"x = \frac{3}{4}", "0.75"),
+    ("y=2x+1", "2x+1"),
+    (r"x \in [0,1]", "[0, 1]"),
+    (r"\left( 1, 2 \right)", "(1,2)"),
+    ("(1/2, 0.25)", r"(0.5,\frac14)"),
+    ("[0,1)", "[0, 1.0)"),
+    (r"(-\infty, 3]", "(-\N{INFINITY},3]"),
+    ("((1,2),(3,4))", "((1, 2), (3, 4.0))"),
+    (r"\{1,2\}", r"\{2, 1\}"),
+    ("1, 2", "2,1"),
+    ("x=1, y=2", "x = 1,y=2.0"),
+    ("(1,2),(3,4)", "(3,4), (1,2)"),
+    ("(1,000, 2)", "(1000, 2)"),
+    (r"\frac{x}{2}", "x/2"),
+    (r"\frac{x+1}{2}", "(x + 1)/2"),
+    (r"2\pi", "2\N{GREEK SMALL LETTER PI}"),
+    (r"\sqrt{2}", "sqrt(2)"),
+    (r"x^{2}", "x^2"),
+    (r"2\cdot x", "2x"),
+    ("Paris", " paris "),
+    (r"\text{Monday}", "monday"),
+    ("(C)", "c"),
+]
+
+UNEQUAL = [
+    ("1/2", "50"),
+    ("11/2", "1 1/2"),
+    ("1 2", "12"),
+    ("1,2", "12"),
+    ("2", "-2"),
+    ("3+4", "7"),
+    ("5x", "5"),
+    ("2 sqrt", "2"),
+    ("x=5", "y=5"),
+    ("5 million", "5"),
+    ("3 pm", "3 am"),
+    ("(1,2)", "(2,1)"),
+    ("(0,1)", "[0,1]"),
+    ("(1,2,3)", "(1,2)"),
+    (r"\{1,1,2\}", r"\{1,2,2\}"),
+    ("1e999999999", "1e999999998"),
+    ("0.333", "1/3"),
+    ("1/0", "0"),
+    ("10 hours and 30 minutes", "10 hours and 30 seconds"),
+    ("", ""),
+    ("$", " "),
+]
+
+FOUND = [
+    (r"so \boxed{7}.", "7"),
+    (r"\boxed{1}, no: \boxed{2}", "2"),
+    (r"\boxed{\frac{1}{2}} and then \boxed{3", r"\frac{1}{2}"),
+    (r"\boxed{\{1,2\}}", r"\{1,2\}"),
+    (r"\boxed{\boxed{7}}", "7"),
+    (r"\boxed 7$", "7"),
+    (r"put it in \boxed{}: 8", "8"),
+    (r"<answer>3</answer> \boxed{4}", "4"),
+    ("<answer> 42 </answer> after 5 s", "42"),
+    (r"<answer>\boxed{42}</answer>", "42"),
+    ("<answer>1</answer><answer>Paris</answer>", "Paris"),
+    ("<answer>It costs 42 dollars in all</answer>", "42"),
+    ("<answer>The answer is x + 1</answer>", "x + 1"),
+    ("x - 3 = 4", "4"),
+    ("5 - 3", "3"),
+    ("3-4", "4"),
+    ("it is -5.", "-5"),
+    ("it costs $1,000.", "1,000"),
+    (r"it is $\frac{1}{2}$.", r"\frac{1}{2}"),
+    (r"it is $1\frac{1}{2}$.", r"1\frac{1}{2}"),
+    ("about 3/4 of it", "3/4"),
+    ("about 50% of it", "50%"),
+    ("#### 1,234", "1,234"),
+    ("nothing", None),
+    ("", None),
+]
+
+GOLD: list[tuple[str | float, str | None]] = [
+    ("#### 42", "42"),
+    ("2 and 3 are 5\n#### 1,000", "1,000"),
+    (r"so \boxed{42}", "42"),
+    (42, "42"),
+    (0.5, "0.5"),
+    ("x^2+1", "x^2+1"),
+    ("The answer is: 42", "42"),
+    ("", None),
+    ("  ", None),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), EQUAL)
+def test_the_same_value_is_equal(one: str, other: str) -> None:
+    """Two ways to write one value agree, in both directions."""
+    assert equal(one, other)
+    assert equal(other, one)
+
+
+@pytest.mark.parametrize(("one", "other"), UNEQUAL)
+def test_different_values_are_unequal(one: str, other: str) -> None:
+    """What only looks alike does not agree, in neither direction."""
+    assert not equal(one, other)
+    assert not equal(other, one)
+
+
+@pytest.mark.parametrize(("text", "answer"), FOUND)
+def test_the_answer_is_found(text: str, answer: str | None) -> None:
+    """The last box wins over the last tag, and that over the last number."""
+    assert extract_answer(text) == answer
+
+
+@pytest.mark.parametrize(("label", "gold"), GOLD)
+def test_the_gold_answer_is_found(label: str | float, gold: str | None) -> None:
+    """A label's mark is followed; without one, the whole of it counts."""
+    assert gold_answer(label) == gold
+
+
+def test_the_prompt_is_no_answer() -> None:
+    """Numbers of the prompt are not taken for the model's, where the prompt is known."""
+    assert answer_part("What is 3+4? No idea.", "What is 3+4?") == " No idea."
+    assert answer_part("No idea about 7.", "What is 3+4?") == "No idea about 7."
+    assert grade("What is 3+4? No idea.", "What is 3+4?", "4").reward == 0.0
+    assert grade("What is 3+4? No idea.", None, "4").reward == 1.0
+
+
+def test_a_grade_tells_what_was_compared() -> None:
+    """The reward comes with the answer and the gold; no label earns nothing."""
+    assert grade(r"\boxed{14/2}", None, "#### 7") == (1.0, "14/2", "7")
+    assert grade(r"\boxed{7}", None, None) == (0.0, "7", None)
+    assert grade("none", None, 7) == (0.0, None, "7")
+
+
+@pytest.mark.parametrize(
+    ("answer", "gold", "worth"),
+    [
+        (r"2\sqrt{3}", r"\sqrt{12}", True),
+        ("y+x", "x+y", True),
+        ("7", "8", False),
+        ("3+4", "7", False),
+        ("Paris", "London", False),
+        ("x" * 301, "y", False),
+        (None, "7", False),
+        ("7", None, False),
+    ],
+)
+def test_only_open_questions_get_a_second_look(
+    answer: str | None,
+    gold: str | None,
+    worth: bool,  # noqa: FBT001 # a column of the table above
+) -> None:
+    """Numbers, words and calculations are settled; symbols may still be equal."""
+    assert worth_a_second_look(answer, gold) is worth

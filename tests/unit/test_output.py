@@ -1,0 +1,55 @@
+"""The job's own output: Ray's lines taken out, every other byte passed on."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.runtime.output import WithoutPreamble
+
+SETTING_UP = b"2026-11-21 14:50:43,460\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
+RUNNING = b"Running entrypoint for job run-1: exec echo hi\n"
+
+
+def read(chunks: list[bytes]) -> bytes:
+    """Feed chunks one by one."""
+    own = WithoutPreamble("run-1", "exec echo hi")
+    return b"".join(own.feed(chunk) for chunk in chunks) + own.feed(b"", last=True)
+
+
+@pytest.mark.parametrize(
+    ("text", "own"),
+    [
+        (SETTING_UP + RUNNING + b"hi\n", b"hi\n"),
+        (SETTING_UP + b"hi\n" + RUNNING, b"hi\n"),
+        (SETTING_UP + b"hi\n" + RUNNING + b"no newline", b"hi\nno newline"),
+        (RUNNING, b""),
+        (b"hi\n", b"hi\n"),
+        (b"", b""),
+        (
+            SETTING_UP + b"Running entrypoint for job run-1: exec",
+            b"Running entrypoint for job run-1: exec",
+        ),
+        (RUNNING + RUNNING, RUNNING),
+    ],
+    ids=[
+        "usual",
+        "late",
+        "no newline",
+        "silent job",
+        "no preamble",
+        "empty",
+        "cut",
+        "an echo of it",
+    ],
+)
+@given(data=st.data())
+def test_ray_s_lines_are_taken_out(text: bytes, own: bytes, data: st.DataObject) -> None:
+    """However the file is cut into chunks, what is left is the job's own."""
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=5)))
+    edges = [0, *cuts, len(text)]
+    chunks = [text[a:b] for a, b in itertools.pairwise(edges)]
+    assert read(chunks) == own

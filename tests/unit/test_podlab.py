@@ -1,0 +1,299 @@
+"""The pod lab's pure parts: addresses, commands, files and packets, without root."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+from pathlib import Path
+
+import pytest
+
+from podlab import cli, dns, lab, launch, leftovers, mounts, network, rights
+from podlab.container import parse_environ, parse_status
+from podlab.errors import LabError
+from podlab.stream import Follower, prefix, wants_colour
+from podlab.waiting import until
+
+SHAPE = network.Shape()
+PORTS = [network.Port(i, f"pod{i}", f"podlab-1-1-pod-pod{i}", SHAPE) for i in range(3)]
+NUMBER = 4711
+
+
+def test_addresses_count_from_ten() -> None:
+    """Pod i is 10.77.0.(10+i), its decoy 172.31.250.(10+i), and DNS answers at 10.77.0.1."""
+    assert [port.ip for port in PORTS] == ["10.77.0.10", "10.77.0.11", "10.77.0.12"]
+    assert PORTS[2].decoy_ip == "172.31.250.12"
+    assert SHAPE.gateway == "10.77.0.1"
+
+
+def test_default_route_is_by_the_decoy() -> None:
+    """The pod's only default route leaves by eth0, and the void's links join no bridge."""
+    lines = network.pod_batch(PORTS[0], PORTS)
+    assert [line for line in lines if "default" in line] == [
+        "route add default via 172.31.250.1 dev eth0"
+    ]
+    assert not any("master" in line or "bridge" in line for line in network.void_batch(PORTS))
+
+
+def test_every_pod_is_a_port_of_the_bridge() -> None:
+    """The hub makes one link into each pod, under the interface's configured name."""
+    shape = network.Shape(interface="ens1")
+    lines = network.hub_batch([network.Port(0, "a", "ns-a", shape)])
+    assert "link add port0 type veth peer name ens1 address 02:77:00:00:00:0a netns ns-a" in lines
+    assert "link set port0 master lab up" in lines
+
+
+@pytest.mark.parametrize(
+    ("pods", "names", "expected"),
+    [
+        (2, None, ["pod0", "pod1"]),
+        (9, ["abc123", "x-pod-y"], ["abc123", "x-pod-y"]),
+    ],
+)
+def test_names(pods: int, names: list[str] | None, expected: list[str]) -> None:
+    """Names are podN, or those given, which then also say how many."""
+    assert lab.checked_names(pods, names) == expected
+
+
+@pytest.mark.parametrize(
+    ("pods", "names", "word"),
+    [
+        (0, None, "1 to"),
+        (1000, None, "1 to"),
+        (1, ["Pod_A"], "host name"),
+        (1, ["-a"], "host name"),
+        (1, ["a.b"], "host name"),
+        (2, ["a", "a"], "differ"),
+    ],
+)
+def test_wrong_names(pods: int, names: list[str] | None, word: str) -> None:
+    """What cannot be a host name is refused before anything is made."""
+    with pytest.raises(LabError, match=word):
+        lab.checked_names(pods, names)
+
+
+@pytest.mark.parametrize("interface", ["eth0", "lo", "sixteen-letters-"])
+def test_wrong_interfaces(interface: str) -> None:
+    """Interfaces must differ from each other and fit the kernel's 15 characters."""
+    with pytest.raises(LabError, match="interfaces"):
+        lab.Lab(1, interface=interface)
+
+
+def test_unknown_unpublished_name() -> None:
+    """A typo in unpublished must not pass."""
+    with pytest.raises(LabError, match="podX"):
+        lab.Lab(1, unpublished=["podX"])
+
+
+def test_hosts_of_dns() -> None:
+    """A bare name is known bare and in full, a full one as it is."""
+    table = {"pod1": "10.77.0.11", "other.example": "10.77.0.9"}
+    assert dns.hosts_text(table, "runpod.internal") == (
+        "10.77.0.9 other.example\n10.77.0.11 pod1.runpod.internal pod1\n"
+    )
+
+
+def reply(code: int, *records: bytes) -> bytes:
+    """Write a DNS reply to a question for a.b."""
+    head = struct.pack("!6H", NUMBER, 0x8180 | code, 1, len(records), 0, 0)
+    return head + dns.question(NUMBER, "a.b")[12:] + b"".join(records)
+
+
+A_RECORD = b"\xc0\x0c\0\1\0\1\0\0\0\0\0\4\x0a\x4d\0\x0a"
+CNAME_RECORD = b"\xc0\x0c\0\5\0\1\0\0\0\0\0\3\1c\0"
+
+
+@pytest.mark.parametrize(
+    ("packet", "expected"),
+    [
+        (reply(0, A_RECORD), "10.77.0.10"),
+        (reply(0, CNAME_RECORD, A_RECORD), "10.77.0.10"),
+        (reply(0, CNAME_RECORD), ""),
+        (reply(0), ""),
+        (reply(dns.NXDOMAIN), ""),
+        (dns.question(NUMBER, "a.b"), None),
+        (dns.question(NUMBER + 1, "a.b"), None),
+    ],
+)
+def test_dns_answers(packet: bytes, expected: str | None) -> None:
+    """An address, no such name, and what is no answer to our question are told apart."""
+    assert dns.answer(packet, NUMBER) == expected
+
+
+def test_dns_question() -> None:
+    """A question is one A query with recursion desired."""
+    assert dns.question(1, "ab.c") == b"\0\1\1\0\0\1\0\0\0\0\0\0\2ab\1c\0\0\1\0\1"
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("/tmp/repo", "/r/tmp/repo"),
+        ("/dev/shm/a/b", "/r/shm/a/b"),
+        ("/run/resolv.conf", "/r/run/resolv.conf"),
+        ("/tmp", None),
+        ("/tmpfs", None),
+        ("/etc/hosts", None),
+    ],
+)
+def test_staged(path: str, expected: str | None) -> None:
+    """Only what lies inside a private place must be prepared there."""
+    found = mounts.staged(Path(path), Path("/r"))
+    assert (str(found) if found else None) == expected
+
+
+def test_mounts_are_moved_last_and_tmp_after_all() -> None:
+    """Sources lie in /tmp, so /tmp is covered last but for /proc, and outer paths cover inner."""
+    needed = [Path("/opt/x"), Path("/tmp/repo"), Path("/tmp/repo/.venv")]
+    plan = mounts.mount_plan(Path("/tmp/l/0"), Path("/etc/netns/n"), "1g", needed)
+    moves = [step["target"] for step in plan if step["kind"] == "move"]
+    assert moves == ["/sys", "/run", "/dev/shm", "/tmp"]
+    assert [step["target"] for step in plan][-2:] == ["/tmp", "/proc"]
+    placed = [step["source"] for step in plan if step["kind"] == "place"]
+    assert "/tmp/repo" in placed
+    assert not {"/opt/x", "/tmp/repo/.venv"} & set(placed)
+    assert "size=1g" in next(step["options"] for step in plan if "shm" in step["target"])
+
+
+def test_needed_paths_hold_the_repository() -> None:
+    """The checkout is seen in pods, wherever it lies; so is what a test shares."""
+    root = Path(__file__).parents[2]
+    assert {root, Path("/usr")} <= set(mounts.needed_paths([Path("/usr"), Path("/nowhere")]))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("podlab-12-3-hub", ("podlab-12-3", 12)),
+        ("podlab-12-3-pod-a-b", ("podlab-12-3", 12)),
+        ("podlab-12-3", ("podlab-12-3", 12)),
+        ("podlab-x-3", None),
+        ("podlab-12", None),
+        ("other", None),
+    ],
+)
+def test_creator_of(name: str, expected: tuple[str, int] | None) -> None:
+    """Only our own pattern is ever taken for a lab's."""
+    assert leftovers.creator_of(name) == expected
+
+
+def test_is_dead_goes_by_start_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A living creator is spared; one whose pid is another's by now is not."""
+    monkeypatch.setattr(leftovers, "STATE_DIR", tmp_path)
+    me = os.getpid()
+    assert not leftovers.is_dead("podlab-1-1", me)
+    owner = tmp_path / "podlab-1-1" / lab.OWNER
+    owner.parent.mkdir()
+    owner.write_text(lab.start_time(me))
+    assert not leftovers.is_dead("podlab-1-1", me)
+    owner.write_text("1")
+    assert leftovers.is_dead("podlab-1-1", me)
+    assert leftovers.is_dead("podlab-1-2", 2**22 + 1)
+
+
+def test_folder_with_a_mount_is_spared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never delete through a mount: behind it are somebody's files."""
+    monkeypatch.setattr(lab, "mount_points", lambda: [f"{tmp_path}/pods/0/tmp/repo"])
+    with pytest.raises(LabError, match="not removed"):
+        lab.remove_folder(tmp_path)
+    assert tmp_path.exists()
+    monkeypatch.setattr(lab, "mount_points", lambda: ["/", "/proc"])
+    lab.remove_folder(tmp_path)
+    assert not tmp_path.exists()
+
+
+def test_proc_texts() -> None:
+    """Status and environ of a process are read as the kernel writes them."""
+    status = parse_status("Name:\tray::IDLE\nState:\tZ (zombie)\nNSpid:\t900\t7\n")
+    assert status == {"Name": "ray::IDLE", "State": "Z (zombie)", "NSpid": "900\t7"}
+    assert parse_environ(b"A=1\0B=x=y\0junk\0") == {"A": "1", "B": "x=y"}
+
+
+def test_identity_is_the_same_but_for_the_pod() -> None:
+    """--runpod gives every pod one environment, RUNPOD_POD_ID apart; --env wins over it."""
+    names = ["a", "b", "c"]
+    first, second = (cli.environment(n, names, [("X", "1")], runpod=True) for n in "ab")
+    assert first == {
+        "RUNPOD_POD_ID": "a",
+        "HEAD_POD_ID": "a",
+        "EXPECTED_WORKERS": "2",
+        "X": "1",
+    }
+    assert {**first, "RUNPOD_POD_ID": "b"} == second
+    given = [("EXPECTED_WORKERS", "9")]
+    assert cli.environment("a", names, given, runpod=True)["EXPECTED_WORKERS"] == "9"
+    assert cli.environment("a", names, [], runpod=False) == {}
+
+
+def test_command_line() -> None:
+    """What follows -- is the command, options included."""
+    args = cli.make_parser().parse_args(["run", "--env", "A=b=c", "--", "sh", "-c", "x --pods"])
+    assert (args.command, args.env, args.pods) == (["sh", "-c", "x --pods"], [("A", "b=c")], 2)
+
+
+@pytest.mark.parametrize("words", [["run"], ["run", "--env", "A", "--", "x"], []])
+def test_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Misuse is told by argparse, with 2."""
+    with pytest.raises(SystemExit) as end:
+        cli.make_parser().parse_args(words)
+    assert end.value.code == 2
+    assert "usage" in capsys.readouterr().err
+
+
+def test_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no lab can be made, the command says why in a sentence and ends with 77."""
+    monkeypatch.setattr(cli, "missing", lambda: "the pod lab needs root")
+    assert cli.main(["clean"]) == 77
+    assert capsys.readouterr().err == "lab: the pod lab needs root\n"
+
+
+def test_missing_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not root and no tools are told apart, the latter with the packages' names."""
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    assert "needs root" in str(rights.missing.__wrapped__())
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    monkeypatch.setattr("shutil.which", lambda _tool: None)
+    assert "iproute2 dnsmasq-base" in str(rights.missing.__wrapped__())
+
+
+def test_follower_hands_on_whole_lines(tmp_path: Path) -> None:
+    """A line appears when it is complete, the last one also without its end."""
+    path, sink = tmp_path / "log", io.StringIO()
+    path.touch()
+    follower = Follower(path, prefix("pod0", 5, 0, colour=False), sink)
+    with path.open("a") as log:
+        log.write("one\ntw")
+        log.flush()
+        follower.step()
+        assert sink.getvalue() == "pod0  | one\n"
+        log.write("o\nthree")
+    follower.close()
+    assert sink.getvalue() == "pod0  | one\npod0  | two\npod0  | three\n"
+
+
+def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NO_COLOR and pipes get none."""
+    sink = io.StringIO()
+    assert not wants_colour(sink, {})
+    monkeypatch.setattr(sink, "isatty", lambda: True)
+    assert wants_colour(sink, {})
+    assert not wants_colour(sink, {"NO_COLOR": "1"})
+    assert prefix("p", 1, 0, colour=True).startswith("\033[")
+
+
+def test_until() -> None:
+    """A condition's value comes back; a deadline names what was awaited."""
+    assert until(lambda: 7, 0, "seven") == 7
+    with pytest.raises(TimeoutError, match="rain: not within"):
+        until(lambda: None, 0.05, "rain")
+
+
+def test_file_target_is_made(tmp_path: Path) -> None:
+    """Where a mount is to be placed, a file or directory like its source is made."""
+    source = tmp_path / "file"
+    source.touch()
+    launch._make_room(str(source), str(tmp_path / "a/b"))  # noqa: SLF001 - pure enough to test
+    launch._make_room(str(tmp_path), str(tmp_path / "c/d"))  # noqa: SLF001 - same
+    assert (tmp_path / "a/b").is_file()
+    assert (tmp_path / "c/d").is_dir()

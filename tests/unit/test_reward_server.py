@@ -1,0 +1,270 @@
+"""The reward server, as a real process, keeps the reward protocol and never shows a traceback."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.workloads.reward_server import main
+from agent.workloads.second_opinion import SecondOpinion
+from reward_process import ROOT, SECONDS, RewardProcess, ask, reward_server
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RewardProcess]:
+    """One server for the tests that only ask."""
+    with reward_server("--host", "127.0.0.1,127.0.0.2", "--max-body", "20000000") as process:
+        yield process
+
+
+def batch(size: int) -> dict[str, object]:
+    """Return a batch of additions with right answers."""
+    prompts = [f"What is {number}+1?" for number in range(size)]
+    return {
+        "query": [f"{p} It is \\boxed{{{n + 1}}}." for n, p in enumerate(prompts)],
+        "prompts": prompts,
+        "labels": [str(number + 1) for number in range(size)],
+    }
+
+
+def test_it_scores_each_item(server: RewardProcess) -> None:
+    """Right, wrong, silent and unlabelled items get their own numbers, in order."""
+    query = [r"\boxed{1/2}", "it is 8", "no idea", "7"]
+    reply = ask(server.url, {"query": query, "labels": ["0.5", 7, "#### 7", None]})
+    assert reply.status == 200
+    assert reply.body == {
+        "rewards": [1.0, 0.0, 0.0, 0.0],
+        "scores": [1.0, 0.0, 0.0, 0.0],
+        "extra_logs": {
+            "correct": [1.0, 0.0, 0.0, 0.0],
+            "answered": [1.0, 1.0, 0.0, 1.0],
+            "unlabelled": [0.0, 0.0, 0.0, 1.0],
+        },
+    }
+
+
+def test_it_scores_without_labels(server: RewardProcess) -> None:
+    """Where no labels are sent nothing is earned, and the logs say why."""
+    reply = ask(server.url, {"query": ["7"], "prompts": None})
+    assert reply.body["rewards"] == [0.0]
+    assert reply.body["extra_logs"]["unlabelled"] == [1.0]
+
+
+def test_an_empty_batch_is_fine(server: RewardProcess) -> None:
+    """No queries, no rewards."""
+    assert ask(server.url, {"query": [], "labels": []}).body["rewards"] == []
+
+
+def test_it_listens_on_every_host(server: RewardProcess) -> None:
+    """Its one line names a URL for each host, and each answers."""
+    assert server.line.count("http://") == 2
+    for url in server.urls:
+        assert ask(url, batch(3)).body["rewards"] == [1.0] * 3
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"nope", "body: not JSON"),
+        (b"\xff\xfe\xfa", "body: not JSON"),
+        (b"[" * 100_000, "body: not JSON"),
+        (b"[]", "body: expected an object"),
+        (b"{}", "query: missing"),
+        (b'{"query": null}', "query: missing"),
+        (b'{"query": "7"}', "query: expected a list, got a string"),
+        (b'{"query": {"a": 1}}', "query: expected a list, got an object"),
+        (b'{"query": ["a", 1]}', "query[1]: expected a string, got a number"),
+        (b'{"query": ["a"], "prompts": [null]}', "prompts[0]: expected a string, got null"),
+        (b'{"query": ["a"], "prompts": []}', "prompts: has 0 items where query has 1"),
+        (b'{"query": ["a"], "labels": ["1", "2"]}', "labels: has 2 items where query has 1"),
+        (b'{"query": ["a"], "labels": [true]}', "labels[0]: expected"),
+        (b'{"query": ["a"], "labels": [["1"]]}', "got a list"),
+        (b'{"query": ["a"], "labels": [NaN]}', "got NaN or Infinity"),
+        (b'{"query": ["a"], "labels": [%s]}' % (b"9" * 5000), "body: not JSON"),
+    ],
+)
+def test_malformed_input_names_the_field(server: RewardProcess, body: bytes, said: str) -> None:
+    """Whatever is wrong with a body is a 400 that says so."""
+    reply = ask(server.url, body)
+    assert reply.status == 400
+    assert said in reply.body["error"]
+
+
+def test_other_requests_are_told_where_to_go(server: RewardProcess) -> None:
+    """A wrong method or path is an error in JSON too, and health is always told."""
+    assert ask(server.at("/healthz")) == (200, {"ok": True})
+    assert ask(server.url).status == 405
+    assert "POST" in ask(server.url).body["error"]
+    missing = ask(server.at("/score"), {"query": []})
+    assert missing.status == 404
+    assert "/get_reward" in missing.body["error"]
+
+
+def test_a_thousand_are_answered_in_well_under_a_second(server: RewardProcess) -> None:
+    """A batch of 1,000 takes milliseconds; a busy machine is allowed for."""
+    begun = time.monotonic()
+    assert ask(server.url, batch(1000)).body["rewards"] == [1.0] * 1000
+    assert time.monotonic() - begun < 1.0
+
+
+def test_a_large_batch_holds_nobody_up(server: RewardProcess) -> None:
+    """While a huge batch is scored, small ones and health checks are answered."""
+    huge: list[int] = []
+    thread = threading.Thread(
+        target=lambda: huge.append(sum(ask(server.url, batch(100_000)).body["rewards"]))
+    )
+    thread.start()
+    served = 0
+    while thread.is_alive():
+        assert ask(server.at("/healthz")).status == 200
+        assert ask(server.url, batch(2)).body["rewards"] == [1.0, 1.0]
+        served += 1
+    thread.join(SECONDS)
+    assert huge == [100_000]
+    assert served > 3
+
+
+def test_flat_replies_hold_only_lists() -> None:
+    """With --flat every key is a list of numbers, which OpenRLHF-M turns into tensors."""
+    with reward_server("--flat") as server:
+        body = ask(server.url, {"query": ["7"], "labels": [7]}).body
+    assert body["rewards"] == [1.0]
+    assert all(isinstance(value, list) and len(value) == 1 for value in body.values())
+
+
+def test_a_path_and_a_body_limit_of_ones_own() -> None:
+    """--path is where it scores, --max-body what it takes: more is a 413 in JSON."""
+    with reward_server("--path", "/rm/score", "--max-body", "2000") as server:
+        assert server.url.endswith("/rm/score")
+        assert ask(server.url, batch(1)).status == 200
+        reply = ask(server.url, batch(100))
+        assert reply.status == 413
+        assert "2000 bytes" in reply.body["error"]
+
+
+def test_bad_requests_leave_no_trace_on_stderr() -> None:
+    """Neither malformed JSON nor a peer that talks no HTTP or leaves early is logged."""
+    with reward_server() as server:
+        ask(server.url, b"nope")
+        for text in (b"garbage\r\n\r\n", b"POST / HTTP/9.9\r\nA\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", server.port), SECONDS) as peer:
+                peer.sendall(text)
+                assert b"400" in peer.recv(1000)
+        with socket.create_connection(("127.0.0.1", server.port), SECONDS) as peer:
+            peer.sendall(b"POST /get_reward HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab")
+        assert server.stop() == (0, "")
+
+
+def test_it_ends_promptly_on_a_signal() -> None:
+    """SIGTERM ends it with 0 and without a word, even with a client still connected."""
+    with reward_server() as server:
+        client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        client.request("GET", "/healthz")
+        client.getresponse().read()
+        begun = time.monotonic()
+        assert server.stop() == (0, "")
+        assert time.monotonic() - begun < 3.0
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--host", "192.0.2.77"], "192.0.2.77 is no address of this machine"),
+        (["--host", "no.such.host.invalid"], "no address of this machine"),
+    ],
+)
+def test_a_foreign_address_is_refused(flags: list[str], said: str) -> None:
+    """What it cannot listen on ends it with 78 and a remedy."""
+    code, stderr = _run("--port", "0", *flags)
+    assert code == 78
+    assert said in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_taken_port_is_refused() -> None:
+    """A port that is taken ends it with 78, naming the port and the remedy."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        code, stderr = _run("--port", str(port))
+    assert code == 78
+    assert f"port {port} on 127.0.0.1 is taken" in stderr
+    assert "--port" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("flags", [["--port", "x"], ["--port", "70000"], ["--path", "nope"]])
+def test_wrong_flags_are_usage_errors(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """A wrong flag is 2, and names the flag."""
+    assert main(flags) == 2
+    assert flags[0] in capsys.readouterr().err
+
+
+def test_a_broken_math_verify_fails_no_request(tmp_path: Path) -> None:
+    """An installation that raises is told once, and our own comparison goes on."""
+    (tmp_path / "math_verify.py").write_text("raise RuntimeError('no antlr')")
+    with reward_server(env={"PYTHONPATH": str(tmp_path)}) as server:
+        body: dict[str, object] = {"query": [r"\boxed{y+x}", "7"] * 2, "labels": ["x+y", "7"] * 2}
+        assert ask(server.url, body).body["rewards"] == [0.0, 1.0] * 2
+        assert ask(server.url, body).body["rewards"] == [0.0, 1.0] * 2
+        code, stderr = server.stop()
+    assert code == 0
+    assert len(stderr.splitlines()) == 1
+    assert "no antlr" in stderr
+
+
+def test_math_verify_gives_a_second_opinion(tmp_path: Path) -> None:
+    """Where it is installed it is asked about open questions, whatever it prints meanwhile."""
+    (tmp_path / "math_verify.py").write_text(
+        "print('antlr versions disagree')\n"
+        "def parse(text): return ''.join(sorted(text))\n"
+        "def verify(gold, answer): print('comparing'); return gold == answer\n"
+    )
+    with reward_server(env={"PYTHONPATH": str(tmp_path)}) as server:
+        query = [r"\boxed{y+x}", r"\boxed{y+z}", r"\boxed{21}"]
+        reply = ask(server.url, {"query": query, "labels": ["x+y", "x+y", "12"]})
+        assert reply.body["rewards"] == [1.0, 0.0, 0.0]
+        assert server.stop() == (0, "")
+
+
+def test_a_hanging_opinion_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An opinion that does not come counts as no, and the next one is asked afresh."""
+    (tmp_path / "math_verify.py").write_text(
+        "import time\n"
+        "def parse(text): return time.sleep(60) if 'hang' in text else text\n"
+        "def verify(gold, answer): return True\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(tmp_path)
+
+    async def opinions() -> list[bool]:
+        opinion = SecondOpinion(pair_seconds=1.0)
+        try:
+            return [await opinion.agrees(*pair) for pair in (("hang", "x"), ("y", "z"))]
+        finally:
+            await opinion.close()
+
+    assert asyncio.run(opinions()) == [False, True]
+    assert "no verdict within 1 s" in capsys.readouterr().err
+
+
+def _run(*flags: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "agent.workloads.reward_server", *flags]
+    ended = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
+    )
+    return ended.returncode, ended.stderr
