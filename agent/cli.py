@@ -37,12 +37,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         _parser().error(f"{options.verb} takes no command after --")
     verb: Callable[[argparse.Namespace, list[str] | None], int] = options.act
     try:
-        return verb(options, command)
+        code = verb(options, command)
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        return 130
     except SettingsError as error:
         return _tell_settings(error)
     except AgentError as error:
         print(_clean(f"pod-agent: {error.sentence()}"), file=sys.stderr)
         return error.exit_code
+    return code
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:

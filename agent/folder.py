@@ -20,17 +20,21 @@ if TYPE_CHECKING:
 class RunFolder:
     """This node's folder of this run; a worker's moves once it hears the run's id."""
 
-    def __init__(self, root: Path, run_id: str, node: str, redactor: Redactor) -> None:
+    def __init__(
+        self, root: Path, run_id: str, node: str, redactor: Redactor, *, link: bool = True
+    ) -> None:
         self._root = root.absolute()
         self._node = _safe(node)
         self._redactor = redactor
         self.path = self._make(_safe(run_id))
-        self._link(_safe(run_id))
+        if link:
+            self._link(_safe(run_id))
 
     @classmethod
     def waiting(cls, root: Path, node: str, redactor: Redactor) -> RunFolder:
         """Make the folder of a worker that does not know its run yet."""
-        return cls(root, f"no-head-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}", node, redactor)
+        name = f"no-head-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        return cls(root, name, node, redactor, link=False)
 
     def belongs_to(self, run_id: str) -> None:
         """Move to the run's own folder; files that are open move along."""
@@ -57,9 +61,12 @@ class RunFolder:
             file.write(line + "\n")
 
     def _make(self, run_id: str) -> Path:
-        path = _free_name(self._root / run_id / self._node)
         try:
-            path.mkdir(parents=True)
+            while True:
+                path = _free_name(self._root / run_id / self._node)
+                with suppress(FileExistsError):  # another node of this name was quicker
+                    path.mkdir(parents=True)
+                    return path
         except OSError as error:
             raise PreflightError(
                 f"AGENT_LOG_DIR={self._root} cannot be written",
@@ -67,7 +74,6 @@ class RunFolder:
                 remedy="Choose a writable folder in AGENT_LOG_DIR",
                 culprit="AGENT_LOG_DIR",
             ) from None
-        return path
 
     def _link(self, run_id: str) -> None:
         part = self._root / f".latest-{os.getpid()}"

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING
 
 from agent.budget import Budget, share
 from agent.checks import Finding, Level, examine
+from agent.decisions.head_state import SILENCE_LIMIT, SUBMIT_LIMIT
+from agent.decisions.worker_state import JOIN_LIMIT
 from agent.job import Job, job_of
 from agent.ports import Ports, port_map
 from agent.ray_commands import RayStart
 from agent.services import Service, reward_service
+from agent.settings.rules import NO_JOB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -53,6 +56,8 @@ class Address:
     how: str
     names: tuple[str, ...] = ()
     """Own names to resolve until one of them is an address of this node."""
+    must_be_own: bool = False
+    """True where a name that turns out to be another node's proves this node is no head."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +163,8 @@ def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies
     if not topology.is_head:
         return Address(None, f"the source address of the route to {topology.head_host}")
     if topology.must_own_head_host:
-        return Address(None, f"{topology.head_host}, which must be this node", topology.own_names)
+        how = f"{topology.head_host}, which must be this node"
+        return Address(None, how, topology.own_names, must_be_own=True)
     between = facts.interfaces.get(topology.interface or "", ())
     if between and topology.head_host is not None:
         return Address(between[0], f"interface {topology.interface}")
@@ -188,6 +194,11 @@ def _waits(
     if topology.is_head and topology.expected_workers:
         workers = f"{topology.expected_workers} worker(s)"
         found.append(PlannedWait(workers, settings.wait_workers, "AGENT_WAIT_WORKERS"))
+    if topology.is_head and (command is not None or settings.job != NO_JOB):
+        found.append(PlannedWait("Ray to take the job, from the first try", SUBMIT_LIMIT, "fixed"))
+        found.append(PlannedWait("word of the running job from Ray", SILENCE_LIMIT, "fixed"))
+    if not topology.is_head:
+        found.append(PlannedWait("Ray on this node to join, per join", JOIN_LIMIT, "fixed"))
     found.append(PlannedWait("a lost node", settings.node_grace, "AGENT_NODE_GRACE"))
     found.append(PlannedWait("a stop, all in all", settings.stop_grace, "AGENT_STOP_GRACE"))
     return tuple(found)

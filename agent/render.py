@@ -116,4 +116,5 @@ def _environment(plan: Plan) -> Iterator[str]:
 
 
 def _wait(what: str, seconds: float, variable: str) -> str:
+    """Render one wait; `fixed` ones have no variable."""
     return f"{duration(seconds):<8} {what} ({variable})"

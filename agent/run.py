@@ -43,7 +43,11 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
             say(finding.sentence(), "warning")
     try:
         outcome = anyio.run(_story, stage, run_id)
-    except AgentError as error:
+    except Exception as failure:
+        error = _agent_error_in(failure)
+        clean_up()
+        if error is None:
+            raise
         outcome = Outcome(
             error.kind, error.exit_code, error.reason, "starting", error.culprit, error.remedy
         )
@@ -62,6 +66,14 @@ async def _story(stage: Stage, run_id: str) -> Outcome:
     return await worker.run(stage)
 
 
+def _agent_error_in(failure: BaseException) -> AgentError | None:
+    """Find our own error in a failure: task groups wrap what their tasks raise."""
+    if isinstance(failure, AgentError):
+        return failure
+    inner = getattr(failure, "exceptions", ())
+    return next(filter(None, map(_agent_error_in, inner)), None)
+
+
 def clean_up() -> None:
-    """End every descendant, after a bug."""
+    """End every descendant, after an error."""
     orphans.kill_descendants()

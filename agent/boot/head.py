@@ -74,7 +74,7 @@ class Head:
         room.make_room(plan)
         sockets = bind([self._ip, "127.0.0.1"], plan.ports.agent)  # workers may call from now on
         env = environment.for_node(plan.environ, plan.settings, plan.facts, self._ip, self._ip)
-        env["RAY_JOB_STOP_WAIT_TIME_S"] = f"{max(1, round(plan.budget.job))}"
+        env.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, round(plan.budget.job))}")
         await self._start_ray(tasks, env)
         link = self._link(env)
         tasks.start_soon(link.run)

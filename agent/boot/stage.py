@@ -93,27 +93,32 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
             if mine is not None:
                 return mine
             evidence.append(f"{name} is {', '.join(found)}, no address of this node")
+            if address.must_be_own:
+                raise _not_ours(address, evidence[-1], addresses)
         return NotYet("; ".join(evidence))
 
     try:
         return await until(check, limit, step=0.1)
     except TimedOutError as error:
-        own = ", ".join(addresses) or "none"
-        what = f"this node's address could not be found as {address.how}"
         if "no address of this node" in error.evidence:
-            raise PreflightError(
-                what,
-                why=f"{error.evidence} (it has: {own})",
-                remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
-                "set RAY_WORKER=1",
-                culprit="HEAD_POD_ID",
-            ) from None
+            raise _not_ours(address, error.evidence, addresses) from None
         raise UnavailableError(
-            what,
+            f"this node's address could not be found as {address.how}",
             why=error.evidence,
             remedy="Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
             culprit="DNS",
         ) from None
+
+
+def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
+    own = ", ".join(addresses) or "none"
+    return PreflightError(
+        f"this node is not the head it is taken for ({address.how})",
+        why=f"{evidence} (it has: {own})",
+        remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
+        "set RAY_WORKER=1",
+        culprit="HEAD_POD_ID",
+    )
 
 
 class StopSwitch:

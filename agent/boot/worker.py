@@ -23,6 +23,7 @@ from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, until
+from agent.settings.rules import NO_JOB
 
 if TYPE_CHECKING:
     from agent.outcome import Outcome
@@ -42,6 +43,8 @@ class Worker:
         self._said = ""
         self._state = worker.start(self._goal())
         self._tell_head = Telling(self)
+        self._own_ip = ""
+        self._addressed = anyio.Event()
 
     async def run(self) -> Outcome:
         """Live the whole story; return how it ended."""
@@ -79,6 +82,7 @@ class Worker:
             prepare_deadline=settings.wait_prepare,
             silence_limit=settings.node_grace,
             has_prepare=settings.prepare_each is not None,
+            stays=settings.job == NO_JOB,
         )
 
     # --- deciding -------------------------------------------------------------------------------
@@ -148,15 +152,16 @@ class Worker:
         self._inbox.put(w.Prepared(evidence))
 
     async def _serve(self) -> None:
-        """Serve this node's own probes and status, on loopback until its address is known."""
-        from agent.control.server import Site  # noqa: PLC0415 - aiohttp is not needed to begin
+        """Serve this node's own probes and status: on loopback, then on its address too."""
+        from agent.control import server  # noqa: PLC0415 - aiohttp is not needed to begin
 
-        plan = self._plan
-        addresses = [plan.address.ip] if plan.address.ip else []
-        sockets = bind([*addresses, "127.0.0.1"], plan.ports.agent)
-        site = Site(token=plan.token, ready=self._is_ready, status=self._status)
-        runner = await site.open(sockets)
+        port = self._plan.ports.agent
+        site = server.Site(token=self._plan.token, ready=self._is_ready, status=self._status)
+        runner = await site.open(bind(["127.0.0.1"], port))
         try:
+            await self._addressed.wait()
+            if not self._own_ip.startswith("127."):
+                await server.listen(runner, bind([self._own_ip], port))
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
@@ -166,6 +171,9 @@ class Worker:
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
+        if node_ip and not self._own_ip:
+            self._own_ip = plan.address.ip or node_ip
+            self._addressed.set()
         following = state.phase is w.Phase.FOLLOWING
         waits = () if following else worker.waits(state)
         return Report(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING
 
@@ -107,7 +108,7 @@ class HeadLink:
                 evidence = await self._post(session, ip, report, hold)
             except aiohttp.ClientConnectorError as error:
                 evidence = f"{reason(error.os_error)} by {ip}:{self._agent_port}"
-            except TimeoutError:
+            except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
                 evidence = f"no answer from {ip}:{self._agent_port}"
             except (aiohttp.ClientError, OSError) as error:
                 evidence = f"{reason(error)} ({ip}:{self._agent_port})"
@@ -154,7 +155,7 @@ class HeadLink:
                 async with aiohttp.ClientSession(headers=self._headers) as session:
                     report = self._report(source_towards(self._ip) or "")
                     await self._post(session, self._ip, report, 0.0)
-            except (aiohttp.ClientError, OSError):
+            except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
                 return  # a head that is gone needs no goodbye
 
     def _silence(self, evidence: str) -> None:

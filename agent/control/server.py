@@ -57,8 +57,7 @@ class Site:
         )
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
         await runner.setup()
-        for listener in sockets:
-            await web.SockSite(runner, listener).start()
+        await listen(runner, sockets)
         return runner
 
     def _guarded(self, handler: Handler) -> Handler:
@@ -118,6 +117,12 @@ class Site:
         except (ValueError, RecursionError) as error:
             return web.json_response({"error": str(error)}, status=400)
         return web.json_response((await self._desk.take(report)).to_dict())
+
+
+async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> None:
+    """Serve on these sockets too."""
+    for listener in sockets:
+        await web.SockSite(runner, listener).start()
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from agent.decisions.job import JobReport
     from agent.outcome import Outcome
 
+SUBMIT_LIMIT = 120.0
+SILENCE_LIMIT = 120.0
+
 
 class Phase(str, Enum):
     """The head's life, in order."""
@@ -50,9 +53,9 @@ class Goal:
     wants_job: bool = True
     services: tuple[str, ...] = ()
     has_prepare: bool = False
-    submit_limit: float = 120.0
+    submit_limit: float = SUBMIT_LIMIT
     """Longest from the first try to submit to Ray's acceptance."""
-    silence_limit: float = 120.0
+    silence_limit: float = SILENCE_LIMIT
     """Longest that Ray may say nothing of a running job."""
     service_restarts: int = 3
     service_limit: float = 120.0

@@ -38,7 +38,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.phase is Phase.LEAVING:
         return state, ()
     if isinstance(event, StopAsked):
-        return _leave(state, stopped(event.signum, expected=False))
+        return _leave(state, stopped(event.signum, expected=state.goal.stays))
     state = _note(state, event, now)
     if isinstance(event, HeadSpoke):
         if event.verdict is not None:

@@ -12,6 +12,8 @@ from agent.decisions.head_state import Item
 if TYPE_CHECKING:
     from agent.outcome import Outcome
 
+JOIN_LIMIT = 120.0
+
 
 class Phase(str, Enum):
     """The worker's life, in order."""
@@ -42,7 +44,9 @@ class Goal:
     silence_limit: float
     """How long a joined worker bears a silent head."""
     has_prepare: bool = False
-    join_limit: float = 120.0
+    stays: bool = False
+    """True with AGENT_JOB=none: being stopped is then what was asked for."""
+    join_limit: float = JOIN_LIMIT
     """Longest from a join's first try to its success."""
 
 

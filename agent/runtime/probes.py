@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from contextlib import suppress
@@ -76,7 +77,7 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
         ):
             body = await reply.content.read(_LONGEST_REPLY)
             return judge_reward_reply(reply.status, body)
-    except TimeoutError:
+    except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"no answer within {limit:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
         cause = getattr(error, "os_error", None) or error

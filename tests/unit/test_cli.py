@@ -1,0 +1,155 @@
+"""The command line as a user meets it: the real program, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+BIN = Path(sys.executable).parent
+AGENT = str(BIN / "pod-agent")
+CLEAN = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), "LANG": "C.UTF-8"}
+
+
+def agent(
+    *arguments: str, env: dict[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the program with nothing in its environment but what is given."""
+    return subprocess.run(
+        [AGENT, *arguments],
+        env={**CLEAN, **(env or {})},
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def test_all_problems_at_once_and_nothing_started(tmp_path: Path) -> None:
+    """Every wrong variable is named, in under 3 s, with 78, no traceback and nothing written."""
+    wrong = {
+        "RAY_WORKER": "maybe",
+        "EXPECTED_WORKERS": "two",
+        "AGENT_WAIT_HED": "5m",
+        "AGENT_WAIT_HEAD": "soon",
+        "AGENT_NODE_IP": "0.0.0.0",
+        "RAY_AUTH_TOKEN": "",
+        "AGENT_JOB_RETRIES": "2",
+    }
+    began = time.monotonic()
+    done = agent("run", env=wrong, cwd=tmp_path)
+    assert time.monotonic() - began < 3
+    assert done.returncode == 78
+    assert all(name in done.stderr for name in wrong)
+    assert "not in this version" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "exit code 78" in done.stderr.strip().splitlines()[-1]
+    assert list(tmp_path.iterdir()) == []
+    assert done.stdout == ""
+
+
+def test_plan_touches_nothing_and_masks_secrets(tmp_path: Path) -> None:
+    """`plan` prints role and evidence, leaves no file, and shows no secret."""
+    env = {
+        "HEAD_POD_ID": "abc",
+        "RUNPOD_POD_ID": "xyz",
+        "RAY_AUTH_TOKEN": "top-secret-token",
+        "WANDB_API_KEY": "top-secret-key",
+    }
+    done = agent("plan", "--", "train", "--key", "top-secret-key", env=env, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "worker: RUNPOD_POD_ID=xyz, HEAD_POD_ID=abc" in done.stdout
+    assert "top-secret" not in done.stdout + done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_foreign_agent_package_is_not_taken_for_ours(tmp_path: Path) -> None:
+    """A user's own package called `agent`, in the current directory, changes nothing."""
+    (tmp_path / "agent").mkdir()
+    (tmp_path / "agent" / "__init__.py").write_text("raise SystemExit('the wrong agent')")
+    (tmp_path / "log.py").write_text("raise SystemExit('the wrong log')")
+    assert agent("--version", cwd=tmp_path).stdout.startswith("pod-agent ")
+    file = Path(__file__).parents[2] / "agent" / "__main__.py"
+    by_file = [sys.executable, str(file), "reward-server", "--help"]
+    done = subprocess.run(
+        by_file, cwd=tmp_path, env=CLEAN, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--no-such-flag",), ("no-such-verb",), ("doctor", "--", "x"), ("status", "--watc")],
+    ids=["flag", "verb", "command where none belongs", "abbreviation"],
+)
+def test_usage_is_2(arguments: tuple[str, ...]) -> None:
+    """A misspelt command line is a usage error."""
+    assert agent(*arguments).returncode == 2
+
+
+def test_status_without_a_head_is_69() -> None:
+    """Nobody there: 69, with what was tried."""
+    done = agent("status", env={"AGENT_PORT": "21999"})
+    assert done.returncode == 69
+    assert "127.0.0.1:21999" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_closed_pipe_is_no_error() -> None:
+    """`pod-agent env | head -1` ends quietly."""
+    pipe = f"{AGENT} env | head -1"
+    done = subprocess.run(
+        ["/bin/sh", "-c", pipe], env=CLEAN, capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.stdout.startswith("RAY_WORKER")
+    assert done.stderr == ""
+
+
+def test_doctor_tells_a_taken_port() -> None:
+    """`doctor` fails where another process holds a port of ours, and names the port."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = agent("doctor", "--json", env={"AGENT_RAY_PORT": str(port)})
+    assert done.returncode == 78
+    ports = next(f for f in json.loads(done.stdout)["findings"] if f["check"] == "ports")
+    assert (ports["level"], str(port) in ports["what"]) == ("fail", True)
+
+
+def test_a_taken_agent_port_ends_with_78(tmp_path: Path) -> None:
+    """A run that finds the agent's own port taken ends with 78, the port and a remedy."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        env = {"AGENT_PORT": str(port), "AGENT_LOG_DIR": str(tmp_path)}
+        done = agent("run", "--", "true", env=env)
+    assert done.returncode == 78, done.stderr
+    assert str(port) in done.stderr
+    assert "Traceback" not in done.stderr
+    outcome = json.loads(next(tmp_path.glob("*-*/*/outcome.json")).read_text())
+    assert outcome["kind"] == "refused"
+
+
+def test_a_worker_that_finds_no_head_ends_with_69(tmp_path: Path) -> None:
+    """A worker whose head never answers ends at its deadline, with the last evidence."""
+    env = {
+        "RAY_WORKER": "1",
+        "AGENT_HEAD": "localhost.invalid",
+        "AGENT_PORT": "21990",
+        "AGENT_RAY_PORT": "21979",
+        "AGENT_WAIT_HEAD": "2s",
+        "AGENT_LOG_DIR": str(tmp_path),
+    }
+
+    began = time.monotonic()
+    done = agent("run", env=env)
+    assert done.returncode == 69, done.stderr
+    assert time.monotonic() - began < 8
+    last = done.stderr.strip().splitlines()[-1]
+    assert "localhost.invalid" in last
+    assert "does not resolve" in last or "no answer from DNS" in last
