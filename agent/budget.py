@@ -15,12 +15,15 @@ class Budget:
     services: float
     ray: float
     leftovers: float
+    output: float
+    """For the last of the job's output to be copied."""
 
 
 def share(grace: float) -> Budget:
     """Give the job what the others leave; a small grace shrinks every part alike."""
     scale = min(1.0, grace / 25.0)
-    farewell, services, ray, leftovers = (x * scale for x in (1.5, 2.0, 3.0, 1.5))
-    # services and Ray stop side by side with the farewell; the rest is slack for the exit itself
-    job = max(0.5, grace - farewell - services - ray - leftovers - 1.0 * scale)
-    return Budget(job, farewell, services, ray, leftovers)
+    farewell, services, ray, leftovers, output = (x * scale for x in (2.0, 3.0, 3.0, 1.5, 2.0))
+    # farewell, services and Ray take their time side by side; KILL and the exit itself take some
+    side_by_side = max(farewell, services, ray)
+    job = grace - side_by_side - leftovers - output - 2.5 * scale
+    return Budget(job, farewell, services, ray, leftovers, output)

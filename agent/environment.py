@@ -29,22 +29,32 @@ def for_node(
 
     What the user set always wins over what is chosen here.
     """
-    chosen = _training(facts, node_ip, environ) | _proxy_exceptions(environ, node_ip, head_ip)
+    chosen = _training(facts, node_ip, settings) | _proxy_exceptions(environ, node_ip, head_ip)
     secrets = _secrets(settings)
-    dropped = {*_NEVER_PASSED_ON, *_other_debugger(settings)}
+    empty_key = ("WANDB_API_KEY",) if settings.wandb_api_key is None else ()
+    dropped = {*_NEVER_PASSED_ON, *_other_debugger(settings), *empty_key}
     mine = {k: text for k, text in environ.items() if k not in dropped}
     unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
     return {**chosen, **mine, **unproxied, **secrets, **auth(settings), **debug(settings)}
 
 
-def chosen_for_display(
-    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
+def for_head(
+    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, job_grace: float
 ) -> dict[str, str]:
-    """Return only what the agent adds or changes, with secrets masked, as a plan shows it."""
-    full = for_node(environ, settings, facts, node_ip, head_ip)
+    """Return the environment of the head's Ray: Ray kills a stopped job after 3 s unless told."""
+    found = for_node(environ, settings, facts, node_ip, node_ip)
+    found.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(job_grace))}")
+    return found
+
+
+def chosen_for_display(
+    environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
+) -> dict[str, str]:
+    """Return what the agent adds, changes or drops, with secrets masked, as a plan shows it."""
     masked = dict.fromkeys(_secrets(settings), "********")
     added = {name: text for name, text in full.items() if environ.get(name) != text}
-    return {**added, **{name: text for name, text in masked.items() if name in full}}
+    dropped = {name: "(dropped)" for name in environ if name not in full}
+    return {**added, **dropped, **{name: text for name, text in masked.items() if name in full}}
 
 
 def _secrets(settings: Settings) -> dict[str, str]:
@@ -74,7 +84,7 @@ def _other_debugger(settings: Settings) -> tuple[str, ...]:
     return other.get(settings.debug_ray, ())
 
 
-def _training(facts: Facts, node_ip: str, environ: Mapping[str, str]) -> dict[str, str]:
+def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
     chosen = {
         "VLLM_HOST_IP": node_ip,
         # Ray's drain waits 30 s for a busy actor; by the time Ray is stopped the job is over.
@@ -83,7 +93,7 @@ def _training(facts: Facts, node_ip: str, environ: Mapping[str, str]) -> dict[st
     interface = facts.interface_of(node_ip)
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-    if "WANDB_API_KEY" not in environ and "WANDB_API_KEY_FILE" not in environ:
+    if settings.wandb_api_key is None:
         chosen["WANDB_MODE"] = "offline"  # without a key W&B asks a terminal that is not there
     return chosen
 

@@ -62,11 +62,14 @@ class Facts:
 
     def is_own(self, host: str) -> bool:
         """Say whether a name or address is this node's own."""
-        return host in {self.hostname, "localhost"} or self.own_address_of(host) is not None
+        looped = any(ipaddress.ip_address(a).is_loopback for a in self._addresses_of(host))
+        return (
+            host in {self.hostname, "localhost"} or looped or self.own_address_of(host) is not None
+        )
 
     def own_address_of(self, host: str) -> str | None:
         """Return the address of this node that a name or address stands for, if it is one."""
-        mine = {a for found in self.interfaces.values() for a in found}
+        mine = set(self.addresses())  # Debian gives a host its own name as 127.0.1.1: no use here
         return next((a for a in self._addresses_of(host) if a in mine), None)
 
     def _addresses_of(self, host: str) -> tuple[str, ...]:

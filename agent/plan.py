@@ -88,7 +88,9 @@ class Plan:
         """Return where Ray's GCS and dashboard answer on the head."""
         host = f"[{node_ip}]" if ":" in node_ip else node_ip
         listens = self.ray.dashboard_host
-        near = "127.0.0.1" if listens in {"0.0.0.0", "localhost"} else listens  # noqa: S104 - compared
+        everywhere = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - compared
+        near = "127.0.0.1" if listens in everywhere else listens
+        near = f"[{near}]" if ":" in near else near
         return f"{host}:{self.ports.gcs}", f"http://{near}:{self.ports.dashboard}"
 
     def failed(self) -> tuple[Finding, ...]:

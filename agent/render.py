@@ -104,15 +104,22 @@ def _commands(plan: Plan) -> Iterator[str]:
 
 
 def _environment(plan: Plan) -> Iterator[str]:
-    chosen = environment.chosen_for_display(
-        plan.environ, plan.settings, plan.facts, plan.address.ip or NODE_IP, HEAD_IP
-    )
+    chosen = environment.chosen_for_display(plan.environ, plan.settings, _full(plan))
     if plan.address.ip is None:
         chosen |= {
             name: plan.environ.get(name, "{interface of node_ip}")
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         }
     yield from (f"{name}={text}" for name, text in sorted(chosen.items()))
+
+
+def _full(plan: Plan) -> dict[str, str]:
+    node_ip = plan.address.ip or NODE_IP
+    if plan.topology.is_head:
+        return environment.for_head(
+            plan.environ, plan.settings, plan.facts, node_ip, plan.budget.job
+        )
+    return environment.for_node(plan.environ, plan.settings, plan.facts, node_ip, HEAD_IP)
 
 
 def _wait(what: str, seconds: float, variable: str) -> str:

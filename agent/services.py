@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.own_command import own_command
-from agent.settings.rules import wants_reward_url
+from agent.settings.rules import is_url, wants_reward_url
 
 if TYPE_CHECKING:
     from agent.settings import Settings
@@ -44,7 +44,7 @@ def reward_service(
     url = f"http://{host}:{port}{path}"
     if wish == "off":
         return None
-    if wish.lower().startswith(("http://", "https://")):
+    if is_url(wish):
         return Service(REWARD, None, wish)
     if wish == "builtin":
         flags = ["--host", f"{node_ip},{_LOOPBACK}", "--port", str(port), "--path", path]

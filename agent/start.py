@@ -13,7 +13,7 @@ from agent.machine import gather, is_ip, taken_ports
 from agent.plan import Plan, make_plan
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
-from agent.topology import resolve
+from agent.topology import Topology, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,20 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     """Make the plan; raises SettingsError with everything that is wrong."""
     loaded = load(environ, command)
     facts = gather(_names_to_know(loaded.settings), is_first_process=first_process)
-    topology = resolve(environ, loaded.settings, facts)
-    return make_plan(loaded, topology, facts, environ, read_runtime_env(loaded.settings))
+    problems: list[Problem] = []
+    runtime_env: dict[str, object] = {}
+    topology: Topology | None = None
+    try:
+        runtime_env = read_runtime_env(loaded.settings)
+    except SettingsError as error:
+        problems += error.problems
+    try:
+        topology = resolve(environ, loaded.settings, facts)
+    except SettingsError as error:
+        problems += error.problems
+    if topology is None or problems:
+        raise SettingsError(tuple(problems))
+    return make_plan(loaded, topology, facts, environ, runtime_env)
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -67,7 +79,7 @@ def _parse_runtime_env(text: str) -> dict[str, object]:
             raise SettingsError((Problem("AGENT_RUNTIME_ENV", given, wanted),)) from None
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = _from_yaml(text)
     if not isinstance(value, dict):
         what = "something that is no mapping"
@@ -80,8 +92,8 @@ def _from_yaml(text: str) -> object:
 
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        what = f"a file that is neither JSON nor YAML ({str(error).splitlines()[0]})"
+    except (yaml.YAMLError, RecursionError) as error:
+        what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
         raise SettingsError((Problem("AGENT_RUNTIME_ENV", what, "YAML or JSON"),)) from None
 
 

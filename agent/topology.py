@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from agent.errors import Problem, SettingsError
+from agent.conflicts import conflicts
+from agent.errors import SettingsError
 from agent.platforms import PLATFORMS
 
 if TYPE_CHECKING:
@@ -56,7 +57,9 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     claim = next(filter(None, (platform(environ, settings) for platform in PLATFORMS)))
     is_head, why = _role(settings, claim, facts)
     head_host, host_evidence = _head_host(settings, claim)
-    _refuse_conflicts(settings, claim, facts, is_head=is_head, head_host=head_host)
+    problems = conflicts(settings, claim, facts, is_head=is_head, head_host=head_host)
+    if problems:
+        raise SettingsError(problems)
     return Topology(
         platform=claim.platform,
         is_head=is_head,
@@ -97,50 +100,3 @@ def _expected(settings: Settings, claim: Claim, head_host: str | None) -> int:
     if claim.nodes is not None:
         return claim.nodes - 1
     return 0 if head_host is None or claim.alone else 1
-
-
-def _refuse_conflicts(
-    settings: Settings, claim: Claim, facts: Facts, *, is_head: bool, head_host: str | None
-) -> None:
-    problems: list[Problem] = []
-    said = "RAY_WORKER" if settings.ray_worker is not None else claim.platform
-    if not is_head and head_host is None:
-        problems.append(
-            Problem(
-                "HEAD_POD_ID + AGENT_HEAD",
-                f"neither, on a worker ({', '.join(claim.evidence) or said})",
-                "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker knows its head",
-            )
-        )
-    by_hand = settings.ray_worker is not None and settings.head is None
-    if by_hand and claim.knows_role and claim.is_head != is_head:
-        sides = " and ".join((f"RAY_WORKER={int(bool(settings.ray_worker))}", *claim.evidence))
-        problems.append(
-            Problem(
-                claim.role_variable,
-                f"a contradiction: {sides}",
-                "one of the two: unset RAY_WORKER, or set AGENT_HEAD on every node to the head "
-                "that you mean",
-            )
-        )
-    if settings.ray_worker is True and settings.head is not None and facts.is_own(settings.head):
-        problems.append(
-            Problem(
-                "RAY_WORKER + AGENT_HEAD",
-                f"a contradiction: RAY_WORKER=1 on the node that owns AGENT_HEAD={settings.head}",
-                "RAY_WORKER unset on this node, or the address of another head",
-            )
-        )
-    if settings.ray_worker is False and settings.head is not None:
-        known = facts.knows(settings.head)
-        if known and not facts.is_own(settings.head):
-            problems.append(
-                Problem(
-                    "RAY_WORKER + AGENT_HEAD",
-                    f"a contradiction: RAY_WORKER=0, but AGENT_HEAD={settings.head} is not an "
-                    f"address of this node ({', '.join(facts.addresses()) or 'none found'})",
-                    "RAY_WORKER=0 only on the head itself",
-                )
-            )
-    if problems:
-        raise SettingsError(tuple(problems))

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agent.runtime.process import Child
     from agent.services import Service
 
-_OUTPUT_DRAIN = 3.0
-
 
 class Head:
     """One run of the head."""
@@ -73,8 +71,9 @@ class Head:
             return self._stop.outcome()
         room.make_room(plan)
         sockets = bind([self._ip, "127.0.0.1"], plan.ports.agent)  # workers may call from now on
-        env = environment.for_node(plan.environ, plan.settings, plan.facts, self._ip, self._ip)
-        env.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, round(plan.budget.job))}")
+        env = environment.for_head(
+            plan.environ, plan.settings, plan.facts, self._ip, plan.budget.job
+        )
         await self._start_ray(tasks, env)
         link = self._link(env)
         tasks.start_soon(link.run)
@@ -110,7 +109,7 @@ class Head:
             reward_deadline=settings.wait_reward,
             prepare_deadline=settings.wait_prepare,
             node_grace=settings.node_grace,
-            job_stop_grace=self._plan.budget.job + 1.0,
+            job_stop_grace=self._plan.budget.job,
             wants_job=self._plan.job is not None,
             services=() if service is None else (service.name,),
             has_prepare=bool(settings.prepare or settings.prepare_each),
@@ -137,7 +136,9 @@ class Head:
             if self._state.phase is not before:
                 self._stage.record("phase", phase=self._state.phase.value)
             ready = self._state.gcs_answers and self._state.ray.step is not h.Step.LOST
-            desk.publish(self._state.phase.value, ray_ready=ready, verdict=self._state.verdict)
+            over = self._state.phase is head_state.Phase.LEAVING
+            verdict = self._state.verdict if over else None  # until then the job may clean up
+            desk.publish(self._state.phase.value, ray_ready=ready, verdict=verdict)
             for action in actions:
                 if isinstance(action, h.Leave):
                     return action.outcome
@@ -244,7 +245,7 @@ class Head:
     async def _leave(self, desk: Desk, outcome: Outcome) -> Outcome:
         """Tell the workers and take everything down, all within the grace."""
         if self._output is not None:
-            drain = partial(self._output.finish, _OUTPUT_DRAIN)
+            drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)
         self._stage.record("outcome", outcome=as_record(outcome))
         say(f"leaving: {outcome.reason}")

@@ -62,18 +62,19 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     return Finding("token", Level.OK, "Ray and the agent's port ask for it")
 
 
-def private_bind(facts: Facts, settings: Settings, topology: Topology) -> Finding:
+def private_bind(facts: Facts, settings: Settings, _topology: Topology) -> Finding:
     """Ray listens on every interface; without a token that must not be the internet."""
-    between = facts.interfaces.get(topology.interface or "", ())
-    node = (settings.node_ip,) if settings.node_ip else between or (facts.default_source,)
-    public = [a for a in (*node, settings.dashboard_host) if a and is_ip(a) and is_public(a)]
+    asked = filter(None, (settings.node_ip, settings.dashboard_host))
+    used = dict.fromkeys((*facts.addresses(), *asked))
+    public = [a for a in used if is_ip(a) and is_public(a)]
     if not public or settings.ray_auth_token is not None:
         return Finding("addresses", Level.OK, "no open port on a public address of this node")
     return Finding(
         "addresses",
         Level.WARN if settings.allow_insecure else Level.FAIL,
-        f"{', '.join(public)} is publicly routable, and RAY_AUTH_TOKEN is not set",
-        "Set RAY_AUTH_TOKEN, choose a private AGENT_NODE_IP, or insist: AGENT_ALLOW_INSECURE=1",
+        f"Ray listens on every interface, {', '.join(public)} is publicly routable, and "
+        "RAY_AUTH_TOKEN is not set",
+        "Set RAY_AUTH_TOKEN, or insist: AGENT_ALLOW_INSECURE=1",
     )
 
 

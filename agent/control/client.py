@@ -127,7 +127,7 @@ class HeadLink:
                 return f"{ip}:{self._agent_port} answered {answer.status}"
             try:
                 reply = Reply.from_dict(await answer.json())
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
                 return f"{ip}:{self._agent_port} does not speak as a head's agent"
         self._news = reply.news
         self._on_reply(reply)

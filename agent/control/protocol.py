@@ -127,6 +127,6 @@ def _flag(data: Mapping[str, object], field: str) -> bool:
 
 def _number(data: Mapping[str, object], field: str, default: float) -> float:
     value = data.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > 1e15:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 1e15:
         raise ValueError(f"{field}: expected a number")
     return float(value)

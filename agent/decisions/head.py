@@ -44,7 +44,7 @@ def deadline(state: HeadState) -> float | None:
     if state.phase is Phase.LEAVING:
         return None
     times = [wait.deadline for wait in waits(state)]
-    if state.short_since is not None:
+    if state.short_since is not None and state.phase is Phase.RUNNING:
         times.append(state.short_since + state.goal.node_grace)
     return min(times, default=None)
 

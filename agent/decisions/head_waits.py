@@ -21,7 +21,8 @@ def _boot_waits(state: HeadState) -> list[Wait]:
     if state.prepare.step is Step.PENDING:
         found.append(Wait("AGENT_PREPARE", goal.prepare_deadline, state.prepare.evidence))
     if len(alive_workers(state)) < state.required:
-        preparing = any(worker.preparing for worker in state.workers.values())
+        here = [w for w in state.workers.values() if not w.gone and not w.refused]
+        preparing = any(worker.preparing for worker in here)
         until = goal.prepare_deadline if preparing else goal.workers_deadline
         found.append(Wait(WORKERS, until, describe_missing(state, None)))
     return found

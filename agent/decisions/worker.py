@@ -54,7 +54,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 def deadline(state: WorkerState) -> float | None:
     """Return when the state must be looked at again though nothing happens."""
     times = [wait.deadline for wait in waits(state)]
-    if state.retry_at is not None and state.ray_ready:
+    if state.phase is Phase.JOINING and state.retry_at is not None and state.ray_ready:
         times.append(state.retry_at)
     return min(times, default=None)
 
@@ -136,7 +136,8 @@ def _join(state: WorkerState, now: float) -> Decision:
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.ray is RayStep.UP:
-        state = replace(state, phase=Phase.FOLLOWING, since=now, heard=max(state.heard, now))
+        heard = max(state.heard, now)
+        state = replace(state, phase=Phase.FOLLOWING, since=now, heard=heard, retry_at=None)
         return state, (Said("Ray is up on this node: following the head"),)
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)

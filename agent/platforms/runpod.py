@@ -34,7 +34,7 @@ def detect(environ: Mapping[str, str], settings: Settings) -> Claim | None:
         gpus_per_node=number(environ, "RUNPOD_GPU_COUNT"),
         interface=INTERFACE,
         owns_machine=own is not None,
-        alone=head is None,
+        alone=head is None and settings.head is None,
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import os
 from contextlib import suppress
 
 import anyio
@@ -32,11 +33,8 @@ async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
 
 def reason(error: BaseException) -> str:
     """Name an OS error as a person would: 'connection refused'."""
-    strerror = getattr(error, "strerror", None)
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    if isinstance(strerror, str) and "Connect call failed" not in strerror:
-        return strerror.lower()
+    if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__
 
 
@@ -54,15 +52,24 @@ def judge_reward_reply(status: int, body: bytes) -> str:
         return f"it answered {status}: {shown}"
     try:
         data = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"its reply is not JSON: {shown}"
     rewards = data.get("rewards") if isinstance(data, dict) else None
     if not isinstance(rewards, list) or len(rewards) != 1:
         return f'its reply has no "rewards" list of one number: {shown}'
     value = rewards[0]
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+    if not _is_finite(value):
         return f"its reward is not a finite number: {shown}"
     return ""
+
+
+def _is_finite(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number beyond every float
+        return False
 
 
 async def reward_answers(url: str, limit: float = 10.0) -> str:

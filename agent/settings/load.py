@@ -46,7 +46,7 @@ def load(
     notes: list[str] = []
     raw, origins = _collect(environ, read_file, problems)
     _check_names(environ, problems, notes)
-    for name in [n for n, text in raw.items() if n.endswith("_PORT") and "://" in text]:
+    for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
         notes.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
         origins[name] = "default (a Kubernetes service link was ignored)"
     settings = _validate(raw, problems)

@@ -100,7 +100,7 @@ class Settings(BaseModel):
     prepare_each: v.Text | None = var(
         "AGENT_PREPARE_EACH", "shell command on every node before it joins the job"
     )
-    head: v.Host | None = var("AGENT_HEAD", "head host or IP where no platform tells")
+    head: v.HeadHost | None = var("AGENT_HEAD", "head host or IP where no platform tells")
     node_ip: v.Ip | None = var("AGENT_NODE_IP", "this node's address", shown="by route to the head")
     resources: v.Resources = var(
         "AGENT_RESOURCES", "custom Ray resources (JSON)", default={}, shown="none"

@@ -26,10 +26,15 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
         *_about_the_job(settings, command),
         *_about_the_reward(settings, command),
         *_about_safety(settings),
-        *_about_ports(settings),
+        *_about_ports(settings, command),
         *_about_workers(settings),
         *_not_built_yet(settings),
     ]
+
+
+def is_url(reward: str) -> bool:
+    """Say whether a reward is somebody else's URL rather than a command."""
+    return reward.lower().startswith(("http://", "https://"))
 
 
 def wants_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
@@ -61,7 +66,7 @@ def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Itera
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
         try:
             json.loads(settings.runtime_env)
-        except json.JSONDecodeError as error:
+        except (ValueError, RecursionError) as error:
             yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
 
 
@@ -70,7 +75,7 @@ def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> It
     if reward == "off" and wants_reward_url(settings, command):
         who = "a command with {reward_url}" if command is not None else "the rehearsal"
         yield Problem("AGENT_REWARD", f"'off' beside {who}", "builtin, a URL or a command")
-    if reward is not None and reward.lower().startswith(("http://", "https://")):
+    if reward is not None and is_url(reward):
         try:
             parts = urlsplit(reward)
             fine = bool(parts.hostname) and parts.port != 0
@@ -92,10 +97,11 @@ def _about_safety(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _about_ports(settings: Settings) -> Iterator[Problem]:
+def _about_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port)
-    uses_reward_port = settings.reward is None or "://" not in settings.reward
-    for collision in collisions(ports, settings.reward_port if uses_reward_port else None):
+    wish = settings.reward or ("builtin" if wants_reward_url(settings, command) else "off")
+    runs_one = wish != "off" and not is_url(wish)
+    for collision in collisions(ports, settings.reward_port if runs_one else None):
         yield Problem(
             "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT",
             collision,
@@ -111,6 +117,14 @@ def _about_workers(settings: Settings) -> Iterator[Problem]:
             "AGENT_MIN_WORKERS",
             str(settings.min_workers),
             "AGENT_PARTIAL=proceed beside it, or neither",
+        )
+    head = settings.head or ""
+    loops = head.startswith("127.") or head in {"localhost", "::1"}
+    if loops and settings.expected_workers != 0:
+        yield Problem(
+            "AGENT_HEAD",
+            f"{head}, which on every node means that node itself",
+            "the address of the head that other nodes can reach",
         )
     expected, least = settings.expected_workers, settings.min_workers
     if expected is not None and least is not None and least > expected:

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _POD_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
+_LARGEST_RESOURCE = 1e12
 _LONGEST = 30 * 24 * 3600.0
 
 Number = TypeVar("Number", int, float)
@@ -67,7 +68,7 @@ def number_at_least_0(text: str) -> float:
 
 def port(text: str) -> int | None:
     """Read a port; a Kubernetes service link (`tcp://…`) says nothing to us and reads as unset."""
-    if text.startswith(("tcp://", "udp://", "sctp://")):
+    if text.startswith("tcp://"):
         return None
     if not re.fullmatch(r"\d{1,5}", text.strip()) or not 1024 <= int(text) <= 65535:
         raise ValueError("a port from 1024 to 65535")
@@ -78,11 +79,20 @@ def host(text: str) -> str:
     """Read a host name or an IP address."""
     word = text.strip()
     try:
-        return str(ipaddress.ip_address(word))
+        address = ipaddress.ip_address(word)
     except ValueError:
         if not _HOST.fullmatch(word) or len(word) > 253 or re.fullmatch(r"[\d.]+", word):
             raise ValueError("a host name or an IP address, without scheme or port") from None
         return word.rstrip(".")
+    return str(address)
+
+
+def other_nodes_host(text: str) -> str:
+    """Read a host that other nodes can reach: 0.0.0.0 is none."""
+    word = host(text)
+    if word in {"0.0.0.0", "::"}:  # noqa: S104 - refused here
+        raise ValueError("an address of the head: 0.0.0.0 names none")
+    return word
 
 
 def ip(text: str) -> str:
@@ -115,10 +125,10 @@ def resources(text: str) -> dict[str, float]:
     """Read Ray's custom resources."""
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         value = None
     good = isinstance(value, dict) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) and v >= 0
+        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= _LARGEST_RESOURCE
         for v in value.values()
     )
     if not good or {"CPU", "GPU", "memory"} & set(value):
@@ -151,6 +161,7 @@ Duration = Annotated[float, BeforeValidator(duration)]
 Port = Annotated[int, BeforeValidator(port)]
 OptionalPort = Annotated["int | None", BeforeValidator(port)]
 Host = Annotated[str, BeforeValidator(host)]
+HeadHost = Annotated[str, BeforeValidator(other_nodes_host)]
 Ip = Annotated[str, BeforeValidator(ip)]
 PodId = Annotated[str, BeforeValidator(pod_id)]
 UrlPath = Annotated[str, BeforeValidator(url_path)]

@@ -1,0 +1,138 @@
+"""The head's story as messages, for the tests of its decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decisions import head
+from agent.decisions import head_state as h
+from agent.decisions.common import Said, StopAsked, Tick
+from agent.decisions.job import JobReport
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from agent.outcome import Outcome
+
+REWARD = "reward server"
+TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
+NODES = {n: h.RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 6)}
+HEAD = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
+
+History = list[tuple[float, h.HeadEvent]]
+
+
+def goal(
+    workers: int = 0,
+    least: int | None = None,
+    *,
+    job: bool = True,
+    services: tuple[str, ...] = (),
+    prepare: bool = False,
+) -> h.Goal:
+    """Return a goal with times that are easy to tell apart."""
+    return h.Goal(
+        expected_workers=workers,
+        least_workers=workers if least is None else least,
+        head_deadline=100.0,
+        workers_deadline=200.0,
+        reward_deadline=300.0,
+        prepare_deadline=7200.0,
+        node_grace=60.0,
+        job_stop_grace=16.0,
+        wants_job=job,
+        services=services,
+        has_prepare=prepare,
+    )
+
+
+def nodes(*others: int, dead: tuple[int, ...] = (), up: bool = True) -> h.RayNodes:
+    """Return GCS's list: the head, live workers by number, and dead ones."""
+    gone = [h.RayNode(NODES[n].node_id, NODES[n].ip, alive=False) for n in dead]
+    return h.RayNodes((*([HEAD] if up else []), *(NODES[n] for n in others), *gone))
+
+
+def word(  # noqa: PLR0913 - what a worker may say
+    n: int,
+    phase: str = "following the head",
+    *,
+    joined: bool = True,
+    rank: int | None = None,
+    preparing: bool = False,
+    gone: bool = False,
+    detail: str = "",
+    refused: str = "",
+    heard: float = 0.0,
+) -> h.WorkerReported:
+    """Return a worker's report, by its number."""
+    name, ip = f"pod{n}", f"10.0.0.{n}"
+    return h.WorkerReported(
+        h.Worker(
+            f"{name}@{ip}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone
+        )
+    )
+
+
+def job(status: str, code: int | None = None, message: str = "") -> h.JobHeard:
+    """Return Ray's word of the job."""
+    return h.JobHeard(JobReport(status, message, code))
+
+
+WITH_REWARD = goal(services=(REWARD,))
+SERVING = goal(1, job=False)
+READY = (5.0, h.ServiceReady(REWARD))
+RUNNING: History = [(3.0, nodes()), (4.0, h.Submitted()), (5.0, job("RUNNING"))]
+PAIR: History = [
+    (3.0, nodes(2)),
+    (4.0, word(2)),
+    (5.0, h.Submitted()),
+    (6.0, job("RUNNING")),
+]
+SERVED: History = [(3.0, nodes()), READY, (6.0, h.Submitted()), (7.0, job("RUNNING"))]
+LOST = h.ServiceGone(REWARD, "exit code 1")
+"""Well-known beginnings of a story."""
+
+
+class Story:
+    """A head to which a history happened, and all that it did."""
+
+    def __init__(self, of: h.Goal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
+        self.state = head.start(of)
+        self.now = 0.0
+        self.actions: list[h.HeadAction] = []
+        for at, event in history:
+            self.take(event, at)
+
+    def take(self, event: h.HeadEvent, at: float) -> None:
+        """Let one event happen."""
+        self.now = at
+        self.state, actions = head.decide(self.state, event, at)
+        self.actions += actions
+
+    def finish(self, steps: int = 50) -> bool:
+        """Let only time pass, from deadline to deadline; say whether the story comes to rest."""
+        for _ in range(steps):
+            then = head.deadline(self.state)
+            if then is None:
+                return True
+            self.take(TICK, max(self.now, then))
+        return False
+
+    @property
+    def deeds(self) -> list[h.HeadAction]:
+        """All actions but sentences."""
+        return [action for action in self.actions if not isinstance(action, Said)]
+
+    @property
+    def said(self) -> str:
+        """All sentences."""
+        return "\n".join(a.sentence for a in self.actions if isinstance(a, Said))
+
+    @property
+    def ends(self) -> list[Outcome]:
+        """The outcomes with which it left; more than one is a fault."""
+        return [action.outcome for action in self.actions if isinstance(action, h.Leave)]
+
+    def kinds(self) -> Iterator[str]:
+        """Name the deeds."""
+        yield from (type(deed).__name__ for deed in self.deeds)

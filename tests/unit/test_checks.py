@@ -1,0 +1,159 @@
+"""Preflight checks: (facts, settings, topology) -> ok, warn or fail, each with a remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.checks import CHECKS, Finding, Level, examine
+from agent.machine import MIB, Facts
+from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of
+
+TOKEN = {"RAY_AUTH_TOKEN": SECRET}
+TWO = {"EXPECTED_WORKERS": "1"}
+INSIST = {"AGENT_ALLOW_INSECURE": "1"}
+OLD = replace(MACHINE, ray="2.51.1")
+PUBLIC = replace(
+    MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("8.8.4.4",)}, default_source="8.8.4.4"
+)
+PODS = {"RUNPOD_POD_ID": "podaaa", "HEAD_POD_ID": "podaaa"}
+
+
+def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
+    """Return one check's finding."""
+    findings = examine(facts, settings_of(environ), topology_of(environ, facts))
+    return next(finding for finding in findings if finding.check == check)
+
+
+ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
+    "ray": ("ray", {}, MACHINE, Level.OK, "2.60.0 on Python 3.11.7"),
+    "no ray": ("ray", {}, replace(MACHINE, ray=None), Level.FAIL, "not installed"),
+    "old ray": ("ray", {}, replace(MACHINE, ray="2.39.0"), Level.FAIL, "older than 2.40"),
+    "oldest ray": ("ray", {}, replace(MACHINE, ray="2.40.0"), Level.OK, "2.40.0"),
+    "next major": ("ray", {}, replace(MACHINE, ray="3.0.0.dev0"), Level.OK, "3.0.0"),
+    "odd version": ("ray", {}, replace(MACHINE, ray="nightly"), Level.FAIL, "nightly"),
+    "no extra": (
+        "ray",
+        {},
+        replace(MACHINE, ray_missing=("opencensus",)),
+        Level.FAIL,
+        "`default` extra (opencensus",
+    ),
+    "no token, alone": ("token", {}, MACHINE, Level.OK, "one machine"),
+    "no token, two nodes": ("token", TWO, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
+    "no token, worker": (
+        "token",
+        {"AGENT_HEAD": "10.0.0.9", "EXPECTED_WORKERS": "0"},
+        MACHINE,
+        Level.WARN,
+        "RAY_AUTH_TOKEN is not set",
+    ),
+    "token": ("token", TOKEN, MACHINE, Level.OK, "ask for it"),
+    "token, first ray": ("token", TOKEN, replace(MACHINE, ray="2.52.0"), Level.OK, "ask for it"),
+    "token, old ray": ("token", TOKEN, OLD, Level.FAIL, "no token auth"),
+    "token, old ray, insisted": ("token", TOKEN | INSIST, OLD, Level.WARN, "no token auth"),
+    "private": ("addresses", TWO, MACHINE, Level.OK, "no open port"),
+    "public": ("addresses", TWO, PUBLIC, Level.FAIL, "8.8.4.4 is publicly routable"),
+    "public with token": ("addresses", TOKEN, PUBLIC, Level.OK, "no open port"),
+    "public, insisted": ("addresses", INSIST, PUBLIC, Level.WARN, "8.8.4.4"),
+    "public by hand": ("addresses", {"AGENT_NODE_IP": "1.1.1.1"}, MACHINE, Level.FAIL, "1.1.1.1"),
+    "public dashboard": (
+        "addresses",
+        {"AGENT_DASHBOARD_HOST": "1.1.1.1"},
+        MACHINE,
+        Level.FAIL,
+        "1.1.1.1",
+    ),
+    "address by route": ("node address", {}, MACHINE, Level.OK, "by route"),
+    "own address": ("node address", {"AGENT_NODE_IP": "10.0.0.5"}, MACHINE, Level.OK, "10.0.0.5"),
+    "foreign address": (
+        "node address",
+        {"AGENT_NODE_IP": "10.0.0.6"},
+        MACHINE,
+        Level.FAIL,
+        "no address of this node (it has: 10.0.0.5)",
+    ),
+    "loopback, alone": ("node address", {"AGENT_NODE_IP": "127.0.0.1"}, MACHINE, Level.OK, "127."),
+    "loopback, two nodes": (
+        "node address",
+        {"AGENT_NODE_IP": "127.0.0.1", **TWO},
+        MACHINE,
+        Level.FAIL,
+        "loopback",
+    ),
+    "no debugger": ("debugger", {}, MACHINE, Level.OK, "off"),
+    "legacy debugger": ("debugger", {"DEBUG_RAY": "1"}, MACHINE, Level.WARN, "`ray debug`"),
+    "post-mortem": ("debugger", {"DEBUG_RAY": "post-mortem"}, MACHINE, Level.WARN, "VS Code"),
+    "open files": ("open files", {}, MACHINE, Level.OK, "65536"),
+    "endless files": ("open files", {}, replace(MACHINE, nofile_hard=-1), Level.OK, "65536"),
+    "few files": (
+        "open files",
+        {},
+        replace(MACHINE, nofile_hard=65_535),
+        Level.WARN,
+        "hard limit is 65535",
+    ),
+    "shm": ("/dev/shm", {}, replace(MACHINE, shm_free=1024 * MIB), Level.OK, "1024 MiB free"),
+    "small shm": (
+        "/dev/shm",
+        {},
+        replace(MACHINE, shm=64 * MIB, shm_free=60 * MIB),
+        Level.WARN,
+        "64 MiB, 60 MiB free",
+    ),
+    "tmp": ("/tmp", {}, replace(MACHINE, temp_free=2048 * MIB), Level.OK, "2048 MiB free"),
+    "full tmp": ("/tmp", {}, replace(MACHINE, temp_free=2047 * MIB), Level.WARN, "2047 MiB free"),
+    "gpus as promised": ("GPUs", {**PODS, "RUNPOD_GPU_COUNT": "8"}, POD, Level.OK, "8 seen"),
+    "gpus lost": (
+        "GPUs",
+        {**PODS, "RUNPOD_GPU_COUNT": "8"},
+        replace(POD, gpus=7),
+        Level.WARN,
+        "7 seen, 8 promised by runpod",
+    ),
+    "gpus by hand": (
+        "GPUs",
+        {**PODS, "RUNPOD_GPU_COUNT": "8", "AGENT_NUM_GPUS": "7"},
+        replace(POD, gpus=7),
+        Level.OK,
+        "7 seen",
+    ),
+    "ports not looked at": ("ports", {}, MACHINE, Level.OK, "not looked at"),
+    "ports free": ("ports", {}, replace(MACHINE, taken_ports={}), Level.OK, "free"),
+    "port taken": (
+        "ports",
+        {},
+        replace(MACHINE, taken_ports={6379: "redis (pid 7)"}),
+        Level.FAIL,
+        "6379 by redis (pid 7)",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "environ", "facts", "level", "words"), ROWS.values(), ids=ROWS.keys()
+)
+def test_findings(
+    check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
+) -> None:
+    """Each danger has its level and its words; what is wrong and not insisted on, a remedy."""
+    finding = found(check, environ, facts)
+    assert finding.level is level
+    assert words in finding.what
+    if level is not Level.OK and environ.keys().isdisjoint(INSIST):
+        assert finding.remedy
+        assert finding.sentence().endswith(finding.remedy)
+
+
+def test_every_check_is_run_and_tested() -> None:
+    """`examine` gives one finding a check, each with a name of its own and a row above."""
+    names = [f.check for f in examine(MACHINE, settings_of({}), topology_of({}))]
+    assert len(names) == len(set(names)) == len(CHECKS)
+    assert set(names) == {row[0] for row in ROWS.values()}
+
+
+def test_no_finding_shows_a_secret() -> None:
+    """Findings are printed and logged, so they speak of secrets by name only."""
+    findings = examine(OLD, settings_of(TOKEN), topology_of(TOKEN, OLD))
+    assert SECRET not in " ".join(finding.sentence() for finding in findings)

@@ -1,0 +1,159 @@
+"""The environment of a node's processes: what is chosen, what the user set, what is dropped."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.environment import chosen_for_display, for_node, object_store
+from agent.machine import MIB
+from agent.redact import MASK
+from unit.worlds import MACHINE, POD, SECRET, settings_of
+
+NODE, HEAD = "10.0.0.5", "10.0.0.1"
+
+
+def of(environ: dict[str, str]) -> dict[str, str]:
+    """Return the environment that Ray gets on a node with this one."""
+    return for_node(environ, settings_of(environ), MACHINE, NODE, HEAD)
+
+
+def test_what_training_needs_is_chosen() -> None:
+    """Address and interface come from the node's address; W&B goes offline without a key."""
+    chosen = {
+        "VLLM_HOST_IP": NODE,
+        "NCCL_SOCKET_IFNAME": "eth0",
+        "GLOO_SOCKET_IFNAME": "eth0",
+        "WANDB_MODE": "offline",
+        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+        "RAY_AUTH_MODE": "disabled",
+    }
+    assert of({}) == chosen
+    assert of({"PATH": "/bin", "HF_HOME": "/hf"}) == {**chosen, "PATH": "/bin", "HF_HOME": "/hf"}
+
+
+def test_the_interface_is_the_addresss_own() -> None:
+    """The interface that carries the address is named, not the default route's."""
+    found = for_node({}, settings_of({}), POD, "10.1.0.10", HEAD)
+    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "podnet1"
+    unknown = for_node({}, settings_of({}), POD, "10.9.9.9", HEAD)
+    assert not {"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"} & unknown.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("VLLM_HOST_IP", "10.0.0.77"),
+        ("NCCL_SOCKET_IFNAME", "ib0"),
+        ("GLOO_SOCKET_IFNAME", ""),
+        ("WANDB_MODE", "online"),
+        ("RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S", "5"),
+        ("RAY_DEBUG", "legacy"),
+    ],
+)
+def test_what_the_user_set_wins(name: str, text: str) -> None:
+    """A value of the user's own is never replaced by a choice of ours."""
+    assert of({name: text})[name] == text
+
+
+@pytest.mark.parametrize(
+    ("environ", "mode"),
+    [
+        ({}, "disabled"),
+        ({"RAY_AUTH_MODE": "token"}, "disabled"),
+        ({"RAY_AUTH_TOKEN": SECRET}, "token"),
+        ({"RAY_AUTH_TOKEN": SECRET, "RAY_AUTH_MODE": "disabled"}, "token"),
+    ],
+)
+def test_rays_token_mode_is_explicit(environ: dict[str, str], mode: str) -> None:
+    """The token decides alone, both ways, since Ray's own default differs between versions."""
+    found = of(environ)
+    assert found["RAY_AUTH_MODE"] == mode
+    assert found.get("RAY_AUTH_TOKEN") == environ.get("RAY_AUTH_TOKEN")
+
+
+def test_a_secrets_file_becomes_its_value() -> None:
+    """Children get the secret itself, in one form only."""
+    named = {"RAY_AUTH_TOKEN_PATH": "/t", "WANDB_API_KEY_FILE": "/w", "RAY_AUTH_TOKEN_FILE": "/f"}
+    settings = settings_of({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": f"{SECRET}-w"})
+    found = for_node(named, settings, MACHINE, NODE, HEAD)
+    assert not named.keys() & found.keys()
+    assert (found["RAY_AUTH_TOKEN"], found["WANDB_API_KEY"]) == (SECRET, f"{SECRET}-w")
+    assert "WANDB_MODE" not in found
+
+
+def test_a_leftover_address_is_dropped() -> None:
+    """RAY_ADDRESS would send every child to another cluster."""
+    assert "RAY_ADDRESS" not in of({"RAY_ADDRESS": "10.9.9.9:6379"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"DEBUG_RAY": "0"}, {}),
+        ({"DEBUG_RAY": "1"}, {"RAY_DEBUG": "legacy"}),
+        ({"DEBUG_RAY": "1", "RAY_DEBUG_POST_MORTEM": "1"}, {"RAY_DEBUG": "legacy"}),
+        ({"DEBUG_RAY": "post-mortem"}, {"RAY_DEBUG_POST_MORTEM": "1"}),
+        ({"DEBUG_RAY": "post-mortem", "RAY_DEBUG": "legacy"}, {"RAY_DEBUG_POST_MORTEM": "1"}),
+    ],
+)
+def test_the_two_debuggers_exclude_each_other(
+    environ: dict[str, str], expected: dict[str, str]
+) -> None:
+    """Only the chosen debugger's variable is set, whatever was left in the environment."""
+    found = {k: v for k, v in of(environ).items() if k.startswith("RAY_DEBUG")}
+    assert found == expected
+
+
+@pytest.mark.parametrize(
+    ("environ", "entries"),
+    [
+        ({}, None),
+        ({"http_proxy": ""}, None),
+        ({"http_proxy": "http://p:1"}, f"localhost,127.0.0.1,{NODE},{HEAD}"),
+        ({"ALL_PROXY": "http://p:1"}, f"localhost,127.0.0.1,{NODE},{HEAD}"),
+        (
+            {"HTTPS_PROXY": "http://p:1", "NO_PROXY": "a.lan,localhost"},
+            f"a.lan,localhost,127.0.0.1,{NODE},{HEAD}",
+        ),
+        (
+            {"HTTPS_PROXY": "http://p:1", "no_proxy": "b.lan"},
+            f"b.lan,localhost,127.0.0.1,{NODE},{HEAD}",
+        ),
+    ],
+)
+def test_a_proxy_stays_out_of_the_nodes_traffic(
+    environ: dict[str, str], entries: str | None
+) -> None:
+    """Where there is a proxy, the nodes are added to its exceptions, and the user's stay."""
+    found = of(environ)
+    assert found.get("no_proxy") == found.get("NO_PROXY") == entries
+
+
+def test_display_shows_only_what_is_added_and_masks_secrets() -> None:
+    """A plan shows what the agent adds or changes; of a secret only that it is there."""
+    environ = {"PATH": "/bin", "VLLM_HOST_IP": "10.0.0.77", "RAY_AUTH_TOKEN": SECRET}
+    environ["RAY_ADDRESS"] = "ray://elsewhere"
+    shown = chosen_for_display(environ, settings_of(environ), of(environ))
+    assert shown["RAY_ADDRESS"] == "(dropped)"
+    assert shown["RAY_AUTH_TOKEN"] == MASK
+    assert not {"PATH", "VLLM_HOST_IP"} & shown.keys()
+    assert shown["NCCL_SOCKET_IFNAME"] == "eth0"
+
+
+@pytest.mark.parametrize(
+    ("shm", "free", "memory", "size"),
+    [
+        (0, 0, 1000, None),
+        (400, 300, 1000, None),
+        (400, 299, 1000, int(299 * MIB * 0.9)),
+        (64, 64, 1000, 80 * MIB),
+    ],
+)
+def test_the_object_store_fits_shared_memory(
+    shm: int, free: int, memory: int, size: int | None
+) -> None:
+    """Ray's own choice stands where it fits; else the store shrinks to what /dev/shm has free."""
+    facts = replace(MACHINE, shm=shm * MIB, shm_free=free * MIB, memory=memory * MIB)
+    assert object_store(facts) == size

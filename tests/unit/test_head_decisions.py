@@ -1,0 +1,201 @@
+"""The head's decisions: a history of messages gives a phase, deeds, and an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.decisions import head
+from agent.decisions import head_state as h
+from agent.decisions.head_state import Phase
+from unit.heads import (
+    LOST,
+    NODES,
+    PAIR,
+    READY,
+    REWARD,
+    RUNNING,
+    SERVED,
+    SERVING,
+    TERM,
+    TICK,
+    WITH_REWARD,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    word,
+)
+
+PARTIAL = goal(2, least=1)
+
+
+UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
+    "nothing yet": (goal(), [(1, TICK)], Phase.BOOTING, []),
+    "a list without the head is no Ray": (goal(), [(1, nodes(up=False))], Phase.BOOTING, []),
+    "one machine": (goal(), [(3, nodes())], Phase.SUBMITTING, ["Submit"]),
+    "a worker is missing": (goal(1), [(3, nodes())], Phase.BOOTING, []),
+    "a worker joined": (goal(1), [(3, nodes(2)), (4, word(2))], Phase.SUBMITTING, ["Submit"]),
+    "its word came first": (goal(1), [(2, word(2)), (4, nodes(2))], Phase.SUBMITTING, ["Submit"]),
+    "in GCS, but not joined by its own word": (
+        goal(1),
+        [(2, word(2, "joining Ray", joined=False)), (3, nodes(2))],
+        Phase.BOOTING,
+        [],
+    ),
+    "joined by hand": (goal(1), [(3, nodes(2))], Phase.SUBMITTING, ["Submit"]),
+    "more than expected": (goal(1), [(3, nodes(2, 3))], Phase.SUBMITTING, ["Submit"]),
+    "a dead node does not count": (goal(1), [(3, nodes(dead=(2,)))], Phase.BOOTING, []),
+    "one address counts once": (
+        goal(2),
+        [(3, h.RayNodes((*nodes(2).nodes, h.RayNode("again", NODES[2].ip))))],
+        Phase.BOOTING,
+        [],
+    ),
+    "a worker that left does not count": (
+        goal(1),
+        [(2, word(2)), (3, word(2, "leaving", gone=True)), (4, nodes(2))],
+        Phase.BOOTING,
+        [],
+    ),
+    "a dead node came back": (
+        goal(1),
+        [(3, nodes(dead=(2,))), (4, nodes(3, dead=(2,)))],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "the reward server is awaited": (WITH_REWARD, [(3, nodes())], Phase.BOOTING, []),
+    "the reward server answers": (WITH_REWARD, [(3, nodes()), READY], Phase.SUBMITTING, ["Submit"]),
+    "Ray is awaited": (WITH_REWARD, [READY], Phase.BOOTING, []),
+    "data is prepared": (goal(prepare=True), [(3, nodes())], Phase.BOOTING, []),
+    "data is there": (
+        goal(prepare=True),
+        [(3, nodes()), (9, h.Prepared())],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "a preparing worker has more time": (
+        goal(1),
+        [(3, nodes()), (4, word(2, joined=False, preparing=True)), (201, TICK)],
+        Phase.BOOTING,
+        [],
+    ),
+    "going on with fewer": (
+        PARTIAL,
+        [(3, nodes(2)), (199, TICK), (200, TICK)],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "with fewer, once the reward server answers": (
+        goal(2, least=1, services=(REWARD,)),
+        [(3, nodes(2)), (200, TICK), (210, h.ServiceReady(REWARD))],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "Ray does not take the job yet": (
+        goal(),
+        [(3, nodes()), (4, h.SubmitWaits("No available agent"))],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "the job runs": (goal(), RUNNING, Phase.RUNNING, ["Submit"]),
+    "submitted is said twice": (goal(), [*RUNNING, (9, h.Submitted())], Phase.RUNNING, ["Submit"]),
+    "a node is short": (goal(1), [*PAIR, (9, nodes(dead=(2,)))], Phase.RUNNING, ["Submit"]),
+    "it is back in time": (
+        goal(1),
+        [*PAIR, (9, nodes(dead=(2,))), (60, nodes(2)), (70, job("RUNNING")), (100, TICK)],
+        Phase.RUNNING,
+        ["Submit"],
+    ),
+    "it is not back": (
+        goal(1),
+        [*PAIR, (9, nodes(dead=(2,))), (60, job("RUNNING")), (69, TICK)],
+        Phase.STOPPING,
+        ["Submit", "StopJob"],
+    ),
+    "more than needed may go": (
+        goal(1),
+        [(3, nodes(2, 3)), (4, h.Submitted()), (9, nodes(2)), (80, TICK)],
+        Phase.RUNNING,
+        ["Submit"],
+    ),
+    "the reward server is restarted": (
+        WITH_REWARD,
+        [*SERVED, (9, LOST), (12, h.ServiceReady(REWARD))],
+        Phase.RUNNING,
+        ["Submit", "RestartService"],
+    ),
+    "asked to stop": (goal(), [*RUNNING, (9, TERM)], Phase.STOPPING, ["Submit", "StopJob"]),
+    "asked to stop while submitting": (
+        goal(),
+        [(3, nodes()), (4, TERM)],
+        Phase.STOPPING,
+        ["Submit", "StopJob"],
+    ),
+    "submitted late, then silent for a while": (
+        goal(),
+        [(3, nodes()), (110, h.Submitted()), (229, TICK)],
+        Phase.RUNNING,
+        ["Submit"],
+    ),
+    "serving for days": (SERVING, [(3, nodes(2)), (500_000, TICK)], Phase.RUNNING, []),
+    "serving": (SERVING, [(3, nodes(2))], Phase.RUNNING, []),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
+)
+def test_under_way(of: h.Goal, history: History, phase: Phase, deeds: list[str]) -> None:
+    """A history leads to a phase, by these deeds and no others."""
+    story = Story(of, history)
+    assert story.state.phase is phase
+    assert list(story.kinds()) == deeds
+
+
+def test_what_is_said_on_the_way() -> None:
+    """Every turn of the story is one sentence that a person can grep."""
+    story = Story(
+        WITH_REWARD,
+        [*SERVED, (9, LOST), (12, h.ServiceReady(REWARD)), (13, TERM), (29, TICK)],
+    )
+    sentences = [
+        "reward server answers",
+        "1 node(s) ready: submitting the job",
+        "the job is submitted",
+        "reward server died (exit code 1): restart 1 of 3",
+        "asked to stop by SIGTERM: stopping the job",
+        "the job did not stop in time",
+    ]
+    assert [s for s in sentences if s not in story.said] == []
+
+
+def test_joining_and_leaving_are_told_by_name() -> None:
+    """Workers are told by their own names, or by address where they have no agent."""
+    story = Story(goal(2), [(2, word(2)), (3, nodes(2, 3)), (4, nodes(3, dead=(2,)))])
+    assert "pod2 joined Ray" in story.said
+    assert "10.0.0.3 joined Ray" in story.said
+    assert "pod2 left Ray" in story.said
+
+
+def test_the_fewest_gpus_count() -> None:
+    """A job is sized by the node with the fewest GPUs; dead nodes say nothing."""
+    few = h.RayNode("few", "10.0.0.9", gpus=4.0)
+    dead = h.RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
+    story = Story(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
+    assert head.min_gpus(story.state) == 4
+
+
+def test_waits_carry_deadline_and_evidence() -> None:
+    """What is waited for is data: what, until when, and the last that was heard."""
+    of = goal(1, services=(REWARD,), prepare=True)
+    state = Story(of, [(2, h.ServiceWaits(REWARD, "connection refused"))]).state
+    found = {wait.what: (wait.deadline, wait.evidence) for wait in head.waits(state)}
+    assert found == {
+        "Ray on this node": (100, ""),
+        REWARD: (300, "connection refused"),
+        "AGENT_PREPARE": (7200, ""),
+        "workers": (200, "0 of 1 joined; 1 never heard of"),
+    }
+    sentence = head.waits(state)[1].sentence(now=295.0)
+    assert sentence == "waiting for reward server, connection refused (5 s left)"

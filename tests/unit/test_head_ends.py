@@ -1,0 +1,241 @@
+"""The head's ends: a history of messages ends with a code, a culprit and a reason."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.decisions import head
+from agent.decisions import head_state as h
+from agent.decisions.head_state import Phase
+from unit.heads import (
+    INT,
+    LOST,
+    PAIR,
+    REWARD,
+    RUNNING,
+    SERVED,
+    SERVING,
+    TERM,
+    TICK,
+    WITH_REWARD,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    word,
+)
+
+ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
+    "Ray never starts": (goal(), [(100, TICK)], 69, "Ray on this node", ["never came in time"]),
+    "Ray ends at once": (goal(), [(1, h.RayGone("exit 1"))], 69, "ray", ["did not start: exit 1"]),
+    "a worker never comes": (
+        goal(2),
+        [(3, nodes(2)), (4, word(2, rank=1)), (200, TICK)],
+        69,
+        "workers",
+        ["1 of 2 joined", "never heard of rank 2"],
+    ),
+    "a worker without rank never comes": (
+        goal(2),
+        [(3, nodes(2)), (200, TICK)],
+        69,
+        "workers",
+        ["1 of 2 joined", "1 never heard of"],
+    ),
+    "a worker hangs": (
+        goal(1),
+        [(3, nodes()), (4, word(2, "joining Ray", joined=False, detail="no route")), (200, TICK)],
+        69,
+        "workers",
+        ["0 of 1 joined", "pod2 last said", "joining Ray, no route"],
+    ),
+    "a worker was refused": (
+        goal(1),
+        [(3, nodes()), (4, word(2, joined=False, refused="version mismatch")), (200, TICK)],
+        69,
+        "workers",
+        ["pod2 was refused: version mismatch"],
+    ),
+    "a worker prepares for ever": (
+        goal(1),
+        [(3, nodes()), (4, word(2, joined=False, preparing=True)), (7200, TICK)],
+        69,
+        "workers",
+        ["pod2"],
+    ),
+    "fewer than the least": (
+        goal(3, least=2),
+        [(3, nodes(2)), (200, TICK)],
+        69,
+        "workers",
+        ["1 of 3 joined"],
+    ),
+    "the reward server dies early": (
+        WITH_REWARD,
+        [(1, LOST)],
+        69,
+        REWARD,
+        ["ended before it was ready", "exit code 1"],
+    ),
+    "the reward server talks nonsense": (
+        WITH_REWARD,
+        [(3, nodes()), (9, h.ServiceWaits(REWARD, "its reply is not JSON")), (300, TICK)],
+        69,
+        REWARD,
+        ["never came in time: its reply is not JSON"],
+    ),
+    "data fails": (
+        goal(prepare=True),
+        [(3, nodes()), (9, h.Prepared("exit code 2"))],
+        69,
+        "AGENT_PREPARE",
+        ["failed: exit code 2"],
+    ),
+    "data takes too long": (
+        goal(prepare=True),
+        [(3, nodes()), (7200, TICK)],
+        69,
+        "AGENT_PREPARE",
+        ["never came in time"],
+    ),
+    "stopped while booting": (goal(1), [(3, nodes()), (4, TERM)], 143, "SIGTERM", ["SIGTERM"]),
+    "interrupted while booting": (goal(1), [(4, INT)], 130, "SIGINT", ["SIGINT"]),
+    "Ray never takes the job": (
+        goal(),
+        [(3, nodes()), (9, h.SubmitWaits("No available agent")), (123, TICK)],
+        69,
+        "ray",
+        ["could not be submitted: No available agent"],
+    ),
+    "Ray refuses the job": (
+        goal(),
+        [(3, nodes()), (9, h.SubmitWaits("bad runtime_env", final=True))],
+        78,
+        "AGENT_RUNTIME_ENV",
+        ["bad runtime_env"],
+    ),
+    "Ray dies under the submission": (
+        goal(),
+        [(3, nodes()), (4, h.RayGone("exit 1"))],
+        75,
+        "ray",
+        ["Ray was lost: exit 1"],
+    ),
+    "the job succeeds": (goal(), [*RUNNING, (9, job("SUCCEEDED", 0))], 0, "", ["succeeded"]),
+    "the job fails": (goal(), [*RUNNING, (9, job("FAILED", 7))], 7, "job", ["exit code 7"]),
+    "the job is killed": (goal(), [*RUNNING, (9, job("FAILED", -9))], 137, "job", ["SIGKILL"]),
+    "the job is stopped from outside": (
+        goal(),
+        [*RUNNING, (9, job("STOPPED"))],
+        143,
+        "job",
+        ["stopped from outside"],
+    ),
+    "the job dies without a code": (
+        goal(),
+        [*RUNNING, (9, job("FAILED", None, "driver died"))],
+        75,
+        "job",
+        ["driver died"],
+    ),
+    "Ray dies under the job": (goal(), [*RUNNING, (9, h.RayGone("exit 1"))], 75, "ray", ["exit 1"]),
+    "Ray falls silent": (
+        goal(),
+        [*RUNNING, (125, TICK)],
+        75,
+        "ray",
+        ["nothing of the job for 120"],
+    ),
+    "a node is lost for good": (
+        goal(1),
+        [*PAIR, (9, nodes(dead=(2,))), (69, TICK), (70, job("STOPPED"))],
+        75,
+        "node",
+        ["lost a needed node (0 of 1 joined", "AGENT_NODE_GRACE"],
+    ),
+    "the job ends by itself after a loss": (
+        goal(1),
+        [*PAIR, (9, nodes(dead=(2,))), (20, job("FAILED", 1))],
+        1,
+        "job",
+        ["exit code 1", "before that, lost a needed node"],
+    ),
+    "the reward server is lost for good": (
+        WITH_REWARD,
+        [*SERVED, (10, LOST), (20, LOST), (30, LOST), (40, LOST), (41, job("STOPPED"))],
+        69,
+        REWARD,
+        ["lost for good: exit code 1"],
+    ),
+    "a restarted reward server never answers": (
+        WITH_REWARD,
+        [*SERVED, (10, LOST), (100, job("RUNNING")), (130, TICK), (131, job("STOPPED"))],
+        69,
+        REWARD,
+        ["lost for good"],
+    ),
+    "stopped while running": (
+        goal(),
+        [*RUNNING, (9, TERM), (11, job("STOPPED"))],
+        143,
+        "SIGTERM",
+        ["SIGTERM"],
+    ),
+    "interrupted while running": (
+        goal(),
+        [*RUNNING, (9, INT), (10, TERM), (11, job("SUCCEEDED", 0))],
+        130,
+        "SIGINT",
+        ["SIGINT"],
+    ),
+    "a job that does not stop": (goal(), [*RUNNING, (9, TERM), (25, TICK)], 143, "SIGTERM", []),
+    "Ray dies while stopping": (
+        goal(),
+        [*RUNNING, (9, TERM), (10, h.RayGone("exit 1"))],
+        143,
+        "SIGTERM",
+        [],
+    ),
+    "stopped before Ray took it": (
+        goal(),
+        [(3, nodes()), (4, TERM), (5, h.SubmitWaits("stopped before Ray took it"))],
+        143,
+        "SIGTERM",
+        [],
+    ),
+    "serving, stopped": (SERVING, [(3, nodes(2)), (9, TERM)], 0, "SIGTERM", ["SIGTERM"]),
+    "serving, interrupted while booting": (SERVING, [(9, INT)], 0, "SIGINT", ["SIGINT"]),
+    "serving, Ray dies": (SERVING, [(3, nodes(2)), (9, h.RayGone("exit 1"))], 75, "ray", ["lost"]),
+    "serving, a node is lost": (
+        SERVING,
+        [(3, nodes(2)), (9, nodes(dead=(2,))), (69, TICK)],
+        75,
+        "node",
+        ["AGENT_NODE_GRACE"],
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "code", "culprit", "words"), ENDS.values(), ids=ENDS.keys()
+)
+def test_ends(of: h.Goal, history: History, code: int, culprit: str, words: list[str]) -> None:
+    """A history ends with its last message, with this code, for this reason."""
+    assert Story(of, history[:-1]).ends == []
+    story = Story(of, history)
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (code, culprit)
+    assert [w for w in words if w not in end.reason] == []
+    assert end.phase
+    assert story.state.phase is Phase.LEAVING
+    assert story.state.verdict == end
+    assert head.deadline(story.state) is None
+
+
+def test_only_a_jobs_own_end_is_worth_a_hold() -> None:
+    """A job's verdict is marked as such; the agent's own reasons to leave are not."""
+    for history, own in (([*RUNNING, (9, job("FAILED", 7))], True), ([*RUNNING, (9, TERM)], False)):
+        story = Story(goal(), history)
+        assert story.finish()
+        assert story.ends[0].is_jobs_verdict is own

@@ -1,0 +1,134 @@
+"""The head's decisions under random histories: no dead end, one submission, one end."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.decisions import head
+from agent.decisions import head_state as h
+from agent.decisions.head_state import Phase
+from agent.outcome import shell_code
+from unit.heads import INT, REWARD, TERM, TICK, History, Story, goal, job, nodes, word
+
+OURS = {0, 69, 75, 78, 130, 143}
+
+
+def times(number: int, *events: h.HeadEvent) -> list[h.HeadEvent]:
+    """Repeat events, so that they are drawn more often."""
+    return list(events) * number
+
+
+FINE = [
+    *times(2, TICK),
+    *times(4, nodes(2, 3, 4), h.Submitted(), job("RUNNING")),
+    *times(1, nodes(), nodes(2), nodes(3, dead=(2,)), nodes(dead=(2, 3, 4)), nodes(up=False)),
+    *times(1, word(2, rank=1), word(3, rank=2), word(3, joined=False, detail="no route")),
+    *times(1, word(2, joined=False, preparing=True), word(4, refused="version mismatch")),
+    *times(1, word(3, gone=True), h.SubmitWaits("not yet"), job("PENDING")),
+    *times(3, h.Prepared()),
+]
+BAD = [
+    *times(4, TERM),
+    *times(1, INT, h.RayGone("exit 1"), h.Prepared("exit code 2")),
+    *times(1, h.SubmitWaits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
+    *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),
+]
+OF_SERVICE = [
+    *times(4, h.ServiceReady(REWARD)),
+    *times(2, h.ServiceGone(REWARD, "exit 1")),
+    *times(1, h.ServiceWaits(REWARD, "refused")),
+]
+GOALS = st.builds(
+    goal,
+    st.integers(0, 3),
+    st.sampled_from([None, None, 0, 1]),
+    job=st.sampled_from([True, True, False]),
+    services=st.sampled_from([(), (REWARD,)]),
+    prepare=st.booleans(),
+)
+PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> tuple[h.Goal, History]:
+    """Draw a goal and what happens, on a clock that never goes back."""
+    of = draw(GOALS)
+    events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
+    boot = times(1, nodes(2, 3, 4), h.Prepared(), *map(h.ServiceReady, of.services))
+    begin = draw(st.sampled_from([[*boot, h.Submitted(), job("RUNNING")], boot, []]))
+    now, history = 1.0, [(1.0, event) for event in begin]
+    for _ in range(draw(st.integers(0, 25))):
+        now += draw(st.sampled_from(PAUSES))
+        history.append((now, draw(st.sampled_from(events))))
+    return of, history
+
+
+def serves(story: Story) -> bool:
+    """Say whether this is the cluster that stays until it is stopped."""
+    return story.state.phase is Phase.RUNNING and not story.state.goal.wants_job
+
+
+@given(histories())
+def test_no_history_breaks_the_rules(drawn: tuple[h.Goal, History]) -> None:
+    """Phases only go forward, every state has a deadline, deeds are done once."""
+    of, history = drawn
+    story, order = Story(of, []), list(Phase)
+    for at, event in history:
+        before = story.state.phase
+        story.take(event, at)
+        after = story.state.phase
+        assert order.index(after) >= order.index(before)
+        has_end = head.deadline(story.state) is not None
+        assert has_end or after is Phase.LEAVING or serves(story)
+        assert [wait.what for wait in head.waits(story.state) if not wait.what] == []
+    deeds = list(story.kinds())
+    assert deeds.count("Submit") <= int(of.wants_job)
+    assert deeds.count("StopJob") <= deeds.count("Submit")
+    assert deeds.count("Leave") == (story.state.phase is Phase.LEAVING)
+    assert "Leave" not in deeds[:-1]
+
+
+@given(histories())
+def test_every_story_ends(drawn: tuple[h.Goal, History]) -> None:
+    """If nothing more happens but time, the head leaves, once, with a code of the contract."""
+    of, history = drawn
+    story = Story(of, history)
+    assert story.finish()
+    if serves(story):
+        story.take(TERM, story.now)
+    (end,) = story.ends
+    own = {
+        shell_code(event.report.driver_exit_code)
+        for _, event in history
+        if isinstance(event, h.JobHeard) and event.report.driver_exit_code is not None
+    }
+    assert end.exit_code in OURS | own
+    assert end.reason
+    assert end.phase in {phase.value for phase in Phase} - {Phase.LEAVING.value}
+
+
+@given(histories())
+def test_leaving_is_final(drawn: tuple[h.Goal, History]) -> None:
+    """Once the verdict stands, nothing changes it and nothing more is done."""
+    of, history = drawn
+    story = Story(of, [])
+    story.take(TERM, 0.0)
+    verdict, deeds = story.state.verdict, story.actions.copy()
+    for at, event in history:
+        story.take(event, at)
+    assert (story.state.phase, story.state.verdict) == (Phase.LEAVING, verdict)
+    assert story.actions == deeds
+
+
+@given(histories())
+def test_time_alone_decides_nothing_early(drawn: tuple[h.Goal, History]) -> None:
+    """Before the deadline a tick changes neither phase nor does anything."""
+    story = Story(*drawn)
+    for _ in range(2):  # one event may leave a second one's consequence to the next
+        story.take(TICK, story.now)
+    then = head.deadline(story.state)
+    before, done = story.state.phase, len(story.actions)
+    if then is not None and then > story.now:
+        story.take(TICK, (story.now + then) / 2)
+        assert (story.state.phase, len(story.actions)) == (before, done)

@@ -1,0 +1,140 @@
+"""The job and the services beside it: command lines, placeholders, addresses."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.job import PLACEHOLDERS, Joined, entrypoint, fill, job_of
+from agent.services import reward_service
+from unit.worlds import settings_of
+
+JOINED = Joined(3, 8, 24, "10.0.0.1", "http://10.0.0.1:5000/get_reward", "/logs/run/node")
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{nodes}", "3"),
+        ("{gpus_per_node}", "8"),
+        ("{total_gpus}", "24"),
+        ("{head_ip}", "10.0.0.1"),
+        ("--url={reward_url}", "--url=http://10.0.0.1:5000/get_reward"),
+        ("{log_dir}/x-{nodes}", "/logs/run/node/x-3"),
+        ("{}", "{}"),
+        ("{other}", "{other}"),
+        ("{{nodes}}", "{3}"),
+        ("{ nodes }", "{ nodes }"),
+        ('{"a": {"nodes": 1}}', '{"a": {"nodes": 1}}'),
+        ("{nodes", "{nodes"),
+        ("${nodes}", "$3"),
+        ("{NODES}", "{NODES}"),
+    ],
+)
+def test_placeholders(word: str, filled: str) -> None:
+    """The contract's placeholders are filled; all other braces stay as they are."""
+    assert fill(("cmd", word), JOINED) == ["cmd", filled]
+
+
+def test_the_contracts_placeholders() -> None:
+    """Exactly these are filled, and each has a value."""
+    names = {"nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir"}
+    assert set(PLACEHOLDERS) == names
+    assert "{" not in "".join(fill(tuple(f"{{{name}}}" for name in PLACEHOLDERS), JOINED))
+
+
+@given(st.text())
+def test_a_value_is_not_filled_again(text: str) -> None:
+    """What a placeholder brings is not searched for placeholders."""
+    joined = Joined(1, 0, 0, "{nodes}", text, "")
+    assert fill(("{head_ip}", "{reward_url}"), joined) == ["{nodes}", text]
+
+
+@given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"))))
+def test_quoting_keeps_every_word(words: list[str]) -> None:
+    """A shell reads the entrypoint as exactly the given words."""
+    assert shlex.split(entrypoint(words)) == ["exec", *words]
+
+
+def test_a_real_shell_expands_nothing() -> None:
+    """Dollars, quotes, globs and line ends reach the job as they were written."""
+    words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]
+    line = entrypoint(["printf", "%s|", *words])
+    done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
+    assert done.stdout == "".join(f"{word}|" for word in words)
+
+
+def test_which_job_is_submitted() -> None:
+    """A command is itself, none is none, and the default is the rehearsal with its arguments."""
+    env: dict[str, object] = {"pip": ["x"]}
+    command = job_of(settings_of({}, ["python", "a b"]), ("python", "a b"), env)
+    assert command is not None
+    assert (command.name, command.argv, command.runtime_env) == ("command", ("python", "a b"), env)
+    assert job_of(settings_of({"AGENT_JOB": "none"}), None, {}) is None
+    recipe = job_of(settings_of({"AGENT_JOB_ARGS": "--steps 3"}), None, {})
+    assert recipe is not None
+    assert recipe.name == "rehearsal"
+    assert recipe.argv[-2:] == ("--steps", "3")
+    assert {"{reward_url}", "{nodes}", "{log_dir}"} <= set(recipe.argv)
+
+
+TRAIN = ("python", "train.py")
+WITH_URL = (*TRAIN, "--reward={reward_url}")
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "wanted"),
+    [
+        ({}, None, "builtin"),
+        ({"AGENT_JOB": "none"}, None, None),
+        ({"AGENT_JOB": "none", "AGENT_REWARD": "builtin"}, None, "builtin"),
+        ({}, TRAIN, None),
+        ({}, WITH_URL, "builtin"),
+        ({"AGENT_REWARD": "builtin"}, TRAIN, "builtin"),
+        ({"AGENT_REWARD": "off"}, TRAIN, None),
+        ({"AGENT_REWARD": "https://far.example/score"}, WITH_URL, "probed"),
+        ({"AGENT_REWARD": "HTTP://far.example/score"}, None, "probed"),
+        ({"AGENT_REWARD": "python my_rewards.py --big"}, WITH_URL, "shell"),
+    ],
+)
+def test_which_reward_server_runs(
+    environ: dict[str, str], command: tuple[str, ...] | None, wanted: str | None
+) -> None:
+    """The wish decides; without one, whether the job asks for the server's address."""
+    settings = settings_of(environ, list(command) if command else None)
+    service = reward_service(settings, command, "10.0.0.1")
+    if service is None:
+        kind = None
+    elif not service.supervised:
+        kind = "probed"
+    else:
+        assert service.argv is not None
+        kind = "shell" if service.argv[0] == "/bin/sh" else "builtin"
+    assert kind == wanted
+
+
+def test_a_reward_servers_address_is_the_heads() -> None:
+    """The job and the other nodes get the head's address, never loopback."""
+    settings = settings_of({"AGENT_REWARD_PORT": "5005", "AGENT_REWARD_PATH": "/score"})
+    service = reward_service(settings, None, "10.0.0.1")
+    assert service is not None
+    assert service.url == "http://10.0.0.1:5005/score"
+    sixth = reward_service(settings, None, "fd00::1")
+    assert sixth is not None
+    assert sixth.url == "http://[fd00::1]:5005/score"
+
+
+def test_a_shell_reward_server_is_told_port_and_path() -> None:
+    """A server of the user's own finds in its environment where it will be asked."""
+    settings = settings_of({"AGENT_REWARD": "python serve.py", "AGENT_REWARD_PORT": "5005"})
+    service = reward_service(settings, None, "10.0.0.1")
+    assert service is not None
+    assert service.argv == ("/bin/sh", "-c", "python serve.py")
+    assert dict(service.env) == {
+        "AGENT_REWARD_PORT": "5005",
+        "AGENT_REWARD_PATH": "/get_reward",
+    }

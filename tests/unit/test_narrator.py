@@ -1,0 +1,100 @@
+"""The narrator: waits are told when they change, and again now and then; all are recorded."""
+
+from __future__ import annotations
+
+from agent.boot.narrator import Narrator
+from agent.decisions.common import Wait, listed
+
+
+class Told:
+    """A narrator, and what it said and recorded."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.recorded: list[dict[str, object]] = []
+        self._narrator = Narrator(self.recorded.append, self.said.append)
+
+    def tell(self, now: float, *waits: Wait) -> list[str]:
+        """Show waits; return what was said of them."""
+        self.said.clear()
+        self._narrator.tell(waits, now)
+        return self.said.copy()
+
+
+HEAD = Wait("the head pod0", 600.0, "connection refused for 1 s")
+LATER = Wait("the head pod0", 600.0, "connection refused for 9 s")
+OTHER = Wait("the head pod0", 600.0, "no address for pod0")
+
+
+def test_a_wait_is_told_at_once_then_every_half_minute() -> None:
+    """The first word comes at once; the same news again only after half a minute."""
+    told = Told()
+    first = "waiting for the head pod0, connection refused for 1 s (600 s left)"
+    assert told.tell(0.0, HEAD) == [first]
+    assert told.tell(10.0, LATER) == []
+    assert told.tell(29.9, LATER) == []
+    again = "waiting for the head pod0, connection refused for 9 s (570 s left)"
+    assert told.tell(30.0, LATER) == [again]
+    assert told.tell(31.0, LATER) == []
+
+
+def test_new_evidence_is_told_soon_but_not_in_a_flood() -> None:
+    """Another evidence is told, at most every two seconds."""
+    told = Told()
+    told.tell(0.0, HEAD)
+    assert told.tell(1.0, OTHER) == []
+    assert len(told.tell(2.0, OTHER)) == 1
+    assert told.tell(3.0, HEAD) == []
+    assert len(told.tell(4.0, HEAD)) == 1
+
+
+def test_each_wait_has_its_own_clock() -> None:
+    """A second wait is told at once, whatever was said of the first."""
+    told = Told()
+    told.tell(0.0, HEAD)
+    reward = Wait("reward server", 300.0)
+    assert told.tell(1.0, HEAD, reward) == ["waiting for reward server (299 s left)"]
+
+
+def test_what_comes_back_is_news() -> None:
+    """A wait that was over and begins again is told at once."""
+    told = Told()
+    told.tell(0.0, HEAD)
+    assert told.tell(1.0) == []
+    assert len(told.tell(2.0, HEAD)) == 1
+
+
+def test_following_is_no_news() -> None:
+    """A joined worker's and a running job's watch is not told, only recorded."""
+    told = Told()
+    assert told.tell(0.0, Wait("word from the head pod0", 60.0, "running")) == []
+    assert len(told.recorded) == 1
+
+
+def test_every_change_is_recorded_once() -> None:
+    """The record has each change with its evidence, and no repetition."""
+    told = Told()
+    for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (LATER,)), (3.0, ())):
+        told.tell(now, *waits)
+    assert [(r["at"], r["event"]) for r in told.recorded] == [
+        (0.0, "waits"),
+        (2.0, "waits"),
+        (3.0, "waits"),
+    ]
+    assert told.recorded[1]["waits"] == [
+        {"what": "the head pod0", "until": 600.0, "evidence": "connection refused for 9 s"}
+    ]
+    assert told.recorded[2]["waits"] == []
+
+
+def test_a_wait_that_is_over_has_no_time_left() -> None:
+    """The time left never reads negative."""
+    assert HEAD.over(600.0)
+    assert not HEAD.over(599.9)
+    assert HEAD.sentence(700.0).endswith("(0 s left)")
+
+
+def test_names_are_joined_as_a_person_would() -> None:
+    """None, one, two, three."""
+    lists: list[tuple[str, ...]] = [(), ("1",), ("1", "2"), ("1", "2", "3")]
+    assert [listed(names) for names in lists] == ["", "1", "1 and 2", "1, 2 and 3"]

@@ -1,0 +1,176 @@
+"""The end of a run: codes, sentences, files, and the grace that is shared out."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.budget import share
+from agent.decisions.job import JobReport, verdict_of
+from agent.errors import AgentError, PreflightError, Problem, SettingsError, UnavailableError
+from agent.outcome import Kind, Outcome, name_of_code, shell_code, stopped
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OUTCOMES = st.builds(
+    Outcome,
+    st.sampled_from(Kind),
+    st.integers(0, 255),
+    st.text(),
+    st.text(),
+    st.text(),
+    st.text(),
+    st.booleans(),
+)
+
+
+@given(OUTCOMES)
+def test_an_outcome_survives_the_wire(outcome: Outcome) -> None:
+    """What a worker reads is what the head wrote."""
+    assert Outcome.from_dict(json.loads(json.dumps(outcome.to_dict()))) == outcome
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"kind": "done", "exit_code": 0},
+        {"kind": "done", "exit_code": "0", "reason": ""},
+        {"kind": "fine", "exit_code": 0, "reason": ""},
+        {"kind": "done", "exit_code": None, "reason": ""},
+    ],
+)
+def test_what_is_no_outcome(data: dict[str, object]) -> None:
+    """Anything else is refused with an error that callers expect."""
+    with pytest.raises((KeyError, ValueError)):
+        Outcome.from_dict(data)
+
+
+def test_the_file_has_the_contracts_fields(tmp_path: Path) -> None:
+    """outcome.json has the fields that the contract names, and no half-written twin beside it."""
+    Outcome(Kind.LOST, 75, "Ray was lost", "running", "ray", "Run again").write(tmp_path)
+    data = json.loads((tmp_path / "outcome.json").read_text())
+    contract = {
+        "kind": "lost",
+        "exit_code": 75,
+        "phase": "running",
+        "culprit": "ray",
+        "reason": "Ray was lost",
+        "remedy": "Run again",
+    }
+    assert {field: data.get(field) for field in contract} == contract
+    assert [file.name for file in tmp_path.iterdir()] == ["outcome.json"]
+
+
+def test_kinds_are_the_contracts() -> None:
+    """The seven kinds, by their names in outcome.json."""
+    names = "done job-failed stopped refused unavailable lost bug"
+    assert [kind.value for kind in Kind] == names.split()
+
+
+def test_the_last_line() -> None:
+    """The last line says kind, reason, code and remedy."""
+    outcome = Outcome(Kind.LOST, 75, "Ray was lost", remedy="Run again")
+    assert outcome.sentence() == "lost: Ray was lost (exit code 75). Run again"
+    assert Outcome(Kind.DONE, 0, "it worked").sentence() == "done: it worked (exit code 0)"
+
+
+@pytest.mark.parametrize(
+    ("code", "shell", "name"),
+    [
+        (0, 0, "0"),
+        (7, 7, "7"),
+        (-9, 137, "137 (SIGKILL)"),
+        (-15, 143, "143 (SIGTERM)"),
+        (143, 143, "143 (SIGTERM)"),
+        (128, 128, "128"),
+        (255, 255, "255"),
+    ],
+)
+def test_codes_as_a_shell_tells_them(code: int, shell: int, name: str) -> None:
+    """A death by signal n is 128+n, and is named."""
+    assert shell_code(code) == shell
+    assert name_of_code(shell) == name
+
+
+@pytest.mark.parametrize(
+    ("signum", "expected", "code"), [(15, False, 143), (2, False, 130), (15, True, 0), (2, True, 0)]
+)
+def test_a_stop(signum: int, expected: bool, code: int) -> None:  # noqa: FBT001 - a table's column
+    """A signal ends with 128+n, or with 0 where staying was the whole task."""
+    outcome = stopped(signum, expected=expected)
+    assert (outcome.kind, outcome.exit_code) == (Kind.STOPPED, code)
+    assert outcome.culprit in {"SIGTERM", "SIGINT"}
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "code", "words"),
+    [
+        (JobReport("SUCCEEDED", driver_exit_code=0), Kind.DONE, 0, "succeeded"),
+        (JobReport("SUCCEEDED"), Kind.DONE, 0, "succeeded"),
+        (JobReport("STOPPED"), Kind.STOPPED, 143, "stopped from outside"),
+        (JobReport("FAILED", driver_exit_code=7), Kind.JOB_FAILED, 7, "exit code 7"),
+        (JobReport("FAILED", driver_exit_code=1), Kind.JOB_FAILED, 1, "exit code 1"),
+        (JobReport("FAILED", driver_exit_code=-9), Kind.JOB_FAILED, 137, "137 (SIGKILL)"),
+        (JobReport("FAILED", "driver lost\nmore"), Kind.LOST, 75, "driver lost"),
+        (JobReport("FAILED"), Kind.LOST, 75, "no message"),
+        (JobReport("FAILED", "ok", 0), Kind.LOST, 75, "without an exit code"),
+        (
+            JobReport("FAILED", "pip failed", error_type="RUNTIME_ENV_SETUP_FAILURE"),
+            Kind.REFUSED,
+            78,
+            "pip failed",
+        ),
+        (JobReport("FAILED", "runtime_env setup failed: x"), Kind.REFUSED, 78, "runtime_env"),
+    ],
+)
+def test_verdict(report: JobReport, kind: Kind, code: int, words: str) -> None:
+    """The job's own code, verbatim, or the contract's for an end without one."""
+    outcome = verdict_of(report)
+    assert report.ended
+    assert (outcome.kind, outcome.exit_code, outcome.is_jobs_verdict) == (kind, code, True)
+    assert words in outcome.reason
+
+
+def test_a_verdict_names_the_loss_before_it() -> None:
+    """A job that ended by itself after a node was lost gives its own code and names the loss."""
+    outcome = verdict_of(JobReport("FAILED", driver_exit_code=1), "lost a needed node (pod2)")
+    assert outcome.exit_code == 1
+    assert "before that, lost a needed node (pod2)" in outcome.reason
+
+
+@pytest.mark.parametrize("status", ["PENDING", "RUNNING", "", "SUBMITTED"])
+def test_a_job_that_has_not_ended(status: str) -> None:
+    """Only Ray's three terminal states end a job."""
+    assert not JobReport(status).ended
+
+
+@given(st.floats(1, 3600))
+def test_the_grace_is_never_exceeded(grace: float) -> None:
+    """The parts of a stop, those side by side counted once, fit, and the job gets most."""
+    parts = share(grace)
+    together = max(parts.farewell, parts.services, parts.ray)
+    assert parts.job + parts.output + together + parts.leftovers < grace
+    assert parts.job >= grace / 2
+    assert min(parts.farewell, parts.services, parts.ray, parts.leftovers, parts.output) > 0
+
+
+def test_errors_say_what_why_and_remedy() -> None:
+    """One line has all three; each class has its exit code and kind."""
+    error = PreflightError("no room", why="disk full", remedy="Make room", culprit="/tmp")
+    assert error.sentence() == "no room: disk full. Make room"
+    assert (error.exit_code, error.kind) == (78, Kind.REFUSED)
+    assert (UnavailableError("x").exit_code, UnavailableError("x").kind) == (69, Kind.UNAVAILABLE)
+    assert (AgentError("x").exit_code, AgentError("x").kind) == (70, Kind.BUG)
+
+
+def test_a_settings_error_counts_and_names() -> None:
+    """One problem is told in full; several are counted, with every name once."""
+    a, b = Problem("A", "1", "2"), Problem("B", "x", "y")
+    assert SettingsError((a,)).what == "A: got 1; expected 2"
+    assert "3 problems in the settings (A, B)" in SettingsError((a, b, b)).sentence()

@@ -1,0 +1,162 @@
+"""The two messages between a worker's agent and the head's."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.control.protocol import LONGEST_HOLD, Reply, Report, disagreement
+from agent.outcome import Kind, Outcome
+
+TEXT = st.text(max_size=50)
+REPORTS = st.builds(
+    Report,
+    name=st.text(min_size=1, max_size=50),
+    ip=TEXT,
+    rank=st.none() | st.integers(0, 9999),
+    phase=st.text(min_size=1, max_size=50),
+    detail=TEXT,
+    joined=st.booleans(),
+    preparing=st.booleans(),
+    leaving=st.booleans(),
+    error=TEXT,
+    ray=st.none() | TEXT,
+    python=TEXT,
+    news=st.integers(-1, 10**9),
+    hold=st.floats(0, LONGEST_HOLD),
+)
+OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), TEXT, TEXT, TEXT, TEXT)
+REPLIES = st.builds(
+    Reply, TEXT, TEXT, TEXT, st.booleans(), st.integers(1, 65_535), st.integers(0), OUTCOMES, TEXT
+)
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+FIELDS = list(Report("n", "", None, "p").to_dict())
+PROPER = {"name": "pod1", "phase": "joining Ray"}
+
+
+@given(REPORTS)
+def test_a_report_survives_the_wire(report: Report) -> None:
+    """What the head reads is what the worker wrote."""
+    assert Report.from_dict(json.loads(json.dumps(report.to_dict()))) == report
+
+
+@given(REPLIES)
+def test_a_reply_survives_the_wire(reply: Reply) -> None:
+    """What a worker reads is what the head wrote, with a verdict or without."""
+    assert Reply.from_dict(json.loads(json.dumps(reply.to_dict()))) == reply
+    data = {**reply.to_dict(), "verdict": None}
+    assert Reply.from_dict(json.loads(json.dumps(data))).verdict is None
+
+
+def test_a_report_may_be_short() -> None:
+    """Only name and phase are needed; an older worker leaves out what it does not know."""
+    report = Report.from_dict(PROPER)
+    assert report == Report("pod1", "", None, "joining Ray")
+
+
+def test_unknown_fields_do_no_harm() -> None:
+    """A newer worker may say more than this head understands."""
+    assert Report.from_dict({**PROPER, "mood": "fine"}) == Report.from_dict(PROPER)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", None),
+        ("name", ""),
+        ("name", 7),
+        ("ip", 7),
+        ("rank", "2"),
+        ("rank", True),
+        ("rank", 1.5),
+        ("phase", ""),
+        ("phase", []),
+        ("detail", {}),
+        ("joined", 1),
+        ("joined", "yes"),
+        ("preparing", None),
+        ("leaving", 0),
+        ("error", 1),
+        ("ray", 2.6),
+        ("python", 3),
+        ("news", "1"),
+        ("news", True),
+        ("news", 1e30),
+        ("hold", None),
+        ("hold", [1]),
+    ],
+)
+def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
+    """What is wrong is told by the field's name."""
+    with pytest.raises(ValueError, match=f"^{field}: expected"):
+        Report.from_dict({**PROPER, field: value})
+
+
+@pytest.mark.parametrize("data", [None, [], "report", 7, True, [PROPER]])
+def test_what_is_no_object(data: object) -> None:
+    """A report is a JSON object; anything else is told so."""
+    with pytest.raises(ValueError, match="a report is a JSON object"):
+        Report.from_dict(data)
+
+
+@given(JSON | st.dictionaries(st.sampled_from(FIELDS), JSON))
+def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
+    """Whatever is sent, the head's port answers 200 or 400, never 500."""
+    try:
+        report = Report.from_dict(data)
+    except ValueError:
+        return
+    assert report.name
+    assert report.phase
+    assert 0 <= report.hold <= LONGEST_HOLD
+
+
+@given(
+    JSON
+    | REPLIES.map(Reply.to_dict).flatmap(lambda d: st.sampled_from([{**d, f: None} for f in d]))
+)
+def test_what_is_no_reply(data: dict[str, object]) -> None:
+    """Whatever answers on the head's port, a worker reads a reply or an error it expects."""
+    try:
+        reply = Reply.from_dict(data)
+    except (KeyError, TypeError, ValueError):
+        return
+    assert isinstance(reply.news, int)
+
+
+def test_texts_and_holds_are_bounded() -> None:
+    """A worker can neither fill the head's memory nor hold a report for ever."""
+    report = Report.from_dict({**PROPER, "detail": "x" * 60_000, "hold": 1e9})
+    assert len(report.detail) == 2000
+    assert report.hold == LONGEST_HOLD
+    assert Report.from_dict({**PROPER, "hold": -5}).hold == 0
+
+
+@pytest.mark.parametrize(
+    ("head", "worker", "words"),
+    [
+        (("2.60.0", "3.11.7"), ("2.60.0", "3.11.7"), ""),
+        (("2.60.0", "3.11.7"), ("2.60.1", "3.11.7"), "Ray 2.60.1 here, 2.60.0 on the head"),
+        (("2.60.0", "3.11.7"), ("2.60.0", "3.11.8"), "Python 3.11.8 here, 3.11.7 on the head"),
+        (("2.60.0", "3.11.7"), (None, ""), ""),
+        ((None, ""), ("2.60.0", "3.11.7"), ""),
+    ],
+)
+def test_versions_must_agree(
+    head: tuple[str | None, str], worker: tuple[str | None, str], words: str
+) -> None:
+    """Ray refuses what differs even in the patch, so it is refused before joining, by name."""
+    told = disagreement(head, worker)
+    assert words in told
+    assert bool(told) == bool(words)

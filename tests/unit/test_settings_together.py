@@ -1,0 +1,184 @@
+"""Settings together: names, secrets, contradictions, and what is not built yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.errors import SettingsError
+from agent.settings import load
+from agent.settings.model import FORMS_OF_SECRETS
+from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def told(environ: dict[str, str], command: list[str] | None = None) -> str:
+    """Return everything that is said of an environment that must be refused."""
+    with pytest.raises(SettingsError) as caught:
+        load(environ, command)
+    problems = [problem.sentence() for problem in caught.value.problems]
+    return "\n".join([caught.value.sentence(), repr(caught.value), *problems])
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("AGENT_JOBS", "AGENT_JOB"),
+        ("AGENT_JB", "AGENT_JOB"),
+        ("AGENT_JOP", "AGENT_JOB"),
+        ("AGENT_WAITHEAD", "AGENT_WAIT_HEAD"),
+        ("AGENT__HEAD", "AGENT_HEAD"),
+        ("AGENT_WAIT_WORKER", "AGENT_WAIT_WORKERS"),
+        ("AGENT_REWARDPATHS", "AGENT_REWARD_PATH"),
+        ("AGENT_LOGDIR", "AGENT_LOG_DIR"),
+    ],
+)
+def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
+    """A name one edit away from a known one is an error that names the known one."""
+    sentence = told({typo: "1"})
+    assert typo in sentence
+    assert f"{meant} (did you mean that?)" in sentence
+
+
+def test_foreign_names_are_named_in_one_note() -> None:
+    """Other tools' AGENT_ names do no harm, and are named once, all together."""
+    foreign = {"AGENT_TOOLSDIRECTORY": "/t", "AGENT_NAME": "ci", "AGENT_JOBSTATUS": "ok"}
+    (note,) = load({**foreign, "PATH": "/bin"}).notes
+    assert all(name in note for name in foreign)
+    assert "PATH" not in note
+
+
+@pytest.mark.parametrize("name", ["AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT"])
+def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
+    """Kubernetes sets NAME_PORT=tcp://… for a service of that name: told, and not taken."""
+    loaded = load({name: "tcp://10.0.0.1:80"})
+    assert any(name in note and "ignored" in note for note in loaded.notes)
+    assert loaded.origins[name].startswith("default")
+
+
+@pytest.mark.parametrize("form", sorted(FORMS_OF_SECRETS))
+def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
+    """A secret's file form gives the secret, without the newline that editors add."""
+    file = tmp_path / "secret"
+    file.write_text(f"{SECRET}\n")
+    loaded = load({form: str(file)})
+    held = {"WANDB_API_KEY": loaded.settings.wandb_api_key}
+    held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
+    secret = held[FORMS_OF_SECRETS[form]]
+    assert secret is not None
+    assert secret.get_secret_value() == SECRET
+    assert loaded.origins[FORMS_OF_SECRETS[form]] == f"file named by {form}"
+
+
+@pytest.mark.parametrize("form", sorted(FORMS_OF_SECRETS))
+def test_two_forms_of_one_secret(form: str) -> None:
+    """A secret given twice is refused, both names in the message, the value in none."""
+    secret = FORMS_OF_SECRETS[form]
+    sentence = told({secret: SECRET, form: "/run/secret"})
+    assert secret in sentence
+    assert form in sentence
+    assert SECRET not in sentence
+
+
+@pytest.mark.parametrize("form", sorted(FORMS_OF_SECRETS))
+def test_an_unreadable_or_empty_file(form: str, tmp_path: Path) -> None:
+    """A file that is missing, no text or empty is refused by the name of its variable."""
+    assert f"{form}: got {tmp_path}/none (No such file" in told({form: f"{tmp_path}/none"})
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    assert form in told({form: f"{tmp_path}/binary"})
+    (tmp_path / "empty").write_text("\n")
+    assert f"{form}: got nothing" in told({form: f"{tmp_path}/empty"})
+
+
+def test_an_empty_key_is_no_key() -> None:
+    """An empty WANDB_API_KEY, as templates leave it, means none; an empty token is refused."""
+    assert load({"WANDB_API_KEY": ""}).settings.wandb_api_key is None
+    assert "RAY_AUTH_TOKEN: got nothing" in told({"RAY_AUTH_TOKEN": ""})
+
+
+def test_no_secret_is_ever_shown() -> None:
+    """Neither what was loaded nor what was refused shows a secret."""
+    loaded = load({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": SECRET})
+    assert SECRET not in f"{loaded!r} {loaded.settings} {loaded.settings.model_dump()}"
+    assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET} two", "WANDB_API_KEY": SECRET})
+    assert SECRET not in told({"RAY_AUTH_TOKEN": SECRET, "AGENT_PORT": "x"})
+    assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET}\udcff"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable"),
+    [
+        ({"AGENT_JOB": "verl"}, "AGENT_JOB"),
+        ({"AGENT_JOB": "openrlhf"}, "AGENT_JOB"),
+        ({"AGENT_JOB": "openrlhf-m"}, "AGENT_JOB"),
+        ({"AGENT_JOB": "search-r1"}, "AGENT_JOB"),
+        ({"AGENT_SERVICES": "services.toml"}, "AGENT_SERVICES"),
+        ({"AGENT_LAUNCHER": "torchrun"}, "AGENT_LAUNCHER"),
+        ({"AGENT_JOB_RETRIES": "2"}, "AGENT_JOB_RETRIES"),
+        ({"AGENT_ON_DONE": "stop-pod"}, "AGENT_ON_DONE"),
+        ({"AGENT_ON_DONE": "terminate-pod"}, "AGENT_ON_DONE"),
+    ],
+)
+def test_what_is_not_built_yet(environ: dict[str, str], variable: str) -> None:
+    """A valid value of something to come ends with 78 and says so, never in silence."""
+    sentence = told(environ)
+    assert f"{variable}: got" in sentence
+    assert "'not in this version'" in sentence
+
+
+TRAIN = ["python", "train.py"]
+WITH_URL = [*TRAIN, "--reward={reward_url}"]
+
+
+@pytest.mark.parametrize(
+    ("environ", "command", "words"),
+    [
+        ({"AGENT_JOB": "rehearsal"}, TRAIN, ["AGENT_JOB", "'rehearsal' beside a command"]),
+        ({"AGENT_JOB": "none"}, TRAIN, ["AGENT_JOB", "'none' beside a command"]),
+        ({"AGENT_JOB_ARGS": "--x"}, TRAIN, ["AGENT_JOB_ARGS", "recipe"]),
+        ({"AGENT_JOB_ARGS": "--x", "AGENT_JOB": "none"}, None, ["AGENT_JOB_ARGS", "recipe"]),
+        ({}, [], ["--", "nothing after it"]),
+        ({}, [" "], ["--", "nothing after it"]),
+        ({"AGENT_REWARD": "off"}, WITH_URL, ["AGENT_REWARD", "{reward_url}"]),
+        ({"AGENT_REWARD": "off"}, None, ["AGENT_REWARD", "rehearsal"]),
+        ({"AGENT_PARTIAL": "proceed"}, None, ["AGENT_MIN_WORKERS: got nothing"]),
+        ({"AGENT_MIN_WORKERS": "1"}, None, ["AGENT_MIN_WORKERS", "AGENT_PARTIAL=proceed"]),
+        (
+            {"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "3", "EXPECTED_WORKERS": "2"},
+            None,
+            ["AGENT_MIN_WORKERS + EXPECTED_WORKERS", "3 of 2"],
+        ),
+        ({"AGENT_PORT": "8265"}, None, ["AGENT_PORT", "dashboard", "8265"]),
+        ({"AGENT_RAY_PORT": "10001"}, None, ["AGENT_RAY_PORT", "client", "10001"]),
+        ({"AGENT_PORT": "9999"}, None, ["AGENT_PORT", "client", "10001"]),
+        ({"AGENT_REWARD_PORT": "8266"}, None, ["AGENT_REWARD_PORT", "reward server on 8266"]),
+        ({"AGENT_REWARD_PORT": "12000"}, None, ["AGENT_REWARD_PORT", "Ray's workers"]),
+        ({"AGENT_PORT": "65530"}, None, ["AGENT_PORT", "above 65535"]),
+    ],
+)
+def test_contradictions(
+    environ: dict[str, str], command: list[str] | None, words: list[str]
+) -> None:
+    """What cannot go together is refused with the names of all sides."""
+    sentence = told(environ, command)
+    assert [word for word in words if word not in sentence] == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "command"),
+    [
+        ({"AGENT_REWARD": "off"}, TRAIN),
+        ({"AGENT_REWARD": "off", "AGENT_JOB": "none"}, None),
+        ({"AGENT_REWARD": "http://10.0.0.9:8266/score", "AGENT_REWARD_PORT": "8266"}, None),
+        ({"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "2", "EXPECTED_WORKERS": "2"}, None),
+        ({"AGENT_JOB_ARGS": "--steps 3"}, None),
+        ({"AGENT_JOB_ARGS": "--steps 3", "AGENT_JOB": "rehearsal"}, None),
+        ({"AGENT_RAY_PORT": "7000", "AGENT_DASHBOARD_PORT": "7001", "AGENT_PORT": "7010"}, None),
+    ],
+)
+def test_what_goes_together(environ: dict[str, str], command: list[str] | None) -> None:
+    """Settings that only look like a contradiction are taken."""
+    assert load(environ, command).command == (None if command is None else tuple(command))

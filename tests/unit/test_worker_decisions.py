@@ -1,0 +1,256 @@
+"""The worker's decisions: a history of messages gives a phase, deeds, and an end."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.decisions import worker
+from agent.decisions import worker_state as w
+from agent.decisions.common import StopAsked, Tick
+from agent.decisions.worker_state import Phase, StartRay, StopRay
+from agent.outcome import Kind, Outcome
+from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
+
+GOAL = goal()
+PREPARING = goal(prepare=True)
+VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
+JOINED: History = [(2.0, spoke()), (8.0, w.RayUp())]
+BARE: History = [(2.0, spoke(epoch=None, phase="")), (8.0, w.RayUp())]
+DOWN = w.RayExited("exit code 1")
+SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
+START = StartRay("10.0.0.1")
+
+
+UNDER_WAY: dict[str, tuple[w.Goal, History, Phase, list[w.WorkerAction]]] = {
+    "nothing yet": (GOAL, [(1, TICK)], Phase.FINDING, []),
+    "no head yet": (GOAL, [(1, SILENT), (99, SILENT)], Phase.FINDING, []),
+    "a head whose Ray is not up": (GOAL, [(2, spoke(ready=False))], Phase.FINDING, []),
+    "a head that keeps speaking is waited for": (
+        GOAL,
+        [(2, spoke(ready=False)), (90, spoke(ready=False)), (149, TICK)],
+        Phase.FINDING,
+        [],
+    ),
+    "a head": (GOAL, [(2, spoke())], Phase.JOINING, [START]),
+    "a head of a plain Ray": (GOAL, [(2, spoke(epoch=None, phase=""))], Phase.JOINING, [START]),
+    "data first": (PREPARING, [(2, spoke())], Phase.FINDING, []),
+    "data is there": (PREPARING, [(2, spoke()), (9, w.Prepared())], Phase.JOINING, [START]),
+    "data was there first": (PREPARING, [(1, w.Prepared()), (2, spoke())], Phase.JOINING, [START]),
+    "data longer than the head's deadline": (
+        PREPARING,
+        [(2, spoke()), (101, TICK), (500, spoke())],
+        Phase.FINDING,
+        [],
+    ),
+    "its Ray is up": (GOAL, JOINED, Phase.FOLLOWING, [START]),
+    "its Ray did not join": (GOAL, [(2, spoke()), (4, DOWN), (4.4, TICK)], Phase.JOINING, [START]),
+    "it tries again": (
+        GOAL,
+        [(2, spoke()), (4, DOWN), (4.5, TICK)],
+        Phase.JOINING,
+        [START, START],
+    ),
+    "not while the head is silent": (
+        GOAL,
+        [(2, spoke()), (4, DOWN), (4.2, SILENT), (4.5, TICK)],
+        Phase.JOINING,
+        [START],
+    ),
+    "but when it speaks again, at its new address": (
+        GOAL,
+        [(2, spoke()), (4, DOWN), (4.2, SILENT), (9, spoke(ip="10.0.0.9"))],
+        Phase.JOINING,
+        [START, StartRay("10.0.0.9")],
+    ),
+    "it follows": (GOAL, [*JOINED, (30, spoke()), (80, TICK)], Phase.FOLLOWING, [START]),
+    "a short silence": (GOAL, [*JOINED, (30, SILENT), (59, TICK)], Phase.FOLLOWING, [START]),
+    "the head was started anew": (
+        GOAL,
+        [*JOINED, (30, spoke(epoch="two"))],
+        Phase.JOINING,
+        [START, StopRay()],
+    ),
+    "and joined anew": (
+        GOAL,
+        [*JOINED, (30, spoke(epoch="two")), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
+        Phase.FOLLOWING,
+        [START, StopRay(), START],
+    ),
+    "anew while its Ray was starting": (
+        GOAL,
+        [(2, spoke()), (3, spoke(epoch="two"))],
+        Phase.JOINING,
+        [START, StopRay()],
+    ),
+    "anew while its Ray was down": (
+        GOAL,
+        [(2, spoke()), (3, DOWN), (3.1, spoke(epoch="two")), (3.1, TICK)],
+        Phase.JOINING,
+        [START, START],
+    ),
+    "its Ray was lost": (GOAL, [*JOINED, (30, DOWN)], Phase.JOINING, [START]),
+    "and joined again": (GOAL, [*JOINED, (30, DOWN), (30.5, TICK)], Phase.JOINING, [START, START]),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
+)
+def test_under_way(of: w.Goal, history: History, phase: Phase, deeds: list[w.WorkerAction]) -> None:
+    """A history leads to a phase, by these deeds and no others."""
+    story = Story(of, history)
+    assert story.state.phase is phase
+    assert story.deeds == deeds
+    assert story.state.joined is (phase is Phase.FOLLOWING)
+
+
+ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
+    "the head never comes": (
+        GOAL,
+        [(99, SILENT), (100, TICK)],
+        69,
+        "the head pod0",
+        ["never came in time", "connection refused by 10.0.0.1:8266"],
+    ),
+    "the head is never asked": (GOAL, [(100, TICK)], 69, "the head pod0", ["not asked yet"]),
+    "the head goes before its Ray is up": (
+        GOAL,
+        [(2, spoke(ready=False)), (90, spoke(ready=False)), (91, SILENT), (150, TICK)],
+        69,
+        "the head pod0",
+        ["connection refused"],
+    ),
+    "data fails": (
+        PREPARING,
+        [(2, spoke()), (3, w.Prepared("exit code 3"))],
+        69,
+        "AGENT_PREPARE_EACH",
+        ["failed: exit code 3"],
+    ),
+    "data takes too long": (
+        PREPARING,
+        [(2, spoke()), (7200, TICK)],
+        69,
+        "AGENT_PREPARE_EACH",
+        ["never came in time"],
+    ),
+    "refused": (
+        GOAL,
+        [(2, spoke(refusal="version mismatch: Ray 2.50 here"))],
+        78,
+        "this node",
+        ["refused by the head: version mismatch: Ray 2.50 here"],
+    ),
+    "its Ray never joins": (
+        GOAL,
+        [(2, spoke()), (3, DOWN), (122, TICK)],
+        69,
+        "ray",
+        ["could not join: exit code 1"],
+    ),
+    "its Ray says nothing": (GOAL, [(2, spoke()), (122, TICK)], 69, "ray", ["no word"]),
+    "the verdict": (GOAL, [*JOINED, (30, spoke(verdict=VERDICT))], 7, "job", ["the job failed"]),
+    "the verdict before it joined": (GOAL, [(2, spoke(verdict=VERDICT))], 7, "job", []),
+    "the verdict under preparation": (PREPARING, [(2, spoke(verdict=VERDICT))], 7, "job", []),
+    "the head falls silent": (
+        GOAL,
+        [*JOINED, (30, SILENT), (68, TICK)],
+        75,
+        "head",
+        ["pod0 has been silent for 60 s", "connection refused"],
+    ),
+    "the head's agent dies, its Ray lives": (
+        GOAL,
+        [*JOINED, (30, spoke(epoch=None)), (60, spoke(epoch=None)), (68, TICK)],
+        75,
+        "head",
+        ["its agent is gone, though Ray's GCS still answers"],
+    ),
+    "a plain Ray ends": (GOAL, [*BARE, (30, DOWN)], 75, "ray", ["Ray was lost: exit code 1"]),
+    "a plain Ray falls silent": (GOAL, [*BARE, (30, SILENT), (68, TICK)], 75, "head", ["silent"]),
+    "stopped while finding": (GOAL, [(1, TERM)], 143, "SIGTERM", ["SIGTERM"]),
+    "stopped while joining": (GOAL, [(2, spoke()), (3, TERM)], 143, "SIGTERM", ["SIGTERM"]),
+    "stopped where staying was the task": (
+        goal(stays=True),
+        [*JOINED, (30, TERM)],
+        0,
+        "SIGTERM",
+        ["SIGTERM"],
+    ),
+    "interrupted while following": (GOAL, [*JOINED, (30, INT)], 130, "SIGINT", ["SIGINT"]),
+}
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "code", "culprit", "words"), ENDS.values(), ids=ENDS.keys()
+)
+def test_ends(of: w.Goal, history: History, code: int, culprit: str, words: list[str]) -> None:
+    """A history ends with its last message, with this code, for this reason."""
+    assert Story(of, history[:-1]).ends == []
+    story = Story(of, history)
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (code, culprit)
+    assert [word for word in words if word not in end.reason] == []
+    assert end.phase
+    assert story.state.phase is Phase.LEAVING
+    assert story.state.verdict == end
+
+
+def test_the_heads_verdict_is_taken_word_for_word() -> None:
+    """A worker leaves with the head's outcome, so that all nodes tell the same end."""
+    assert Story(GOAL, [*JOINED, (30, spoke(verdict=VERDICT))]).ends == [VERDICT]
+
+
+def test_what_is_said_on_the_way() -> None:
+    """Every turn of the story is one sentence that a person can grep."""
+    story = Story(
+        GOAL,
+        [
+            (2, spoke()),
+            (4, DOWN),
+            (4.5, TICK),
+            (8, w.RayUp()),
+            (30, spoke(epoch="two")),
+            (31, DOWN),
+            (31.5, TICK),
+            (35, w.RayUp()),
+            (40, DOWN),
+        ],
+    )
+    sentences = [
+        "joining Ray at the head pod0 (10.0.0.1)",
+        "`ray start` ended (exit code 1): trying again",
+        "joining Ray at the head pod0 (10.0.0.1) (try 2)",
+        "Ray is up on this node: following the head",
+        "the head was started anew: leaving its old Ray and joining the new",
+        "Ray was lost here (exit code 1): joining again",
+    ]
+    assert [s for s in sentences if s not in story.said] == []
+    assert "joining Ray at a plain Ray head pod0" in Story(GOAL, BARE).said
+
+
+@pytest.mark.parametrize(
+    ("history", "waits"),
+    [
+        ([], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
+        ([(2, spoke())], {"AGENT_PREPARE_EACH": 7200}),
+        ([(2, spoke(ready=False))], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
+        ([(2, w.Prepared()), (90, spoke(ready=False))], {"the head pod0": 150}),
+        ([(2, w.Prepared()), (3, spoke())], {"Ray on this node to join": 123}),
+        ([(2, w.Prepared()), (3, spoke()), (9, w.RayUp())], {"word from the head pod0": 69}),
+        ([(2, StopAsked(15))], {}),
+    ],
+)
+def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -> None:
+    """Each phase waits for its own things, each until its own time."""
+    state = Story(PREPARING, history).state
+    assert {wait.what: wait.deadline for wait in worker.waits(state)} == waits
+    assert worker.deadline(state) == min(waits.values(), default=None)
+
+
+def test_a_tick_is_nothing_by_itself() -> None:
+    """Between messages time alone changes nothing."""
+    story = Story(GOAL, JOINED)
+    before = story.state
+    story.take(Tick(), 20.0)
+    assert story.state == before

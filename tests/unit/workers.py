@@ -1,0 +1,78 @@
+"""The worker's story as messages, for the tests of its decisions."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decisions import worker
+from agent.decisions import worker_state as w
+from agent.decisions.common import Said, StopAsked, Tick
+from agent.decisions.worker_state import Phase
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.outcome import Outcome
+
+TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
+
+History = list[tuple[float, w.WorkerEvent]]
+
+
+def goal(*, prepare: bool = False, stays: bool = False) -> w.Goal:
+    """Return a goal with times that are easy to tell apart."""
+    return w.Goal("pod0", 100.0, 7200.0, 60.0, prepare, stays)
+
+
+def spoke(  # noqa: PLR0913 - what a head may say
+    epoch: str | None = "one",
+    phase: str = "booting",
+    *,
+    ready: bool = True,
+    ip: str = "10.0.0.1",
+    verdict: Outcome | None = None,
+    refusal: str = "",
+) -> w.HeadSpoke:
+    """Return the head's word; without an epoch it is its GCS that answers."""
+    return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal)
+
+
+class Story:
+    """A worker to which a history happened, and all that it did."""
+
+    def __init__(self, of: w.Goal, history: Iterable[tuple[float, w.WorkerEvent]]) -> None:
+        self.state = worker.start(of)
+        self.now = 0.0
+        self.actions: list[w.WorkerAction] = []
+        for at, event in history:
+            self.take(event, at)
+
+    def take(self, event: w.WorkerEvent, at: float) -> None:
+        """Let one event happen."""
+        self.now = at
+        self.state, actions = worker.decide(self.state, event, at)
+        self.actions += actions
+
+    def finish(self, steps: int = 50) -> bool:
+        """Let only time pass, from deadline to deadline; say whether the story comes to rest."""
+        for _ in range(steps):
+            then = worker.deadline(self.state)
+            if then is None or self.state.phase is Phase.LEAVING:
+                return True
+            self.take(TICK, max(self.now, then))
+        return False
+
+    @property
+    def deeds(self) -> list[w.WorkerAction]:
+        """All actions but sentences."""
+        return [action for action in self.actions if not isinstance(action, Said)]
+
+    @property
+    def said(self) -> str:
+        """All sentences."""
+        return "\n".join(a.sentence for a in self.actions if isinstance(a, Said))
+
+    @property
+    def ends(self) -> list[Outcome]:
+        """The outcomes with which it left; more than one is a fault."""
+        return [action.outcome for action in self.actions if isinstance(action, w.Leave)]

@@ -1,0 +1,60 @@
+"""Machines and plans as values, for the tests of everything that is pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.machine import MIB, Facts
+from agent.plan import Plan, make_plan
+from agent.settings import Settings, load
+from agent.topology import Topology, resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
+
+MACHINE = Facts(
+    hostname="node-a",
+    interfaces={"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.5",)},
+    python="3.11.7",
+    ray="2.60.0",
+    cpus=16,
+    memory=64 * 1024 * MIB,
+    shm=32 * 1024 * MIB,
+    shm_free=32 * 1024 * MIB,
+    temp_free=100 * 1024 * MIB,
+    nofile_soft=1024,
+    nofile_hard=1_048_576,
+    default_source="10.0.0.5",
+)
+"""A healthy machine with one address."""
+
+POD = replace(
+    MACHINE,
+    hostname="pod-host",
+    interfaces={"lo": ("127.0.0.1",), "eth0": ("172.17.0.2",), "podnet1": ("10.1.0.10",)},
+    default_source="172.17.0.2",
+    is_first_process=True,
+    gpus=8,
+)
+"""A RunPod pod: the default route leaves by eth0, the pods meet on podnet1."""
+
+
+def settings_of(environ: Mapping[str, str], command: list[str] | None = None) -> Settings:
+    """Return the settings of an environment that must be right."""
+    return load(environ, command).settings
+
+
+def topology_of(environ: Mapping[str, str], facts: Facts = MACHINE) -> Topology:
+    """Return who a node with this environment is."""
+    return resolve(environ, settings_of(environ), facts)
+
+
+def plan_of(
+    environ: Mapping[str, str], facts: Facts = MACHINE, command: list[str] | None = None
+) -> Plan:
+    """Return the plan of a node with this environment."""
+    loaded = load(environ, command)
+    return make_plan(loaded, resolve(environ, loaded.settings, facts), facts, environ, {})
