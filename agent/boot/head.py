@@ -25,7 +25,7 @@ from agent.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput
-from agent.runtime.probes import reward_answers
+from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -166,6 +166,17 @@ class Head:
         say(f"starting Ray's head on {self._ip}:{self._plan.ports.gcs}")
         self._ray = await self._stage.start("ray start", argv, env, "ray-start.log")
         tasks.start_soon(self._watch_ray, self._ray)
+        tasks.start_soon(self._watch_gcs)
+
+    async def _watch_gcs(self) -> None:
+        """Tell when GCS takes connections; the bridge, busy importing Ray, would tell later."""
+
+        async def check() -> bool | NotYet:
+            evidence = await port_answers(self._ip, self._plan.ports.gcs)
+            return NotYet(evidence) if evidence else True
+
+        await until(check, None, longest=0.1)
+        self._inbox.put(h.GcsOpen())
 
     async def _watch_ray(self, child: Child) -> None:
         code = await child.wait()

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import sys
 import threading
 import time
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
-from agent.bridge.ray_calls import GcsNodes, Jobs, is_final
+from agent.bridge.ray_calls import GcsNodes, Jobs, import_ray, is_final
 from agent.runtime.waiting import beats
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 _HEARTBEAT = 5.0
 _NODES_STEP = 0.1
@@ -50,7 +52,9 @@ class Bridge:
             sys.stdout.flush()
 
     def _watch_nodes(self) -> None:
-        for _ in beats(self._stop, 0.02):
+        with _unhurried():
+            import_ray()
+        for _ in beats(self._stop, 0.05):
             if _is_open(self._gcs):
                 break
         known = None
@@ -116,6 +120,18 @@ class Bridge:
                 if self._submitted.is_set():
                     continue
             return
+
+
+@contextmanager
+def _unhurried() -> Iterator[None]:
+    """Let this thread yield to Ray's own processes, which boot at the same time; Linux only."""
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, 10)
+    try:
+        yield
+    finally:
+        with suppress(PermissionError):  # without CAP_SYS_NICE a thread stays as nice as it was
+            os.setpriority(os.PRIO_PROCESS, thread, 0)
 
 
 def _is_open(address: str) -> bool:

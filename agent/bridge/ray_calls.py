@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 _RPC_LIMIT = 5.0
 
 
+def import_ray() -> None:
+    """Import what both halves of the bridge need, while Ray itself still boots."""
+    import ray.job_submission  # noqa: F401, PLC0415 - the import is the point
+
+
 class GcsNodes:
     """Node liveness straight from GCS.
 

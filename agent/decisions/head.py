@@ -57,7 +57,9 @@ def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: PLR0911 - o
         case h.RayNodes(nodes):  # the head's own node in the list is what "Ray is up" means
             up = any(node.is_head and node.alive for node in nodes)
             ray = replace(state.ray, step=Step.READY) if up else state.ray
-            return replace(state, ray_nodes=nodes, ray=ray, gcs_answers=True)
+            return replace(state, ray_nodes=nodes, ray=ray)
+        case h.GcsOpen():
+            return replace(state, gcs_answers=True)
         case h.RayGone(evidence):
             return replace(state, ray=Item(Step.LOST, evidence))
         case h.WorkerReported(worker):

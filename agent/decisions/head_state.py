@@ -113,7 +113,7 @@ class HeadState:
     workers: Mapping[str, Worker] = field(default_factory=dict)
     ray_nodes: tuple[RayNode, ...] = ()
     gcs_answers: bool = False
-    """True once GCS has answered a call: from then on workers can join."""
+    """True once GCS takes connections: from then on workers can join."""
     required: int = 0
     """Workers without which the running job cannot go on."""
     since: float = 0.0
@@ -140,6 +140,11 @@ class RayGone:
     """`ray start --block` ended, or GCS stopped answering."""
 
     evidence: str
+
+
+@dataclass(frozen=True)
+class GcsOpen:
+    """GCS takes connections on this node."""
 
 
 @dataclass(frozen=True)
@@ -210,6 +215,7 @@ HeadEvent = (
     Tick
     | StopAsked
     | RayGone
+    | GcsOpen
     | RayNodes
     | ServiceReady
     | ServiceWaits

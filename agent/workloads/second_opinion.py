@@ -79,6 +79,7 @@ class SecondOpinion:
         except BaseException:
             with contextlib.suppress(ProcessLookupError):
                 child.kill()
+            await child.wait()  # its transport must be closed before the loop is
             raise
         self._child = child
 
