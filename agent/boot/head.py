@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import signal
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -157,6 +158,8 @@ class Head:
                 await self._submit(link)
             case h.StopJob():
                 await link.stop_job(self._job_id)
+            case h.RestartRay():
+                await self._start_ray(tasks, env)
             case h.RestartService():
                 service = self._plan.service(self._ip)
                 assert service is not None  # noqa: S101 - it ran before
@@ -183,6 +186,7 @@ class Head:
 
     async def _watch_ray(self, child: Child) -> None:
         code = await child.wait()
+        child.signal_group(signal.SIGKILL)  # what is left of it would hold its ports
         self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
 
     def _link(self, env: dict[str, str]) -> RayLink:

@@ -56,14 +56,14 @@ def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: C901, PLR09
     match event:
         case h.RayNodes(nodes):  # the head's own node in the list is what "Ray is up" means
             up = any(node.is_head and node.alive for node in nodes)
-            ray = replace(state.ray, step=Step.READY) if up else state.ray
+            ray = replace(state.ray, step=Step.READY, evidence="") if up else state.ray
             return replace(state, ray_nodes=nodes, ray=ray)
         case h.GcsOpen():
             return replace(state, gcs_answers=True)
         case h.RaySilent(evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence):
-            return replace(state, ray=Item(Step.LOST, evidence))
+            return replace(state, ray=replace(state.ray, step=Step.LOST, evidence=evidence))
         case h.WorkerReported(worker):
             return replace(state, workers={**state.workers, worker.key: worker})
         case h.Prepared(evidence):
@@ -105,7 +105,7 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
     state: HeadState, _event: HeadEvent, now: float
 ) -> Decision:
     if state.ray.step is Step.LOST:
-        return _end(state, now, 69, f"Ray did not start: {state.ray.evidence}", "ray")
+        return _ray_did_not_start(state, now)
     if state.prepare.step is Step.LOST:
         return _end(
             state, now, 69, f"AGENT_PREPARE failed: {state.prepare.evidence}", "AGENT_PREPARE"
@@ -132,6 +132,17 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
     if pending:
         return state, ()
     return _boot_done(state, now)
+
+
+def _ray_did_not_start(state: HeadState, now: float) -> Decision:
+    """Start Ray again: on a busy node its own limit of 30 s is passed now and then."""
+    ray, most = state.ray, state.goal.ray_restarts
+    if ray.restarts >= most or now >= state.goal.head_deadline:
+        return _end(state, now, 69, f"Ray did not start: {ray.evidence}", "ray")
+    again = Item(Step.PENDING, ray.evidence, ray.restarts + 1)
+    said = Said(f"Ray did not start ({ray.evidence}): try {again.restarts} of {most}", "warning")
+    state = replace(state, ray=again, gcs_answers=False, ray_nodes=())
+    return state, (said, h.RestartRay())
 
 
 def _boot_done(state: HeadState, now: float) -> Decision:

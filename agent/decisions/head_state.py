@@ -57,6 +57,7 @@ class Goal:
     """Longest from the first try to submit to Ray's acceptance."""
     silence_limit: float = SILENCE_LIMIT
     """Longest that Ray may say nothing of a running job."""
+    ray_restarts: int = 2
     service_restarts: int = 3
     service_limit: float = 120.0
     """Longest for a restarted service to answer again."""
@@ -251,6 +252,11 @@ class StopJob:
 
 
 @dataclass(frozen=True)
+class RestartRay:
+    """Start this node's Ray again."""
+
+
+@dataclass(frozen=True)
 class RestartService:
     """Start a dead service again."""
 
@@ -264,4 +270,4 @@ class Leave:
     outcome: Outcome
 
 
-HeadAction = Said | Submit | StopJob | RestartService | Leave
+HeadAction = Said | Submit | StopJob | RestartRay | RestartService | Leave

@@ -128,3 +128,14 @@ def test_no_job_means_stay(cluster: Cluster) -> None:
     assert "RAY_DEBUG" not in raylets[0].environ()
     head.signal(signal.SIGTERM)
     assert head.wait(25) == 0
+
+
+@pytest.mark.pods(2)
+def test_a_ray_that_dies_while_booting_is_started_again(cluster: Cluster) -> None:
+    """GCS killed under a booting cluster costs a second start, not the run."""
+    head, worker = cluster.agents("sh", "-c", "exit 6")
+    await_true("GCS is there", lambda: any(p.name == "gcs_server" for p in head.processes()), BOOT)
+    gcs = next(p for p in head.processes() if p.name == "gcs_server")
+    assert head.exec(["kill", "-9", str(gcs.pid)]).returncode == 0
+    head.wait_for(r"Ray did not start .* try 1 of 2", timeout=60)
+    assert ends([head, worker], 150) == [6, 6]

@@ -74,6 +74,12 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
         Phase.SUBMITTING,
         ["Submit"],
     ),
+    "a Ray that does not start is started again": (
+        goal(),
+        [(1, h.RayGone("exit 1")), (2, h.RayGone("exit 1")), (3, nodes())],
+        Phase.SUBMITTING,
+        ["RestartRay", "RestartRay", "Submit"],
+    ),
     "a preparing worker has more time": (
         goal(1),
         [(3, nodes()), (190, word(2, joined=False, preparing=True, heard=190)), (201, TICK)],

@@ -28,7 +28,20 @@ from unit.heads import (
 
 ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     "Ray never starts": (goal(), [(100, TICK)], 69, "Ray on this node", ["never came in time"]),
-    "Ray ends at once": (goal(), [(1, h.RayGone("exit 1"))], 69, "ray", ["did not start: exit 1"]),
+    "Ray ends at once, thrice": (
+        goal(),
+        [(1, h.RayGone("exit 1")), (2, h.RayGone("exit 1")), (3, h.RayGone("exit 1"))],
+        69,
+        "ray",
+        ["did not start: exit 1"],
+    ),
+    "Ray ends after its deadline": (
+        goal(),
+        [(101, h.RayGone("exit 1"))],
+        69,
+        "ray",
+        ["did not start: exit 1"],
+    ),
     "a worker never comes": (
         goal(2),
         [(3, nodes(2)), (4, word(2, rank=1)), (200, TICK)],
