@@ -75,8 +75,8 @@ class Facts:
     def _addresses_of(self, host: str) -> tuple[str, ...]:
         if is_ip(host):
             return (host,)
-        if host == self.hostname:
-            return self.addresses()
+        if host == self.hostname:  # the others most likely know the default route's address by it
+            return tuple(sorted(self.addresses(), key=lambda a: a != self.default_source))
         return self.known_names.get(host, ())
 
     def interface_of(self, address: str) -> str | None:
