@@ -9,6 +9,8 @@ from agent.platforms import (
     dstack,
     plain,
     runpod,
+    runpod_cluster,
+    torchrun,
 )
 from agent.ports import DEFAULTS
 
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 PLATFORMS: tuple[Callable[[Mapping[str, str], Settings], Claim | None], ...] = (
     # Those that rent from others come first: below them, their hosts' variables may be seen too.
     dstack.detect,  # on RunPod's pods too: it knows ranks, RunPod's pods do not
+    runpod_cluster.detect,  # before RunPod's pods, which its nodes are as well
+    # General variables, which any of the above may set for its jobs as well; before platforms
+    # that know no ranks, since on those somebody must have set them for a reason.
+    torchrun.detect,
     runpod.detect,
     plain.detect,  # claims whatever is left
 )
