@@ -10,6 +10,7 @@ from agent.platforms import (
     plain,
     runpod,
     runpod_cluster,
+    skypilot,
     slurm,
     torchrun,
 )
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 PLATFORMS: tuple[Callable[[Mapping[str, str], Settings], Claim | None], ...] = (
     # Those that rent from others come first: below them, their hosts' variables may be seen too.
     dstack.detect,  # on RunPod's pods too: it knows ranks, RunPod's pods do not
+    skypilot.detect,  # on RunPod, Kubernetes and Slurm too
     # srun passes on the environment that it was called in, a login node's on a cloud included.
     slurm.detect,
     runpod_cluster.detect,  # before RunPod's pods, which its nodes are as well
