@@ -7,7 +7,11 @@ from typing import TYPE_CHECKING
 from agent.errors import SettingsError
 from agent.platforms import (
     dstack,
+    kubeflow_trainer,
+    kuberay,
+    lws,
     plain,
+    pytorchjob,
     runpod,
     runpod_cluster,
     skypilot,
@@ -30,6 +34,11 @@ PLATFORMS: tuple[Callable[[Mapping[str, str], Settings], Claim | None], ...] = (
     # srun passes on the environment that it was called in, a login node's on a cloud included.
     slurm.detect,
     runpod_cluster.detect,  # before RunPod's pods, which its nodes are as well
+    # Kubernetes: KubeRay first, as where Ray runs already no other evidence matters.
+    kuberay.detect,
+    lws.detect,
+    kubeflow_trainer.detect,
+    pytorchjob.detect,  # after Trainer: it shares PET_NODE_RANK, and MASTER_ADDR is anybody's
     # General variables, which any of the above may set for its jobs as well; before platforms
     # that know no ranks, since on those somebody must have set them for a reason.
     torchrun.detect,
