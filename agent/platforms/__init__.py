@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.errors import SettingsError
 from agent.platforms import (
+    aws_batch,
     dstack,
     kubeflow_trainer,
     kuberay,
@@ -14,9 +15,11 @@ from agent.platforms import (
     pytorchjob,
     runpod,
     runpod_cluster,
+    sagemaker,
     skypilot,
     slurm,
     torchrun,
+    vast,
 )
 from agent.ports import DEFAULTS
 
@@ -39,10 +42,13 @@ PLATFORMS: tuple[Callable[[Mapping[str, str], Settings], Claim | None], ...] = (
     lws.detect,
     kubeflow_trainer.detect,
     pytorchjob.detect,  # after Trainer: it shares PET_NODE_RANK, and MASTER_ADDR is anybody's
+    aws_batch.detect,
+    sagemaker.detect,
     # General variables, which any of the above may set for its jobs as well; before platforms
     # that know no ranks, since on those somebody must have set them for a reason.
     torchrun.detect,
     runpod.detect,
+    vast.detect,
     plain.detect,  # claims whatever is left
 )
 
