@@ -75,7 +75,8 @@ class Facts:
     def _addresses_of(self, host: str) -> tuple[str, ...]:
         if is_ip(host):
             return (host,)
-        if host == self.hostname:  # the others most likely know the default route's address by it
+        # Schedulers list short names; others most likely know the default route's address by it.
+        if host in {self.hostname, self.hostname.partition(".")[0]}:
             return tuple(sorted(self.addresses(), key=lambda a: a != self.default_source))
         return self.known_names.get(host, ())
 
