@@ -25,5 +25,5 @@ def share(grace: float) -> Budget:
     farewell, services, ray, leftovers, output = (x * scale for x in (2.0, 3.0, 3.0, 1.5, 2.0))
     # farewell, services and Ray take their time side by side; KILL and the exit itself take some
     side_by_side = max(farewell, services, ray)
-    job = grace - side_by_side - leftovers - output - 2.5 * scale
+    job = grace - side_by_side - leftovers - output - 4.0 * scale
     return Budget(job, farewell, services, ray, leftovers, output)

@@ -6,13 +6,11 @@ import argparse
 import json
 import os
 import sys
-import traceback
 from typing import TYPE_CHECKING
 
 from agent import __version__, start
 from agent.errors import AgentError, SettingsError
 from agent.log import say
-from agent.outcome import Kind, Outcome
 from agent.redact import redactor_for
 from agent.runtime.exiting import exit_now
 from agent.runtime.pid1 import FIRST_PROCESS
@@ -22,11 +20,14 @@ from agent.settings.show import text_table
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from agent.outcome import Outcome
+
 _DELEGATED = ("reward-server", "rehearsal", "ray-bridge")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
+    _fill_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
     start.first_process = os.environ.pop(FIRST_PROCESS, "") == "1"
     if arguments and arguments[0] in _DELEGATED:
@@ -50,6 +51,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(_clean(f"pod-agent: {error.sentence()}"), file=sys.stderr)
         return error.exit_code
     return code
+
+
+def _fill_closed_streams() -> None:
+    """Put /dev/null where a standard stream was closed, so that nothing fails for its lack."""
+    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -131,17 +138,10 @@ def _run_safely(command: list[str] | None) -> Outcome:
 
     try:
         return run.run(dict(os.environ), command)
-    except SettingsError:
+    except AgentError:
         raise
-    except Exception:  # noqa: BLE001 - a bug must still end with a code, a cause and no leftovers
-        trace = _clean(traceback.format_exc())
-        for line in trace.splitlines():
-            say(line, "error")
-        run.clean_up()
-        last = trace.strip().splitlines()[-1]
-        return Outcome(
-            Kind.BUG, 70, f"a bug in the agent: {last}", remedy="Please report it with agent.log"
-        )
+    except Exception:  # noqa: BLE001 - a bug before there is a folder to tell it in
+        return run.bug()
 
 
 def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
 _NEVER_PASSED_ON = (
     "RAY_ADDRESS",  # a leftover would send every child to another cluster
+    "RAY_API_SERVER_ADDRESS",  # and this one the job: it overrules an explicit address
     "RAY_AUTH_TOKEN_PATH",  # read already; two forms would contradict
     "WANDB_API_KEY_FILE",
     "RAY_AUTH_TOKEN_FILE",
@@ -30,12 +31,16 @@ def for_node(
     What the user set always wins over what is chosen here.
     """
     chosen = _training(facts, node_ip, settings) | _proxy_exceptions(environ, node_ip, head_ip)
-    secrets = _secrets(settings)
+    unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
+    return {**chosen, **passed_on(environ, settings), **unproxied}
+
+
+def passed_on(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return what every child gets, before any address is known: the user's own, and secrets."""
     empty_key = ("WANDB_API_KEY",) if settings.wandb_api_key is None else ()
     dropped = {*_NEVER_PASSED_ON, *_other_debugger(settings), *empty_key}
     mine = {k: text for k, text in environ.items() if k not in dropped}
-    unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
-    return {**chosen, **mine, **unproxied, **secrets, **auth(settings), **debug(settings)}
+    return {**mine, **_secrets(settings), **auth(settings), **debug(settings)}
 
 
 def for_head(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -57,16 +58,20 @@ class RunFolder:
     def record(self, event: dict[str, object]) -> None:
         """Append one event to events.jsonl."""
         line = self._redactor.clean(json.dumps(event, default=str, ensure_ascii=False))
-        with self.file("events.jsonl").open("a", encoding="utf-8") as file:
+        path = self.file("events.jsonl")
+        # a full disk must not end a running job; the log says it once
+        with suppress(OSError), path.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def _make(self, run_id: str) -> Path:
         try:
-            while True:
+            self._root.mkdir(parents=True, exist_ok=True)
+            for _ in range(100):
                 path = _free_name(self._root / run_id / self._node)
                 with suppress(FileExistsError):  # another node of this name was quicker
                     path.mkdir(parents=True)
                     return path
+            raise FileExistsError(errno.EEXIST, "its folders appear faster than they can be named")
         except OSError as error:
             raise PreflightError(
                 f"AGENT_LOG_DIR={self._root} cannot be written",

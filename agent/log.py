@@ -29,15 +29,19 @@ class _Output:
         self.early: list[str] = []
 
     def emit(self, shown: str, kept: str) -> None:
-        with suppress(BrokenPipeError, ValueError):  # a reader that left must not stop the job
+        with suppress(OSError, ValueError):  # a reader that left must not stop the job
             sys.stderr.write(self.redactor.clean(shown) + "\n")
             sys.stderr.flush()
         line = self.redactor.clean(kept) + "\n"
         if self.file is None:
             self.early.append(line)
             return
-        self.file.write(line)
-        self.file.flush()
+        try:
+            self.file.write(line)
+            self.file.flush()
+        except OSError as error:
+            self.file = None
+            self.emit(f"agent.log cannot be written any more: {error.strerror}", kept)
 
 
 _output = _Output()
@@ -89,7 +93,11 @@ def _plain(event: EventDict, node: str) -> str:
 
 def keep_in(path: Path) -> None:
     """Write the log to a file from now on, with what was said before."""
-    _output.file = path.open("a", encoding="utf-8")
+    try:
+        _output.file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        say(f"{path} cannot be written: {error.strerror}", "warning")
+        return
     _output.file.writelines(_output.early)
     _output.file.flush()
     _output.early.clear()

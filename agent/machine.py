@@ -127,12 +127,12 @@ def gather(known_names: Mapping[str, tuple[str, ...]], *, is_first_process: bool
 def source_towards(address: str) -> str | None:
     """Return the address with which this node reaches another; no packet is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((address, 9))
-        except OSError:
-            return None
-        return str(probe.getsockname()[0])
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
 
 
 def taken_ports(ports: Iterable[int]) -> dict[int, str]:

@@ -94,6 +94,11 @@ class Plan:
         near = f"[{near}]" if ":" in near else near
         return f"{host}:{self.ports.gcs}", f"http://{near}:{self.ports.dashboard}"
 
+    def ray_and_service_ports(self) -> list[int]:
+        """Return the fixed ports but the agent's own."""
+        others = [x.port for x in self.listeners if x.port != str(self.ports.agent)]
+        return [int(port) for port in others if port.isdigit()]
+
     def failed(self) -> tuple[Finding, ...]:
         """Return the findings that forbid a run."""
         return tuple(f for f in self.findings if f.level is Level.FAIL)

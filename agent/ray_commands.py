@@ -51,7 +51,7 @@ class RayStart:
     def _common(self, node_ip: str) -> list[str]:
         ports, settings = self.ports, self.settings
         argv = [
-            ray_script(),
+            *ray_script(),
             "start",
             "--block",
             f"--node-ip-address={node_ip}",
@@ -79,7 +79,7 @@ class RayStart:
         return argv
 
 
-def ray_script() -> str:
+def ray_script() -> list[str]:
     """Return the `ray` command of this very Python, wherever PATH points."""
     beside = Path(sys.executable).parent / "ray"
-    return str(beside) if beside.exists() else "ray"
+    return [str(beside)] if beside.exists() else [sys.executable, "-m", "ray.scripts.scripts"]

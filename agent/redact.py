@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, TypeVar
 
 from agent.settings.model import SECRETS
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
     from agent.settings import Settings
 
+T = TypeVar("T")
 MASK = "********"
 _SECRET_NAME = re.compile(
     r"(?:^|_)(?:API_?KEY|KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(?:$|_)", re.IGNORECASE
@@ -39,6 +41,18 @@ class Redactor:
     def clean(self, text: str) -> str:
         """Mask every known secret in a text."""
         return text if self._pattern is None else self._pattern.sub(MASK, text)
+
+    def clean_fields(self, value: T) -> T:
+        """Mask every known secret in the texts of a dataclass, nested ones included."""
+        if self._pattern is None or not is_dataclass(value) or isinstance(value, type):
+            return value
+        changed = {}
+        for field in fields(value):
+            old = getattr(value, field.name)
+            new = self.clean(old) if type(old) is str else self.clean_fields(old)
+            if new != old:
+                changed[field.name] = new
+        return replace(value, **changed) if changed else value
 
 
 def redactor_for(environ: Mapping[str, str], settings: Settings | None) -> Redactor:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent import start
 from agent.boot.stage import Stage
+from agent.checks import Level
 from agent.errors import AgentError
 from agent.folder import RunFolder
 from agent.log import configure, say
-from agent.outcome import Outcome
+from agent.outcome import Kind, Outcome
 from agent.plan import log_root, new_run_id
 from agent.redact import redactor_for
 from agent.runtime import orphans
@@ -33,27 +35,48 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, run_id, topology.node_name, redactor)
     else:
         folder = RunFolder.waiting(root, topology.node_name, redactor)
-    stage = Stage(plan, redactor, folder, started)
+    outcome = _live(Stage(plan, redactor, folder, started), run_id)
+    try:
+        outcome.write(folder.path)
+    except OSError as error:
+        say(f"outcome.json could not be written: {error.strerror}", "warning")
+    return outcome
+
+
+def _live(stage: Stage, run_id: str) -> Outcome:
+    """Live the story to its end, whatever that is; nothing of ours is left then."""
+    plan = stage.plan
     orphans.become_subreaper()
-    say(f"pod-agent on {topology.platform}: {topology.sentence()}")
+    say(f"pod-agent on {plan.topology.platform}: {plan.topology.sentence()}")
     for note in plan.notes:
         say(note)
     for finding in plan.findings:
-        if finding.level.value == "warn":
+        if finding.level is Level.WARN:
             say(finding.sentence(), "warning")
     try:
         outcome = anyio.run(_story, stage, run_id)
-    except Exception as failure:
+    except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
-        clean_up()
-        if error is None:
-            raise
-        outcome = Outcome(
-            error.kind, error.exit_code, error.reason, "starting", error.culprit, error.remedy
-        )
+        orphans.kill_descendants()
+        outcome = bug() if error is None else _outcome_of(error)
     stage.record("end", seconds=round(stage.now(), 3))
-    outcome.write(folder.path)
     return outcome
+
+
+def bug() -> Outcome:
+    """Log the exception at hand; return the outcome that asks for a report."""
+    trace = traceback.format_exc()
+    for line in trace.splitlines():
+        say(line, "error")
+    last = trace.strip().splitlines()[-1]
+    remedy = "Please report it with agent.log"
+    return Outcome(Kind.BUG, 70, f"a bug in the agent: {last}", remedy=remedy)
+
+
+def _outcome_of(error: AgentError) -> Outcome:
+    return Outcome(
+        error.kind, error.exit_code, error.reason, "starting", error.culprit, error.remedy
+    )
 
 
 async def _story(stage: Stage, run_id: str) -> Outcome:
@@ -72,8 +95,3 @@ def _agent_error_in(failure: BaseException) -> AgentError | None:
         return failure
     inner = getattr(failure, "exceptions", ())
     return next(filter(None, map(_agent_error_in, inner)), None)
-
-
-def clean_up() -> None:
-    """End every descendant, after an error."""
-    orphans.kill_descendants()

@@ -32,11 +32,12 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     runtime_env: dict[str, object] = {}
     topology: Topology | None = None
     try:
-        runtime_env = read_runtime_env(loaded.settings)
+        topology = resolve(environ, loaded.settings, facts)
     except SettingsError as error:
         problems += error.problems
     try:
-        topology = resolve(environ, loaded.settings, facts)
+        if topology is None or topology.is_head:  # a worker may lack the head's files
+            runtime_env = read_runtime_env(loaded.settings)
     except SettingsError as error:
         problems += error.problems
     if topology is None or problems:

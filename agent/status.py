@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
 import time
@@ -67,9 +68,11 @@ def _ask(host: str, port: int, settings: Settings) -> tuple[dict[str, Any] | Non
     except urllib.error.HTTPError as error:
         wrong = "it asks for the cluster's RAY_AUTH_TOKEN" if error.code == 401 else str(error)
         return None, f"{where}: {wrong}"
-    except (OSError, ValueError) as error:
-        return None, f"{where}: {getattr(error, 'reason', error)}"
-    return (data, "") if isinstance(data, dict) else (None, f"{where}: not an agent")
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        return None, f"{where}: {getattr(error, 'reason', error) or type(error).__name__}"
+    if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
+        return data, ""
+    return None, f"{where}: whatever listens there is no agent"
 
 
 def as_text(status: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ import anyio
 
 from agent import environment
 from agent.boot import room
+from agent.boot.attendant import Attendant
 from agent.boot.head_status import status_of
 from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address, stop_ray
 from agent.bridge.link import RayLink
@@ -25,13 +26,12 @@ from agent.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput
-from agent.runtime.probes import port_answers, reward_answers
+from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from agent.outcome import Outcome
     from agent.runtime.process import Child
-    from agent.services import Service
 
 
 class Head:
@@ -42,10 +42,11 @@ class Head:
         self._plan = stage.plan
         self._run_id = run_id
         self._epoch = secrets.token_hex(8)
-        self._inbox: Inbox[h.HeadEvent] = Inbox()
+        self._inbox: Inbox[h.HeadEvent] = Inbox(stage.redactor.clean_fields)
         self._ray: Child | None = None
-        self._services: dict[str, Child] = {}
+        self._attendant = Attendant(stage, self._inbox.put)
         self._output: JobOutput | None = None
+        self._bridge_scope = anyio.CancelScope()
         self._stop = StopSwitch()
         self._state = head.start(self._goal())
         self._ip = ""
@@ -64,22 +65,24 @@ class Head:
 
     async def _main(self, tasks: anyio.abc.TaskGroup) -> Outcome:
         plan, stage = self._plan, self._stage
+        # The port before all else: a second agent on this node ends here, and harms nothing.
+        sockets = bind(["127.0.0.1"], plan.ports.agent)
         with self._stop.guard():
             limit = plan.settings.wait_head
             self._ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
         if not self._ip:
-            return self._stop.outcome()
+            return self._stop.outcome(expected=plan.job is None)
         room.make_room(plan)
-        sockets = bind([self._ip, "127.0.0.1"], plan.ports.agent)  # workers may call from now on
+        sockets += bind([self._ip], plan.ports.agent)  # workers may call from now on
         env = environment.for_head(
             plan.environ, plan.settings, plan.facts, self._ip, plan.budget.job
         )
         await self._start_ray(tasks, env)
         link = self._link(env)
-        tasks.start_soon(link.run)
+        tasks.start_soon(self._bridge, link)
         service = plan.service(self._ip)
         if service is not None:
-            tasks.start_soon(self._serve, service, env)
+            tasks.start_soon(self._attendant.serve, service, env)
         if plan.settings.prepare or plan.settings.prepare_each:
             tasks.start_soon(self._prepare, env)
         versions = (plan.facts.ray, plan.facts.python)
@@ -157,7 +160,7 @@ class Head:
             case h.RestartService():
                 service = self._plan.service(self._ip)
                 assert service is not None  # noqa: S101 - it ran before
-                tasks.start_soon(self._serve, service, env)
+                tasks.start_soon(self._attendant.serve, service, env)
 
     # --- what comes up --------------------------------------------------------------------------
 
@@ -184,34 +187,12 @@ class Head:
 
     def _link(self, env: dict[str, str]) -> RayLink:
         gcs, dashboard = self._plan.bridge_addresses(self._ip)
-        log = self._stage.folder.file("ray-bridge.log")
+        log = partial(self._stage.folder.file, "ray-bridge.log")
         return RayLink(gcs, dashboard, env, log, self._inbox.put)
 
-    async def _serve(self, service: Service, env: dict[str, str]) -> None:
-        """Run a service, tell when it answers, and tell when it ends."""
-        if service.argv is None:
-            await self._probe(service)
-            return
-        log = f"{service.name.replace(' ', '-')}.log"
-        argv, own = list(service.argv), dict(service.env)
-        child = await self._stage.start(service.name, argv, {**env, **own}, log)
-        self._services[service.name] = child
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._probe, service)
-            code = await child.wait()
-            tasks.cancel_scope.cancel()
-        self._inbox.put(h.ServiceGone(service.name, child.end_sentence(code)))
-
-    async def _probe(self, service: Service) -> None:
-        async def check() -> bool | NotYet:
-            evidence = await reward_answers(service.url)
-            return NotYet(evidence) if evidence else True
-
-        def tell(evidence: str) -> None:
-            self._inbox.put(h.ServiceWaits(service.name, evidence))
-
-        await until(check, None, longest=0.5, on_evidence=tell)
-        self._inbox.put(h.ServiceReady(service.name))
+    async def _bridge(self, link: RayLink) -> None:
+        with self._bridge_scope:
+            await link.run()
 
     async def _prepare(self, env: dict[str, str]) -> None:
         settings = self._plan.settings
@@ -260,11 +241,11 @@ class Head:
             await anyio.to_thread.run_sync(drain)
         self._stage.record("outcome", outcome=as_record(outcome))
         say(f"leaving: {outcome.reason}")
+        self._bridge_scope.cancel()
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._farewell, desk, budget.farewell)
-            for child in self._services.values():
-                tasks.start_soon(child.stop, budget.services)
+            tasks.start_soon(self._attendant.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
         await self._stage.sweep(budget.leftovers)

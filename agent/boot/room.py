@@ -33,7 +33,7 @@ _RAY_MARKS = (
 def make_room(plan: Plan) -> None:
     """Prepare this machine; raise PreflightError where Ray could not live on it."""
     _raise_open_files(plan.facts.nofile_hard)
-    ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
+    ports = plan.ray_and_service_ports()
     stale = stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
     if stale:
         say(f"removing a stale Ray ({len(stale)} processes)", "warning")

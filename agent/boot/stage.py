@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -55,7 +56,7 @@ class Stage:
 
     async def start(self, name: str, argv: list[str], env: Mapping[str, str], log: str) -> Child:
         """Start a child whose output goes to a file of the run folder."""
-        child = await Child.start(name, argv, env, self.folder.file(log))
+        child = await Child.start(name, argv, env, partial(self.folder.file, log))
         self.record("started", name=name, pid=child.pid)
         return child
 
@@ -141,10 +142,10 @@ class StopSwitch:
             self._scope.cancel()
         return self._scope
 
-    def outcome(self) -> Outcome:
+    def outcome(self, *, expected: bool) -> Outcome:
         """Return the end that was asked for."""
         assert self.signum is not None  # noqa: S101 - asked only after a guard was cancelled
-        return stopped(self.signum, expected=False)
+        return stopped(self.signum, expected=expected)
 
 
 def as_record(outcome: Outcome) -> dict[str, object]:

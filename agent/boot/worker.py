@@ -17,6 +17,7 @@ from agent.decisions import worker
 from agent.decisions import worker_state as w
 from agent.decisions.common import Said, StopAsked, Tick
 from agent.decisions.head_state import Step
+from agent.errors import PreflightError
 from agent.log import say
 from agent.machine import source_towards
 from agent.runtime import signals
@@ -26,10 +27,13 @@ from agent.runtime.waiting import NotYet, until
 from agent.settings.rules import NO_JOB
 
 if TYPE_CHECKING:
+    import socket
+
     from agent.outcome import Outcome
     from agent.runtime.process import Child
 
 _GOODBYE = 1.0
+_ANNOUNCE = 5.0
 
 
 class Worker:
@@ -38,18 +42,20 @@ class Worker:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._plan = stage.plan
-        self._inbox: Inbox[w.WorkerEvent] = Inbox()
+        self._inbox: Inbox[w.WorkerEvent] = Inbox(stage.redactor.clean_fields)
         self._ray: Child | None = None
         self._said = ""
         self._state = worker.start(self._goal())
         self._tell_head = Telling(self)
         self._own_ip = ""
+        self._failure = ""
         self._addressed = anyio.Event()
 
     async def run(self) -> Outcome:
         """Live the whole story; return how it ended."""
         plan = self._plan
-        room.make_room(plan)
+        # The port before all else: a second agent on this node ends here, and harms nothing.
+        sockets = bind(["127.0.0.1"], plan.ports.agent)
         host = plan.topology.head_host
         assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
         link = HeadLink(
@@ -62,10 +68,16 @@ class Worker:
             self._on_reply,
         )
         self._tell_head.link = link
+        try:
+            room.make_room(plan)
+        except PreflightError as error:
+            self._failure = error.reason
+            await link.announce(_ANNOUNCE)
+            raise
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(signals.watch, lambda signum: self._inbox.put(StopAsked(signum)))
             tasks.start_soon(link.run)
-            tasks.start_soon(self._serve)
+            tasks.start_soon(self._serve, sockets)
             if plan.settings.prepare_each:
                 tasks.start_soon(self._prepare, plan.settings.prepare_each)
             outcome = await self._decide(tasks)
@@ -146,18 +158,18 @@ class Worker:
 
     async def _prepare(self, command: str) -> None:
         plan = self._plan
-        env = dict(plan.environ) | environment.auth(plan.settings)
+        env = environment.passed_on(plan.environ, plan.settings)
         name = "AGENT_PREPARE_EACH"
         evidence = await self._stage.run_shell(name, command, env, "prepare-each.log")
         self._inbox.put(w.Prepared(evidence))
 
-    async def _serve(self) -> None:
+    async def _serve(self, sockets: list[socket.socket]) -> None:
         """Serve this node's own probes and status: on loopback, then on its address too."""
         from agent.control import server  # noqa: PLC0415 - aiohttp is not needed to begin
 
         port = self._plan.ports.agent
         site = server.Site(token=self._plan.token, ready=self._is_ready, status=self._status)
-        runner = await site.open(bind(["127.0.0.1"], port))
+        runner = await site.open(sockets)
         try:
             await self._addressed.wait()
             if not self._own_ip.startswith("127."):
@@ -180,12 +192,13 @@ class Worker:
             name=plan.topology.node_name,
             ip=plan.address.ip or node_ip,
             rank=plan.topology.rank,
-            phase=state.phase.value,
-            detail="; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence),
+            phase="its own checks forbid it" if self._failure else state.phase.value,
+            detail=self._failure
+            or "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence),
             joined=state.joined,
             preparing=state.prepare.step is Step.PENDING,
-            leaving=state.phase is w.Phase.LEAVING,
-            error=state.ray_evidence,
+            leaving=bool(self._failure) or state.phase is w.Phase.LEAVING,
+            error=self._failure or state.ray_evidence,
             ray=plan.facts.ray,
             python=plan.facts.python,
         )

@@ -8,14 +8,14 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agent.bridge.ray_calls import GcsNodes, Jobs, import_ray, is_final
 from agent.runtime.waiting import beats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 _HEARTBEAT = 5.0
 _NODES_STEP = 0.1
@@ -29,6 +29,9 @@ class Bridge:
     def __init__(self, gcs: str, dashboard: str) -> None:
         self._gcs = gcs
         self._dashboard = dashboard
+        # Whatever else prints in this process prints to the log, not into our lines.
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        os.dup2(2, 1)
         self._stop = threading.Event()
         self._write = threading.Lock()
         self._jobs: Jobs | None = None
@@ -37,23 +40,35 @@ class Bridge:
 
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
-        threading.Thread(target=self._watch_nodes, daemon=True).start()
+        self._start(self._watch_nodes)
         for line in sys.stdin:
             command = json.loads(line)
             if command["do"] == "submit":
-                threading.Thread(target=self._run_job, args=(command,), daemon=True).start()
+                self._start(self._run_job, command)
             elif command["do"] == "stop":
-                threading.Thread(target=self._stop_job, args=(command,), daemon=True).start()
+                self._start(self._stop_job, command)
         self._stop.set()
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=self._safely, args=(work, *arguments), daemon=True).start()
+
+    def _safely(self, work: Callable[..., None], *arguments: object) -> None:
+        """Run a thread's work; its failure is told and ends the bridge, which is started anew."""
+        try:
+            work(*arguments)
+        except BaseException as error:  # noqa: BLE001 - told, then fatal
+            self._tell(event="gcs-silent", evidence=f"the bridge failed: {_first_line(error)}")
+            os._exit(1)
 
     def _tell(self, **event: object) -> None:
         with self._write:
-            sys.stdout.write(json.dumps(event) + "\n")
-            sys.stdout.flush()
+            self._out.write(json.dumps(event) + "\n")
+            self._out.flush()
 
     def _watch_nodes(self) -> None:
-        with _unhurried():
-            import_ray()
+        imports = threading.Thread(target=_import_unhurriedly)
+        imports.start()
+        imports.join()
         for _ in beats(self._stop, 0.05):
             if _is_open(self._gcs):
                 break
@@ -76,6 +91,8 @@ class Bridge:
     def _run_job(self, command: Mapping[str, Any]) -> None:
         for _ in beats(self._stop, 0.1):
             if self._cancelled.is_set():
+                with suppress(Exception):  # an earlier bridge may have submitted it
+                    (self._jobs or Jobs(self._dashboard)).stop(str(command["id"]))
                 self._tell(
                     event="submit-failed", evidence="stopped before Ray took it", final=False
                 )
@@ -91,6 +108,8 @@ class Bridge:
                     return
         self._submitted.set()
         self._tell(event="submitted")
+        if self._cancelled.is_set():  # asked while the submission was under way
+            self._stop_job(command)
         self._follow(str(command["id"]))
 
     def _follow(self, job_id: str) -> None:
@@ -122,16 +141,16 @@ class Bridge:
             return
 
 
-@contextmanager
-def _unhurried() -> Iterator[None]:
-    """Let this thread yield to Ray's own processes, which boot at the same time; Linux only."""
-    thread = threading.get_native_id()
-    os.setpriority(os.PRIO_PROCESS, thread, 10)
-    try:
-        yield
-    finally:
-        with suppress(PermissionError):  # without CAP_SYS_NICE a thread stays as nice as it was
-            os.setpriority(os.PRIO_PROCESS, thread, 0)
+def _import_unhurriedly() -> None:
+    """Import Ray in a thread that yields to Ray's own processes, which boot at the same time.
+
+    Niceness belongs to the thread on Linux, and may not be taken back without CAP_SYS_NICE: so
+    it is a thread that ends. Where nothing may be changed at all, the import is as quick as ever.
+    """
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
+    with suppress(ImportError):  # the first call that needs it says so
+        import_ray()
 
 
 def _is_open(address: str) -> bool:
@@ -143,7 +162,7 @@ def _is_open(address: str) -> bool:
     return True
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return (lines[0] if lines else type(error).__name__)[:300]
 

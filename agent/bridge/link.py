@@ -28,7 +28,7 @@ class RayLink:
         gcs: str,
         dashboard: str,
         env: Mapping[str, str],
-        log: Path,
+        log: Callable[[], Path],
         tell: Callable[[h.HeadEvent], None],
     ) -> None:
         self._argv = own_command("ray-bridge", gcs, dashboard)
@@ -48,7 +48,8 @@ class RayLink:
                 for order in self._standing:
                     await self._send(order)
                 await self._read(self._child)
-                await self._child.wait()
+                code = await self._child.wait()
+                self._tell(h.RaySilent(f"the ray bridge ended, {self._child.end_sentence(code)}"))
                 await anyio.sleep(0.5)  # a bridge that dies at once must not be restarted in a spin
         finally:
             if self._child is not None:
@@ -84,12 +85,10 @@ class RayLink:
                 line = await stream.receive_until(b"\n", _LONGEST_LINE)
             except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError):
                 return
-            event = to_event(json.loads(line))
-            if event is not None:
-                self._tell(event)
+            self._tell(to_event(json.loads(line)))
 
 
-def to_event(data: Mapping[str, Any]) -> h.HeadEvent | None:
+def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
     """Turn one line of the bridge's into an event of the head's story."""
     match data["event"]:
         case "nodes":
@@ -110,4 +109,4 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent | None:
                 )
             )
         case _:
-            return None  # silence: the deadline of what is waited for speaks for it
+            return h.RaySilent(str(data["evidence"]))

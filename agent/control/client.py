@@ -46,6 +46,7 @@ class HeadLink:
         self._tell = tell
         self._on_reply = on_reply
         self._ip: str | None = None
+        self._turn = 0
         self._news = -1
         self._changed = anyio.Event()
         self._silent_since: float | None = None
@@ -76,7 +77,7 @@ class HeadLink:
             if isinstance(found, str):
                 self._silence(found)
                 return False
-            self._ip = found[0]
+            self._ip = found[self._turn % len(found)]
         evidence = await self._exchange(session, self._ip)
         if not evidence:
             self._silent_since, self._looks_bare = None, 0
@@ -86,7 +87,8 @@ class HeadLink:
             self._tell(HeadSpoke(self._ip, None, ray_ready=True))
             return False
         self._silence(evidence)
-        self._ip = None  # its address may have changed
+        self._ip = None  # its address may have changed, or another of its addresses is the one
+        self._turn += 1
         return False
 
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> str:
@@ -143,6 +145,13 @@ class HeadLink:
             return False
         self._looks_bare += 1
         return self._looks_bare >= _BARE_AFTER
+
+    async def announce(self, limit: float) -> None:
+        """Report once, outside of `run`: what this node says although it will not join."""
+        found = await resolve(self._host, limit)
+        if not isinstance(found, str):
+            self._ip, self._news = found[0], 0
+            await self.goodbye(limit)
 
     async def goodbye(self, limit: float) -> None:
         """Tell the head that this node leaves, if it can still be told."""

@@ -52,7 +52,7 @@ def deadline(state: HeadState) -> float | None:
 # --- taking in what happened, whatever the phase -----------------------------------------------
 
 
-def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: PLR0911 - one case, one return
+def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: C901, PLR0911 - one case, one return
     match event:
         case h.RayNodes(nodes):  # the head's own node in the list is what "Ray is up" means
             up = any(node.is_head and node.alive for node in nodes)
@@ -60,6 +60,8 @@ def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: PLR0911 - o
             return replace(state, ray_nodes=nodes, ray=ray)
         case h.GcsOpen():
             return replace(state, gcs_answers=True)
+        case h.RaySilent(evidence):
+            return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence):
             return replace(state, ray=Item(Step.LOST, evidence))
         case h.WorkerReported(worker):
@@ -67,7 +69,7 @@ def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: PLR0911 - o
         case h.Prepared(evidence):
             return replace(state, prepare=Item(Step.LOST if evidence else Step.READY, evidence))
         case h.ServiceReady(name):
-            ready = Item(Step.READY, restarts=state.services[name].restarts)
+            ready = Item(Step.READY, restarts=state.services[name].restarts, answered=True)
             return _with(state, name, ready)
         case h.ServiceWaits(name, evidence):
             return _with(state, name, replace(state.services[name], evidence=evidence))
@@ -99,7 +101,9 @@ def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said
 # --- booting -----------------------------------------------------------------------------------
 
 
-def _booting(state: HeadState, _event: HeadEvent, now: float) -> Decision:
+def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
+    state: HeadState, _event: HeadEvent, now: float
+) -> Decision:
     if state.ray.step is Step.LOST:
         return _end(state, now, 69, f"Ray did not start: {state.ray.evidence}", "ray")
     if state.prepare.step is Step.LOST:
@@ -107,8 +111,13 @@ def _booting(state: HeadState, _event: HeadEvent, now: float) -> Decision:
             state, now, 69, f"AGENT_PREPARE failed: {state.prepare.evidence}", "AGENT_PREPARE"
         )
     for name, item in state.services.items():
-        if item.step is Step.LOST:
+        if item.step is Step.LOST and not item.answered:
             return _end(state, now, 69, f"{name} ended before it was ready: {item.evidence}", name)
+    state, said, broken = _watch_services(state, now)
+    if broken is not None:
+        return _leave(state, broken, now)
+    if said:
+        return state, said
     pending = waits(state)
     late = next((wait for wait in pending if wait.over(now)), None)
     if late is not None:
@@ -207,8 +216,11 @@ def _watch_services(
     for name, item in state.services.items():
         late = item.step is Step.PENDING and item.deadline is not None and now >= item.deadline
         if item.step is Step.LOST and item.restarts < state.goal.service_restarts:
-            again = Item(
-                Step.PENDING, item.evidence, item.restarts + 1, now + state.goal.service_limit
+            again = replace(
+                item,
+                step=Step.PENDING,
+                restarts=item.restarts + 1,
+                deadline=now + state.goal.service_limit,
             )
             state = replace(state, services={**state.services, name: again})
             count = f"{again.restarts} of {state.goal.service_restarts}"

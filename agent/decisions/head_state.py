@@ -69,6 +69,8 @@ class Item:
     step: Step = Step.PENDING
     evidence: str = ""
     restarts: int = 0
+    answered: bool = False
+    """True once it was ready, whatever came after."""
     deadline: float | None = None
 
 
@@ -138,6 +140,13 @@ class HeadState:
 @dataclass(frozen=True)
 class RayGone:
     """`ray start --block` ended, or GCS stopped answering."""
+
+    evidence: str
+
+
+@dataclass(frozen=True)
+class RaySilent:
+    """Ray did not answer a question as it should; the deadline of what is waited for decides."""
 
     evidence: str
 
@@ -216,6 +225,7 @@ HeadEvent = (
     | StopAsked
     | RayGone
     | GcsOpen
+    | RaySilent
     | RayNodes
     | ServiceReady
     | ServiceWaits

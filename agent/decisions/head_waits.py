@@ -7,6 +7,8 @@ from agent.decisions.head_state import HeadState, Phase, Step
 from agent.decisions.workers import alive_workers, describe_missing
 
 WORKERS = "workers"
+_STALE = 60.0
+"""A worker reports every few seconds; unheard for this long, it prepares nothing any more."""
 
 
 def _boot_waits(state: HeadState) -> list[Wait]:
@@ -22,8 +24,9 @@ def _boot_waits(state: HeadState) -> list[Wait]:
         found.append(Wait("AGENT_PREPARE", goal.prepare_deadline, state.prepare.evidence))
     if len(alive_workers(state)) < state.required:
         here = [w for w in state.workers.values() if not w.gone and not w.refused]
-        preparing = any(worker.preparing for worker in here)
-        until = goal.prepare_deadline if preparing else goal.workers_deadline
+        # one that prepares has longer, for as long as it is heard of
+        heard = max((w.heard + _STALE for w in here if w.preparing), default=0.0)
+        until = max(goal.workers_deadline, min(goal.prepare_deadline, heard))
         found.append(Wait(WORKERS, until, describe_missing(state, None)))
     return found
 

@@ -48,14 +48,12 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
             f"the job's runtime_env could not be set up: {first_line}",
             culprit="AGENT_RUNTIME_ENV",
             remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
-            is_jobs_verdict=True,
         )
     return Outcome(
         Kind.LOST,
         75,
         f"the job failed without an exit code of its own: {first_line}{after}",
         culprit="job",
-        is_jobs_verdict=True,
     )
 
 

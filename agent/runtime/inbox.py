@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 E = TypeVar("E")
 
 
 class Inbox(Generic[E]):
-    """Events from every task, taken one by one."""
+    """Events from every task, taken one by one, each cleaned of secrets on its way in."""
 
-    def __init__(self) -> None:
+    def __init__(self, clean: Callable[[E], E]) -> None:
+        self._clean = clean
         self._events: deque[E] = deque()
         self._some = anyio.Event()
 
     def put(self, event: E) -> None:
         """Add an event; never blocks."""
-        self._events.append(event)
+        self._events.append(self._clean(event))
         self._some.set()
 
     async def take(self, limit: float | None) -> E | None:

@@ -104,8 +104,9 @@ class JobOutput:
     def _pass_on(chunk: bytes, copy: BinaryIO) -> None:
         if not chunk:
             return
-        copy.write(chunk)
-        copy.flush()
-        with suppress(BrokenPipeError, ValueError):  # the reader left; the job goes on
+        with suppress(OSError):  # a full disk costs the copy, not the output
+            copy.write(chunk)
+            copy.flush()
+        with suppress(OSError, ValueError):  # the reader left; the job goes on
             sys.stdout.buffer.write(chunk)
             sys.stdout.flush()

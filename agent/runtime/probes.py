@@ -82,7 +82,11 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
             aiohttp.ClientSession(timeout=timeout, trust_env=not _is_private(url)) as session,
             session.post(url, json=SAMPLE) as reply,
         ):
-            body = await reply.content.read(_LONGEST_REPLY)
+            body = b""
+            async for chunk in reply.content.iter_any():
+                body += chunk
+                if len(body) > _LONGEST_REPLY:
+                    return f"its reply is longer than {_LONGEST_REPLY} bytes"
             return judge_reward_reply(reply.status, body)
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"no answer within {limit:g} s"

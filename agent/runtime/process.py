@@ -14,7 +14,7 @@ from agent.outcome import name_of_code, shell_code
 from agent.runtime import orphans
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from anyio.abc import Process
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
 class Child:
     """A process of ours and whatever it starts in its group."""
 
-    def __init__(self, process: Process, name: str, log: Path | None) -> None:
+    def __init__(self, process: Process, name: str, log: Callable[[], Path]) -> None:
         self._process = process
         self.name = name
         self.log = log
 
     @classmethod
     async def start(
-        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path
+        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
-        """Start a command whose output goes to `log`."""
-        with log.open("ab") as output, orphans.spawning() as managed:
+        """Start a command whose output goes to `log`, a file that may move while it runs."""
+        with log().open("ab") as output, orphans.spawning() as managed:
             process = await anyio.open_process(
                 list(argv),
                 stdin=subprocess.DEVNULL,
@@ -47,10 +47,10 @@ class Child:
 
     @classmethod
     async def start_piped(
-        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Path
+        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command that is talked to through its stdin and stdout."""
-        with log.open("ab") as errors, orphans.spawning() as managed:
+        with log().open("ab") as errors, orphans.spawning() as managed:
             process = await anyio.open_process(
                 list(argv), stderr=errors, env=dict(env), start_new_session=True
             )
@@ -108,7 +108,7 @@ class Child:
 
     def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""
-        return "" if self.log is None else tail_of(self.log, lines, longest)
+        return tail_of(self.log(), lines, longest)
 
 
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:

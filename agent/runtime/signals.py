@@ -24,7 +24,9 @@ _STOPS = {
 async def watch(stop: Callable[[int], None]) -> None:
     """Pass on each request to stop; a second Ctrl-C ends everything at once. Reaps orphans too."""
     interrupts = 0
-    with anyio.open_signal_receiver(*_STOPS, signal.SIGCHLD) as signals:
+    # What was ignored when we were started (nohup, a shell's background job) stays ignored.
+    heeded = [signum for signum in _STOPS if signal.getsignal(signum) is not signal.SIG_IGN]
+    with anyio.open_signal_receiver(*heeded, signal.SIGCHLD) as signals:
         async for signum in signals:
             if signum == signal.SIGCHLD:
                 orphans.reap()

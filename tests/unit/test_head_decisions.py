@@ -76,9 +76,15 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
     ),
     "a preparing worker has more time": (
         goal(1),
-        [(3, nodes()), (4, word(2, joined=False, preparing=True)), (201, TICK)],
+        [(3, nodes()), (190, word(2, joined=False, preparing=True, heard=190)), (201, TICK)],
         Phase.BOOTING,
         [],
+    ),
+    "one that prepares unheard has not": (
+        goal(1),
+        [(3, nodes()), (4, word(2, joined=False, preparing=True, heard=4)), (201, TICK)],
+        Phase.LEAVING,
+        ["Leave"],
     ),
     "going on with fewer": (
         PARTIAL,

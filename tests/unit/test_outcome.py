@@ -133,7 +133,8 @@ def test_verdict(report: JobReport, kind: Kind, code: int, words: str) -> None:
     """The job's own code, verbatim, or the contract's for an end without one."""
     outcome = verdict_of(report)
     assert report.ended
-    assert (outcome.kind, outcome.exit_code, outcome.is_jobs_verdict) == (kind, code, True)
+    assert (outcome.kind, outcome.exit_code) == (kind, code)
+    assert outcome.is_jobs_verdict == (kind not in {Kind.LOST, Kind.REFUSED})
     assert words in outcome.reason
 
 

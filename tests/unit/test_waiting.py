@@ -91,7 +91,7 @@ def test_events_are_taken_in_order() -> None:
     """One queue sees everything in the order in which it came, and None after its patience."""
 
     async def story() -> list[str | None]:
-        inbox: Inbox[str] = Inbox()
+        inbox: Inbox[str] = Inbox(str)
         inbox.put("a")
         inbox.put("b")
         return [await inbox.take(limit) for limit in (None, 0.0, 0.01, 0.0)]
@@ -101,7 +101,7 @@ def test_events_are_taken_in_order() -> None:
 
 def test_an_event_wakes_the_taker() -> None:
     """A taker with all the time in the world gets an event when it comes."""
-    inbox: Inbox[str] = Inbox()
+    inbox: Inbox[str] = Inbox(str)
     taken: list[str | None] = []
 
     async def take() -> None:
