@@ -14,14 +14,22 @@ if TYPE_CHECKING:
     from agent.settings import Settings
 
 
-def conflicts(
-    settings: Settings, claim: Claim, facts: Facts, *, is_head: bool, head_host: str | None
+def conflicts(  # noqa: PLR0913 - all sides that can contradict each other
+    settings: Settings,
+    claim: Claim,
+    facts: Facts,
+    own_pod: str | None,
+    *,
+    is_head: bool,
+    head_host: str | None,
 ) -> tuple[Problem, ...]:
     """Find every contradiction; each shows both sides."""
     return (
         *_worker_without_head(settings, claim, is_head=is_head, head_host=head_host),
         *_role_by_hand(settings, claim, is_head=is_head),
         *_head_by_hand(settings, claim, facts, is_head=is_head),
+        *_head_against_rank(settings, claim, facts),
+        *_pod_against_rank(settings, claim, own_pod),
     )
 
 
@@ -77,3 +85,40 @@ def _head_by_hand(
             f"this node ({mine})",
             "one of the two",
         )
+
+
+def _head_against_rank(settings: Settings, claim: Claim, facts: Facts) -> Iterator[Problem]:
+    """AGENT_HEAD against the rank that decides the role: two heads, or none, would come of it."""
+    head = settings.head
+    if head is None or not claim.knows_ranks or settings.ray_worker is not None:
+        return
+    owns = facts.is_own(head)
+    if owns != claim.is_head and (owns or facts.knows(head)):
+        does = "is" if owns else "is not"
+        mine = ", ".join(facts.addresses()) or "none found"
+        yield Problem(
+            claim.role_variable.replace("RAY_WORKER", "AGENT_HEAD"),
+            f"a contradiction: {_said(claim)}, but AGENT_HEAD={head} {does} an address of this "
+            f"node ({mine})",
+            "AGENT_HEAD unset, as the platform knows the head; or RAY_WORKER set beside it on "
+            "every node",
+        )
+
+
+def _pod_against_rank(settings: Settings, claim: Claim, own_pod: str | None) -> Iterator[Problem]:
+    """HEAD_POD_ID against the ranks of a platform; RAY_WORKER with AGENT_HEAD settles both."""
+    head_pod = settings.head_pod_id
+    settled = settings.ray_worker is not None and settings.head is not None
+    if head_pod is None or not claim.knows_ranks or settled:
+        return
+    if own_pod is None or (own_pod == head_pod) != claim.is_head:
+        here = f"RUNPOD_POD_ID={own_pod}" if own_pod else "no RUNPOD_POD_ID"
+        yield Problem(
+            claim.role_variable.replace("RAY_WORKER", "HEAD_POD_ID"),
+            f"a contradiction: HEAD_POD_ID={head_pod} with {here}, but {_said(claim)}",
+            "HEAD_POD_ID unset, as the platform knows the head",
+        )
+
+
+def _said(claim: Claim) -> str:
+    return f"{', '.join(claim.evidence)} ({'head' if claim.is_head else 'worker'})"

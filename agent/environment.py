@@ -113,11 +113,13 @@ def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) ->
     return {"no_proxy": ",".join(entries), "NO_PROXY": ",".join(entries)}
 
 
-def object_store(facts: Facts) -> int | None:
-    """Return a size that fits /dev/shm where Ray's own choice (30 % of memory) would not.
+def object_store(facts: Facts, allotted: int | None = None) -> int | None:
+    """Return a size that fits /dev/shm, and what is allotted, where Ray's own choice would not.
 
-    Larger than /dev/shm, Ray silently puts its objects under /tmp.
+    Ray takes 30 % of the memory that it sees, which on a shared node is everybody's; larger than
+    /dev/shm, it silently puts its objects under /tmp.
     """
-    if facts.shm == 0 or facts.shm_free >= 0.3 * facts.memory:
-        return None
-    return max(80 * MIB, int(facts.shm_free * 0.9))
+    wanted = int(0.3 * (facts.memory if allotted is None else allotted))
+    if facts.shm != 0 and facts.shm_free < wanted:
+        return max(80 * MIB, int(facts.shm_free * 0.9))
+    return None if allotted is None else max(80 * MIB, wanted)

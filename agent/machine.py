@@ -75,8 +75,9 @@ class Facts:
     def _addresses_of(self, host: str) -> tuple[str, ...]:
         if is_ip(host):
             return (host,)
-        if host == self.hostname:
-            return self.addresses()
+        # Schedulers list short names; others most likely know the default route's address by it.
+        if host in {self.hostname, self.hostname.partition(".")[0]}:
+            return tuple(sorted(self.addresses(), key=lambda a: a != self.default_source))
         return self.known_names.get(host, ())
 
     def interface_of(self, address: str) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,8 +12,9 @@ from agent.budget import Budget, share
 from agent.checks import Finding, Level, examine
 from agent.decisions.head_state import SILENCE_LIMIT, SUBMIT_LIMIT
 from agent.decisions.worker_state import JOIN_LIMIT
+from agent.errors import Problem, SettingsError
 from agent.job import Job, job_of
-from agent.ports import Ports, port_map
+from agent.ports import Ports, collisions, port_map
 from agent.ray_commands import RayStart
 from agent.services import Service, reward_service
 from agent.settings.rules import NO_JOB
@@ -123,11 +124,18 @@ def make_plan(
 ) -> Plan:
     """Decide everything that can be decided now."""
     settings = loaded.settings
-    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port)
+    ports = _ports(settings, topology, loaded.command)
     dashboard_host = settings.dashboard_host or (
         "127.0.0.1" if settings.ray_auth_token is None else "0.0.0.0"  # noqa: S104 - guarded by the token
     )
-    ray = RayStart(settings, facts, ports, temp_dir(facts), dashboard_host)
+    ray = RayStart(
+        settings,
+        replace(facts, cpus=min(facts.cpus, topology.cpus or facts.cpus)),
+        ports,
+        temp_dir(facts, topology.job_id),
+        dashboard_host,
+        topology.memory,
+    )
     return Plan(
         settings=settings,
         topology=topology,
@@ -142,14 +150,31 @@ def make_plan(
         waits=_waits(settings, topology, loaded.command),
         listeners=_listeners(settings, topology, loaded.command, ports, dashboard_host),
         findings=examine(facts, settings, topology),
-        notes=(*loaded.notes, *_notes(settings)),
+        notes=(*loaded.notes, *topology.notes, *_notes(settings)),
         on_done=settings.on_done or _default_on_done(topology, facts),
     )
 
 
-def temp_dir(facts: Facts) -> str:
-    """Return Ray's temp dir: ours alone, and short, since socket paths end at 107 bytes."""
-    return "/tmp/pod-agent" if facts.uid == 0 else f"/tmp/pod-agent-{facts.uid}"
+def temp_dir(facts: Facts, job_id: str | None = None) -> str:
+    """Return Ray's temp dir: ours alone, on a shared host this job's alone.
+
+    It is short, since socket paths end at 107 bytes, 62 of which Ray's session needs.
+    """
+    user = "" if facts.uid == 0 else f"-{facts.uid}"
+    job = "" if job_id is None else f"-j{job_id}"
+    return f"/tmp/pod-agent{user}{job}"
+
+
+def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | None) -> Ports:
+    """Lay out the ports from where the platform begins, and keep them clear of each other."""
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, topology.ports)
+    reward = reward_service(settings, command, NODE_IP)
+    met = collisions(ports, None if reward is None else reward.port)
+    if met:
+        names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
+        expected = "ports clear of each other; without these variables `plan` shows the rest"
+        raise SettingsError(tuple(Problem(names, line, expected) for line in met))
+    return ports
 
 
 def log_root(settings: Settings) -> Path:
@@ -158,8 +183,7 @@ def log_root(settings: Settings) -> Path:
 
 
 def _default_on_done(topology: Topology, facts: Facts) -> str:
-    restarts = topology.platform == "runpod" and topology.owns_machine
-    return "hold" if restarts and facts.is_first_process else "exit"
+    return "hold" if topology.restarts and facts.is_first_process else "exit"
 
 
 def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies wins
@@ -172,12 +196,12 @@ def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies
     if topology.must_own_head_host:
         how = f"{topology.head_host}, which must be this node"
         return Address(None, how, topology.own_names, must_be_own=True)
+    mine = facts.own_address_of(topology.head_host) if topology.head_host else None
+    if mine is not None:  # first, since it is where the others will call
+        return Address(mine, f"{topology.head_host} is an address of this node")
     between = facts.interfaces.get(topology.interface or "", ())
     if between and topology.head_host is not None:
         return Address(between[0], f"interface {topology.interface}")
-    mine = facts.own_address_of(topology.head_host) if topology.head_host else None
-    if mine is not None:
-        return Address(mine, f"{topology.head_host} is an address of this node")
     names = (topology.head_host,) if topology.head_host else ()
     if names:
         return Address(None, f"what {names[0]} resolves to", names)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.environment import object_store
+from agent.machine import MIB
 
 if TYPE_CHECKING:
     from agent.machine import Facts
@@ -25,6 +26,8 @@ class RayStart:
     ports: Ports
     temp_dir: str
     dashboard_host: str
+    allotted_memory: int | None = None
+    """What a shared node allots to this job; Ray would take the whole machine's for its own."""
 
     def head(self, node_ip: str) -> list[str]:
         """Return the argv that starts Ray's head on this node."""
@@ -66,7 +69,9 @@ class RayStart:
             argv.append(f"--num-gpus={settings.num_gpus}")
         if settings.resources:
             argv.append(f"--resources={json.dumps(settings.resources)}")
-        size = object_store(self.facts)
+        size = object_store(self.facts, self.allotted_memory)
+        if self.allotted_memory is not None and size is not None:
+            argv.append(f"--memory={max(MIB, self.allotted_memory - size)}")
         if size is not None:
             argv.append(f"--object-store-memory={size}")
         if settings.debug_ray == "1":

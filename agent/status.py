@@ -10,12 +10,14 @@ import urllib.error
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from agent.platforms import port_base
 from agent.ports import port_map
 from agent.settings import load
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.ports import PortBase
     from agent.settings import Settings
 
 _LIMIT = 5.0
@@ -27,7 +29,7 @@ def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
     """Print the head's status; 69 if no head answers."""
     settings = load(environ).settings
     while True:
-        status, evidence = _of_the_head(settings)
+        status, evidence = _of_the_head(settings, port_base(environ, settings))
         if status is None:
             print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
             return 69
@@ -37,9 +39,9 @@ def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
         time.sleep(_EVERY)  # a person watches; nothing waits on this
 
 
-def _of_the_head(settings: Settings) -> tuple[dict[str, Any] | None, str]:
+def _of_the_head(settings: Settings, base: PortBase) -> tuple[dict[str, Any] | None, str]:
     """Ask the agent of this node first: an ssh shell has no variables that name the head."""
-    port = port_map(settings.ray_port, settings.dashboard_port, settings.port).agent
+    port = port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
     local, evidence = _ask("127.0.0.1", port, settings)
     if local is not None and local.get("role") == "head":
         return local, ""

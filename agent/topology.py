@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from agent.conflicts import conflicts
 from agent.errors import SettingsError
-from agent.platforms import PLATFORMS
+from agent.platforms import claim_of
+from agent.platforms.runpod import POD
+from agent.ports import DEFAULTS, PortBase
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -26,7 +28,7 @@ class Topology:
     node_name: str
     expected_workers: int
     head_host: str | None
-    """Name or address of the head; None where this is the head and no other node asks."""
+    """Name or address of the head; None where this is the head and nothing names it."""
     must_own_head_host: bool = False
     """True where this node is the head only if the head's name turns out to be its own."""
     own_names: tuple[str, ...] = ()
@@ -34,12 +36,21 @@ class Topology:
     rank: int | None = None
     nodes: int | None = None
     gpus_per_node: int | None = None
+    cpus: int | None = None
+    """CPUs and bytes of memory that a shared node allots to this job."""
+    memory: int | None = None
     run_id: str | None = None
+    job_id: str | None = None
+    """What keeps this job apart from others on the same host; None where there are none."""
     interface: str | None = None
     """The interface that the platform uses between nodes, where it is known for one."""
     owns_machine: bool = False
     """True in a container of our own, where any Ray that runs is a stale one of ours."""
+    restarts: bool = False
+    """True where the platform starts a container again whose first process has ended."""
+    ports: PortBase = DEFAULTS
     evidence: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def role(self) -> str:
@@ -54,10 +65,11 @@ class Topology:
 
 def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Topology:
     """Join what was set by hand with what the platform says; the hand wins, conflicts are told."""
-    claim = next(filter(None, (platform(environ, settings) for platform in PLATFORMS)))
+    claim = claim_of(environ, settings)
     is_head, why = _role(settings, claim, facts)
     head_host, host_evidence = _head_host(settings, claim)
-    problems = conflicts(settings, claim, facts, is_head=is_head, head_host=head_host)
+    own_pod = environ.get(POD, "").strip() or None
+    problems = conflicts(settings, claim, facts, own_pod, is_head=is_head, head_host=head_host)
     if problems:
         raise SettingsError(problems)
     return Topology(
@@ -71,17 +83,23 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         rank=claim.rank,
         nodes=claim.nodes,
         gpus_per_node=claim.gpus_per_node,
+        cpus=claim.cpus,
+        memory=claim.memory,
         run_id=claim.run_id,
+        job_id=claim.job_id,
         interface=claim.interface,
         owns_machine=claim.owns_machine or facts.is_first_process,
+        restarts=claim.restarts,
+        ports=claim.ports,
         evidence=(*why, *host_evidence),
+        notes=claim.notes,
     )
 
 
 def _role(settings: Settings, claim: Claim, facts: Facts) -> tuple[bool, tuple[str, ...]]:
     if settings.ray_worker is not None:
         return not settings.ray_worker, (f"RAY_WORKER={int(settings.ray_worker)}", *claim.evidence)
-    if settings.head is not None and not claim.knows_ranks:
+    if settings.head is not None and not claim.knows_role:
         owns = facts.is_own(settings.head)
         mine = "is" if owns else "is not"
         return owns, (f"AGENT_HEAD={settings.head} {mine} an address of this node",)

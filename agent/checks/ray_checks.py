@@ -41,6 +41,7 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """Ray runs whatever it is sent; the token is the only door."""
     if settings.ray_auth_token is None:
         alone = topology.expected_workers == 0 and topology.is_head
+        dashboard = settings.dashboard_port or topology.ports.dashboard
         return Finding(
             "token",
             Level.OK if alone else Level.WARN,
@@ -49,7 +50,7 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
             ""
             if alone
             else "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on "
-            "127.0.0.1 (reach it with `ssh -L 8265:127.0.0.1:8265 HEAD`)",
+            f"127.0.0.1 (reach it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
         )
     if facts.ray is not None and version(facts.ray) < FIRST_WITH_TOKEN:
         level = Level.WARN if settings.allow_insecure else Level.FAIL

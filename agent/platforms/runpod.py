@@ -11,13 +11,14 @@ if TYPE_CHECKING:
 
     from agent.settings import Settings
 
+POD = "RUNPOD_POD_ID"
 DOMAIN = "runpod.internal"
 INTERFACE = "podnet1"
 
 
 def detect(environ: Mapping[str, str], settings: Settings) -> Claim | None:
     """Claim the node where RunPod's pod id or the user's HEAD_POD_ID is set."""
-    own = environ.get("RUNPOD_POD_ID", "").strip() or None
+    own = environ.get(POD, "").strip() or None
     head = settings.head_pod_id
     if own is None and head is None:
         return None
@@ -30,6 +31,7 @@ def detect(environ: Mapping[str, str], settings: Settings) -> Claim | None:
         head_host=f"{head}.{DOMAIN}" if head is not None else None,
         must_own_head_host=own is None,
         node_name=own,
+        restarts=own is not None,
         own_names=tuple(f"{pod}.{DOMAIN}" for pod in [own or head] if pod is not None),
         gpus_per_node=number(environ, "RUNPOD_GPU_COUNT"),
         interface=INTERFACE,

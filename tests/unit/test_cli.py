@@ -142,14 +142,14 @@ def test_a_worker_that_finds_no_head_ends_with_69(tmp_path: Path) -> None:
         "AGENT_HEAD": "localhost.invalid",
         "AGENT_PORT": "21990",
         "AGENT_RAY_PORT": "21979",
-        "AGENT_WAIT_HEAD": "2s",
+        "AGENT_WAIT_HEAD": "5s",
         "AGENT_LOG_DIR": str(tmp_path),
     }
 
     began = time.monotonic()
     done = agent("run", env=env)
     assert done.returncode == 69, done.stderr
-    assert time.monotonic() - began < 8
+    assert time.monotonic() - began < 20
     last = done.stderr.strip().splitlines()[-1]
     assert "localhost.invalid" in last
     assert "does not resolve" in last or "no answer from DNS" in last

@@ -1,0 +1,123 @@
+"""A job's own ports, where jobs share a host: clear of each other's and of the kernel's."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.errors import SettingsError
+from agent.plan import temp_dir
+from agent.platforms import port_base, skypilot
+from agent.ports import DEFAULTS, Ports, collisions, port_map, shifted
+from agent.settings import load
+from unit.captured import plan_of, read
+
+JOB = st.integers(1, 2**32)
+
+
+def ports_of(job: int) -> Ports:
+    """Return the ports of a job where nothing was set by hand."""
+    return port_map(None, None, None, shifted(job))
+
+
+def single(ports: Ports) -> set[int]:
+    """Return the ports that must be had, the workers' range aside."""
+    return {n for name, n in asdict(ports).items() if not name.endswith("_worker")}
+
+
+def workers(ports: Ports) -> range:
+    """Return the range of which any port will do."""
+    return range(ports.first_worker, ports.last_worker + 1)
+
+
+@given(JOB)
+def test_a_jobs_ports_keep_clear_of_each_other_and_of_the_kernel(job: int) -> None:
+    """All ports of a job differ, and lie between the reserved and the ephemeral ones."""
+    ports = ports_of(job)
+    assert collisions(ports, 5000) == []
+    assert len(single(ports)) == 10
+    everything = {*single(ports), *workers(ports)}
+    assert min(everything) >= 1024
+    assert max(everything) < 32_768
+
+
+@given(JOB, st.integers(1, 999))
+def test_two_jobs_on_one_host_keep_clear(job: int, apart: int) -> None:
+    """Ids less than 1000 apart share no port; if not a multiple of 10, no worker's either."""
+    one, other = ports_of(job), ports_of(job + apart)
+    assert not single(one) & single(other)
+    assert not single(one) & set(workers(other))
+    if apart % 10:
+        assert not set(workers(one)) & set(workers(other))
+
+
+@given(JOB, JOB)
+def test_two_jobs_seldom_meet(one: int, other: int) -> None:
+    """Any two jobs share all of their ports or none, and all only if 1000 divides the distance."""
+    met = single(ports_of(one)) & single(ports_of(other))
+    assert len(met) == (10 if (one - other) % 1000 == 0 else 0)
+
+
+def test_what_is_set_by_hand_wins() -> None:
+    """A port set by hand stands; the others stay the job's."""
+    environ, facts = read("slurm-head")
+    assert plan_of(environ, facts).ports == ports_of(4711)
+    by_hand = {**environ, "AGENT_RAY_PORT": "6379", "AGENT_PORT": "8266"}
+    ports = plan_of(by_hand, facts).ports
+    assert (ports.gcs, ports.agent, ports.node_manager) == (6379, 8266, 8267)
+    assert ports.dashboard == ports_of(4711).dashboard
+
+
+def test_a_port_by_hand_that_meets_the_jobs_own_is_refused() -> None:
+    """A collision with a shifted port is told as any other is."""
+    environ, facts = read("slurm-head")
+    taken = ports_of(4711).agent
+    with pytest.raises(SettingsError) as caught:
+        plan_of({**environ, "AGENT_RAY_PORT": str(taken)}, facts)
+    assert f"gcs and agent on {taken}" in caught.value.problems[0].sentence()
+
+
+@pytest.mark.parametrize("platform", ["slurm", "skypilot"])
+def test_head_and_workers_agree(platform: str) -> None:
+    """A worker computes the same ports as its head."""
+    head, worker = (plan_of(*read(f"{platform}-{role}")) for role in ("head", "worker"))
+    assert head.ports == worker.ports != port_map(None, None, None)
+    assert head.ray.temp_dir == worker.ray.temp_dir
+
+
+def test_skypilots_ray_keeps_its_ports() -> None:
+    """None of ours is one of SkyPilot's Ray's, whose workers take 11002 to 19999."""
+    ports = port_map(None, None, None, skypilot.PORTS)
+    theirs = {6380, 8266, 8076, 10_001, 52_365, *range(11_002, 20_000)}
+    assert not (single(ports) | set(workers(ports))) & theirs
+    assert collisions(ports, 5000) == []
+    assert port_map(None, None, 9300, skypilot.PORTS).node_manager == 9301
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("slurm-worker", shifted(4711)),
+        ("skypilot-head", skypilot.PORTS),
+        ("dstack-head", DEFAULTS),
+        ("slurm-two-tasks-refused", DEFAULTS),
+    ],
+)
+def test_status_asks_the_same_port(name: str, base: object) -> None:
+    """`status` finds the agent where this environment's agent listens."""
+    environ, _ = read(name)
+    assert port_base(environ, load(environ).settings) == base
+
+
+@given(st.integers(0, 2**32 - 1), st.one_of(st.none(), JOB))
+def test_rays_temp_dir_is_this_jobs_and_short(uid: int, job: int | None) -> None:
+    """A socket's path ends at 107 bytes, of which Ray's session needs 62."""
+    facts = replace(read("slurm-head")[1], uid=uid)
+    path = temp_dir(facts, None if job is None else str(job))
+    assert len(path) + 62 <= 107
+    assert path.startswith("/tmp/pod-agent")
+    assert path != temp_dir(facts, "0")
+    assert path != temp_dir(replace(facts, uid=uid + 1), None if job is None else str(job))

@@ -1,0 +1,139 @@
+"""Slurm's lists of hosts: the whole grammar, against a generator and against Slurm itself."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as search
+from hypothesis import strategies as st
+
+from agent.platforms.nodelist import LARGEST, NodelistError, expand
+
+ROWS = {
+    "gpu-0": "gpu-0",
+    "gpu-[0,1]": "gpu-0 gpu-1",
+    "a[01-03,07],b2": "a01 a02 a03 a07 b2",
+    "r[1-2]n[01-03]": "r1n01 r1n02 r1n03 r2n01 r2n02 r2n03",
+    "n[1-2]-ib": "n1-ib n2-ib",
+    "n[9-11]": "n9 n10 n11",
+    "n[09-11]": "n09 n10 n11",
+    "a[008-1000]": " ".join(f"a{n:03d}" for n in range(8, 1001)),
+    "a[1-010]": " ".join(f"a{n}" for n in range(1, 11)),
+    "[1-2]": "1 2",
+    "gpu-0.cluster.local,gpu_1": "gpu-0.cluster.local gpu_1",
+    "b[2,1],a": "b2 b1 a",
+    "n[5,5]": "n5 n5",
+}
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_hosts(text: str) -> None:
+    """A list is spelled out in its order, with its padding."""
+    assert list(expand(text)) == ROWS[text].split()
+
+
+BROKEN = {
+    "": (1, "no name"),
+    "a,,b": (3, "no name"),
+    "a,": (3, "no name"),
+    "a[1-2": (2, "a [ without its ]"),
+    "a1-2]": (5, "a ] without its ["),
+    "a[1[2]]": (4, "a bracket within a bracket"),
+    "a[]": (3, "'' instead of a number or a range"),
+    "a[1-]": (3, "'1-' instead of a number or a range"),
+    "a[1,x]": (5, "'x' instead of a number or a range"),
+    "a[3-1]": (3, "the range 3-1, which runs backwards,"),
+    "b,a b": (3, "'a b', which is no host name,"),
+    "(null)": (1, "'(null)', which is no host name,"),
+    "a[0-999999999]": (1, "1000000000 hosts, more than 65536,"),
+    "a[0-999]b[0-999]": (1, "1000000 hosts, more than 65536,"),
+}
+
+
+@pytest.mark.parametrize("text", BROKEN)
+def test_what_is_wrong_and_where(text: str) -> None:
+    """A broken list is refused with the place and the fault, before anything large is built."""
+    at, what = BROKEN[text]
+    with pytest.raises(NodelistError) as caught:
+        expand(text)
+    assert str(caught.value) == f"{what} at character {at} of {text!r}"
+    assert (caught.value.at, caught.value.what) == (at - 1, what)
+
+
+NAME = st.text("abcxyz", min_size=1, max_size=4)
+TAIL = st.one_of(st.just(""), st.just("-ib"), st.just(".lan"))
+
+
+@st.composite
+def brackets(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """Draw a bracket and the numbers that it stands for."""
+    texts: list[str] = []
+    numbers: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        width = draw(st.integers(1, 3))
+        low = draw(st.integers(0, 10**width - 1))
+        high = low + draw(st.integers(0, 12))
+        numbers += [f"{n:0{width}d}" for n in range(low, high + 1)]
+        plain = high == low and draw(st.booleans())
+        texts.append(f"{low:0{width}d}" if plain else f"{low:0{width}d}-{high:0{width}d}")
+    return f"[{','.join(texts)}]", numbers
+
+
+@st.composite
+def nodelists(draw: st.DrawFn, tail: st.SearchStrategy[str] = TAIL) -> tuple[str, list[str]]:
+    """Draw a list and the hosts that it stands for."""
+    entries: list[str] = []
+    hosts: list[str] = []
+    for _ in range(draw(st.integers(1, 3))):
+        text = ""
+        words: list[list[str]] = []
+        for _ in range(draw(st.integers(0, 2))):
+            name = draw(NAME)
+            bracket, numbers = draw(brackets())
+            text += name + bracket
+            words += [[name], numbers]
+        end = draw(tail) if words else draw(NAME)
+        entries.append(text + end)
+        hosts += ["".join(parts) for parts in product(*words, [end])]
+    return ",".join(entries), hosts
+
+
+@given(nodelists())
+def test_every_list_is_spelled_out(case: tuple[str, list[str]]) -> None:
+    """Whatever was compressed comes back, all of it and in order."""
+    text, hosts = case
+    assert list(expand(text)) == hosts
+
+
+@given(st.text("ab1,-[]0 ", max_size=12))
+def test_any_text_gives_hosts_or_an_error_that_says_where(text: str) -> None:
+    """There is no other exception, and no host with a bracket or a comma in it."""
+    try:
+        hosts = expand(text)
+    except NodelistError as error:
+        assert 0 <= error.at <= len(text)  # noqa: PT017 - either way is right
+        return
+    assert 1 <= len(hosts) <= LARGEST
+    assert not any(set(host) & set("[], ") for host in hosts)
+
+
+SCONTROL = shutil.which("scontrol")
+
+
+@pytest.mark.skipif(SCONTROL is None, reason="scontrol is not installed here (slurm-client)")
+@search(max_examples=25)
+@given(st.lists(nodelists(tail=st.just("")), min_size=1, max_size=5))
+def test_slurm_agrees(cases: list[tuple[str, list[str]]]) -> None:
+    """`scontrol show hostnames` spells the same lists out in the same way.
+
+    It knows no text after the last bracket, so none is drawn here.
+    """
+    text = ",".join(text for text, _ in cases)
+    told = subprocess.run(
+        [str(SCONTROL), "show", "hostnames", text], capture_output=True, text=True, check=True
+    )
+    assert list(expand(text)) == told.stdout.split()

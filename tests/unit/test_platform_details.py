@@ -1,0 +1,133 @@
+"""What else platforms tell: the run's id, what is allotted, the address, the end."""
+
+from __future__ import annotations
+
+import pytest
+
+from unit.captured import WITHOUT, changed, machine, plan_of, read
+
+OWN = "10.0.0.5"
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "run_id"),
+    [
+        ("slurm-head", {}, "4711"),
+        ("slurm-requeued-head", {}, "4711-r1"),
+        ("slurm-head", {"SLURM_RESTART_COUNT": "0"}, "4711"),
+        ("aws-batch-head", {}, "8f1c3c2e-5d5c-4e0e-9b6e-2f3d6a1c7b11"),
+        (
+            "aws-batch-head",
+            {"AWS_BATCH_JOB_ATTEMPT": "3"},
+            "8f1c3c2e-5d5c-4e0e-9b6e-2f3d6a1c7b11-r2",
+        ),
+        ("skypilot-head", {}, "sky-2025-03-01-10-20-30-123456_rl_1"),
+        ("sagemaker-head", {}, "rl-2025-03-01-10-20-30-123"),
+        ("lws-head", {}, None),
+    ],
+)
+def test_the_runs_id(name: str, changes: dict[str, str], run_id: str | None) -> None:
+    """The platform's job names the run; another attempt of it has a folder of its own."""
+    assert plan_of(changed(name, changes), read(name)[1]).topology.run_id == run_id
+
+
+@pytest.mark.parametrize(
+    ("changes", "cpus"),
+    [
+        ({}, 28),
+        ({"SLURM_CPUS_ON_NODE": WITHOUT}, 28),
+        ({"SLURM_CPUS_ON_NODE": WITHOUT, "SLURM_JOB_CPUS_PER_NODE": "2(x2),4"}, 4),
+        ({"SLURM_CPUS_ON_NODE": WITHOUT, "SLURM_JOB_CPUS_PER_NODE": "2(x2)"}, 192),
+        ({"SLURM_CPUS_ON_NODE": "?", "SLURM_JOB_CPUS_PER_NODE": "?"}, 192),
+        ({"SLURM_CPUS_ON_NODE": "512"}, 192),
+        ({"AGENT_NUM_CPUS": "8"}, 8),
+    ],
+)
+def test_ray_counts_what_was_allotted(changes: dict[str, str], cpus: int) -> None:
+    """On a shared node Ray may use the job's CPUs, never more than the machine allows."""
+    plan = plan_of(changed("slurm-worker", changes), read("slurm-worker")[1])
+    assert f"--num-cpus={cpus}" in plan.ray.worker("10.0.0.5", "10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("memory", "flags"),
+    [
+        ("204800", ["--memory=150323855360", "--object-store-memory=64424509440"]),
+        ("0", []),
+        ("?", []),
+    ],
+)
+def test_ray_counts_the_memory_that_was_allotted(memory: str, flags: list[str]) -> None:
+    """Each Ray would otherwise take the whole machine's memory for its own."""
+    plan = plan_of(changed("slurm-worker", {"SLURM_MEM_PER_NODE": memory}), read("slurm-worker")[1])
+    given = [word for word in plan.ray.worker("10.0.0.5", "10.0.0.9") if "memory=" in word]
+    assert given == flags
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus"),
+    [
+        ({}, 8),
+        ({"SLURM_GPUS_ON_NODE": WITHOUT, "SLURM_GPUS_PER_NODE": "h100:4"}, 4),
+        ({"SLURM_GPUS_ON_NODE": WITHOUT, "SLURM_GPUS_PER_NODE": "a100:4,v100:2"}, 6),
+        ({"SLURM_GPUS_ON_NODE": "gpu", "SLURM_GPUS_PER_NODE": WITHOUT}, None),
+    ],
+)
+def test_slurms_gpus_come_with_their_kind(changes: dict[str, str], gpus: int | None) -> None:
+    """A count by kind is added up; what cannot be read is only a hint that is missing."""
+    environ = changed("slurm-worker", changes)
+    assert plan_of(environ, read("slurm-worker")[1]).topology.gpus_per_node == gpus
+
+
+@pytest.mark.parametrize(
+    ("name", "owns"),
+    [("slurm-head", False), ("skypilot-head", False), ("dstack-head", True), ("lws-head", True)],
+)
+def test_only_our_own_ray_is_stopped_on_shared_hosts(name: str, owns: bool) -> None:  # noqa: FBT001 - a table's column
+    """Another job's Ray, or SkyPilot's own, must outlive us."""
+    assert plan_of(*read(name)).topology.owns_machine is owns
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "address"),
+    [
+        ("runpod-cluster-head", {}, "10.65.0.2"),
+        ("runpod-cluster-head", {"PRIMARY_ADDR": "node-0.cluster"}, "10.65.0.2"),
+        ("runpod-cluster-head", {"PRIMARY_ADDR": "10.1.0.10"}, "10.1.0.10"),
+        ("runpod-head", {}, "10.1.0.10"),
+        ("runpod-alone", {"AGENT_HEAD": OWN}, OWN),
+        ("sagemaker-head", {"SM_NETWORK_INTERFACE_NAME": "ens1", "HOSTNAME": "x"}, "10.65.0.2"),
+        ("slurm-head", {}, OWN),
+        ("slurm-head", {"HOSTNAME": "gpu-0.cluster.local"}, OWN),
+        ("slurm-head", {"HOSTNAME": "another-name"}, None),
+        ("aws-batch-head", {}, OWN),
+        ("pytorchjob-head", {}, OWN),
+    ],
+)
+def test_the_head_listens_where_the_others_call(
+    name: str, changes: dict[str, str], address: str | None
+) -> None:
+    """The head's address is the one it is called by, else the platform's interface between nodes.
+
+    A host name of its own is read as the default route's address, never as a bridge's.
+    """
+    environ = changed(name, changes)
+    facts = machine(environ, is_first_process=read(name)[1].is_first_process)
+    assert plan_of(environ, facts).address.ip == address
+
+
+@pytest.mark.parametrize(
+    ("name", "first_process", "on_done"),
+    [
+        ("runpod-cluster-head", True, "hold"),
+        ("runpod-cluster-worker", True, "hold"),
+        ("runpod-cluster-head", False, "exit"),
+        ("runpod-worker", True, "hold"),
+        ("dstack-on-runpod-worker", True, "exit"),
+        ("lws-head", True, "exit"),
+    ],
+)
+def test_runpods_containers_hold(name: str, first_process: bool, on_done: str) -> None:  # noqa: FBT001 - a table's column
+    """RunPod starts a container again whose first process ends, in Instant Clusters too."""
+    environ = read(name)[0]
+    assert plan_of(environ, machine(environ, is_first_process=first_process)).on_done == on_done
