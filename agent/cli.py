@@ -103,9 +103,9 @@ def _verb(
 
 
 def _versions() -> str:
-    from agent.machine import python_version, version_of  # noqa: PLC0415 - for --version only
+    from agent.machine import python_version, ray_version  # noqa: PLC0415 - for --version only
 
-    ray = version_of("ray") or "not installed"
+    ray = ray_version() or "not installed"
     return f"pod-agent {__version__}, Python {python_version()}, Ray {ray}"
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.metadata
+import importlib.util
 import ipaddress
 import os
 import platform
@@ -107,7 +107,7 @@ def gather(known_names: Mapping[str, tuple[str, ...]], *, is_first_process: bool
         hostname=socket.gethostname(),
         interfaces=_interfaces(),
         python=python_version(),
-        ray=version_of("ray"),
+        ray=ray_version(),
         ray_missing=_missing_of_ray(),
         cpus=_cpus(Path("/sys/fs/cgroup")),
         memory=_memory(Path("/sys/fs/cgroup")),
@@ -170,8 +170,22 @@ def python_version() -> str:
     return platform.python_version()
 
 
-def version_of(package: str) -> str | None:
-    """Return an installed package's version without importing it."""
+def ray_version() -> str | None:
+    """Return Ray's version without importing it, nor the package metadata, which costs 40 ms."""
+    spec = importlib.util.find_spec("ray")
+    if spec is None or spec.origin is None:
+        return None
+    try:
+        text = Path(spec.origin).with_name("_version.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
+    return match[1] if match else _from_metadata("ray")
+
+
+def _from_metadata(package: str) -> str | None:
+    import importlib.metadata  # noqa: PLC0415 - only where the short way fails
+
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -180,8 +194,8 @@ def version_of(package: str) -> str | None:
 
 def _missing_of_ray() -> tuple[str, ...]:
     """Name modules of ray's `default` extra that a job submission cannot do without."""
-    needed = {"aiohttp": "aiohttp", "aiohttp-cors": "aiohttp_cors", "opencensus": "opencensus"}
-    return tuple(name for name in needed if version_of(name) is None)
+    needed = ("aiohttp", "aiohttp_cors", "opencensus")
+    return tuple(name for name in needed if importlib.util.find_spec(name) is None)
 
 
 def _cpus(cgroup: Path) -> int:

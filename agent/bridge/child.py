@@ -83,10 +83,25 @@ class Bridge:
                 self._tell(event="gcs-silent", evidence=_first_line(error))
                 source = None
                 continue
+            if nodes and known in (None, []):
+                self._start(self._warm_up)
             if nodes != known:
                 known = nodes
                 self._tell(event="nodes", nodes=nodes)
             step = _NODES_STEP_LATER if self._submitted.is_set() else _NODES_STEP
+
+    def _warm_up(self) -> None:
+        """Meet the dashboard while workers are still awaited: its first answer takes longest."""
+        for _ in beats(self._stop, 0.2):
+            if self._jobs is not None:
+                return
+            try:
+                jobs = Jobs(self._dashboard)
+                jobs.know("none")
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                self._tell(event="gcs-silent", evidence=_first_line(error))
+                continue
+            self._jobs = self._jobs or jobs
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
         for _ in beats(self._stop, 0.1):

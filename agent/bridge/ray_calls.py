@@ -65,6 +65,10 @@ class Jobs:
                 return
             raise
 
+    def know(self, job_id: str) -> bool:
+        """Say whether Ray knows a job of this id; raises where Ray does not answer."""
+        return any(job.submission_id == job_id for job in self._client.list_jobs())
+
     def report(self, job_id: str) -> dict[str, object]:
         """Return what Ray says of the job."""
         info = self._client.get_job_info(job_id)

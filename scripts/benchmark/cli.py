@@ -1,0 +1,119 @@
+"""The command line: which systems, how many rounds, and where the raw values go."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import podlab
+from benchmark.figures import Follow, Run, order, table, targets
+from benchmark.follow import follow
+from benchmark.measure import measure
+from benchmark.systems import SYSTEMS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+CANNOT = 77
+SLOW = "symmetric-run"
+EPILOG = """\
+exit codes: 0; 1 where a run failed or a target was missed; 77 where no lab can be made
+
+A round with symmetric-run takes about three minutes, one without it half a minute.
+"""
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Time to job and to the end: pod-agent, a handmade optimum and "
+        "`ray symmetric-run`, interleaved in the pod lab. Run nothing else meanwhile.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--pods", type=at_least_two, default=3, metavar="N", help="default 3")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="default 5")
+    parser.add_argument(
+        "--slow-rounds", type=int, default=2, metavar="N", help=f"of {SLOW} (default 2)"
+    )
+    parser.add_argument(
+        "--peers", type=peers, default=list(SYSTEMS), metavar="A,B", help=",".join(SYSTEMS)
+    )
+    parser.add_argument(
+        "--no-warm-up", action="store_true", help="leave out the first run, which counts for none"
+    )
+    parser.add_argument(
+        "--follow", action="store_true", help="measure a following worker's agent too (a minute)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")
+    return parser
+
+
+def at_least_two(text: str) -> int:
+    """Parse a number of pods."""
+    if (number := int(text)) < 2:
+        raise argparse.ArgumentTypeError("a cluster has two pods at least")
+    return number
+
+
+def peers(text: str) -> list[str]:
+    """Parse a list of systems."""
+    names = text.split(",")
+    unknown = [name for name in names if name not in SYSTEMS]
+    if unknown:
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; {', '.join(SYSTEMS)}")
+    return names
+
+
+def schedule(systems: Sequence[str], rounds: int, slow_rounds: int) -> Iterator[tuple[int, str]]:
+    """Say which system runs when; the slow one in the first rounds only."""
+    for number in range(rounds):
+        taking_part = [s for s in systems if s != SLOW or number < slow_rounds]
+        for system in order(taking_part, number) if taking_part else ():
+            yield number, system
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print."""
+    options = make_parser().parse_args(argv)
+    if (reason := podlab.missing()) is not None:
+        print(f"scripts/bench: {reason}", file=sys.stderr)
+        return CANNOT
+    if options.rounds > 0 and not options.no_warm_up:
+        say(measure(options.peers[0], -1, options.pods))
+    runs = []
+    for number, system in schedule(options.peers, options.rounds, options.slow_rounds):
+        runs.append(measure(system, number, options.pods, options.keep))
+        say(runs[-1])
+        save(options.json, runs, None)
+    following = follow() if options.follow else None
+    save(options.json, runs, following)
+    print(table(runs, following, options.peers))
+    missed = any(target.holds is False for target in targets(runs, following))
+    return int(missed or any(run.problem for run in runs))
+
+
+def say(run: Run) -> None:
+    """Tell of a run as soon as it is over."""
+    when = "warm-up" if run.round < 0 else f"round {run.round}"
+    to_job = "never" if run.to_job is None else f"{run.to_job:.2f} s"
+    gone = "never" if run.all_gone is None else f"{run.all_gone:.2f} s"
+    line = f"{when} {run.system}: time to job {to_job}, all gone {gone}, exit codes {run.codes}"
+    print(f"{line} {run.problem}".rstrip(), file=sys.stderr, flush=True)
+
+
+def save(path: Path | None, runs: Sequence[Run], following: Follow | None) -> None:
+    """Write all raw values."""
+    if path is None:
+        return
+    data = {
+        "runs": [asdict(run) for run in runs],
+        "follow": None if following is None else asdict(following),
+    }
+    path.write_text(json.dumps(data, indent=1) + "\n")

@@ -1,0 +1,75 @@
+"""What a worker's agent costs while it follows: memory and CPU of our own processes there."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmark.figures import Follow, Share
+from benchmark.measure import BOOT_LIMIT, END_LIMIT, await_time
+from benchmark.systems import LONG_JOB, PATH, STARTED, agent
+from podlab import Lab
+
+if TYPE_CHECKING:
+    from podlab import Container, ProcessInfo
+
+SETTLE = 5.0
+WATCHED = 30.0
+TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def follow() -> Follow:
+    """Boot two pods with a long job and watch the worker's agent for half a minute."""
+    with Lab(names=["pod0", "pod1"], shm="8g") as lab:
+        boots = [agent(lab.pods, pod, LONG_JOB) for pod in lab.pods]
+        started = [
+            pod.start(boot.argv, env={"PATH": PATH, **boot.env})
+            for pod, boot in zip(lab.pods, boots, strict=True)
+        ]
+        head, worker = started
+        await_time(lab.pods[0].tmp / STARTED, head, BOOT_LIMIT)
+        time.sleep(SETTLE)
+        ours = own_processes(worker)
+        before = {info.host_pid: cpu_seconds(info.host_pid) for info in ours}
+        began = time.monotonic()
+        time.sleep(WATCHED)
+        seconds = time.monotonic() - began
+        shares = [share(info, before[info.host_pid], seconds) for info in ours]
+        codes = [container.wait(END_LIMIT) for container in started]
+    return Follow(seconds, shares, codes)
+
+
+def own_processes(worker: Container) -> list[ProcessInfo]:
+    """Return the agent's own processes in a pod: its init and itself, nothing of Ray's."""
+    return [info for info in worker.processes() if is_ours(info.cmdline)]
+
+
+def is_ours(cmdline: str) -> bool:
+    """Say whether a command line is the agent's."""
+    return re.search(r"/bin/pod-agent( |$)| -m agent( |$)", cmdline) is not None
+
+
+def share(info: ProcessInfo, before: float, seconds: float) -> Share:
+    """Return what one process holds, and has used of a core since then."""
+    used = cpu_seconds(info.host_pid) - before
+    role = "init" if info.pid == 1 else "agent"
+    resident = megabytes(info.host_pid, "status", "VmRSS")
+    proportional = megabytes(info.host_pid, "smaps_rollup", "Pss")
+    return Share(role, resident, proportional, 100 * used / seconds)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has used, in user and kernel mode."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def megabytes(pid: int, file: str, name: str) -> float:
+    """Return a figure of /proc/PID/FILE in MB; the kernel gives it in KiB."""
+    found = re.search(
+        rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/{file}").read_text(), re.MULTILINE
+    )
+    return int(found[1]) * 1024 / 1e6 if found else 0.0

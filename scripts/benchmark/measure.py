@@ -1,0 +1,134 @@
+"""One measured run: a fresh lab, one system in every pod, and what the clocks say."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmark.figures import Run
+from benchmark.systems import ENDED, PATH, STARTED, SYSTEMS, WORKERS_NEVER_LEAVE
+from podlab import Lab
+
+if TYPE_CHECKING:
+    from podlab import Container, Pod
+
+BOOT_LIMIT = 120.0
+END_LIMIT = 150.0
+STEP = 0.02
+RAY_START = "/bin/ray start"
+CALM = 0.1
+CALM_LIMIT = 60.0
+
+
+def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Run:
+    """Boot, run the job and see everybody leave; a deadline that passes ends up in `problem`."""
+    with Lab(names=[f"pod{n}" for n in range(pods)], shm="8g") as lab:
+        await_calm()
+        busy, began = busy_seconds(), time.time()
+        containers = [_start(lab, pod, system) for pod in lab.pods]
+        run = Run(system=system, round=number)
+        try:
+            run.to_job = await_time(lab.pods[0].tmp / STARTED, containers[0], BOOT_LIMIT) - began
+            run.cpu_to_job = busy_seconds() - busy
+            run.launched = launched(containers[0])
+            _follow(run, system, lab.pods[0].tmp, containers, began)
+        except TimeoutError as late:
+            run.problem = f"{late}{containers[0].tail()}"
+        run.launched_own = launched_own(lab.pods[0].tmp / "logs")
+        if keep is not None:
+            _keep(lab, keep / f"{number}-{system}")
+    return run
+
+
+def _start(lab: Lab, pod: Pod, system: str) -> Container:
+    boot = SYSTEMS[system](lab.pods, pod)
+    return pod.start(boot.argv, env={"PATH": PATH, **boot.env})
+
+
+def _follow(run: Run, system: str, tmp: Path, containers: list[Container], began: float) -> None:
+    """Fill in the run as it goes."""
+    ended = await_time(tmp / ENDED, containers[0], BOOT_LIMIT)
+    run.job_end = ended - began
+    stay = WORKERS_NEVER_LEAVE if len(containers) > 1 else frozenset()
+    leaving = containers[:1] if system in stay else containers
+    until = time.monotonic() + END_LIMIT
+    for container in leaving:
+        run.codes.append(container.wait(max(0.1, until - time.monotonic())))
+    offset = time.time() - time.monotonic()
+    gone = [c.ended_at + offset - ended for c in leaving if c.ended_at is not None]
+    run.head_gone = gone[0]
+    if leaving is containers:
+        run.workers_gone = max(gone[1:], default=None)
+        run.all_gone = ended + max(gone) - began
+
+
+def await_time(path: Path, container: Container, limit: float) -> float:
+    """Wait until the job has written the time into a file; return it."""
+    until = time.monotonic() + limit
+    while True:
+        over = not container.running
+        text = path.read_text() if path.exists() else ""
+        if text.endswith("\n"):
+            return float(text)
+        if over:
+            raise TimeoutError(f"{container.label}: ended before the job wrote {path.name}")
+        if time.monotonic() > until:
+            raise TimeoutError(f"{container.label}: no {path.name} within {limit:g} s")
+        time.sleep(STEP)
+
+
+def busy_seconds() -> float:
+    """Return what this machine's cores have computed since its boot, in CPU-seconds."""
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
+    user, nice, system, _idle, _waiting, irq, softirq = (int(field) for field in fields[:7])
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def await_calm() -> None:
+    """Wait until the machine does next to nothing, or go on without: the CPU-seconds will tell."""
+    until = time.monotonic() + CALM_LIMIT
+    while time.monotonic() < until:
+        before = busy_seconds()
+        time.sleep(1.0)
+        if busy_seconds() - before < CALM:
+            return
+
+
+def launched(container: Container) -> float | None:
+    """Return when a pod's `ray start` was born, in seconds from its entrypoint's exec.
+
+    Found where it blocks and so still runs: the agent's.
+    """
+    found = [info for info in container.processes() if RAY_START in info.cmdline]
+    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
+    return min((birth(i.host_pid) - asleep - container.started_at for i in found), default=None)
+
+
+def birth(pid: int) -> float:
+    """Return when a process was made, in seconds since the machine's boot."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+
+
+def launched_own(logs: Path) -> float | None:
+    """Return when the agent launched `ray start`, by its own clock."""
+    for path in logs.glob("*/*/events.jsonl"):
+        for line in path.read_text().splitlines():
+            event = json.loads(line)
+            if event["event"] == "started" and event["name"] == "ray start":
+                return float(event["at"])
+    return None
+
+
+def _keep(lab: Lab, folder: Path) -> None:
+    """Copy what tells where the time went: the agents' run folders and all output."""
+    for pod in lab.pods:
+        own = folder / pod.name
+        own.mkdir(parents=True, exist_ok=True)
+        sources = [log for c in pod.containers for log in c.log_paths]
+        sources += [path for path in (pod.tmp / "logs").glob("*/*/*") if path.is_file()]
+        for source in sources:
+            (own / source.name).write_bytes(source.read_bytes())
