@@ -14,6 +14,8 @@ LAUNCH_LIMIT = 0.5
 MEMORY_LIMIT = 80.0
 CPU_LIMIT = 0.5
 JOB_RATIO = 1.10
+DISTURBANCE = 1.0
+"""CPU-seconds of others until the job's start; three pods take about 25 of their own."""
 GONE_RATIO = 0.25
 NOTHING = "-"
 PAIRS = (("agent", "handmade"), ("handmade", "symmetric-run"), ("agent", "symmetric-run"))
@@ -26,8 +28,8 @@ class Run:
     `to_job`, `job_end` and `all_gone` count from the pods' start, `head_gone` and `workers_gone`
     (the last one's) from the job's end. `launched` is when the head's `ray start` was born, counted
     from its pod's entrypoint; `launched_own` is by the agent's own clock, which starts after its
-    imports. `cpu_to_job` is what the whole machine computed until the job started, in CPU-seconds:
-    where others work meanwhile, it tells.
+    imports. `cpu_to_job` is what the whole machine computed until the job started, in CPU-seconds,
+    `others_to_job` how much of it was neither the lab's nor the kernel's.
     """
 
     system: str
@@ -40,8 +42,14 @@ class Run:
     launched: float | None = None
     launched_own: float | None = None
     cpu_to_job: float | None = None
+    others_to_job: float | None = None
     codes: list[int] = field(default_factory=list)
     problem: str = ""
+
+    @property
+    def disturbed(self) -> bool:
+        """True where others had more of the cores than a comparison can bear."""
+        return (self.others_to_job or 0.0) > DISTURBANCE
 
 
 @dataclass(frozen=True)
@@ -173,6 +181,11 @@ def table(runs: Sequence[Run], follow: Follow | None, systems: Sequence[str]) ->
         lines += [*_columns(rows), ""]
     lines += [target.sentence() for target in targets(runs, follow)]
     lines += [f"FAILED        {r.system}, round {r.round}: {r.problem}" for r in runs if r.problem]
+    lines += [
+        f"DISTURBED     {r.system}, round {r.round}: others took {r.others_to_job:.1f} CPU-seconds"
+        for r in runs
+        if r.disturbed
+    ]
     return "\n".join(lines)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmark.figures import Follow, Share
+from benchmark.machine import await_calm, cpu_seconds
 from benchmark.measure import BOOT_LIMIT, END_LIMIT, await_time
 from benchmark.systems import LONG_JOB, PATH, STARTED, agent
 from podlab import Lab
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 SETTLE = 5.0
 WATCHED = 30.0
-TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def follow() -> Follow:
     """Boot two pods with a long job and watch the worker's agent for half a minute."""
     with Lab(names=["pod0", "pod1"], shm="8g") as lab:
+        await_calm()
         boots = [agent(lab.pods, pod, LONG_JOB) for pod in lab.pods]
         started = [
             pod.start(boot.argv, env={"PATH": PATH, **boot.env})
@@ -59,12 +59,6 @@ def share(info: ProcessInfo, before: float, seconds: float) -> Share:
     resident = megabytes(info.host_pid, "status", "VmRSS")
     proportional = megabytes(info.host_pid, "smaps_rollup", "Pss")
     return Share(role, resident, proportional, 100 * used / seconds)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has used, in user and kernel mode."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def megabytes(pid: int, file: str, name: str) -> float:

@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmark.figures import Run
+from benchmark.machine import await_calm, birth, busy_seconds, others_seconds
 from benchmark.systems import ENDED, PATH, STARTED, SYSTEMS, WORKERS_NEVER_LEAVE
 from podlab import Lab
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from podlab import Container, Pod
 
 BOOT_LIMIT = 120.0
 END_LIMIT = 150.0
 STEP = 0.02
 RAY_START = "/bin/ray start"
-CALM = 0.1
-CALM_LIMIT = 60.0
 
 
 def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Run:
     """Boot, run the job and see everybody leave; a deadline that passes ends up in `problem`."""
     with Lab(names=[f"pod{n}" for n in range(pods)], shm="8g") as lab:
         await_calm()
-        busy, began = busy_seconds(), time.time()
+        busy, others, began = busy_seconds(), others_seconds(), time.time()
         containers = [_start(lab, pod, system) for pod in lab.pods]
         run = Run(system=system, round=number)
         try:
             run.to_job = await_time(lab.pods[0].tmp / STARTED, containers[0], BOOT_LIMIT) - began
             run.cpu_to_job = busy_seconds() - busy
+            run.others_to_job = max(0.0, others_seconds() - others)
             run.launched = launched(containers[0])
             _follow(run, system, lab.pods[0].tmp, containers, began)
         except TimeoutError as late:
@@ -80,37 +80,13 @@ def await_time(path: Path, container: Container, limit: float) -> float:
         time.sleep(STEP)
 
 
-def busy_seconds() -> float:
-    """Return what this machine's cores have computed since its boot, in CPU-seconds."""
-    fields = Path("/proc/stat").read_text().splitlines()[0].split()[1:]
-    user, nice, system, _idle, _waiting, irq, softirq = (int(field) for field in fields[:7])
-    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
-
-
-def await_calm() -> None:
-    """Wait until the machine does next to nothing, or go on without: the CPU-seconds will tell."""
-    until = time.monotonic() + CALM_LIMIT
-    while time.monotonic() < until:
-        before = busy_seconds()
-        time.sleep(1.0)
-        if busy_seconds() - before < CALM:
-            return
-
-
 def launched(container: Container) -> float | None:
     """Return when a pod's `ray start` was born, in seconds from its entrypoint's exec.
 
     Found where it blocks and so still runs: the agent's.
     """
     found = [info for info in container.processes() if RAY_START in info.cmdline]
-    asleep = time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic()
-    return min((birth(i.host_pid) - asleep - container.started_at for i in found), default=None)
-
-
-def birth(pid: int) -> float:
-    """Return when a process was made, in seconds since the machine's boot."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return min((birth(info.host_pid) - container.started_at for info in found), default=None)
 
 
 def launched_own(logs: Path) -> float | None:

@@ -84,6 +84,15 @@ def test_table_shows_figures_verdicts_and_failures() -> None:
     assert "61.5" in text
 
 
+def test_disturbed_runs_are_named() -> None:
+    """Who reads the figures learns that others were at work."""
+    run = Run("agent", 3, to_job=30.0, others_to_job=12.34)
+    assert run.disturbed
+    assert not Run("agent", 3, to_job=10.0, others_to_job=0.2).disturbed
+    text = table([run], None, ["agent"])
+    assert "DISTURBED     agent, round 3: others took 12.3 CPU-seconds" in text
+
+
 def test_values_leave_out_what_did_not_come() -> None:
     """A failed run has no time to job."""
     assert values(RUNS, "agent", "time to job") == [10.0, 12.0]
