@@ -13,7 +13,6 @@ from agent.errors import AgentError, SettingsError
 from agent.log import say
 from agent.redact import redactor_for
 from agent.runtime.exiting import exit_now
-from agent.runtime.pid1 import FIRST_PROCESS
 from agent.settings import load
 from agent.settings.show import text_table
 
@@ -22,16 +21,11 @@ if TYPE_CHECKING:
 
     from agent.outcome import Outcome
 
-_DELEGATED = ("reward-server", "rehearsal", "ray-bridge")
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
     _fill_closed_streams()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    start.first_process = os.environ.pop(FIRST_PROCESS, "") == "1"
-    if arguments and arguments[0] in _DELEGATED:
-        return _delegate(arguments[0], arguments[1:])
     before, command = _split(arguments)
     options = _parser().parse_args(before)
     if command is not None and options.verb not in {"run", "plan"}:
@@ -107,20 +101,6 @@ def _versions() -> str:
 
     ray = ray_version() or "not installed"
     return f"pod-agent {__version__}, Python {python_version()}, Ray {ray}"
-
-
-def _delegate(verb: str, arguments: list[str]) -> int:
-    if verb == "reward-server":
-        from agent.workloads import reward_server  # noqa: PLC0415 - one verb, one import
-
-        return reward_server.main(arguments)
-    if verb == "rehearsal":
-        from agent.workloads import rehearsal  # noqa: PLC0415 - one verb, one import
-
-        return rehearsal.main(arguments)
-    from agent.bridge import child  # noqa: PLC0415 - one verb, one import
-
-    return child.main(arguments)
 
 
 # --- the verbs ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from agent.checks import Finding, examine
 from agent.errors import Problem, SettingsError
 from agent.machine import gather, is_ip, taken_ports
 from agent.plan import Plan, make_plan
+from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
 from agent.topology import Topology, resolve
@@ -18,16 +19,13 @@ from agent.topology import Topology, resolve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-first_process = False
-"""True where this agent runs under our own init as the container's first process."""
-
 _LOOKUP_LIMIT = 2.0
 
 
 def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     """Make the plan; raises SettingsError with everything that is wrong."""
     loaded = load(environ, command)
-    facts = gather(_names_to_know(loaded.settings), is_first_process=first_process)
+    facts = gather(_names_to_know(loaded.settings), is_first_process=pid1.is_over_us())
     problems: list[Problem] = []
     runtime_env: dict[str, object] = {}
     topology: Topology | None = None

@@ -12,7 +12,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agent.bridge.ray_calls import GcsNodes, Jobs, import_ray, is_final
-from agent.runtime.waiting import beats
+from agent.runtime.beats import beats
+from agent.runtime.importing import collecting_no_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -66,9 +67,7 @@ class Bridge:
             self._out.flush()
 
     def _watch_nodes(self) -> None:
-        imports = threading.Thread(target=_import_unhurriedly)
-        imports.start()
-        imports.join()
+        _import_ray()
         for _ in beats(self._stop, 0.05):
             if _is_open(self._gcs):
                 break
@@ -156,15 +155,9 @@ class Bridge:
             return
 
 
-def _import_unhurriedly() -> None:
-    """Import Ray in a thread that yields to Ray's own processes, which boot at the same time.
-
-    Niceness belongs to the thread on Linux, and may not be taken back without CAP_SYS_NICE: so
-    it is a thread that ends. Where nothing may be changed at all, the import is as quick as ever.
-    """
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
-    with suppress(ImportError):  # the first call that needs it says so
+def _import_ray() -> None:
+    """Import Ray while Ray itself still boots."""
+    with collecting_no_garbage(), suppress(ImportError):  # the first call that needs it says so
         import_ray()
 
 

@@ -8,7 +8,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, BinaryIO
 
-from agent.runtime.waiting import beats
+from agent.runtime.beats import beats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

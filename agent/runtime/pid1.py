@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 
-FIRST_PROCESS = "POD_AGENT_FIRST_PROCESS"
-"""Set for the agent proper when it runs under this init; taken out of its environment at once."""
+_over_us = False
 
 
-def run_under_init() -> int:
-    """Start the same command again as a child, and be a correct init to it."""
+def is_over_us() -> bool:
+    """Say whether this process runs under our own init, as a container's first program."""
+    return _over_us
+
+
+def become_init() -> int | None:
+    """Split in two: an init, which returns its child's code, and the child, which returns None."""
+    global _over_us  # noqa: PLW0603 - a fact of this process, which none of its children inherits
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     child = os.fork()
     if child == 0:
         os.setsid()  # a terminal's Ctrl-C then reaches the agent once, through us
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # children would inherit the mask
-        environ = {**os.environ, FIRST_PROCESS: "1"}
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environ)  # noqa: S606 - ourselves
+        _over_us = True
+        return None
     while True:
         signum = signal.sigwaitinfo(everything).si_signo
         if signum != signal.SIGCHLD:

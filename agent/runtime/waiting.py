@@ -9,8 +9,7 @@ import anyio
 import tenacity
 
 if TYPE_CHECKING:
-    import threading
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import Awaitable, Callable
 
 T = TypeVar("T")
 STEP = 0.05
@@ -60,10 +59,3 @@ async def until(
         raise TimedOutError(last.evidence if isinstance(last, NotYet) else "") from None
     assert not isinstance(answer, NotYet)  # noqa: S101 - such answers are retried
     return answer
-
-
-def beats(stop: threading.Event, step: float) -> Iterator[None]:
-    """Yield every `step` seconds until told to stop: the heartbeat of a blocking thread."""
-    while not stop.is_set():
-        yield
-        stop.wait(step)

@@ -8,8 +8,9 @@ from functools import partial
 import anyio
 import pytest
 
+from agent.runtime.beats import beats
 from agent.runtime.inbox import Inbox
-from agent.runtime.waiting import NotYet, TimedOutError, beats, until
+from agent.runtime.waiting import NotYet, TimedOutError, until
 
 
 class Asked:
