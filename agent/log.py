@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import time
 from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, TextIO
-
-import structlog
 
 from agent.redact import Redactor
 
@@ -14,10 +16,29 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from structlog.typing import EventDict, WrappedLogger
-
 _COLOURS = {"warning": "\033[33m", "error": "\033[31m", "info": "", "debug": "\033[2m"}
+_MARKS = {"warning": "WARN", "error": "ERROR"}
 _RESET = "\033[0m"
+
+
+@dataclass(frozen=True)
+class _Style:
+    """How a line looks, to a reader and in the file."""
+
+    node: str = ""
+    as_json: bool = False
+    coloured: bool = False
+
+    def render(self, sentence: str, level: str) -> tuple[str, str]:
+        if self.as_json:
+            now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
+            fields = {"event": sentence, "level": level, "timestamp": now, "node": self.node}
+            line = json.dumps(fields, ensure_ascii=False)
+            return line, line
+        now = time.strftime("%H:%M:%S", time.gmtime())
+        plain = " ".join(filter(None, (now, self.node, _MARKS.get(level), sentence)))
+        colour = _COLOURS.get(level, "") if self.coloured else ""
+        return (f"{colour}{plain}{_RESET}" if colour else plain), plain
 
 
 class _Output:
@@ -26,6 +47,7 @@ class _Output:
     def __init__(self) -> None:
         self.file: TextIO | None = None
         self.redactor = Redactor(())
+        self.style = _Style()
         self.early: list[str] = []
 
     def emit(self, shown: str, kept: str) -> None:
@@ -47,48 +69,11 @@ class _Output:
 _output = _Output()
 
 
-class _Printer:
-    """The last processor's target, as structlog wants it."""
-
-    def msg(self, shown: str, kept: str) -> None:
-        _output.emit(shown, kept)
-
-    debug = info = warning = error = msg
-
-
 def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: str) -> None:
     """Set the style: json for machines; colour only on a terminal, and never with NO_COLOR."""
     coloured = style == "auto" and sys.stderr.isatty() and not environ.get("NO_COLOR")
     _output.redactor = redactor
-    json_line = structlog.processors.JSONRenderer(ensure_ascii=False)
-
-    def render(
-        logger: WrappedLogger, name: str, event: EventDict
-    ) -> tuple[tuple[str, str], dict[str, object]]:
-        plain = _plain(event, node)
-        if style == "json":
-            text = str(json_line(logger, name, {**event, "node": node}))
-            return (text, text), {}
-        level = str(event.get("level", "info"))
-        colour = _COLOURS.get(level, "") if coloured else ""
-        return (f"{colour}{plain}{_RESET}" if colour else plain, plain), {}
-
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(
-                fmt="iso" if style == "json" else "%H:%M:%S", utc=True
-            ),
-            render,
-        ],
-        logger_factory=lambda *_: _Printer(),
-        cache_logger_on_first_use=False,
-    )
-
-
-def _plain(event: EventDict, node: str) -> str:
-    mark = {"warning": "WARN ", "error": "ERROR "}.get(str(event.get("level")), "")
-    return f"{event.get('timestamp')} {node} {mark}{event['event']}"
+    _output.style = _Style(node, as_json=style == "json", coloured=coloured)
 
 
 def keep_in(path: Path) -> None:
@@ -105,4 +90,4 @@ def keep_in(path: Path) -> None:
 
 def say(sentence: str, level: str = "info") -> None:
     """Log one sentence."""
-    getattr(structlog.get_logger(), level)(sentence)
+    _output.emit(*_output.style.render(sentence, level))

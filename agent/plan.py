@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.budget import Budget, share
 from agent.checks import Finding, Level, examine
-from agent.decisions.head_state import SILENCE_LIMIT, SUBMIT_LIMIT
-from agent.decisions.worker_state import JOIN_LIMIT
+from agent.decisions.limits import JOIN_LIMIT, SILENCE_LIMIT, SUBMIT_LIMIT
 from agent.errors import Problem, SettingsError
 from agent.job import Job, job_of
 from agent.ports import Ports, collisions, port_map

@@ -7,15 +7,13 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.decisions.common import Said, StopAsked, Tick
+from agent.decisions.limits import SILENCE_LIMIT, SUBMIT_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.decisions.job import JobReport
     from agent.outcome import Outcome
-
-SUBMIT_LIMIT = 120.0
-SILENCE_LIMIT = 120.0
 
 
 class Phase(str, Enum):

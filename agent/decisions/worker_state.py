@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from agent.decisions.common import Said, StopAsked, Tick
 from agent.decisions.head_state import Item
+from agent.decisions.limits import JOIN_LIMIT
 
 if TYPE_CHECKING:
     from agent.outcome import Outcome
-
-JOIN_LIMIT = 120.0
 
 
 class Phase(str, Enum):
