@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -20,10 +21,24 @@ if TYPE_CHECKING:
     from podlab import Container, Pod
 
 REPO = Path(__file__).parents[1]
-AGENT = str(Path(sys.executable).parent / "pod-agent")
-RAY = str(Path(sys.executable).parent / "ray")
+ENVIRONMENT = Path(os.environ.get("POD_AGENT_ENVIRONMENT") or sys.prefix)
+"""Where pods have agent and Ray from; scripts/versions names others than this Python's own."""
+AGENT = str(ENVIRONMENT / "bin/pod-agent")
+RAY = str(ENVIRONMENT / "bin/ray")
 BOOT = 90.0
 """Longest that a job may take to start; three Rays share two cores here."""
+
+
+def needed_in_pods() -> list[Path]:
+    """List what pods must see, wherever it lies: that environment and the Python behind it."""
+    python = (ENVIRONMENT / "bin/python").resolve()
+    return [ENVIRONMENT, python.parents[1]]
+
+
+def ray_in_pods() -> str:
+    """Return the version of the Ray that pods have."""
+    asked = subprocess.run([AGENT, "--version"], capture_output=True, text=True, check=True)
+    return asked.stdout.split()[-1]
 
 
 def need_lab() -> None:

@@ -219,7 +219,8 @@ def _why_not(problem: OSError, host: str, port: int) -> str:
             f"port {port} on {host} is taken: end what listens there "
             f"(`ss -ltnp 'sport = :{port}'` names it), or choose another with --port"
         )
-    if problem.errno == errno.EADDRNOTAVAIL or isinstance(problem, socket.gaierror):
+    # Python 3.13's asyncio skips addresses that are not there; left with none, it gives no number
+    if problem.errno in {errno.EADDRNOTAVAIL, None} or isinstance(problem, socket.gaierror):
         return f"{host} is no address of this machine: give one that it owns with --host"
     if problem.errno == errno.EACCES:
         return f"port {port} needs root: choose one from 1024 on with --port"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import podlab
-from scenario import Cluster, need_lab
+from scenario import Cluster, need_lab, needed_in_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,7 +21,7 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     count = mark.args[0] if mark else 1
     names = [f"pod{letter}" for letter in "abcdef"[:count]]
     options = dict(mark.kwargs) if mark else {}
-    with podlab.Lab(names=names, shm="1g", **options) as lab:
+    with podlab.Lab(names=names, shm="1g", share=needed_in_pods(), **options) as lab:
         made = Cluster(
             lab,
             {

@@ -1,0 +1,64 @@
+"""What is tried: pairs of a Python and a Ray, the scenarios of each, and how they are written."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from agent.checks.ray_checks import FIRST_WITH_TOKEN, version
+
+NEWEST = "newest"
+RAYS = ("2.40", "2.44", "2.49", "2.52", "2.55", NEWEST)
+PYTHONS = ("3.10", "3.11", "3.12", "3.13")
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One Python with one Ray: a series such as 2.44, a release such as 2.44.1, or the newest."""
+
+    ray: str
+    python: str
+
+    def __str__(self) -> str:
+        return f"{self.ray}/{self.python}"
+
+    @property
+    def requirement(self) -> str:
+        """Return what pip is asked for; the last release of a series stands for it."""
+        if self.ray == NEWEST:
+            return "ray[default]"
+        last = ".*" if self.ray.count(".") == 1 else ""
+        return f"ray[default]=={self.ray}{last}"
+
+
+def every_pair() -> list[Pair]:
+    """List all pairs that are promised, the oldest Ray first."""
+    return [Pair(ray, python) for ray in RAYS for python in PYTHONS]
+
+
+def parse(text: str) -> Pair:
+    """Read a pair as a person writes it: RAY/PYTHON."""
+    match = re.fullmatch(rf"(\d+\.\d+(?:\.\d+)?|{NEWEST})/(3\.\d+)", text)
+    if match is None:
+        raise ValueError(f"{text!r} is no RAY/PYTHON such as 2.44/3.12 or {NEWEST}/3.13")
+    return Pair(match[1], match[2])
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One test of the lab's, and the name of its column."""
+
+    name: str
+    test: str
+
+
+BOOT = Scenario("boot", "tests/lab/test_boot.py::test_three_pods_one_environment_two_runs")
+TOKEN = Scenario(
+    "token", "tests/lab/test_strangers.py::test_token_guards_everything_and_shows_nowhere"
+)
+REFUSAL = Scenario("token", "tests/lab/test_versions.py::test_a_ray_without_token_auth_is_refused")
+
+
+def scenarios(installed: str) -> tuple[Scenario, ...]:
+    """Choose what a Ray must pass: below the first with token auth, a token must be refused."""
+    return (BOOT, TOKEN if version(installed) >= FIRST_WITH_TOKEN else REFUSAL)
