@@ -15,6 +15,7 @@ from agent.errors import Problem, SettingsError
 from agent.job import Job, job_of
 from agent.ports import Ports, collisions, port_map
 from agent.ray_commands import RayStart
+from agent.ray_versions import honours_token
 from agent.services import Service, reward_service
 from agent.settings.rules import NO_JOB
 
@@ -124,8 +125,9 @@ def make_plan(
     """Decide everything that can be decided now."""
     settings = loaded.settings
     ports = _ports(settings, topology, loaded.command)
+    guarded = settings.ray_auth_token is not None and honours_token(facts.ray)
     dashboard_host = settings.dashboard_host or (
-        "127.0.0.1" if settings.ray_auth_token is None else "0.0.0.0"  # noqa: S104 - guarded by the token
+        "0.0.0.0" if guarded else "127.0.0.1"  # noqa: S104 - guarded by the token
     )
     ray = RayStart(
         settings,
@@ -147,7 +149,7 @@ def make_plan(
         job=job_of(settings, loaded.command, runtime_env) if topology.is_head else None,
         budget=share(settings.stop_grace),
         waits=_waits(settings, topology, loaded.command),
-        listeners=_listeners(settings, topology, loaded.command, ports, dashboard_host),
+        listeners=_listeners(settings, topology, loaded.command, ray, guarded=guarded),
         findings=examine(facts, settings, topology),
         notes=(*loaded.notes, *topology.notes, *_notes(settings)),
         on_done=settings.on_done or _default_on_done(topology, facts),
@@ -238,14 +240,16 @@ def _listeners(
     settings: Settings,
     topology: Topology,
     command: tuple[str, ...] | None,
-    ports: Ports,
-    dashboard_host: str,
+    ray: RayStart,
+    *,
+    guarded: bool,
 ) -> tuple[Listener, ...]:
-    guarded = settings.ray_auth_token is not None
+    ports, dashboard_host = ray.ports, ray.dashboard_host
+    agents = "none" if settings.ray_auth_token is None else "token"
     ours = "token" if guarded else "none"
     everywhere = "every interface (Ray's choice)"
     found = [
-        Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", ours),
+        Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", agents),
         Listener(str(ports.node_manager), "Ray node manager", everywhere, ours),
         Listener(str(ports.object_manager), "Ray object manager", everywhere, ours),
         Listener(str(ports.dashboard_agent), "Ray dashboard agent", f"{NODE_IP}, 127.0.0.1", ours),

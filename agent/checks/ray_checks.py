@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Finding, Level
 from agent.machine import is_ip, is_public
+from agent.ray_versions import OLDEST, honours_token, version
 
 if TYPE_CHECKING:
     from agent.machine import Facts
     from agent.settings import Settings
     from agent.topology import Topology
-
-OLDEST = (2, 40)
-FIRST_WITH_TOKEN = (2, 52)
-
-
-def version(text: str) -> tuple[int, int]:
-    """Return the first two numbers of a version."""
-    match = re.match(r"(\d+)\.(\d+)", text)
-    return (int(match[1]), int(match[2])) if match else (0, 0)
 
 
 def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
@@ -52,13 +43,17 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
             else "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on "
             f"127.0.0.1 (reach it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
         )
-    if facts.ray is not None and version(facts.ray) < FIRST_WITH_TOKEN:
+    if not honours_token(facts.ray):
         level = Level.WARN if settings.allow_insecure else Level.FAIL
         return Finding(
             "token",
             level,
-            f"Ray {facts.ray} has no token auth (2.52 is the first): Ray's own ports stay open",
-            "" if settings.allow_insecure else "Upgrade Ray, or insist: AGENT_ALLOW_INSECURE=1",
+            f"RAY_AUTH_TOKEN is set, but Ray {facts.ray} has no token auth (2.52 is the first): "
+            "Ray's own ports stay open",
+            ""
+            if settings.allow_insecure
+            else "Take an image with Ray 2.52 or newer, or insist (the token then guards the "
+            "agent's own port): AGENT_ALLOW_INSECURE=1",
         )
     return Finding("token", Level.OK, "Ray and the agent's port ask for it")
 
@@ -68,14 +63,16 @@ def private_bind(facts: Facts, settings: Settings, _topology: Topology) -> Findi
     asked = filter(None, (settings.node_ip, settings.dashboard_host))
     used = dict.fromkeys((*facts.addresses(), *asked))
     public = [a for a in used if is_ip(a) and is_public(a)]
-    if not public or settings.ray_auth_token is not None:
+    has_token = settings.ray_auth_token is not None
+    if not public or (has_token and honours_token(facts.ray)):
         return Finding("addresses", Level.OK, "no open port on a public address of this node")
     return Finding(
         "addresses",
         Level.WARN if settings.allow_insecure else Level.FAIL,
         f"Ray listens on every interface, {', '.join(public)} is publicly routable, and "
-        "RAY_AUTH_TOKEN is not set",
-        "Set RAY_AUTH_TOKEN, or insist: AGENT_ALLOW_INSECURE=1",
+        + (f"Ray {facts.ray} has no token auth" if has_token else "RAY_AUTH_TOKEN is not set"),
+        ("Take an image with Ray 2.52 or newer" if has_token else "Set RAY_AUTH_TOKEN")
+        + ", or insist: AGENT_ALLOW_INSECURE=1",
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SCENARIO_LIMIT = 270.0
 """A little above pytest's own limit for a test, which leaves better last words."""
 CLEAN_UP_LIMIT = 30.0
+LONGEST = 300
 
 
 def attempt(pair: Pair, log: Path, *, keep: bool) -> Result:
@@ -79,4 +80,4 @@ def run_to_its_end(argv: list[str], env: dict[str, str], sink: int) -> int:
 def what_failed(said: str) -> str:
     """Return pytest's own short account of a failure."""
     lines = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    return (lines or said.strip().splitlines() or ["pytest said nothing"])[-1].strip()
+    return (lines or said.strip().splitlines() or ["pytest said nothing"])[-1].strip()[:LONGEST]

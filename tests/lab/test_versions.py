@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.checks.ray_checks import FIRST_WITH_TOKEN, version
+from agent.ray_versions import FIRST_WITH_TOKEN, version
 from scenario import AGENT, BOOT, Cluster, ends, last_line, ray_in_pods
 
 TOKEN = {"RAY_AUTH_TOKEN": "correct-horse-battery-staple"}
@@ -26,6 +26,8 @@ def test_a_ray_without_token_auth_is_refused(cluster: Cluster) -> None:
     head, worker = cluster.agents("sh", "-c", job)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     assert worker.exec([AGENT, "status"]).returncode == 0
+    dashboard = worker.exec(["curl", "-s", f"http://{cluster.pods[0].ip}:8265/api/version"])
+    assert dashboard.returncode == 7  # refused: it stays on loopback, since nothing guards it
     stranger = worker.exec([AGENT, "status"], env={"RAY_AUTH_TOKEN": "another"})
     assert stranger.returncode == 69  # the agent's own port is guarded all the same
     assert "asks for the cluster's RAY_AUTH_TOKEN" in stranger.stderr

@@ -53,9 +53,17 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "token, first ray": ("token", TOKEN, replace(MACHINE, ray="2.52.0"), Level.OK, "ask for it"),
     "token, old ray": ("token", TOKEN, OLD, Level.FAIL, "no token auth"),
     "token, old ray, insisted": ("token", TOKEN | INSIST, OLD, Level.WARN, "no token auth"),
+    "token, old ray, by name": ("token", TOKEN, OLD, Level.FAIL, "RAY_AUTH_TOKEN is set, but"),
     "private": ("addresses", TWO, MACHINE, Level.OK, "no open port"),
     "public": ("addresses", TWO, PUBLIC, Level.FAIL, "8.8.4.4 is publicly routable"),
     "public with token": ("addresses", TOKEN, PUBLIC, Level.OK, "no open port"),
+    "public, token, old ray": (
+        "addresses",
+        TOKEN,
+        replace(PUBLIC, ray="2.51.1"),
+        Level.FAIL,
+        "8.8.4.4 is publicly routable, and Ray 2.51.1 has no token auth",
+    ),
     "public, insisted": ("addresses", INSIST, PUBLIC, Level.WARN, "8.8.4.4"),
     "public by hand": ("addresses", {"AGENT_NODE_IP": "1.1.1.1"}, MACHINE, Level.FAIL, "1.1.1.1"),
     "public dashboard": (

@@ -151,6 +151,16 @@ def test_where_the_dashboard_listens(environ: dict[str, str], host: str) -> None
     assert [p.bind for p in plan.listeners if p.who == "Ray dashboard"] == [host]
 
 
+def test_a_token_that_ray_does_not_know_guards_the_agent_alone() -> None:
+    """Insisted on below Ray 2.52: the dashboard stays on loopback, the plan says what is open."""
+    environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_ALLOW_INSECURE": "1"}
+    plan = plan_of(environ, replace(MACHINE, ray="2.51.1"))
+    assert plan.ray.dashboard_host == "127.0.0.1"
+    guards = {p.who: p.guard for p in plan.listeners}
+    assert guards["agent"] == "token"
+    assert guards["Ray GCS"] == guards["Ray workers"] == guards["Ray dashboard"] == "none"
+
+
 def test_every_wait_names_its_variable() -> None:
     """Each wait is shown with its time and the variable that sets it."""
     environ = {**RUNPOD, "RUNPOD_POD_ID": "podaaa", "AGENT_PREPARE": "make data"}
