@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rayversions import cli
-from rayversions.environment import refusal
+from rayversions.environment import REPO, refusal
 from rayversions.pairs import BOOT, REFUSAL, TOKEN, Pair, every_pair, parse, scenarios
 from rayversions.results import (
     FAILED,
@@ -78,7 +78,7 @@ def test_the_scenarios_are_tests_that_exist() -> None:
     """A test that was renamed would fail in every pair."""
     for scenario in (BOOT, TOKEN, REFUSAL):
         path, _, name = scenario.test.partition("::")
-        assert f"def {name}(" in (cli.FOLDER.parent / path).read_text()
+        assert f"def {name}(" in (REPO / path).read_text()
 
 
 @pytest.mark.parametrize(
