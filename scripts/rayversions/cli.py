@@ -42,7 +42,9 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("pairs", nargs="*", type=pair, metavar="RAY/PYTHON")
+    parser.add_argument(
+        "pairs", nargs="*", type=pair, metavar="RAY/PYTHON", help="what to try (default: all)"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the environments (0.5 GB each)")
     parser.add_argument("--table", action="store_true", help="only print what was seen so far")
     return parser

@@ -88,8 +88,10 @@ def load(path: Path) -> dict[Pair, Result]:
 
 
 def save(path: Path, results: Mapping[Pair, Result]) -> None:
-    """Write them for the next run."""
-    path.write_text(json.dumps([asdict(result) for result in results.values()], indent=1) + "\n")
+    """Write them for the next run, whole or not at all."""
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps([asdict(result) for result in results.values()], indent=1) + "\n")
+    new.replace(path)
 
 
 def table(results: Mapping[Pair, Result]) -> str:

@@ -34,9 +34,9 @@ def test_the_table_of_variables_is_the_settings_own() -> None:
     assert section("env") == table, "POD_AGENT_UPDATE_README=1 writes it anew"
 
 
-@pytest.mark.parametrize("name", ["transcript", "plan", "bench"])
+@pytest.mark.parametrize("name", ["transcript", "plan", "bench", "versions"])
 def test_what_is_shown_is_shown(name: str) -> None:
-    """Transcript, plan and figures are there."""
+    """Transcript, plan, figures and what was seen of versions are there."""
     assert len(section(name).splitlines()) > 3
 
 
