@@ -12,6 +12,7 @@ import shutil
 import socket
 from contextlib import suppress
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,10 @@ class Facts:
     ray: str | None = None
     ray_missing: tuple[str, ...] = ()
     """Modules of ray[default] that are not installed."""
+    click: str | None = None
+    """The version of click, with which Ray's command line is written."""
+    enums_copy: bool = True
+    """Whether this Python's deep copy of an enum's member is that member; 3.10 makes a new one."""
     cpus: int = 1
     memory: int = 0
     shm: int = 0
@@ -109,6 +114,8 @@ def gather(known_names: Mapping[str, tuple[str, ...]], *, is_first_process: bool
         python=python_version(),
         ray=ray_version(),
         ray_missing=_missing_of_ray(),
+        click=click_version(),
+        enums_copy=hasattr(Enum, "__deepcopy__"),
         cpus=_cpus(Path("/sys/fs/cgroup")),
         memory=_memory(Path("/sys/fs/cgroup")),
         shm=shm.total if shm else 0,
@@ -181,6 +188,15 @@ def ray_version() -> str | None:
         text = ""
     match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     return match[1] if match else _from_metadata("ray")
+
+
+def click_version() -> str | None:
+    """Return click's version by the name of its metadata's folder; None where there is none."""
+    spec = importlib.util.find_spec("click")
+    if spec is None or spec.origin is None:
+        return None
+    folders = Path(spec.origin).parents[1].glob("click-*.dist-info")
+    return next((f.name[len("click-") : -len(".dist-info")] for f in folders), None)
 
 
 def _from_metadata(package: str) -> str | None:

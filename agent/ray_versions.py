@@ -6,6 +6,9 @@ import re
 
 OLDEST = (2, 40)
 FIRST_WITH_TOKEN = (2, 52)
+FIRST_FOR_ANY_CLICK = (2, 52)
+CLICK_WITHOUT_COPIES = ((8, 3, 0), (8, 5, 1))
+"""From the first on, until the second, click's own mark for "not set" cannot be copied."""
 
 
 def version(text: str) -> tuple[int, int]:
@@ -17,3 +20,16 @@ def version(text: str) -> tuple[int, int]:
 def honours_token(ray: str | None) -> bool:
     """Say whether Ray asks for the token on its own ports; without Ray nothing is started."""
     return ray is None or version(ray) >= FIRST_WITH_TOKEN
+
+
+def breaks_command_line(ray: str, click: str | None, *, enums_copy: bool) -> bool:
+    """Say whether `ray` itself ends with "is not a valid Sentinel", whatever it is asked.
+
+    Older Rays make a deep copy of one of their commands as they start. Seen with Python 3.10, Ray
+    2.40 to 2.49, click 8.3.0 to 8.5.0; not with click 8.2.1 and 8.5.1.
+    """
+    if enums_copy or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
+        return False
+    first, fixed = CLICK_WITHOUT_COPIES
+    found = tuple(int(number) for number in re.findall(r"\d+", click)[:3])
+    return first <= found < fixed

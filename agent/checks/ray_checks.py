@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.checks.finding import Finding, Level
 from agent.machine import is_ip, is_public
-from agent.ray_versions import OLDEST, honours_token, version
+from agent.ray_versions import OLDEST, breaks_command_line, honours_token, version
 
 if TYPE_CHECKING:
     from agent.machine import Facts
@@ -25,6 +25,10 @@ def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Fin
         missing = ", ".join(facts.ray_missing)
         what = f"{facts.ray} without its `default` extra ({missing} not installed)"
         return Finding("ray", Level.FAIL, what, remedy)
+    if breaks_command_line(facts.ray, facts.click, enums_copy=facts.enums_copy):
+        what = f"the `ray` command of {facts.ray} cannot start with click {facts.click} on "
+        what += f"Python {facts.python}"
+        return Finding("ray", Level.FAIL, what, "Install another click: `pip install 'click<8.3'`")
     return Finding("ray", Level.OK, f"{facts.ray} on Python {facts.python}")
 
 

@@ -14,6 +14,7 @@ TOKEN = {"RAY_AUTH_TOKEN": SECRET}
 TWO = {"EXPECTED_WORKERS": "1"}
 INSIST = {"AGENT_ALLOW_INSECURE": "1"}
 OLD = replace(MACHINE, ray="2.51.1")
+CLICK = replace(MACHINE, ray="2.40.0", python="3.10.13", click="8.3.1", enums_copy=False)
 PUBLIC = replace(
     MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("8.8.4.4",)}, default_source="8.8.4.4"
 )
@@ -40,6 +41,19 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.FAIL,
         "`default` extra (opencensus",
     ),
+    "click": (
+        "ray",
+        {},
+        replace(CLICK, click="8.3.0"),
+        Level.FAIL,
+        "click 8.3.0 on Python 3.10.13",
+    ),
+    "last bad click": ("ray", {}, replace(CLICK, click="8.5.0"), Level.FAIL, "cannot start"),
+    "older click": ("ray", {}, replace(CLICK, click="8.2.1"), Level.OK, "2.40.0"),
+    "newer click": ("ray", {}, replace(CLICK, click="8.5.1"), Level.OK, "2.40.0"),
+    "unknown click": ("ray", {}, replace(CLICK, click=None), Level.OK, "2.40.0"),
+    "click, newer ray": ("ray", {}, replace(CLICK, ray="2.52.1"), Level.OK, "2.52.1"),
+    "click, newer python": ("ray", {}, replace(CLICK, enums_copy=True), Level.OK, "2.40.0"),
     "no token, alone": ("token", {}, MACHINE, Level.OK, "one machine"),
     "no token, two nodes": ("token", TWO, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
     "no token, worker": (
