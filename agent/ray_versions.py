@@ -6,7 +6,7 @@ import re
 
 OLDEST = (2, 40)
 FIRST_WITH_TOKEN = (2, 52)
-FIRST_FOR_ANY_CLICK = (2, 52)
+FIRST_FOR_ANY_CLICK = (2, 53)
 CLICK_WITHOUT_COPIES = ((8, 3, 0), (8, 5, 1))
 """From the first on, until the second, click's own mark for "not set" cannot be copied."""
 
@@ -25,8 +25,9 @@ def honours_token(ray: str | None) -> bool:
 def breaks_command_line(ray: str, click: str | None, *, enums_copy: bool) -> bool:
     """Say whether `ray` itself ends with "is not a valid Sentinel", whatever it is asked.
 
-    Older Rays make a deep copy of one of their commands as they start. Seen with Python 3.10, Ray
-    2.40 to 2.49, click 8.3.0 to 8.5.0; not with click 8.2.1 and 8.5.1.
+    Rays up to 2.52 make a deep copy of one of their commands as they start, which an enum's member
+    in click survives in later Pythons alone. Seen on Python 3.10 with Ray 2.40 and click 8.3.0 to
+    8.5.0, not with 8.2.1 and 8.5.1; Ray 2.51 and 2.52 still make that copy, 2.53 does not.
     """
     if enums_copy or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
         return False
