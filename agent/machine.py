@@ -54,7 +54,7 @@ class Facts:
     taken_ports: Mapping[int, str] | None = None
     """Ports of ours on which somebody listens already, and who; None where nobody looked."""
     known_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Names that had to be looked up to know the role, and their addresses."""
+    """Names that had to be looked up to know the role or the address, and what was found."""
 
     def addresses(self) -> tuple[str, ...]:
         """Return this node's addresses but loopback's."""
@@ -72,18 +72,29 @@ class Facts:
             host in {self.hostname, "localhost"} or looped or self.own_address_of(host) is not None
         )
 
-    def own_address_of(self, host: str) -> str | None:
-        """Return the address of this node that a name or address stands for, if it is one."""
-        mine = set(self.addresses())  # Debian gives a host its own name as 127.0.1.1: no use here
-        return next((a for a in self._addresses_of(host) if a in mine), None)
+    def is_own_name(self, host: str) -> bool:
+        """Say whether it is this node's host name; schedulers list short ones."""
+        return host in {self.hostname, self.hostname.partition(".")[0]}
 
-    def _addresses_of(self, host: str) -> tuple[str, ...]:
+    def own_address_of(self, host: str, hint: str | None = None) -> str | None:
+        """Return the address of this node that a name or address stands for, if it is one.
+
+        The hint is for this node's own name where the resolver is of no use.
+        """
+        mine = set(self.addresses())
+        return next((a for a in self._addresses_of(host, hint) if a in mine), None)
+
+    def _addresses_of(self, host: str, hint: str | None = None) -> tuple[str, ...]:
         if is_ip(host):
             return (host,)
-        # Schedulers list short names; others most likely know the default route's address by it.
-        if host in {self.hostname, self.hostname.partition(".")[0]}:
-            return tuple(sorted(self.addresses(), key=lambda a: a != self.default_source))
-        return self.known_names.get(host, ())
+        found = self.known_names.get(host, ())
+        if not self.is_own_name(host):
+            return found
+        # What others find under our name comes first. Debian gives a host its own name as
+        # 127.0.1.1: then what the platform saw, then what the default route leaves with.
+        mine = self.addresses()
+        likely = (*found, hint, self.default_source, *mine)
+        return tuple(dict.fromkeys(a for a in likely if a in mine))
 
     def interface_of(self, address: str) -> str | None:
         """Name the interface that carries an address."""

@@ -197,7 +197,8 @@ def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies
     if topology.must_own_head_host:
         how = f"{topology.head_host}, which must be this node"
         return Address(None, how, topology.own_names, must_be_own=True)
-    mine = facts.own_address_of(topology.head_host) if topology.head_host else None
+    named = topology.head_host
+    mine = facts.own_address_of(named, topology.seen_at) if named else None
     if mine is not None:  # first, since it is where the others will call
         return Address(mine, f"{topology.head_host} is an address of this node")
     between = facts.interfaces.get(topology.interface or "", ())

@@ -19,6 +19,8 @@ from agent.topology import Topology, resolve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.machine import Facts
+
 _LOOKUP_LIMIT = 2.0
 
 
@@ -40,6 +42,7 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
         problems += error.problems
     if topology is None or problems:
         raise SettingsError(tuple(problems))
+    facts = _with_own_name(facts, topology)
     return make_plan(loaded, topology, facts, environ, runtime_env)
 
 
@@ -94,6 +97,16 @@ def _from_yaml(text: str) -> object:
     except (yaml.YAMLError, RecursionError) as error:
         what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
         raise SettingsError((Problem("AGENT_RUNTIME_ENV", what, "YAML or JSON"),)) from None
+
+
+def _with_own_name(facts: Facts, topology: Topology) -> Facts:
+    """Look up what the others find under the head's name, where that is this node's host name."""
+    host = topology.head_host
+    if not topology.is_head or host is None or host in facts.known_names:
+        return facts
+    if not facts.is_own_name(host) or len(facts.addresses()) < 2:
+        return facts
+    return replace(facts, known_names={host: lookup_briefly(host, _LOOKUP_LIMIT)})
 
 
 def _names_to_know(settings: Settings) -> dict[str, tuple[str, ...]]:

@@ -44,6 +44,8 @@ class Topology:
     """What keeps this job apart from others on the same host; None where there are none."""
     interface: str | None = None
     """The interface that the platform uses between nodes, where it is known for one."""
+    seen_at: str | None = None
+    """Where the platform saw this node, or another: to be believed if the address is its own."""
     owns_machine: bool = False
     """True in a container of our own, where any Ray that runs is a stale one of ours."""
     restarts: bool = False
@@ -88,6 +90,7 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         run_id=claim.run_id,
         job_id=claim.job_id,
         interface=claim.interface,
+        seen_at=claim.seen_at,
         owns_machine=claim.owns_machine or facts.is_first_process,
         restarts=claim.restarts,
         ports=claim.ports,

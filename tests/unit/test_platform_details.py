@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from unit.captured import WITHOUT, changed, machine, plan_of, read
@@ -113,6 +115,40 @@ def test_the_head_listens_where_the_others_call(
     """
     environ = changed(name, changes)
     facts = machine(environ, is_first_process=read(name)[1].is_first_process)
+    assert plan_of(environ, facts).address.ip == address
+
+
+@pytest.mark.parametrize(
+    ("found", "seen", "address"),
+    [
+        ((), "", "172.31.250.10"),
+        ((), "10.0.0.5", "10.0.0.5"),
+        ((), "10.0.0.99", "172.31.250.10"),
+        (("127.0.1.1",), "10.0.0.5", "10.0.0.5"),
+        (("10.65.0.2",), "10.0.0.5", "10.65.0.2"),
+        (("10.0.0.99",), "", "172.31.250.10"),
+    ],
+)
+def test_a_head_that_is_listed_by_its_own_host_name(
+    found: tuple[str, ...], seen: str, address: str
+) -> None:
+    """What its name resolves to, what Slurm saw, the default route: the first that is its own.
+
+    The default route may lead to another network than the nodes', and Debian gives a host its
+    own name as 127.0.1.1; srun may as well have been called on a login node.
+    """
+    environ = changed("slurm-head", {"SLURM_LAUNCH_NODE_IPADDR": seen})
+    facts = replace(
+        machine(environ),
+        interfaces={
+            "lo": ("127.0.0.1",),
+            "eth0": ("172.31.250.10",),
+            "ib0": ("10.0.0.5",),
+            "ib1": ("10.65.0.2",),
+        },
+        default_source="172.31.250.10",
+        known_names={"gpu-0": found},
+    )
     assert plan_of(environ, facts).address.ip == address
 
 

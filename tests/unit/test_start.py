@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
+from agent import start
 from agent.errors import SettingsError
 from agent.start import read_runtime_env
+from unit import captured
 from unit.worlds import settings_of
 
 if TYPE_CHECKING:
@@ -79,6 +82,28 @@ def test_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(SettingsError, match="not text"):
         read(AGENT_RUNTIME_ENV=str(tmp_path / "binary"))
+
+
+@pytest.mark.parametrize(
+    ("name", "hostname", "known"),
+    [
+        ("slurm-head", "gpu-0", {"gpu-0": ("10.9.9.9",)}),
+        ("slurm-head", "gpu-0.cluster.local", {"gpu-0": ("10.9.9.9",)}),
+        ("slurm-head", "another", {}),
+        ("slurm-worker", "gpu-0", {}),
+        ("slurm-one-node-head", "gpu-0", {}),
+        ("runpod-head", "gpu-0", {}),
+    ],
+)
+def test_a_heads_own_name_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, name: str, hostname: str, known: dict[str, tuple[str, ...]]
+) -> None:
+    """Only where the others know the head by its host name, and it has several addresses."""
+    environ, facts = captured.read(name)
+    facts = replace(facts, hostname=hostname)
+    monkeypatch.setattr(start, "gather", lambda *_, **__: facts)
+    monkeypatch.setattr(start, "lookup_briefly", lambda *_: ("10.9.9.9",))
+    assert start.plan_of(environ, ["true"]).facts.known_names == known
 
 
 def test_two_working_dirs(tmp_path: Path) -> None:
