@@ -22,18 +22,26 @@ _STOPS = {
 
 
 async def watch(stop: Callable[[int], None]) -> None:
-    """Pass on each request to stop; a second Ctrl-C ends everything at once. Reaps orphans too."""
+    """Pass on each request to stop; a second Ctrl-C ends everything at once. Reaps orphans too.
+
+    Once nobody listens any more the code is settled, and a late request (srun's, which stops all
+    others when the first node has left with the job's code) must not turn it into 143.
+    """
     interrupts = 0
     # What was ignored when we were started (nohup, a shell's background job) stays ignored.
     heeded = [signum for signum in _STOPS if signal.getsignal(signum) is not signal.SIG_IGN]
-    with anyio.open_signal_receiver(*heeded, signal.SIGCHLD) as signals:
-        async for signum in signals:
-            if signum == signal.SIGCHLD:
-                orphans.reap()
-                continue
-            interrupts += signum == signal.SIGINT
-            if interrupts > 1:
-                say("second SIGINT: killing everything", "warning")
-                orphans.kill_descendants()
-                exit_now(128 + signal.SIGINT)
-            stop(_STOPS[signal.Signals(signum)])
+    try:
+        with anyio.open_signal_receiver(*heeded, signal.SIGCHLD) as signals:
+            async for signum in signals:
+                if signum == signal.SIGCHLD:
+                    orphans.reap()
+                    continue
+                interrupts += signum == signal.SIGINT
+                if interrupts > 1:
+                    say("second SIGINT: killing everything", "warning")
+                    orphans.kill_descendants()
+                    exit_now(128 + signal.SIGINT)
+                stop(_STOPS[signal.Signals(signum)])
+    finally:
+        for heard in heeded:
+            signal.signal(heard, signal.SIG_IGN)
