@@ -85,9 +85,14 @@ class Cluster:
 
     def outcome(self, pod: Pod | int) -> dict[str, Any]:
         """Read a pod's outcome.json."""
-        data = json.loads(self.file(pod, "outcome.json").read_text())
-        assert isinstance(data, dict)
-        return data
+        return read_outcome(self.file(pod, "outcome.json").parent)
+
+
+def read_outcome(folder: Path) -> dict[str, Any]:
+    """Read a node's outcome.json from its run folder."""
+    data = json.loads((folder / "outcome.json").read_text())
+    assert isinstance(data, dict)
+    return data
 
 
 def ends(containers: Sequence[Container], timeout: float = BOOT) -> list[int]:
@@ -101,9 +106,11 @@ def last_line(container: Container) -> str:
     return container.stderr().strip().splitlines()[-1]
 
 
-def await_true(what: str, check: Callable[[], bool], timeout: float = 30.0) -> None:
+def await_true(
+    what: str, check: Callable[[], bool], timeout: float = 30.0, step: float = 0.05
+) -> None:
     """Wait for a condition, with a deadline."""
     until = time.monotonic() + timeout
     while not check():
         assert time.monotonic() < until, f"{what}: not within {timeout} s"
-        time.sleep(0.05)
+        time.sleep(step)

@@ -1,0 +1,226 @@
+"""Slurm's real daemons in the pods of a lab: munge and slurmd on each, slurmctld on the first."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from scenario import AGENT, BOOT, REPO, await_true, read_outcome
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    import podlab
+    from podlab import Container, ProcessInfo
+    from podlab.process import Running
+
+EXAMPLE = REPO / "examples" / "slurm" / "plain.sbatch"
+PACKAGES = {
+    "munged": "munge",
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sbatch": "slurm-client",
+}
+INIT = ("bash", "-c", "sleep infinity & wait")  # a PID 1 that reaps, as a machine's init does
+TOKEN = "a-secret-that-all-nodes-share"  # noqa: S105 - of these nodes alone
+STATE = "/tmp/slurm"  # in each node's own /tmp
+CONF = """\
+ClusterName=lab
+SlurmctldHost={head}({head_ip})
+SlurmUser=root
+SlurmdUser=root
+AuthType=auth/munge
+AuthInfo=socket={state}/munge.socket
+StateSaveLocation={state}/ctld
+SlurmdSpoolDir={state}/spool
+SlurmctldPidFile={state}/slurmctld.pid
+SlurmdPidFile={state}/slurmd.pid
+SlurmdParameters=config_overrides
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+ReturnToService=2
+MpiDefault=none
+KillWait=30
+{nodes}
+PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
+"""
+
+
+def need_slurm() -> None:
+    """Skip where Slurm is not installed, and say so; in CI that is a failure."""
+    absent = [package for program, package in PACKAGES.items() if shutil.which(program) is None]
+    if not absent:
+        return
+    reason = f"Slurm is not installed here (Debian packages: {' '.join(absent)})"
+    if os.environ.get("CI"):
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+class SlurmCluster:
+    """A Slurm cluster over all pods of a lab, with a folder that all nodes share."""
+
+    def __init__(self, lab: podlab.Lab, shared: Path) -> None:
+        self._lab = lab
+        self._shared = shared
+        self._daemons: list[Running] = []
+        self.nodes: dict[str, Container] = {}
+        self.jobs: list[Job] = []
+
+    def up(self) -> None:
+        """Start the daemons; return when every node is ready for jobs."""
+        self._configure()
+        env = {"SLURM_CONF": str(self._shared / "slurm.conf")}
+        for pod in self._lab.pods:
+            (pod.tmp / "slurm").mkdir(mode=0o755)
+            token = pod.home / ".config" / "pod-agent" / "token"
+            token.parent.mkdir(parents=True)
+            token.write_text(TOKEN)
+            self.nodes[pod.name] = pod.start(INIT, env=env, cwd=self._shared)
+            self._daemon(pod.name, *self._munged())
+            socket = pod.tmp / "slurm" / "munge.socket"
+            await_true("munged listens", socket.exists, 10)
+        self._daemon(next(iter(self.nodes)), "slurmctld", "-D")
+        for name in self.nodes:
+            self._daemon(name, "slurmd", "-D", "-N", name)
+        ready = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
+        count = f"{len(self.nodes)}\n"
+        await_true("all nodes are idle", lambda: self.run(*ready).stdout == count, 30)
+
+    def _configure(self) -> None:
+        key = self._shared / "munge.key"
+        key.write_bytes(secrets.token_bytes(64))
+        key.chmod(0o600)
+        nodes = "\n".join(
+            f"NodeName={pod.name} NodeAddr={pod.ip} CPUs=4 RealMemory=8000"
+            for pod in self._lab.pods
+        )
+        head = self._lab.pods[0]
+        text = CONF.format(head=head.name, head_ip=head.ip, state=STATE, nodes=nodes)
+        (self._shared / "slurm.conf").write_text(text)
+
+    def _munged(self) -> list[str]:
+        places = {
+            "socket": "munge.socket",
+            "pid-file": "pid",
+            "log-file": "log",
+            "seed-file": "seed",
+        }
+        options = [f"--{option}={STATE}/{file}" for option, file in places.items()]
+        return ["munged", "--foreground", f"--key-file={self._shared}/munge.key", *options]
+
+    def _daemon(self, node: str, *argv: str) -> None:
+        self._daemons.append(self.nodes[node].spawn(argv))
+
+    def report(self) -> str:
+        """Return the daemons' last words, for a test that failed."""
+        return "\n".join(f"{daemon}{daemon.tail()}" for daemon in self._daemons)
+
+    def run(self, *argv: str) -> subprocess.CompletedProcess[str]:
+        """Run one of Slurm's commands on the first node, in the shared folder."""
+        return next(iter(self.nodes.values())).exec(argv, cwd=self._shared)
+
+    def submit(self, name: str, job: str, *options: str) -> Job:
+        """Submit the example with its three lines changed; the job is words as bash reads them."""
+        lines = {"#SBATCH --nodes": str(len(self.nodes)), "agent": AGENT, "job": f"({job})"}
+        text = EXAMPLE.read_text()
+        for start, value in lines.items():
+            before = [line for line in text.splitlines() if line.startswith(f"{start}=")]
+            assert len(before) == 1, f"{EXAMPLE}: one line {start}= to change, not {before}"
+            assert "# change (" in before[0], f"{EXAMPLE}: {before[0]!r} does not ask for a change"
+            text = text.replace(before[0], f"{start}={value}")
+        script = self._shared / f"{name}.sbatch"
+        script.write_text(text)
+        output = self._shared / f"{name}.out"
+        argv = ["sbatch", "--parsable", "--wait", f"--output={output}", *options, script]
+        sbatch = next(iter(self.nodes.values())).spawn(argv, cwd=self._shared)
+        number = sbatch.wait_for(r"^(\d+)$", "stdout", 10)[1]
+        self.jobs.append(Job(self, number, output, sbatch))
+        return self.jobs[-1]
+
+    def outcome(self, run: str, node: str) -> dict[str, Any]:
+        """Read a node's outcome.json of a run."""
+        return read_outcome(self._shared / "agent-logs" / run / node)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job of a cluster, and the `sbatch --wait` that it came from."""
+
+    cluster: SlurmCluster
+    id: str
+    output: Path
+    sbatch: Running
+
+    def text(self) -> str:
+        """Return what the job has written so far."""
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def fields(self) -> dict[str, str]:
+        """Return what Slurm knows of it."""
+        words = self.cluster.run("scontrol", "show", "job", "--oneliner", self.id).stdout.split()
+        return dict(word.split("=", 1) for word in words if "=" in word)
+
+    def wait_for(self, pattern: str, timeout: float = BOOT) -> None:
+        """Wait until its output matches."""
+        compiled = re.compile(pattern, re.MULTILINE)
+        self._wait(f"{pattern!r} in", lambda: compiled.search(self.text()) is not None, timeout)
+
+    def state(self, timeout: float, *wanted: str) -> dict[str, str]:
+        """Wait until Slurm says that it is in one of these states; return all that it says."""
+        self._wait(" or ".join(wanted), lambda: self.fields().get("JobState") in wanted, timeout)
+        return self.fields()
+
+    def _wait(self, what: str, check: Callable[[], bool], timeout: float) -> None:
+        try:
+            await_true(f"{what} job {self.id}", check, timeout, step=0.3)
+        except AssertionError as late:
+            told = f"{self.fields()}\n{self.text()}\n{self.cluster.report()}"
+            raise AssertionError(f"{late}\n{told}") from None
+
+    def processes(self) -> dict[str, list[ProcessInfo]]:
+        """Return its processes by node: Slurm's variables mark them, whoever their parent is."""
+        return {
+            name: [info for info in node.processes() if self._owns(info)]
+            for name, node in self.cluster.nodes.items()
+        }
+
+    def _owns(self, info: ProcessInfo) -> bool:
+        with suppress(OSError):  # it has ended meanwhile
+            return info.environ().get("SLURM_JOB_ID") == self.id
+        return False
+
+    def agent(self, node: str) -> ProcessInfo:
+        """Return the agent on a node."""
+        return next(p for p in self.processes()[node] if "pod-agent run" in p.cmdline)
+
+    def ray(self) -> dict[str, dict[str, int]]:
+        """Return the pids of its Ray's own processes, by node and name."""
+        parts = {"gcs_server", "raylet"}
+        return {
+            node: {info.name: info.pid for info in found if info.name in parts}
+            for node, found in self.processes().items()
+        }
+
+    def wait_until_gone(self, timeout: float, *nodes: str) -> None:
+        """Wait until no process of it is left on these nodes, or on any."""
+
+        def gone() -> bool:
+            return not any(self.processes()[name] for name in nodes or self.cluster.nodes)
+
+        self._wait("no process is left of", gone, timeout)
+
+    def outcomes(self, run: str | None = None) -> dict[str, dict[str, Any]]:
+        """Read every node's outcome.json."""
+        return {name: self.cluster.outcome(run or self.id, name) for name in self.cluster.nodes}
