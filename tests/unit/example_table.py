@@ -1,0 +1,161 @@
+"""The examples: how each is started, what must come of it, and the plan that does."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from agent.plan import Plan, make_plan
+from agent.settings import load
+from agent.topology import resolve
+from unit.clusters import cluster
+from unit.launches import (
+    EXAMPLES,
+    TOKEN,
+    Launch,
+    Shell,
+    documents,
+    dstack,
+    instant_cluster,
+    launched,
+    pods,
+    runpod_pods,
+    sbatch,
+    skypilot,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+    from types import ModuleType
+
+VERL = "verl.trainer.main_ppo"
+OPENRLHF = "openrlhf.cli.train_ppo_ray"
+IN_THE_CONTAINER = {"/run/pod-agent/token": TOKEN}
+"""Files of secrets, where an example mounts them."""
+
+
+def make_pods() -> ModuleType:
+    """Load the script that makes RunPod's pods."""
+    spec = importlib.util.spec_from_file_location("pods", EXAMPLES / "runpod/pods.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def runpod(_folder: Path) -> list[Launch]:
+    """Return the pods that template.json and pods.py make."""
+    script = make_pods()
+    template = json.loads((EXAMPLES / "runpod/template.json").read_text(encoding="utf-8"))
+    options = script.argparse.Namespace(gpu="NVIDIA A100-SXM4-80GB", gpus=2, center="EU-RO-1")
+    workers = int(template["env"]["EXPECTED_WORKERS"])
+    heads = [None, *["pod0"] * workers]
+    return runpod_pods([script.pod(template, "any", head, options) for head in heads])
+
+
+def by_sbatch(path: str, folder: Path) -> list[Launch]:
+    """Return the agents that a batch script starts."""
+    shell = Shell.make(folder)
+    assert sbatch(shell, path) == 0
+    return launched(shell, is_first_process="amd" in path)
+
+
+def by_ssh(folder: Path) -> list[Launch]:
+    """Return the agents that the loop starts over the machines that it names."""
+    shell = Shell.make(folder)
+    assert shell.run(["bash", str(EXAMPLES / "ssh/loop.sh")], {"RAY_AUTH_TOKEN": TOKEN}) == 0
+    return [Launch(call.argv, call.environ, call.place) for call in shell.agents()]
+
+
+def lws(_folder: Path) -> list[Launch]:
+    """Return the pods of a LeaderWorkerSet's group."""
+    template = documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"]
+    assert "leaderTemplate" not in template
+    return pods(template["workerTemplate"], "lws", template["size"])
+
+
+def trainjob(_folder: Path) -> list[Launch]:
+    """Return the pods of a TrainJob, which takes everything from its runtime."""
+    runtime, job = documents("kubernetes/kubeflow-trainjob.yaml")
+    assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
+    assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
+    return pods(
+        runtime_template(runtime), "kubeflow-trainer", runtime["spec"]["mlPolicy"]["numNodes"]
+    )
+
+
+def runtime_template(runtime: dict[str, Any]) -> dict[str, Any]:
+    """Return the pod of a training runtime."""
+    (node,) = runtime["spec"]["template"]["spec"]["replicatedJobs"]
+    template: dict[str, Any] = node["template"]["spec"]["template"]
+    return template
+
+
+def pytorchjob(_folder: Path) -> list[Launch]:
+    """Return the pods of a PyTorchJob, its master first."""
+    replicas = documents("kubernetes/pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"]
+    assert replicas["Master"]["replicas"] == 1
+    assert replicas["Master"]["template"] == replicas["Worker"]["template"]
+    nodes = 1 + replicas["Worker"]["replicas"]
+    return pods(replicas["Worker"]["template"], "pytorchjob, by PET", nodes)
+
+
+@dataclass(frozen=True)
+class Example:
+    """What an example is, and what must come of it."""
+
+    start: Callable[[Path], list[Launch]]
+    cluster: str
+    nodes: int
+    program: str | None
+    """The module that the job runs; None for the rehearsal."""
+    reward: str | None
+    """How the reward server is started; None where the framework scores by itself."""
+    on_done: str = "exit"
+    grace: float = 30.0
+    """What the platform allows between its request to stop and its kill."""
+
+
+BUNDLED = "reward-server"
+EXAMPLE = {
+    "runpod/template.json": Example(runpod, "runpod", 2, OPENRLHF, "math_verifier", "hold"),
+    "runpod/instant-cluster.json": Example(
+        instant_cluster, "runpod-cluster", 2, OPENRLHF, BUNDLED, "hold"
+    ),
+    "dstack/verl-grpo.dstack.yml": Example(dstack, "dstack", 3, VERL, None, grace=300.0),
+    "slurm/pyxis.sbatch": Example(
+        partial(by_sbatch, "slurm/pyxis.sbatch"), "slurm", 2, OPENRLHF, BUNDLED
+    ),
+    "slurm/amd.sbatch": Example(partial(by_sbatch, "slurm/amd.sbatch"), "slurm", 2, VERL, None),
+    "skypilot/search-r1.yaml": Example(skypilot, "skypilot", 2, VERL, None),
+    "kubernetes/lws.yaml": Example(lws, "lws", 2, VERL, None, "hold", 120.0),
+    "kubernetes/kubeflow-trainjob.yaml": Example(
+        trainjob, "kubeflow-trainer", 2, OPENRLHF, BUNDLED, grace=120.0
+    ),
+    "kubernetes/pytorchjob.yaml": Example(
+        pytorchjob, "pytorchjob, by PET", 2, None, BUNDLED, grace=120.0
+    ),
+    "ssh/loop.sh": Example(by_ssh, "plain", 3, None, BUNDLED),
+}
+PLATFORM = {"pytorchjob, by PET": "pytorchjob"}
+
+
+def plan_of(launch: Launch, example: Example, rank: int) -> Plan:
+    """Plan one node of an example."""
+    node = cluster(example.cluster, example.nodes)[rank]
+    facts = replace(
+        node.facts,
+        interfaces={"lo": ("127.0.0.1",), "eth0": (launch.address,)},
+        is_first_process=launch.is_first_process,
+    )
+    argv = list(launch.argv)
+    assert argv[:1] == ["run"] or not argv
+    command = argv[argv.index("--") + 1 :] if "--" in argv else None
+    loaded = load(launch.environ, command, IN_THE_CONTAINER.__getitem__)
+    topology = resolve(launch.environ, loaded.settings, facts)
+    return make_plan(loaded, topology, facts, launch.environ, {})

@@ -1,0 +1,230 @@
+"""What each example makes its platform start on every node: the agent's arguments and environment.
+
+Formats are read by their own parsers, and what a shell runs is run by a shell, with stand-ins for
+the programs that would reach out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from unit.clusters import CLUSTERS, address
+
+REPO = Path(__file__).parents[2]
+EXAMPLES = REPO / "examples"
+STAND_IN = REPO / "tests" / "stand_in.py"
+TOKEN = "the-secret-of-the-cluster"  # noqa: S105 - what the platforms' stores of secrets give
+KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
+PROGRAMS = ("pod-agent", "srun", "docker", "podman", "ssh")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One node's agent as an example starts it."""
+
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    address: str
+    is_first_process: bool = True
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a program that a stand-in noted."""
+
+    program: str
+    argv: tuple[str, ...]
+    environ: dict[str, str]
+    place: str
+
+
+def documents(path: str) -> list[Any]:
+    """Read an example in YAML."""
+    return list(yaml.safe_load_all((EXAMPLES / path).read_text(encoding="utf-8")))
+
+
+# --- what a shell runs -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Shell:
+    """A shell on whose PATH the stand-ins are first."""
+
+    folder: Path
+    environ: dict[str, str]
+
+    @classmethod
+    def make(cls, folder: Path, *missing: str) -> Shell:
+        """Lay out the stand-ins, but for those that this machine is to lack."""
+        for name in ("bin", "notes", "home"):
+            (folder / name).mkdir(exist_ok=True)
+        for name in set(PROGRAMS) - set(missing):
+            program = folder / "bin" / name
+            words = shlex.join([sys.executable, "-I", str(STAND_IN), name])
+            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
+            program.chmod(0o755)
+        secrets = folder / "home" / ".config" / "pod-agent"
+        secrets.mkdir(parents=True, exist_ok=True)
+        (secrets / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+        environ = {
+            "PATH": f"{folder / 'bin'}:{os.defpath}:/usr/bin",
+            "HOME": str(folder / "home"),
+            "STAND_IN_NOTES": str(folder / "notes"),
+        }
+        return cls(folder, environ)
+
+    def run(self, words: list[str], environ: dict[str, str]) -> int:
+        """Run a command to its end; return its code."""
+        given = {**self.environ, **environ}
+        found = subprocess.run(words, env=given, cwd=self.folder / "home", check=False, timeout=60)
+        return found.returncode
+
+    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
+        """Start a command that runs on."""
+        return subprocess.Popen(words, env=self.environ, cwd=self.folder / "home")
+
+    def wait_for_agents(self, count: int) -> None:
+        """Wait until so many agents were started."""
+        until = time.monotonic() + 60
+        while len(self.agents()) < count:
+            assert time.monotonic() < until, [call.program for call in self.calls()]
+            time.sleep(0.05)
+
+    def calls(self) -> list[Call]:
+        """Return every noted call."""
+        notes = (self.folder / "notes").glob("*.json")
+        found = [json.loads(note.read_text(encoding="utf-8")) for note in notes]
+        calls = [Call(n["program"], tuple(n["argv"]), n["environ"], n["place"]) for n in found]
+        return sorted(calls, key=lambda call: call.place)
+
+    def agents(self) -> list[Call]:
+        """Return the calls of the agent, in the order of their places."""
+        return [call for call in self.calls() if call.program == "pod-agent"]
+
+
+# --- one reader for each platform's form --------------------------------------------------------
+
+
+def runpod_pods(bodies: list[dict[str, Any]]) -> list[Launch]:
+    """Return the pods of some requests for pods."""
+    return [
+        Launch(
+            tuple(shlex.split(body["args"])),
+            {"RUNPOD_POD_ID": f"pod{rank}", **from_secrets(body["env"])},
+            address(rank),
+        )
+        for rank, body in enumerate(bodies)
+    ]
+
+
+def instant_cluster(_folder: Path) -> list[Launch]:
+    """Return the pods of an Instant Cluster."""
+    body = json.loads((EXAMPLES / "runpod/instant-cluster.json").read_text(encoding="utf-8"))
+    nodes, argv = body["compute"]["podCount"], tuple(shlex.split(body["args"]))
+    env = from_secrets(body["env"])
+    found = [{**env, **CLUSTERS["runpod-cluster"](rank, nodes)} for rank in range(nodes)]
+    return [Launch(argv, environ, address(rank)) for rank, environ in enumerate(found)]
+
+
+def dstack(folder: Path) -> list[Launch]:
+    """Return the nodes of a dstack task: its commands are joined and run by a shell."""
+    (task,) = documents("dstack/verl-grpo.dstack.yml")
+    env = from_secrets(dict(item.split("=", 1) for item in task["env"]))
+    return by_shell(folder, "dstack", task["nodes"], env, " && ".join(task["commands"]))
+
+
+def skypilot(folder: Path) -> list[Launch]:
+    """Return the nodes of a SkyPilot task: `run` is run by a shell on each."""
+    (task,) = documents("skypilot/search-r1.yaml")
+    assert task["secrets"] == {"RAY_AUTH_TOKEN": None}  # to be given beside the file
+    script = task["run"].replace("/opt/Search-R1", str(folder))
+    env = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN}
+    return by_shell(folder, "skypilot", task["num_nodes"], env, script)
+
+
+def by_shell(
+    folder: Path, platform: str, nodes: int, env: dict[str, str], script: str
+) -> list[Launch]:
+    """Run a script once for each node, and return the agents that it started."""
+    shell = Shell.make(folder)
+    for rank in range(nodes):
+        node = {**env, **CLUSTERS[platform](rank, nodes), "STAND_IN_PLACE": str(rank)}
+        assert shell.run(["bash", "-c", script], node) == 0
+    return launched(shell, is_first_process=False)
+
+
+def launched(shell: Shell, *, is_first_process: bool) -> list[Launch]:
+    """Return the agents that a shell's stand-ins noted."""
+    return [
+        Launch(call.argv, call.environ, address(rank), is_first_process)
+        for rank, call in enumerate(shell.agents())
+    ]
+
+
+def sbatch(shell: Shell, path: str, code: int = 0) -> int:
+    """Run a batch script on the first of the nodes that its directives ask for."""
+    nodes = int(directives(path)["nodes"])
+    given = [CLUSTERS["slurm"](rank, nodes) for rank in range(nodes)]
+    steps = [{name: text for name, text in node.items() if "STEP" in name} for node in given]
+    batch = {name: text for name, text in given[0].items() if name not in steps[0]}
+    environ = {
+        **batch,
+        "SLURM_GPUS_ON_NODE": "8",
+        "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
+        "STAND_IN_NODES": json.dumps(given),
+        "STAND_IN_CODE": str(code),
+    }
+    return shell.run(["bash", str(EXAMPLES / path)], environ)
+
+
+def directives(path: str) -> dict[str, str]:
+    """Read the options of a batch script; sbatch reads them up to its first command."""
+    found = {}
+    for line in (EXAMPLES / path).read_text(encoding="utf-8").splitlines():
+        if line.startswith("#SBATCH "):
+            for word in shlex.split(line.removeprefix("#SBATCH "), comments=True):
+                name, _, value = word.removeprefix("--").partition("=")
+                found[name] = value
+        elif line and not line.startswith("#"):
+            break
+    return found
+
+
+def pods(template: dict[str, Any], platform: str, nodes: int) -> list[Launch]:
+    """Return the pods that a Kubernetes controller makes from one template."""
+    (container,) = template["spec"]["containers"]
+    env = {item["name"]: value(item) for item in container["env"]}
+    given = {name: text for name, text in env.items() if text is not None}
+    return [
+        Launch(
+            tuple(container["args"]),
+            {**KUBERNETES, **given, **CLUSTERS[platform](rank, nodes)},
+            address(rank),
+        )
+        for rank in range(nodes)
+    ]
+
+
+def value(item: dict[str, Any]) -> str | None:
+    """Return a container's variable; an optional secret is not there."""
+    if "value" in item:
+        return str(item["value"])
+    secret = item["valueFrom"]["secretKeyRef"]
+    return None if secret.get("optional") else TOKEN
+
+
+def from_secrets(env: dict[str, str]) -> dict[str, str]:
+    """Fill in what a platform's store of secrets holds."""
+    form = re.compile(r"\$?\{\{ (RUNPOD_SECRET_|secrets\.)ray_auth_token \}\}")
+    return {name: form.sub(TOKEN, text) for name, text in env.items()}

@@ -1,0 +1,176 @@
+"""What each platform wants of its example: who starts, probes, stops and restarts what."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.settings import load
+from unit.example_table import EXAMPLE, IN_THE_CONTAINER, make_pods, plan_of, runtime_template
+from unit.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+# --- Slurm -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", ["slurm/pyxis.sbatch", "slurm/amd.sbatch"])
+def test_slurm_starts_one_agent_a_node(path: str, tmp_path: Path) -> None:
+    """One task a node, whose code is returned; a node that fell out takes the others along."""
+    assert directives(path)["ntasks-per-node"] == "1"
+    late = (EXAMPLES / path).read_text(encoding="utf-8").partition("\nIMAGE=")[2]
+    assert "#SBATCH" not in late
+    shell = Shell.make(tmp_path)
+    assert sbatch(shell, path, code=7) == 7
+    (step,) = [call for call in shell.calls() if call.program == "srun"]
+    assert {"--ntasks-per-node=1", "--kill-on-bad-exit=1"} <= set(step.argv)
+
+
+def test_pyxis_finds_the_token_in_its_container(tmp_path: Path) -> None:
+    """The file that the agent is told of is the one that is mounted."""
+    shell = Shell.make(tmp_path)
+    assert sbatch(shell, "slurm/pyxis.sbatch") == 0
+    (step,) = [call for call in shell.calls() if call.program == "srun"]
+    (mounts,) = [w for w in step.argv if w.startswith("--container-mounts=")]
+    assert f"{tmp_path}/home/.config/pod-agent:/run/pod-agent:ro" in mounts
+    assert step.environ["RAY_AUTH_TOKEN_FILE"] in IN_THE_CONTAINER
+    assert "--container-image=you/pod-agent-openrlhf:latest" in step.argv
+
+
+@pytest.mark.parametrize("missing", ["podman", "docker"])
+def test_amd_hands_slurms_variables_into_the_container(missing: str, tmp_path: Path) -> None:
+    """Either engine gets every SLURM_* variable; what would hide GPUs from Ray stays outside."""
+    shell = Shell.make(tmp_path, missing)
+    assert sbatch(shell, "slurm/amd.sbatch") == 0
+    engines = [call for call in shell.calls() if call.program in {"podman", "docker"}]
+    assert {call.program for call in engines} == {"podman", "docker"} - {missing}
+    for engine, agent in zip(engines, shell.agents(), strict=True):
+        outside = {name for name in engine.environ if name.startswith("SLURM")}
+        assert outside == {name for name in agent.environ if name.startswith("SLURM")}
+        assert agent.environ["SLURM_NODEID"] == agent.place
+        assert "ROCR_VISIBLE_DEVICES" in engine.environ.keys() - agent.environ.keys()
+        assert {"/dev/dri", "/dev/kfd", "128G", "host"} <= set(engine.argv)
+
+
+def test_amd_says_that_no_engine_is_there(tmp_path: Path) -> None:
+    """A node without podman and docker is told as such, and fails."""
+    assert sbatch(Shell.make(tmp_path, "podman", "docker"), "slurm/amd.sbatch") == 127
+
+
+# --- Kubernetes --------------------------------------------------------------------------------
+
+
+def kubernetes_pods() -> dict[str, dict[str, Any]]:
+    """Return the pod of every manifest."""
+    found = {
+        "lws": documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"][
+            "workerTemplate"
+        ],
+        "trainjob": runtime_template(documents("kubernetes/kubeflow-trainjob.yaml")[0]),
+        "pytorchjob": documents("kubernetes/pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"][
+            "Worker"
+        ]["template"],
+    }
+    return {name: template["spec"] for name, template in found.items()}
+
+
+@pytest.mark.parametrize("name", ["lws", "trainjob", "pytorchjob"])
+def test_kubernetes_is_more_patient_than_the_agent(name: str) -> None:
+    """Probes ask the agent's port and outwait its deadlines; shared memory is there."""
+    pod = kubernetes_pods()[name]
+    (container,) = pod["containers"]
+    env = {item["name"]: str(item.get("value")) for item in container["env"]}
+    settings = load({k: v for k, v in env.items() if k.startswith("AGENT_")}).settings
+    assert pod["terminationGracePeriodSeconds"] >= settings.stop_grace + 10
+    startup = container["startupProbe"]
+    assert startup["periodSeconds"] * startup["failureThreshold"] > settings.wait_head
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    for probe in (startup, container["livenessProbe"]):
+        assert probe["httpGet"] == {"path": "/livez", "port": "agent"}
+    assert ports == {"agent": 8266}
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    volumes = {volume["name"]: volume for volume in pod["volumes"]}
+    assert volumes[mounts["/dev/shm"]]["emptyDir"]["medium"] == "Memory"
+    assert set(mounts.values()) == set(volumes)
+
+
+def test_who_restarts_what() -> None:
+    """LWS starts every ended container again, so the pods hold; Kubeflow's jobs end for good."""
+    group = documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"]
+    assert group["restartPolicy"] == "RecreateGroupOnPodRestart"
+    assert "restartPolicy" not in kubernetes_pods()["lws"]
+    assert kubernetes_pods()["trainjob"]["restartPolicy"] == "Never"
+    job = documents("kubernetes/pytorchjob.yaml")[0]["spec"]
+    assert {r["restartPolicy"] for r in job["pytorchReplicaSpecs"].values()} == {"Never"}
+    assert job["runPolicy"]["cleanPodPolicy"] == "None"
+    assert "readinessProbe" not in kubernetes_pods()["pytorchjob"]["containers"][0]
+
+
+# --- the others --------------------------------------------------------------------------------
+
+
+def test_dstack_forwards_the_dashboard() -> None:
+    """The port that dstack forwards is the one on which the dashboard listens."""
+    (task,) = documents("dstack/verl-grpo.dstack.yml")
+    assert task["ports"] == [8265]
+    assert task["resources"]["shm_size"]
+
+
+def test_skypilots_ray_keeps_its_ports(tmp_path: Path) -> None:
+    """None of ours is 6380 or 8266, and only our own Ray is ever stopped."""
+    example = EXAMPLE["skypilot/search-r1.yaml"]
+    plan = plan_of(example.start(tmp_path)[0], example, 0)
+    ports = {listener.port for listener in plan.listeners}
+    assert not ports & {"6380", "8266"}
+    assert plan.topology.owns_machine is False
+
+
+def test_the_loop_ends_with_the_heads_code(tmp_path: Path) -> None:
+    """What the head's agent ends with is what the loop ends with; workers' output goes to files."""
+    shell = Shell.make(tmp_path)
+    given = {"RAY_AUTH_TOKEN": TOKEN, "STAND_IN_CODE": "7"}
+    command = ["bash", str(EXAMPLES / "ssh/loop.sh"), "run", "--", "echo", "a b", "{nodes}"]
+    assert shell.run(command, given) == 7
+    assert {call.argv for call in shell.agents()} == {("run", "--", "echo", "a b", "{nodes}")}
+    assert {path.name for path in (tmp_path / "home").glob("*.log")} == {
+        "10.0.0.6.log",
+        "10.0.0.7.log",
+    }
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
+    """Asked to stop, it stops the containers, waits for them, and ends with the head's code."""
+    shell = Shell.make(tmp_path)
+    shell.environ.update(RAY_AUTH_TOKEN=TOKEN, STAND_IN_STAY="1", STAND_IN_CODE="143")
+    with shell.start(["bash", str(EXAMPLES / "ssh/loop.sh")]) as loop:
+        shell.wait_for_agents(3)
+        loop.send_signal(signum)
+        assert loop.wait(timeout=60) == 143
+    stops = [call for call in shell.calls() if call.program == "docker" and call.argv[0] == "stop"]
+    assert {call.place for call in stops} == {"10.0.0.5", "10.0.0.6", "10.0.0.7"}
+
+
+def test_pods_that_cannot_all_be_had_are_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second pod is refused: the first is terminated, and the reason told."""
+    script = make_pods()
+    asked: list[tuple[str, str]] = []
+
+    def call(method: str, path: str, _body: dict[str, Any] | None = None) -> dict[str, Any]:
+        asked.append((method, path))
+        if asked[1:] == [("POST", "pods")]:
+            raise script.URLError("no such GPU left")
+        return {"id": "pod0"}
+
+    monkeypatch.setattr(script, "call", call)
+    monkeypatch.setenv("RUNPOD_API_KEY", "key")
+    monkeypatch.setattr(sys, "argv", ["pods.py", "--gpu", "G", "--gpus", "2", "--center", "C"])
+    assert script.main() == 1
+    assert asked == [("POST", "pods"), ("POST", "pods"), ("DELETE", "pods/pod0")]
+    assert "no such GPU left" in capsys.readouterr().err

@@ -1,0 +1,98 @@
+"""Every example is started as its platform would, and planned on each node."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.checks import Level
+from agent.job import PLACEHOLDERS, Joined, fill
+from unit.example_table import EXAMPLE, PLATFORM, plan_of
+from unit.launches import EXAMPLES, TOKEN, Shell
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+MARK = re.compile(r"# change \(([123]) of 3\): \S")
+
+
+@pytest.mark.parametrize("path", EXAMPLE)
+def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
+    """The head is the first node, the others are its workers, and nothing stands in their way."""
+    example = EXAMPLE[path]
+    launches = example.start(tmp_path)
+    assert len(launches) == example.nodes
+    plans = [plan_of(launch, example, rank) for rank, launch in enumerate(launches)]
+    assert [plan.topology.is_head for plan in plans] == [True] + [False] * (example.nodes - 1)
+    for plan in plans:
+        platform = PLATFORM.get(example.cluster, example.cluster)
+        assert plan.topology.platform == platform
+        assert plan.topology.expected_workers == example.nodes - 1
+        assert [finding for finding in plan.findings if finding.level is not Level.OK] == []
+        assert plan.token == TOKEN
+        assert plan.on_done == example.on_done
+        assert plan.settings.stop_grace < example.grace
+        assert not [note for note in plan.notes if "not ours" in note]
+
+
+@pytest.mark.parametrize("path", EXAMPLE)
+def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
+    """The job is the framework's, sized by what joins, with the reward server that it needs."""
+    example = EXAMPLE[path]
+    launches = example.start(tmp_path)
+    job = plan_of(launches[0], example, 0).job
+    assert job is not None
+    if example.program is None:
+        assert job.name == "rehearsal"
+    else:
+        assert job.argv[:3] == ("python3", "-m", example.program)
+        assert any("{nodes}" in word for word in job.argv)
+        assert any("{gpus_per_node}" in word for word in job.argv)
+    words = fill(job.argv, Joined(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
+    assert [w for w in words if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
+    assert not [w for w in words if "$" in w or '"' in w]  # a shell was meant to see it
+    service = plan_of(launches[0], example, 0).service("10.0.0.1")
+    asked = None if service is None or service.argv is None else " ".join(service.argv)
+    assert example.reward is None if asked is None else str(example.reward) in asked
+    for rank, launch in enumerate(launches[1:], 1):
+        assert plan_of(launch, example, rank).job is None
+
+
+@pytest.mark.parametrize("path", EXAMPLE)
+def test_three_lines_to_change(path: str) -> None:
+    """They stand at the top and are marked; in JSON, which has no comments, they come first."""
+    text = (EXAMPLES / path).read_text(encoding="utf-8")
+    if path.endswith(".json"):
+        first = list(json.loads(text))[:3]
+        assert first[0] == "image"
+        assert [line.split('"')[1] for line in text.splitlines()[1:4]] == first
+        return
+    marked = [line for line in text.splitlines()[:30] if MARK.search(line)]
+    assert [MARK.search(line)[1] for line in marked] == ["1", "2", "3"]  # type: ignore[index]
+    assert len(MARK.findall(text)) == 3
+    assert sum("you/pod-agent" in line for line in marked) == 1
+
+
+@pytest.mark.parametrize("path", EXAMPLE)
+def test_no_secret_in_a_file_or_an_argument(path: str, tmp_path: Path) -> None:
+    """The token comes from the platform's store and is nowhere on a command line."""
+    text = (EXAMPLES / path).read_text(encoding="utf-8")
+    assert not re.search(r"[0-9a-f]{32}", text)
+    EXAMPLE[path].start(tmp_path)
+    if not (tmp_path / "notes").is_dir():
+        return
+    calls = Shell.make(tmp_path).calls()
+    assert calls
+    assert not [call for call in calls if TOKEN in " ".join(call.argv)]
+
+
+def test_every_example_is_in_the_tables() -> None:
+    """The folder's README names every file, and each but the plain one is planned here."""
+    table = (EXAMPLES / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"\]\(([a-z][\w./-]+)\)", table))
+    files = {str(path.relative_to(EXAMPLES)) for path in EXAMPLES.glob("*/*") if path.is_file()}
+    assert files <= named
+    assert files >= set(EXAMPLE)
