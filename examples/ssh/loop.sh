@@ -20,7 +20,8 @@ docker=(docker run --rm --name "$name" --network host --shm-size 64G --ulimit me
   --env RAY_AUTH_TOKEN "$IMAGE" "$@")
 
 start() { # HOST: the secret travels through ssh's stdin, so that no ps shows it
-  ssh -o ServerAliveInterval=30 "$1" "read -r RAY_AUTH_TOKEN && export RAY_AUTH_TOKEN && ${docker[*]@Q}" <<< "$RAY_AUTH_TOKEN"
+  local command="read -r RAY_AUTH_TOKEN && export RAY_AUTH_TOKEN && ${docker[*]@Q}"
+  ssh -o ServerAliveInterval=30 "$1" "$command" <<< "$RAY_AUTH_TOKEN"
 }
 
 stop() { # each agent has 25 s to stop its part (AGENT_STOP_GRACE)

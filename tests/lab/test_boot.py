@@ -134,3 +134,32 @@ def test_alone_with_a_stale_ray_on_the_port(cluster: Cluster) -> None:
 
 def _own(cluster: Cluster) -> dict[str, str]:
     return {**cluster.env, "RUNPOD_POD_ID": cluster.pods[0].name}
+
+
+@pytest.mark.pods(2)
+def test_the_first_pod_is_told_of_no_head(cluster: Cluster) -> None:
+    """Its id is known only once it runs: it waits for workers, which are told it, where they call.
+
+    So do the pods of examples/runpod come up.
+    """
+    head_id = cluster.env.pop("HEAD_POD_ID")
+    cluster.env["EXPECTED_WORKERS"] = "1"
+    head = cluster.agent(0, "sh", "-c", "exit 7")
+    worker = cluster.agent(1, "sh", "-c", "exit 7", env={"HEAD_POD_ID": head_id})
+    assert ends([head, worker]) == [7, 7]
+    assert f"starting Ray's head on {cluster.pods[0].ip}:" in head.stderr()
+
+
+@pytest.mark.pods(1)
+def test_what_a_prepare_step_leaves_running_serves_the_job(cluster: Cluster) -> None:
+    """A server that AGENT_PREPARE_EACH starts in the background is there for the whole job.
+
+    So does examples/skypilot/search-r1.yaml start its retriever.
+    """
+    serve = "sleep 4321 & echo $! > /tmp/server.pid"
+    head = cluster.agent(
+        0,
+        *("sh", "-c", "kill -0 $(cat /tmp/server.pid) && exit 7"),
+        env={"EXPECTED_WORKERS": "0", "AGENT_PREPARE_EACH": serve},
+    )
+    assert ends([head]) == [7]

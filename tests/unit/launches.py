@@ -140,7 +140,7 @@ def instant_cluster(_folder: Path) -> list[Launch]:
 def dstack(folder: Path) -> list[Launch]:
     """Return the nodes of a dstack task: its commands are joined and run by a shell."""
     (task,) = documents("dstack/verl-grpo.dstack.yml")
-    env = from_secrets(dict(item.split("=", 1) for item in task["env"]))
+    env = from_secrets(task["env"])
     return by_shell(folder, "dstack", task["nodes"], env, " && ".join(task["commands"]))
 
 

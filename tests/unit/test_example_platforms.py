@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
+import socket
+import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -174,3 +177,72 @@ def test_pods_that_cannot_all_be_had_are_none(
     assert script.main() == 1
     assert asked == [("POST", "pods"), ("POST", "pods"), ("DELETE", "pods/pod0")]
     assert "no such GPU left" in capsys.readouterr().err
+
+
+# --- Search-R1's retriever -----------------------------------------------------------------------
+
+
+def prepare_with(folder: Path, retriever: str, port: int) -> subprocess.CompletedProcess[str]:
+    """Run Search-R1's prepare step as the agent does, with a retriever of ours."""
+    command = EXAMPLE["skypilot/search-r1.yaml"].start(folder)[0].environ["AGENT_PREPARE_EACH"]
+    program = folder / "retriever"
+    program.write_text(f"#!{sys.executable}\n{retriever}", encoding="utf-8")
+    program.chmod(0o755)
+    changes = {
+        "/opt/retriever/bin/python": str(program),
+        "/root/retriever.log": str(folder / "retriever.log"),
+        "127.0.0.1:8000": f"127.0.0.1:{port}",
+    }
+    for old, new in changes.items():
+        assert old in command
+        command = command.replace(old, new)
+
+    return subprocess.run(
+        ["/bin/sh", "-c", command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+
+ANSWERS = """
+import json, http.server, sys
+class Retriever(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        assert asked["queries"] and asked["topk"] == 1 and asked["return_scores"] is True
+        assert self.path == "/retrieve"
+        self.send_response(200)
+        self.end_headers()
+        self.server.answered = True
+server = http.server.HTTPServer(("127.0.0.1", {port}), Retriever)
+server.answered = False
+while not server.answered:
+    server.handle_request()
+"""
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the step asks with curl")
+def test_a_node_waits_for_its_retriever(tmp_path: Path) -> None:
+    """The step ends well when the retriever has answered a question."""
+    port = free_port()
+    found = prepare_with(tmp_path, ANSWERS.replace("{port}", str(port)), port)
+    assert found.returncode == 0, found.stdout + found.stderr
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the step asks with curl")
+def test_a_dead_retriever_ends_the_wait(tmp_path: Path) -> None:
+    """The step fails at once, with the retriever's last words."""
+    found = prepare_with(tmp_path, "import sys; sys.exit('no index here')", free_port())
+    assert found.returncode == 1
+    assert "no index here" in found.stdout
+
+
+def free_port() -> int:
+    """Return a port on which nobody listens."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        number: int = listener.getsockname()[1]
+        return number
