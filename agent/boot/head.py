@@ -265,7 +265,7 @@ class Head:
             return outcome
         outcome.write(self._stage.folder.path)
         say(f"{outcome.sentence()}")
-        say("holding the pod, as RunPod would start it again: stop it when you have what you need")
+        say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await self._inbox.take(None), StopAsked):
             continue
         return outcome

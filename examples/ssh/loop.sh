@@ -16,12 +16,14 @@ set -euo pipefail
 name=pod-agent-$$
 export AGENT_HEAD=${HOSTS[0]#*@} EXPECTED_WORKERS=$((${#HOSTS[@]} - 1))
 docker=(docker run --rm --name "$name" --network host --shm-size 64G --ulimit memlock=-1
-  "${GPUS[@]}" --env AGENT_HEAD="$AGENT_HEAD" --env EXPECTED_WORKERS="$EXPECTED_WORKERS"
+  ${GPUS[@]+"${GPUS[@]}"} --env AGENT_HEAD="$AGENT_HEAD" --env EXPECTED_WORKERS="$EXPECTED_WORKERS"
   --env RAY_AUTH_TOKEN "$IMAGE" "$@")
 
 start() { # HOST: the secret travels through ssh's stdin, so that no ps shows it
-  local command="read -r RAY_AUTH_TOKEN && export RAY_AUTH_TOKEN && ${docker[*]@Q}"
-  ssh -o ServerAliveInterval=30 "$1" "$command" <<< "$RAY_AUTH_TOKEN"
+  local command
+  printf -v command '%q ' "${docker[@]}"
+  ssh -o ServerAliveInterval=30 "$1" \
+    "read -r RAY_AUTH_TOKEN && export RAY_AUTH_TOKEN && $command" <<< "$RAY_AUTH_TOKEN"
 }
 
 stop() { # each agent has 25 s to stop its part (AGENT_STOP_GRACE)
