@@ -1,0 +1,169 @@
+"""Platforms in the lab: their variables, addresses and interfaces, with real Ray."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from podlab.network import ip
+from scenario import AGENT, BOOT, Cluster, ends
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import podlab
+    from podlab import Pod
+
+CURL = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}")
+TOKEN = "correct-horse-battery-staple"  # noqa: S105 - the lab's own
+
+SURVEY = """
+import json, os, ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+NAMES = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "VLLM_HOST_IP")
+
+@ray.remote(num_cpus=0)
+def look():
+    return {name: os.environ.get(name) for name in NAMES}
+
+ray.init(log_to_driver=False)
+nodes = [node for node in ray.nodes() if node["Alive"]]
+looks = [look.options(scheduling_strategy=On(n["NodeID"], soft=False)).remote() for n in nodes]
+addresses = [node["NodeManagerAddress"] for node in nodes]
+print("survey " + json.dumps(dict(zip(addresses, ray.get(looks)))))
+"""
+"""A job that says what its processes on each node found in their environment."""
+
+SECOND_NETWORK = "10.78.0"
+
+
+@pytest.fixture
+def second_network(cluster: Cluster) -> Iterator[list[str]]:
+    """Give every pod a further interface, as an Instant Cluster's have ens2 to ens8."""
+    found = []
+    for number, pod in enumerate(cluster.pods):
+        found.append(f"{SECOND_NETWORK}.{number + 10}")
+        lines = [
+            "link add ens2 type veth peer name ens2-far",
+            f"address add {found[-1]}/24 dev ens2",
+            "link set ens2 up",
+            "link set ens2-far up",
+        ]
+        ip("-n", pod.netns, batch=lines)
+    yield found
+    for pod in cluster.pods:  # while the lab stands: a pair is gone with its namespace anyway
+        ip("-n", pod.netns, "link", "delete", "ens2")
+
+
+def instant(cluster: Cluster, rank: int) -> dict[str, str]:
+    """Return what RunPod sets on a node of an Instant Cluster."""
+    pods = cluster.pods
+    return {
+        "PRIMARY_ADDR": pods[0].ip,
+        "PRIMARY_PORT": "29400",
+        "MASTER_ADDR": pods[0].ip,
+        "MASTER_PORT": "29400",
+        "HOST_NODE_ADDR": f"{pods[0].ip}:29400",
+        "NODE_ADDR": pods[rank].ip,
+        "NODE_RANK": str(rank),
+        "NUM_NODES": str(len(pods)),
+        "NUM_TRAINERS": "8",
+        "WORLD_SIZE": str(8 * len(pods)),
+    }
+
+
+@pytest.mark.pods(3, interface="ens1")
+def test_an_instant_cluster_meets_on_ens1(cluster: Cluster, second_network: list[str]) -> None:
+    """Of an Instant Cluster's interfaces ens1 is chosen, for Ray and for NCCL, on every node."""
+    del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
+    envs = [instant(cluster, rank) for rank in range(3)]
+    survey = (sys.executable, "-c", SURVEY)
+    agents = [cluster.agent(n, *survey, env=env) for n, env in enumerate(envs)]
+    head = agents[0]
+    plan = head.exec([AGENT, "plan"]).stdout
+    assert ends(agents) == [0, 0, 0], head.tail()
+
+    pods = cluster.pods
+    line = next(x for x in head.stdout().splitlines() if x.startswith("survey "))
+    chosen = {"NCCL_SOCKET_IFNAME": "ens1", "GLOO_SOCKET_IFNAME": "ens1"}
+    assert json.loads(line.partition(" ")[2]) == {
+        pod.ip: {**chosen, "VLLM_HOST_IP": pod.ip} for pod in pods
+    }
+    assert "platform:  runpod-cluster" in plan
+    assert "role:      head, rank 0 of 3: NODE_RANK=0, NUM_NODES=3" in plan
+    assert f"address:   {pods[0].ip} ({pods[0].ip} is an address of this node)" in plan
+    assert "NCCL_SOCKET_IFNAME=ens1" in plan
+    assert f"--node-ip-address={pods[0].ip} " in plan
+    others = [*second_network, *(pod.decoy_ip for pod in pods)]
+    for number, agent in enumerate(agents):
+        started = cluster.file(number, "events.jsonl").read_text()
+        assert not any(other in text for other in others for text in (agent.stderr(), started))
+
+
+@pytest.mark.pods(2, interface="ens1")
+def test_an_instant_clusters_head_named_by_a_name(cluster: Cluster) -> None:
+    """Where the head's variable holds a name, the head still takes its address on ens1."""
+    del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
+    name = {"PRIMARY_ADDR": "poda.runpod.internal", "MASTER_ADDR": "poda.runpod.internal"}
+    show = ("sh", "-c", "echo $VLLM_HOST_IP $NCCL_SOCKET_IFNAME; exit 4")
+    agents = [cluster.agent(n, *show, env={**instant(cluster, n), **name}) for n in range(2)]
+    assert ends(agents) == [4, 4], agents[0].tail()
+    assert agents[0].stdout() == f"{cluster.pods[0].ip} ens1\n"
+
+
+def dstack(pods: list[Pod], rank: int) -> dict[str, str]:
+    """Return what dstack sets on a node."""
+    return {
+        "DSTACK_RUN_NAME": "ray-cluster",
+        "DSTACK_RUN_ID": "run-42",
+        "DSTACK_JOB_ID": f"job-{rank}",
+        "DSTACK_NODE_RANK": str(rank),
+        "DSTACK_NODES_NUM": str(len(pods)),
+        "DSTACK_NODES_IPS": "\n".join(pod.ip for pod in pods),
+        "DSTACK_MASTER_NODE_IP": pods[0].ip,
+        "DSTACK_GPUS_PER_NODE": "0",
+        "DSTACK_GPUS_NUM": "0",
+    }
+
+
+HEARD = {"head": "waiting for workers", "worker": "waiting for the head"}
+"""What a node says that finds itself alone so far; the next one starts only then."""
+
+
+@pytest.mark.pods(3)
+@pytest.mark.parametrize(
+    ("order", "token"),
+    [((1, 2, 0), ""), ((2, 0, 1), TOKEN)],
+    ids=["workers first", "head in the middle, with a token"],
+)
+def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: str) -> None:
+    """Nodes start in any order; the dashboard is where dstack forwards it; one code for all."""
+    secret = {"RAY_AUTH_TOKEN": token} if token else {}
+    pods = cluster.pods
+    job = ("sh", "-c", "echo running; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 9")
+    agents: dict[int, podlab.Container] = {}
+    for rank, following in itertools.zip_longest(order, order[1:]):
+        env = {"AGENT_LOG_DIR": "/tmp/logs", **secret, **dstack(pods, rank)}
+        agents[rank] = pods[rank].start([AGENT, "run", "--", *job], env=env)
+        cluster.started.append(agents[rank])
+        if following is not None:
+            agents[rank].wait_for(HEARD["worker" if rank else "head"], timeout=BOOT)
+    head = agents[0]
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    bearer = ("-H", f"Authorization: Bearer {token}") if token else ()
+    forwarded = {path: f"http://127.0.0.1:8265{path}" for path in ("/", "/api/jobs/")}
+    codes = {path: head.exec([*CURL, *bearer, url]).stdout for path, url in forwarded.items()}
+    assert codes == {"/": "200", "/api/jobs/": "200"}
+    if token:
+        assert head.exec([*CURL, forwarded["/api/jobs/"]]).stdout == "401"
+    (pods[0].tmp / "go").touch()
+    assert ends([agents[rank] for rank in range(3)]) == [9, 9, 9], head.tail()
+    for rank, agent in agents.items():
+        assert f"rank {rank} of 3: DSTACK_NODE_RANK={rank}, DSTACK_NODES_NUM=3" in agent.stderr()
+        run = pods[rank].tmp / "logs" / "run-42" / f"node{rank}" / "outcome.json"
+        assert json.loads(run.read_text())["exit_code"] == 9
