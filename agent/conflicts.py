@@ -36,8 +36,8 @@ def conflicts(  # noqa: PLR0913 - all sides that can contradict each other
 def _worker_without_head(
     settings: Settings, claim: Claim, *, is_head: bool, head_host: str | None
 ) -> Iterator[Problem]:
-    if is_head or head_host is not None:
-        return
+    if is_head or head_host is not None or claim.ray is not None:
+        return  # where Ray is given, a worker by hand is a contradiction, and told as one
     by_hand = () if settings.ray_worker is None else ("RAY_WORKER=1",)
     yield Problem(
         "HEAD_POD_ID + AGENT_HEAD",

@@ -52,6 +52,16 @@ def for_head(
     return found
 
 
+def for_given_ray(
+    environ: Mapping[str, str], settings: Settings, node_ip: str, ray_host: str
+) -> dict[str, str]:
+    """Return the environment of what is started beside a Ray that others started with theirs."""
+    found = passed_on(environ, settings) | _proxy_exceptions(environ, node_ip, ray_host)
+    if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
+        found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes' own tokens: that Ray knows where
+    return found
+
+
 def chosen_for_display(
     environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
 ) -> dict[str, str]:

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent import environment
 from agent.budget import Budget, share
 from agent.checks import Finding, Level, examine
 from agent.decisions.limits import JOIN_LIMIT, SILENCE_LIMIT, SUBMIT_LIMIT
 from agent.errors import Problem, SettingsError
 from agent.job import Job, job_of
+from agent.listeners import NODE_IP, Listener, listeners
 from agent.ports import Ports, collisions, port_map
 from agent.ray_commands import RayStart
 from agent.ray_versions import honours_token
@@ -26,18 +28,7 @@ if TYPE_CHECKING:
     from agent.settings import Loaded, Settings
     from agent.topology import Topology
 
-NODE_IP = "{node_ip}"
 HEAD_IP = "{head_ip}"
-
-
-@dataclass(frozen=True)
-class Listener:
-    """A port of this node: who listens, where, and what guards it."""
-
-    port: str
-    who: str
-    bind: str
-    guard: str
 
 
 @dataclass(frozen=True)
@@ -59,6 +50,8 @@ class Address:
     """Own names to resolve until one of them is an address of this node."""
     must_be_own: bool = False
     """True where a name that turns out to be another node's proves this node is no head."""
+    towards: str | None = None
+    """The host to which this node's route tells the address."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,8 @@ class Plan:
     command: tuple[str, ...] | None
     address: Address
     ports: Ports
-    ray: RayStart
+    ray: RayStart | None
+    """How Ray is started here; None where it is given."""
     job: Job | None
     budget: Budget
     waits: tuple[PlannedWait, ...]
@@ -86,13 +80,37 @@ class Plan:
         return reward_service(self.settings, self.command, node_ip)
 
     def bridge_addresses(self, node_ip: str) -> tuple[str, str]:
-        """Return where Ray's GCS and dashboard answer on the head."""
+        """Return where Ray's GCS and dashboard answer, as this node reaches them."""
+        if self.topology.given_ray is not None:
+            return self.topology.given_ray.gcs, self.topology.given_ray.dashboard
+        assert self.ray is not None  # noqa: S101 - it is given, or ours
         host = f"[{node_ip}]" if ":" in node_ip else node_ip
         listens = self.ray.dashboard_host
         everywhere = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - compared
         near = "127.0.0.1" if listens in everywhere else listens
         near = f"[{near}]" if ":" in near else near
         return f"{host}:{self.ports.gcs}", f"http://{near}:{self.ports.dashboard}"
+
+    def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
+        """Return what is found in their environment by all that this node starts."""
+        environ, settings, given = self.environ, self.settings, self.topology.given_ray
+        if given is not None:
+            return environment.for_given_ray(environ, settings, node_ip, given.gcs_host)
+        if self.topology.is_head:
+            return environment.for_head(environ, settings, self.facts, node_ip, self.budget.job)
+        return environment.for_node(environ, settings, self.facts, node_ip, head_ip)
+
+    def job_id(self, run_id: str) -> str:
+        """Return the id of the submission; whose Ray it is may expect a certain one."""
+        given = self.topology.given_ray
+        return (None if given is None else given.submission_id) or f"{run_id}-1"
+
+    @property
+    def ray_session(self) -> str | None:
+        """Return the folder of Ray's sessions on this machine, if the head's Ray is on it."""
+        if self.ray is not None:
+            return self.ray.temp_dir
+        return self.topology.given_ray.session if self.topology.given_ray is not None else None
 
     def ray_and_service_ports(self) -> list[int]:
         """Return the fixed ports but the agent's own."""
@@ -145,13 +163,13 @@ def make_plan(
         command=loaded.command,
         address=_address(topology, settings, facts),
         ports=ports,
-        ray=ray,
+        ray=ray if topology.given_ray is None else None,
         job=job_of(settings, loaded.command, runtime_env) if topology.is_head else None,
         budget=share(settings.stop_grace),
         waits=_waits(settings, topology, loaded.command),
-        listeners=_listeners(settings, topology, loaded.command, ray, guarded=guarded),
+        listeners=listeners(settings, topology, loaded.command, ray, guarded=guarded),
         findings=examine(facts, settings, topology),
-        notes=(*loaded.notes, *topology.notes, *_notes(settings)),
+        notes=(*loaded.notes, *topology.notes, *_notes(settings, topology)),
         on_done=settings.on_done or _default_on_done(topology, facts),
     )
 
@@ -194,6 +212,10 @@ def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies
         return Address(settings.node_ip, "AGENT_NODE_IP")
     if not topology.is_head:
         return Address(None, f"the source address of the route to {topology.head_host}")
+    given = topology.given_ray
+    if given is not None and given.session is None:
+        how = f"the source address of the route to {given.gcs_host}"
+        return Address(None, how, towards=given.gcs_host)
     if topology.must_own_head_host:
         how = f"{topology.head_host}, which must be this node"
         return Address(None, how, topology.own_names, must_be_own=True)
@@ -215,7 +237,10 @@ def _address(  # noqa: PLR0911 - an ordered list of ways, the first that applies
 def _waits(
     settings: Settings, topology: Topology, command: tuple[str, ...] | None
 ) -> tuple[PlannedWait, ...]:
-    found = [PlannedWait("the head's Ray", settings.wait_head, "AGENT_WAIT_HEAD")]
+    if topology.is_idle:
+        return ()
+    owner = "the head's" if topology.given_ray is None else f"{topology.given_ray.owner}'s"
+    found = [PlannedWait(f"{owner} Ray", settings.wait_head, "AGENT_WAIT_HEAD")]
     if not topology.is_head:
         found[0] = PlannedWait(
             f"the head {topology.head_host}", settings.wait_head, found[0].variable
@@ -237,42 +262,17 @@ def _waits(
     return tuple(found)
 
 
-def _listeners(
-    settings: Settings,
-    topology: Topology,
-    command: tuple[str, ...] | None,
-    ray: RayStart,
-    *,
-    guarded: bool,
-) -> tuple[Listener, ...]:
-    ports, dashboard_host = ray.ports, ray.dashboard_host
-    agents = "none" if settings.ray_auth_token is None else "token"
-    ours = "token" if guarded else "none"
-    everywhere = "every interface (Ray's choice)"
-    found = [
-        Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", agents),
-        Listener(str(ports.node_manager), "Ray node manager", everywhere, ours),
-        Listener(str(ports.object_manager), "Ray object manager", everywhere, ours),
-        Listener(str(ports.dashboard_agent), "Ray dashboard agent", f"{NODE_IP}, 127.0.0.1", ours),
-        Listener(str(ports.dashboard_agent_grpc), "Ray dashboard agent (gRPC)", everywhere, ours),
-        Listener(str(ports.runtime_env_agent), "Ray runtime_env agent", NODE_IP, ours),
-        Listener(str(ports.metrics), "Ray metrics", everywhere, "none (read only)"),
-        Listener(f"{ports.first_worker}-{ports.last_worker}", "Ray workers", everywhere, ours),
-    ]
-    if not topology.is_head:
-        return tuple(found)
-    head = [
-        Listener(str(ports.gcs), "Ray GCS", everywhere, ours),
-        Listener(str(ports.dashboard), "Ray dashboard", dashboard_host, ours),
-        Listener(str(ports.client), "Ray client", f"{NODE_IP}, 127.0.0.1", ours),
-    ]
-    reward = reward_service(settings, command, NODE_IP)
-    if reward is not None and reward.port is not None:
-        head.append(Listener(str(reward.port), reward.name, reward.bind, "none (scores only)"))
-    return (*head, *found)
-
-
-def _notes(settings: Settings) -> tuple[str, ...]:
+def _notes(settings: Settings, topology: Topology) -> tuple[str, ...]:
+    given = topology.given_ray
+    if topology.is_idle:
+        return ()
+    if given is not None:
+        whose = f"the job's environment is that of {given.owner}'s pods"
+        there = "WANDB_API_KEY and NCCL_* belong there"
+        grace = "RAY_JOB_STOP_WAIT_TIME_S on the head's (without it a stopped job has 3 s)"
+        elsewhere = "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
+        notes = (f"{whose}: {there}, {grace}",)
+        return (*notes, elsewhere) if settings.prepare and given.session is None else notes
     if settings.wandb_api_key is None:
         return ("WANDB_API_KEY is not set: W&B stays offline",)
     return ()

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from agent import environment
 from agent.checks import Level
+from agent.listeners import NODE_IP
 from agent.own_command import own_command
-from agent.plan import HEAD_IP, NODE_IP, log_root
+from agent.plan import HEAD_IP, log_root
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -25,7 +26,7 @@ def render(plan: Plan, redactor: Redactor) -> str:
     lines = [
         *_who(plan),
         *_section("commands", _commands(plan)),
-        *_section("environment that Ray and the job get", _environment(plan)),
+        *_section(_whose_environment(plan), _environment(plan)),
         *_section(
             "ports", (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners)
         ),
@@ -64,6 +65,8 @@ def _who(plan: Plan) -> Iterator[str]:
     host = topology.head_host
     if host is None or (topology.is_head and plan.address.ip is not None):
         host = plan.address.ip
+    if host is None and topology.given_ray is not None:
+        host = topology.given_ray.gcs_host
     yield f"role:      {topology.sentence()}"
     yield f"platform:  {topology.platform}"
     yield f"node:      {topology.node_name}"
@@ -77,18 +80,20 @@ def _who(plan: Plan) -> Iterator[str]:
 
 def _commands(plan: Plan) -> Iterator[str]:
     node_ip = plan.address.ip or NODE_IP
-    if plan.topology.owns_machine:
+    if plan.topology.is_idle:
+        yield f"none: {_owner(plan)} starts Ray here, and the agent at the head submits the job"
+        return
+    if plan.ray is not None and plan.topology.owns_machine:
         yield "first:  a stale Ray on this pod is ended"
-    else:
+    elif plan.ray is not None:
         yield f"first:  a stale Ray of our own is ended (one with {plan.ray.temp_dir})"
     if plan.settings.prepare_each:
         yield f"prepare (each): {plan.settings.prepare_each}"
-    if not plan.topology.is_head:
-        yield f"ray:    {shlex.join(plan.ray.worker(node_ip, HEAD_IP))}"
-        return
-    if plan.settings.prepare:
+    if plan.settings.prepare and plan.topology.is_head:
         yield f"prepare: {plan.settings.prepare}"
-    yield f"ray:    {shlex.join(plan.ray.head(node_ip))}"
+    yield f"ray:    {_ray(plan, node_ip)}"
+    if not plan.topology.is_head:
+        return
     service = plan.service(node_ip)
     if service is not None:
         how = shlex.join(service.argv) if service.argv else "run by others, probed here"
@@ -103,23 +108,36 @@ def _commands(plan: Plan) -> Iterator[str]:
             yield f"  runtime_env: {', '.join(sorted(plan.job.runtime_env))}"
 
 
+def _ray(plan: Plan, node_ip: str) -> str:
+    if plan.ray is None:
+        gcs, dashboard = plan.bridge_addresses(node_ip)
+        return f"{_owner(plan)}'s, at {gcs} and {dashboard}: neither started nor stopped here"
+    head = plan.topology.is_head
+    return shlex.join(plan.ray.head(node_ip) if head else plan.ray.worker(node_ip, HEAD_IP))
+
+
+def _owner(plan: Plan) -> str:
+    given = plan.topology.given_ray
+    return "the agent" if given is None else given.owner
+
+
+def _whose_environment(plan: Plan) -> str:
+    if plan.topology.given_ray is None:
+        return "environment that Ray and the job get"
+    return f"environment of what starts here (Ray's and the job's is {_owner(plan)}'s)"
+
+
 def _environment(plan: Plan) -> Iterator[str]:
-    chosen = environment.chosen_for_display(plan.environ, plan.settings, _full(plan))
-    if plan.address.ip is None:
+    if plan.topology.is_idle:
+        return
+    full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
+    chosen = environment.chosen_for_display(plan.environ, plan.settings, full)
+    if plan.address.ip is None and plan.ray is not None:
         chosen |= {
             name: plan.environ.get(name, "{interface of node_ip}")
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         }
     yield from (f"{name}={text}" for name, text in sorted(chosen.items()))
-
-
-def _full(plan: Plan) -> dict[str, str]:
-    node_ip = plan.address.ip or NODE_IP
-    if plan.topology.is_head:
-        return environment.for_head(
-            plan.environ, plan.settings, plan.facts, node_ip, plan.budget.job
-        )
-    return environment.for_node(plan.environ, plan.settings, plan.facts, node_ip, HEAD_IP)
 
 
 def _wait(what: str, seconds: float, variable: str) -> str:

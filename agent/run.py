@@ -22,6 +22,8 @@ from agent.runtime import orphans
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.plan import Plan
+
 
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Boot this node and live its story; raises SettingsError before anything is touched."""
@@ -84,9 +86,19 @@ async def _story(stage: Stage, run_id: str) -> Outcome:
         from agent.boot import head  # noqa: PLC0415 - a worker needs none of it
 
         return await head.run(stage, run_id)
+    if stage.plan.topology.is_idle:
+        return _idle(stage.plan)
     from agent.boot import worker  # noqa: PLC0415 - a head needs none of it
 
     return await worker.run(stage)
+
+
+def _idle(plan: Plan) -> Outcome:
+    """Leave a node alone that needs no agent, with 0: what is run after us must go on."""
+    given = plan.topology.given_ray
+    owner = "the platform" if given is None else given.owner
+    reason = f"nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere"
+    return Outcome(Kind.DONE, 0, reason, "starting")
 
 
 def _agent_error_in(failure: BaseException) -> AgentError | None:

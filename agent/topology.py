@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.conflicts import conflicts
 from agent.errors import SettingsError
+from agent.given_ray import unheeded
 from agent.platforms import claim_of
 from agent.platforms.runpod import POD
 from agent.ports import DEFAULTS, PortBase
@@ -14,6 +15,7 @@ from agent.ports import DEFAULTS, PortBase
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.given_ray import GivenRay
     from agent.machine import Facts
     from agent.platforms.claim import Claim
     from agent.settings import Settings
@@ -51,6 +53,8 @@ class Topology:
     restarts: bool = False
     """True where the platform starts a container again whose first process has ended."""
     ports: PortBase = DEFAULTS
+    given_ray: GivenRay | None = None
+    """The Ray that the platform starts and stops; None where that is the agent's work."""
     evidence: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
@@ -58,6 +62,11 @@ class Topology:
     def role(self) -> str:
         """Say head or worker."""
         return "head" if self.is_head else "worker"
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether this node needs no agent: somebody else joins it to a Ray that is given."""
+        return self.given_ray is not None and not self.is_head
 
     def sentence(self) -> str:
         """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
@@ -71,9 +80,11 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     is_head, why = _role(settings, claim, facts)
     head_host, host_evidence = _head_host(settings, claim)
     own_pod = environ.get(POD, "").strip() or None
-    problems = conflicts(settings, claim, facts, own_pod, is_head=is_head, head_host=head_host)
+    problems = [*conflicts(settings, claim, facts, own_pod, is_head=is_head, head_host=head_host)]
+    if claim.ray is not None and is_head:
+        problems += unheeded(environ, settings, claim.ray)
     if problems:
-        raise SettingsError(problems)
+        raise SettingsError(tuple(problems))
     return Topology(
         platform=claim.platform,
         is_head=is_head,
@@ -94,6 +105,7 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         owns_machine=claim.owns_machine or facts.is_first_process,
         restarts=claim.restarts,
         ports=claim.ports,
+        given_ray=claim.ray,
         evidence=(*why, *host_evidence),
         notes=claim.notes,
     )

@@ -143,7 +143,7 @@ class SlurmCluster:
         script = self._shared / f"{name}.sbatch"
         script.write_text(text)
         output = self._shared / f"{name}.out"
-        argv = ["sbatch", "--parsable", "--wait", f"--output={output}", *options, script]
+        argv = ["sbatch", "--parsable", "--wait", f"--output={output}", *options, str(script)]
         sbatch = next(iter(self.nodes.values())).spawn(argv, cwd=self._shared)
         number = sbatch.wait_for(r"^(\d+)$", "stdout", 10)[1]
         self.jobs.append(Job(self, number, output, sbatch))

@@ -5,12 +5,10 @@ from __future__ import annotations
 import secrets
 import signal
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import anyio
 
-from agent import environment
 from agent.boot import room
 from agent.boot.attendant import Attendant
 from agent.boot.head_status import status_of
@@ -26,7 +24,7 @@ from agent.job import Joined, entrypoint, fill
 from agent.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
-from agent.runtime.output import JobOutput
+from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, until
 
@@ -75,9 +73,7 @@ class Head:
             return self._stop.outcome(expected=plan.job is None)
         room.make_room(plan)
         sockets += bind([self._ip], plan.ports.agent)  # workers may call from now on
-        env = environment.for_head(
-            plan.environ, plan.settings, plan.facts, self._ip, plan.budget.job
-        )
+        env = plan.environment(self._ip, self._ip)
         await self._start_ray(tasks, env)
         link = self._link(env)
         tasks.start_soon(self._bridge, link)
@@ -104,7 +100,7 @@ class Head:
         settings, topology = self._plan.settings, self._plan.topology
         expected = topology.expected_workers
         partial_run = settings.partial == "proceed" and settings.min_workers is not None
-        service = self._plan.service("127.0.0.1")
+        service, given = self._plan.service("127.0.0.1"), topology.given_ray
         return h.Goal(
             expected_workers=expected,
             least_workers=(settings.min_workers or 0) if partial_run else expected,
@@ -117,6 +113,8 @@ class Head:
             wants_job=self._plan.job is not None,
             services=() if service is None else (service.name,),
             has_prepare=bool(settings.prepare or settings.prepare_each),
+            ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
+            ray_restarts=h.RAY_RESTARTS if given is None else 0,
         )
 
     def _first_reply(self) -> Reply:
@@ -168,20 +166,31 @@ class Head:
     # --- what comes up --------------------------------------------------------------------------
 
     async def _start_ray(self, tasks: anyio.abc.TaskGroup, env: dict[str, str]) -> None:
-        argv = self._plan.ray.head(self._ip)
-        say(f"starting Ray's head on {self._ip}:{self._plan.ports.gcs}")
+        plan, given = self._plan, self._plan.topology.given_ray
+        if plan.ray is None:
+            assert given is not None  # noqa: S101 - Ray is given, or ours
+            tasks.start_soon(self._watch_gcs, given.gcs_host, given.gcs_port)
+            return
+        say(f"starting Ray's head on {self._ip}:{plan.ports.gcs}")
+        argv = plan.ray.head(self._ip)
         self._ray = await self._stage.start("ray start", argv, env, "ray-start.log")
         tasks.start_soon(self._watch_ray, self._ray)
-        tasks.start_soon(self._watch_gcs)
+        tasks.start_soon(self._watch_gcs, self._ip, plan.ports.gcs)
 
-    async def _watch_gcs(self) -> None:
+    async def _watch_gcs(self, host: str, port: int) -> None:
         """Tell when GCS takes connections; the bridge, busy importing Ray, would tell later."""
 
         async def check() -> bool | NotYet:
-            evidence = await port_answers(self._ip, self._plan.ports.gcs)
+            evidence = await port_answers(host, port)
             return NotYet(evidence) if evidence else True
 
-        await until(check, None, longest=0.1)
+        def tell(evidence: str) -> None:
+            self._inbox.put(h.RaySilent(evidence))
+
+        if self._ray is None:  # others start it, sooner or later
+            await until(check, None, longest=1.0, on_evidence=tell)
+        else:
+            await until(check, None, longest=0.1)
         self._inbox.put(h.GcsOpen())
 
     async def _watch_ray(self, child: Child) -> None:
@@ -214,7 +223,7 @@ class Head:
 
     @property
     def _job_id(self) -> str:
-        return f"{self._run_id}-1"
+        return self._plan.job_id(self._run_id)
 
     async def _submit(self, link: RayLink) -> None:
         job, service = self._plan.job, self._plan.service(self._ip)
@@ -225,16 +234,20 @@ class Head:
             nodes=nodes,
             gpus_per_node=gpus,
             total_gpus=gpus * nodes,
-            head_ip=self._ip,
+            head_ip=head.ray_head(self._state) or self._ip,
             reward_url="" if service is None else service.url,
             log_dir=str(self._stage.folder.path),
         )
         line = entrypoint(fill(job.argv, joined))
-        session = Path(self._plan.ray.temp_dir, "session_latest")
+        session, mirror = self._plan.ray_session, None
+        if session is None:  # the driver's output is on another machine
+            source = mirror = self._stage.folder.file("ray-job.log")
+        else:
+            source = driver_log(session, self._job_id)
         copy = self._stage.folder.file("job.log")
-        self._output = JobOutput(session, self._job_id, line, copy)
+        self._output = JobOutput(source, WithoutPreamble(self._job_id, line), copy)
         self._output.start()
-        await link.submit(self._job_id, line, job.runtime_env)
+        await link.submit(self._job_id, line, job.runtime_env, mirror)
 
     # --- the end --------------------------------------------------------------------------------
 

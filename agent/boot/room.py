@@ -31,17 +31,21 @@ _RAY_MARKS = (
 
 
 def make_room(plan: Plan) -> None:
-    """Prepare this machine; raise PreflightError where Ray could not live on it."""
+    """Prepare this machine; raise PreflightError where this run could not live on it."""
     _raise_open_files(plan.facts.nofile_hard)
-    ports = plan.ray_and_service_ports()
-    stale = stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
-    if stale:
-        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-        _end(stale)
-    facts = replace(plan.facts, taken_ports=taken_ports(ports))
+    if plan.ray is not None:
+        _remove_stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
+    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
     busy = free_ports(facts, plan.settings, plan.topology)
     failed = [f for f in plan.failed() if f.check != busy.check]
     refuse([*failed, busy] if busy.level is Level.FAIL else failed)
+
+
+def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
+    stale = stale_ray(temp_dir, everything=everything)
+    if stale:
+        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+        _end(stale)
 
 
 def refuse(failed: list[Finding]) -> None:

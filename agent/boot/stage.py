@@ -12,6 +12,7 @@ import anyio
 from agent.boot.narrator import Narrator
 from agent.errors import PreflightError, UnavailableError
 from agent.log import keep_in, say
+from agent.machine import source_towards
 from agent.outcome import Outcome, stopped
 from agent.runtime import orphans
 from agent.runtime.names import resolve
@@ -84,19 +85,9 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         return address.ip
 
     async def check() -> str | NotYet:
-        evidence = []
-        for name in address.names:
-            found = await resolve(name)
-            if isinstance(found, str):
-                evidence.append(found)
-                continue
-            mine = next((a for a in found if a in addresses), None)
-            if mine is not None:
-                return mine
-            evidence.append(f"{name} is {', '.join(found)}, no address of this node")
-            if address.must_be_own:
-                raise _not_ours(address, evidence[-1], addresses)
-        return NotYet("; ".join(evidence))
+        if address.towards is not None:
+            return await _by_route(address.towards)
+        return await _by_names(address, addresses)
 
     try:
         return await until(check, limit, step=0.1)
@@ -106,9 +97,34 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         raise UnavailableError(
             f"this node's address could not be found as {address.how}",
             why=error.evidence,
-            remedy="Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
+            remedy="Check DNS, or set AGENT_NODE_IP"
+            if address.towards
+            else "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
             culprit="DNS",
         ) from None
+
+
+async def _by_route(host: str) -> str | NotYet:
+    found = await resolve(host)
+    if isinstance(found, str):
+        return NotYet(found)
+    return source_towards(found[0]) or NotYet(f"no route to {host} ({found[0]})")
+
+
+async def _by_names(address: Address, addresses: tuple[str, ...]) -> str | NotYet:
+    evidence = []
+    for name in address.names:
+        found = await resolve(name)
+        if isinstance(found, str):
+            evidence.append(found)
+            continue
+        mine = next((a for a in found if a in addresses), None)
+        if mine is not None:
+            return mine
+        evidence.append(f"{name} is {', '.join(found)}, no address of this node")
+        if address.must_be_own:
+            raise _not_ours(address, evidence[-1], addresses)
+    return NotYet("; ".join(evidence))
 
 
 def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:

@@ -136,7 +136,8 @@ class Worker:
         if node_ip is None:
             self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
             return
-        env = environment.for_node(plan.environ, plan.settings, plan.facts, node_ip, head_ip)
+        env = plan.environment(node_ip, head_ip)
+        assert plan.ray is not None  # noqa: S101 - a node whose Ray is given lives no story
         argv = plan.ray.worker(node_ip, head_ip)
         self._ray = await self._stage.start("ray start", argv, env, "ray-start.log")
         tasks.start_soon(self._watch_ray, self._ray, node_ip)

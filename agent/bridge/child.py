@@ -9,7 +9,8 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.bridge.ray_calls import GcsNodes, Jobs, import_ray, is_final
 from agent.runtime.beats import beats
@@ -22,6 +23,9 @@ _HEARTBEAT = 5.0
 _NODES_STEP = 0.1
 _NODES_STEP_LATER = 1.0
 _JOB_STEP = 0.2
+_OUTPUT_STEP = 0.5
+_OUTPUT_LIMIT = 5.0
+"""Longest that a job's end is held back for the last of its output."""
 
 
 class Bridge:
@@ -38,6 +42,7 @@ class Bridge:
         self._jobs: Jobs | None = None
         self._submitted = threading.Event()
         self._cancelled = threading.Event()
+        self._ended = threading.Event()
 
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
@@ -50,8 +55,10 @@ class Bridge:
                 self._start(self._stop_job, command)
         self._stop.set()
 
-    def _start(self, work: Callable[..., None], *arguments: object) -> None:
-        threading.Thread(target=self._safely, args=(work, *arguments), daemon=True).start()
+    def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
+        thread = threading.Thread(target=self._safely, args=(work, *arguments), daemon=True)
+        thread.start()
+        return thread
 
     def _safely(self, work: Callable[..., None], *arguments: object) -> None:
         """Run a thread's work; its failure is told and ends the bridge, which is started anew."""
@@ -124,9 +131,33 @@ class Bridge:
         self._tell(event="submitted")
         if self._cancelled.is_set():  # asked while the submission was under way
             self._stop_job(command)
-        self._follow(str(command["id"]))
+        copying = None
+        if command.get("mirror"):
+            copying = self._start(self._copy_output, command)
+        self._follow(str(command["id"]), copying)
 
-    def _follow(self, job_id: str) -> None:
+    def _copy_output(self, command: Mapping[str, Any]) -> None:
+        """Keep a copy of the driver's log here; without a place for it the job goes on."""
+        try:
+            with Path(command["mirror"]).open("w", encoding="utf-8", newline="") as file:
+                self._copy_to(Copy(file), str(command["id"]))
+        except OSError as error:
+            self._tell(event="job-silent", evidence=f"its output: {_first_line(error)}")
+
+    def _copy_to(self, copy: Copy, job_id: str) -> None:
+        """Take the stream up again where it was, as often as it drops before the job's end."""
+        assert self._jobs is not None  # noqa: S101 - it was used to submit
+        for _ in beats(self._stop, _OUTPUT_STEP):
+            copy.begin()
+            try:
+                self._jobs.follow_output(job_id, copy.take)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                self._tell(event="job-silent", evidence=f"its output: {_first_line(error)}")
+                continue
+            if self._ended.is_set():
+                return
+
+    def _follow(self, job_id: str, copying: threading.Thread | None) -> None:
         assert self._jobs is not None  # noqa: S101 - it was used to submit
         told: dict[str, object] = {}
         told_at = 0.0
@@ -136,6 +167,9 @@ class Bridge:
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 self._tell(event="job-silent", evidence=_first_line(error))
                 continue
+            if report["ended"] and copying is not None:
+                self._ended.set()
+                copying.join(_OUTPUT_LIMIT)  # the verdict ends the run, and the copy with it
             if report != told or time.monotonic() >= told_at + _HEARTBEAT:
                 told, told_at = report, time.monotonic()
                 self._tell(event="job", **report)
@@ -153,6 +187,27 @@ class Bridge:
                 if self._submitted.is_set():
                     continue
             return
+
+
+class Copy:
+    """Writes a stream that may begin anew, what was written before left out."""
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+        self._written = 0
+        self._seen = 0
+
+    def begin(self) -> None:
+        """Take note that the stream begins from its beginning."""
+        self._seen = 0
+
+    def take(self, text: str) -> None:
+        """Write what is new of the stream's next piece."""
+        new = text[max(0, self._written - self._seen) :]
+        self._seen += len(text)
+        self._written += len(new)
+        self._file.write(new)
+        self._file.flush()
 
 
 def _import_ray() -> None:

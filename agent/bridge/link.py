@@ -56,9 +56,21 @@ class RayLink:
                 with anyio.CancelScope(shield=True):
                     await self._child.stop(0.5)
 
-    async def submit(self, job_id: str, entrypoint: str, runtime_env: Mapping[str, object]) -> None:
-        """Have the job submitted and followed."""
-        await self._order(do="submit", id=job_id, entrypoint=entrypoint, runtime_env=runtime_env)
+    async def submit(
+        self,
+        job_id: str,
+        entrypoint: str,
+        runtime_env: Mapping[str, object],
+        mirror: Path | None = None,
+    ) -> None:
+        """Have the job submitted and followed, and its output written to `mirror` if given."""
+        await self._order(
+            do="submit",
+            id=job_id,
+            entrypoint=entrypoint,
+            runtime_env=runtime_env,
+            mirror=None if mirror is None else str(mirror),
+        )
 
     async def stop_job(self, job_id: str) -> None:
         """Have the job stopped."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _RPC_LIMIT = 5.0
 
@@ -79,6 +80,15 @@ class Jobs:
             "error_type": str(info.error_type or ""),
             "ended": info.status.is_terminal(),
         }
+
+    def follow_output(self, job_id: str, take: Callable[[str], None]) -> None:
+        """Hand over the driver's output from its beginning, as it comes, until the job is over."""
+
+        async def follow() -> None:
+            async for text in self._client.tail_job_logs(job_id):
+                take(text)
+
+        asyncio.run(follow())
 
     def stop(self, job_id: str) -> None:
         """Ask Ray to stop the job."""

@@ -30,6 +30,19 @@ CHECKS: tuple[Callable[[Facts, Settings, Topology], Finding], ...] = (
 )
 
 
+OF_OUR_RAY = {
+    machine_checks.open_files,
+    machine_checks.shared_memory,
+    machine_checks.disk,
+    machine_checks.gpus,
+    ray_checks.debugger,
+}
+"""Checks of what only a Ray that is started here needs of its machine."""
+
+
 def examine(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
-    """Run every check."""
-    return tuple(check(facts, settings, topology) for check in CHECKS)
+    """Run every check that means something on this node."""
+    if topology.is_idle:
+        return ()
+    skipped = OF_OUR_RAY if topology.given_ray is not None else set()
+    return tuple(check(facts, settings, topology) for check in CHECKS if check not in skipped)

@@ -34,6 +34,14 @@ def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Fin
 
 def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """Ray runs whatever it is sent; the token is the only door."""
+    given = topology.given_ray
+    if settings.ray_auth_token is None and given is not None:
+        return Finding(
+            "token",
+            Level.WARN,
+            f"RAY_AUTH_TOKEN is not set: whoever reaches {given.owner}'s Ray can run code on it",
+            "Turn token auth on there (spec.authOptions.mode: token, Ray 2.52 or newer)",
+        )
     if settings.ray_auth_token is None:
         alone = topology.expected_workers == 0 and topology.is_head
         dashboard = settings.dashboard_port or topology.ports.dashboard
@@ -62,18 +70,20 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     return Finding("token", Level.OK, "Ray and the agent's port ask for it")
 
 
-def private_bind(facts: Facts, settings: Settings, _topology: Topology) -> Finding:
+def private_bind(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """Ray listens on every interface; without a token that must not be the internet."""
     asked = filter(None, (settings.node_ip, settings.dashboard_host))
     used = dict.fromkeys((*facts.addresses(), *asked))
     public = [a for a in used if is_ip(a) and is_public(a)]
     has_token = settings.ray_auth_token is not None
-    if not public or (has_token and honours_token(facts.ray)):
+    guarded = has_token and (topology.given_ray is not None or honours_token(facts.ray))
+    if not public or guarded:
         return Finding("addresses", Level.OK, "no open port on a public address of this node")
+    who = "Ray listens" if topology.given_ray is None else "agent and reward server may listen"
     return Finding(
         "addresses",
         Level.WARN if settings.allow_insecure else Level.FAIL,
-        f"Ray listens on every interface, {', '.join(public)} is publicly routable, and "
+        f"{who} on every interface, {', '.join(public)} is publicly routable, and "
         + (f"Ray {facts.ray} has no token auth" if has_token else "RAY_AUTH_TOKEN is not set"),
         ("Take an image with Ray 2.52 or newer" if has_token else "Set RAY_AUTH_TOKEN")
         + ", or insist: AGENT_ALLOW_INSECURE=1",

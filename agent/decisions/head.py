@@ -9,10 +9,10 @@ from agent.decisions.common import Said, StopAsked, Wait
 from agent.decisions.head_state import HeadAction, HeadEvent, HeadState, Item, Phase, Step
 from agent.decisions.head_waits import WORKERS, waits
 from agent.decisions.job import verdict_of
-from agent.decisions.workers import alive_workers, describe_missing, min_gpus
+from agent.decisions.workers import alive_workers, describe_missing, min_gpus, ray_head
 from agent.outcome import Kind, Outcome, stopped
 
-__all__ = ["alive_workers", "deadline", "decide", "min_gpus", "start", "waits"]
+__all__ = ["alive_workers", "deadline", "decide", "min_gpus", "ray_head", "start", "waits"]
 
 Decision = tuple[HeadState, tuple[HeadAction, ...]]
 

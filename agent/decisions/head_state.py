@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agent.decisions.job import JobReport
     from agent.outcome import Outcome
 
+OUR_RAY = "Ray on this node"
+RAY_RESTARTS = 2
+
 
 class Phase(str, Enum):
     """The head's life, in order."""
@@ -55,7 +58,10 @@ class Goal:
     """Longest from the first try to submit to Ray's acceptance."""
     silence_limit: float = SILENCE_LIMIT
     """Longest that Ray may say nothing of a running job."""
-    ray_restarts: int = 2
+    ray: str = OUR_RAY
+    """What to call the Ray that must come up."""
+    ray_restarts: int = RAY_RESTARTS
+    """How often it may be started again; never where it is others' to start."""
     service_restarts: int = 3
     service_limit: float = 120.0
     """Longest for a restarted service to answer again."""

@@ -14,7 +14,7 @@ _STALE = 60.0
 def _boot_waits(state: HeadState) -> list[Wait]:
     goal, found = state.goal, []
     if state.ray.step is Step.PENDING:
-        found.append(Wait("Ray on this node", goal.head_deadline, state.ray.evidence))
+        found.append(Wait(goal.ray, goal.head_deadline, state.ray.evidence))
     found += [
         Wait(name, item.deadline or goal.reward_deadline, item.evidence)
         for name, item in state.services.items()

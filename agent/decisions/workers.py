@@ -29,6 +29,11 @@ def alive_workers(state: HeadState) -> dict[str, str]:
     return found
 
 
+def ray_head(state: HeadState) -> str | None:
+    """Return the address of Ray's head, as GCS knows it."""
+    return next((n.ip for n in state.ray_nodes if n.is_head and n.alive), None)
+
+
 def min_gpus(state: HeadState) -> int:
     """Return the GPUs that every node has at least."""
     return min((int(node.gpus) for node in state.ray_nodes if node.alive), default=0)

@@ -14,6 +14,8 @@ from agent.settings import values
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.given_ray import GivenRay
+
 Value = TypeVar("Value", int, str)
 
 
@@ -52,6 +54,8 @@ class Claim:
     """True where the platform starts a container again whose first process has ended."""
     alone: bool = False
     """True where nothing points to a second node."""
+    ray: GivenRay | None = None
+    """The Ray that is there already, where the platform starts and stops it."""
     notes: tuple[str, ...] = ()
 
 

@@ -6,13 +6,13 @@ import re
 import sys
 import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 from agent.runtime.beats import beats
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _CHUNK = 1 << 16
 _STEP = 0.05
@@ -59,16 +59,22 @@ class WithoutPreamble:
         return next((n for n in lengths if data.endswith(self._line[:n])), 0)
 
 
+def driver_log(sessions: str, job_id: str) -> Path:
+    """Return the file into which this machine's Ray writes the output of a job's driver."""
+    return Path(sessions, "session_latest").resolve() / "logs" / f"job-driver-{job_id}.log"
+
+
 class JobOutput:
     """Copies the driver's log while the job runs, in a thread: a slow reader blocks only it.
 
     Ray writes the driver's output to a file on the node where the driver runs, which is the
-    head; reading the file loses nothing when the dashboard's log stream drops.
+    head; reading the file loses nothing when the dashboard's log stream drops. Where the head is
+    another machine, the bridge writes such a file here.
     """
 
-    def __init__(self, session: Path, job_id: str, entrypoint: str, copy: Path) -> None:
-        self._source = session.resolve() / "logs" / f"job-driver-{job_id}.log"
-        self._own = WithoutPreamble(job_id, entrypoint)
+    def __init__(self, source: Path, own: WithoutPreamble, copy: Path) -> None:
+        self._source = source
+        self._own = own
         self._copy = copy
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="job output", daemon=True)

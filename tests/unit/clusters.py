@@ -159,11 +159,20 @@ def _vast(rank: int, nodes: int) -> dict[str, str]:
     return {"VAST_CONTAINERLABEL": f"C.{rank}", **_plain(rank, nodes)}
 
 
+def _kuberay(rank: int, nodes: int) -> dict[str, str]:
+    environ = {"EXPECTED_WORKERS": str(nodes - 1), "RAY_CLUSTER_NAME": "rl"}
+    if rank == 0:
+        return {**environ, "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block"}
+    start = "ray start --address=head.rl.default:6379 --block"
+    return {**environ, "KUBERAY_GEN_RAY_START_CMD": start, "FQ_RAY_IP": "head.rl.default"}
+
+
 CLUSTERS: dict[str, Callable[[int, int], dict[str, str]]] = {
     "dstack": _dstack,
     "skypilot": _skypilot,
     "slurm": _slurm,
     "runpod-cluster": _instant,
+    "kuberay": _kuberay,
     "lws": _lws,
     "kubeflow-trainer": _trainer,
     "pytorchjob": _pytorchjob,

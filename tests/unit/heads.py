@@ -22,13 +22,14 @@ HEAD = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
 History = list[tuple[float, h.HeadEvent]]
 
 
-def goal(
+def goal(  # noqa: PLR0913 - what a run may be asked for
     workers: int = 0,
     least: int | None = None,
     *,
     job: bool = True,
     services: tuple[str, ...] = (),
     prepare: bool = False,
+    given: bool = False,
 ) -> h.Goal:
     """Return a goal with times that are easy to tell apart."""
     return h.Goal(
@@ -43,6 +44,8 @@ def goal(
         wants_job=job,
         services=services,
         has_prepare=prepare,
+        ray="KubeRay's Ray" if given else h.OUR_RAY,
+        ray_restarts=0 if given else h.RAY_RESTARTS,
     )
 
 

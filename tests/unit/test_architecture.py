@@ -18,7 +18,7 @@ TREES = {name: ast.parse(text, name) for name, text in FILES.items()}
 PURE = {
     *("settings", "platforms", "topology", "machine", "checks", "services", "recipes", "plan"),
     *("ray_commands", "decisions", "job", "environment", "outcome", "errors", "ports", "budget"),
-    *("redact", "ray_versions"),
+    *("redact", "ray_versions", "given_ray", "listeners"),
 }
 EFFECTS = {"control", "boot", "runtime", "bridge", "cli", "run"}
 WORKLOADS = "agent/workloads/"

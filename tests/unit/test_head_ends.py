@@ -28,6 +28,20 @@ from unit.heads import (
 
 ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     "Ray never starts": (goal(), [(100, TICK)], 69, "Ray on this node", ["never came in time"]),
+    "a Ray that others start never comes": (
+        goal(given=True),
+        [(1, h.RaySilent("connection refused")), (100, TICK)],
+        69,
+        "KubeRay's Ray",
+        ["KubeRay's Ray never came in time: connection refused"],
+    ),
+    "a Ray that others start is not started again": (
+        goal(given=True),
+        [(1, h.RayGone("exit 1"))],
+        69,
+        "ray",
+        ["did not start: exit 1"],
+    ),
     "Ray ends at once, thrice": (
         goal(),
         [(1, h.RayGone("exit 1")), (2, h.RayGone("exit 1")), (3, h.RayGone("exit 1"))],

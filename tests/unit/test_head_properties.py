@@ -46,6 +46,7 @@ GOALS = st.builds(
     job=st.sampled_from([True, True, False]),
     services=st.sampled_from([(), (REWARD,)]),
     prepare=st.booleans(),
+    given=st.booleans(),
 )
 PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
 
@@ -85,6 +86,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.Goal, History]) -> None:
     deeds = list(story.kinds())
     assert deeds.count("Submit") <= int(of.wants_job)
     assert deeds.count("StopJob") <= deeds.count("Submit")
+    assert deeds.count("RestartRay") <= of.ray_restarts
     assert deeds.count("Leave") == (story.state.phase is Phase.LEAVING)
     assert "Leave" not in deeds[:-1]
 

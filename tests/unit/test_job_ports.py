@@ -14,6 +14,7 @@ from agent.platforms import port_base, skypilot
 from agent.ports import DEFAULTS, Ports, collisions, port_map, shifted
 from agent.settings import load
 from unit.captured import plan_of, read
+from unit.worlds import our_ray
 
 JOB = st.integers(1, 2**32)
 
@@ -85,7 +86,7 @@ def test_head_and_workers_agree(platform: str) -> None:
     """A worker computes the same ports as its head."""
     head, worker = (plan_of(*read(f"{platform}-{role}")) for role in ("head", "worker"))
     assert head.ports == worker.ports != port_map(None, None, None)
-    assert head.ray.temp_dir == worker.ray.temp_dir
+    assert our_ray(head).temp_dir == our_ray(worker).temp_dir
 
 
 def test_skypilots_ray_keeps_its_ports() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 from itertools import product
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,9 @@ from hypothesis import settings as search
 from hypothesis import strategies as st
 
 from agent.platforms.nodelist import LARGEST, NodelistError, expand
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 ROWS = {
     "gpu-0": "gpu-0",
@@ -124,16 +128,28 @@ def test_any_text_gives_hosts_or_an_error_that_says_where(text: str) -> None:
 SCONTROL = shutil.which("scontrol")
 
 
+@pytest.fixture(scope="module")
+def slurm_conf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the least configuration with which scontrol starts; it names no cluster that is."""
+    file = tmp_path_factory.mktemp("slurm") / "slurm.conf"
+    file.write_text("ClusterName=none\nSlurmctldHost=localhost\n")
+    return file
+
+
 @pytest.mark.skipif(SCONTROL is None, reason="scontrol is not installed here (slurm-client)")
 @search(max_examples=25)
-@given(st.lists(nodelists(tail=st.just("")), min_size=1, max_size=5))
-def test_slurm_agrees(cases: list[tuple[str, list[str]]]) -> None:
+@given(cases=st.lists(nodelists(tail=st.just("")), min_size=1, max_size=5))
+def test_slurm_agrees(slurm_conf: Path, cases: list[tuple[str, list[str]]]) -> None:
     """`scontrol show hostnames` spells the same lists out in the same way.
 
     It knows no text after the last bracket, so none is drawn here.
     """
     text = ",".join(text for text, _ in cases)
     told = subprocess.run(
-        [str(SCONTROL), "show", "hostnames", text], capture_output=True, text=True, check=True
+        [str(SCONTROL), "show", "hostnames", text],
+        env={"SLURM_CONF": str(slurm_conf)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert list(expand(text)) == told.stdout.split()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.bridge.child import Copy
 from agent.runtime.output import WithoutPreamble
 
 SETTING_UP = b"2026-11-21 14:50:43,460\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
@@ -53,3 +55,17 @@ def test_ray_s_lines_are_taken_out(text: bytes, own: bytes, data: st.DataObject)
     edges = [0, *cuts, len(text)]
     chunks = [text[a:b] for a, b in itertools.pairwise(edges)]
     assert read(chunks) == own
+
+
+@given(st.text("ab\n", max_size=40), st.lists(st.tuples(st.integers(0, 40), st.integers(1, 7))))
+def test_a_stream_that_begins_anew_is_written_once(text: str, drops: list[tuple[int, int]]) -> None:
+    """However often it drops and begins anew, the copy is the stream, nothing lost or doubled."""
+    file = io.StringIO()
+    copy = Copy(file)
+    for length, step in [*drops, (len(text), 3)]:
+        copy.begin()
+        heard = text[:length]
+        for at in range(0, len(heard), step):
+            copy.take(heard[at : at + step])
+        assert text.startswith(file.getvalue())
+    assert file.getvalue() == text

@@ -15,7 +15,7 @@ from agent.own_command import own_command
 from agent.ray_commands import ray_script
 from agent.redact import redactor_for
 from agent.render import duration, render
-from unit.worlds import MACHINE, POD, SECRET, plan_of
+from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of
 
 if TYPE_CHECKING:
     from agent.machine import Facts
@@ -147,7 +147,7 @@ def test_when_done(environ: dict[str, str], facts: Facts, on_done: str) -> None:
 def test_where_the_dashboard_listens(environ: dict[str, str], host: str) -> None:
     """Without a token Ray's dashboard stays on loopback, unless the user insists."""
     plan = plan_of(environ)
-    assert f"--dashboard-host={host}" in plan.ray.head("10.0.0.5")
+    assert f"--dashboard-host={host}" in our_ray(plan).head("10.0.0.5")
     assert [p.bind for p in plan.listeners if p.who == "Ray dashboard"] == [host]
 
 
@@ -155,7 +155,7 @@ def test_a_token_that_ray_does_not_know_guards_the_agent_alone() -> None:
     """Insisted on below Ray 2.52: the dashboard stays on loopback, the plan says what is open."""
     environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_ALLOW_INSECURE": "1"}
     plan = plan_of(environ, replace(MACHINE, ray="2.51.1"))
-    assert plan.ray.dashboard_host == "127.0.0.1"
+    assert our_ray(plan).dashboard_host == "127.0.0.1"
     guards = {p.who: p.guard for p in plan.listeners}
     assert guards["agent"] == "token"
     assert guards["Ray GCS"] == guards["Ray workers"] == guards["Ray dashboard"] == "none"

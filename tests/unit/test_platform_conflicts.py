@@ -103,6 +103,61 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         {"SLURM_NTASKS": "6", "SLURM_STEP_NUM_TASKS": WITHOUT},
         ["SLURM_NTASKS=6 on 3 node(s)", "srun --ntasks-per-node=1"],
     ),
+    "KubeRay's head as a worker": (
+        "kuberay-head",
+        {"RAY_WORKER": "1"},
+        ["RAY_WORKER=1", "KUBERAY_GEN_RAY_START_CMD has --head"],
+    ),
+    "KubeRay's worker as the head": (
+        "kuberay-worker",
+        {"RAY_WORKER": "0"},
+        ["RAY_WORKER=0", "FQ_RAY_IP=rl-head-svc"],
+    ),
+    "KubeRay without a count": (
+        "kuberay-submitter-head",
+        {"EXPECTED_WORKERS": WITHOUT},
+        ["EXPECTED_WORKERS", "RAY_JOB_SUBMISSION_ID=rl-8h2pd", "replicas"],
+    ),
+    "a pod's id on KubeRay": (
+        "kuberay-head",
+        {"HEAD_POD_ID": "abc123"},
+        ["HEAD_POD_ID=abc123", "no RUNPOD_POD_ID", "RAY_CLUSTER_NAME=rl"],
+    ),
+    "KubeRay's port that is none": (
+        "kuberay-head",
+        {"KUBERAY_GEN_RAY_START_CMD": "ray start --head --port=$PORT"},
+        ["KUBERAY_GEN_RAY_START_CMD", "--port=$PORT"],
+    ),
+    "a dashboard's port that is none": (
+        "kuberay-submitter-head",
+        {"RAY_DASHBOARD_ADDRESS": "head-svc:http"},
+        ["RAY_DASHBOARD_ADDRESS", "'head-svc:http'"],
+    ),
+    "an entrypoint on KubeRay's worker": (
+        "kuberay-worker",
+        {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}"},
+        ["entrypointNumCpus", "FQ_RAY_IP=rl-head-svc", "submitterPodTemplate"],
+    ),
+    "flags for a Ray that is KubeRay's": (
+        "kuberay-head",
+        {"AGENT_NUM_GPUS": "4", "AGENT_RESOURCES": '{"x": 1}', "AGENT_DASHBOARD_HOST": "0.0.0.0"},
+        ["AGENT_NUM_GPUS", "AGENT_RESOURCES", "AGENT_DASHBOARD_HOST", "rayStartParams"],
+    ),
+    "a debugger for a Ray that is KubeRay's": (
+        "kuberay-head",
+        {"DEBUG_RAY": "1"},
+        ["DEBUG_RAY", "RAY_DEBUG=legacy", "KubeRay"],
+    ),
+    "steps on KubeRay's nodes": (
+        "kuberay-head",
+        {"AGENT_PREPARE_EACH": "true"},
+        ["AGENT_PREPARE_EACH", "init container"],
+    ),
+    "KubeRay's token left out": (
+        "kuberay-submitter-head",
+        {"RAY_AUTH_TOKEN": WITHOUT},
+        ["RAY_AUTH_TOKEN", "RAY_AUTH_MODE=token", "auth_token"],
+    ),
     "vast, a worker by hand": ("vast-alone", {"RAY_WORKER": "1"}, ["AGENT_HEAD", "C.8123456"]),
     "vast, a head that waits": (
         "vast-alone",
@@ -171,7 +226,16 @@ BY_HAND: dict[str, tuple[str, dict[str, str], tuple[str, str, int, str | None]]]
         {"AGENT_HEAD": OWN},
         ("slurm", "head", 2, OWN),
     ),
-    "KubeRay by hand": ("kuberay-refused", {"RAY_WORKER": "0"}, ("plain", "head", 0, None)),
+    "KubeRay's head, by hand too": (
+        "kuberay-head",
+        {"RAY_WORKER": "0"},
+        ("kuberay", "head", 2, None),
+    ),
+    "a Ray of our own on KubeRay's pods": (
+        "kuberay-head",
+        {"AGENT_HEAD": OWN},
+        ("plain", "head", 2, OWN),
+    ),
     "Vast.ai, the head by hand": (
         "vast-alone",
         {"AGENT_HEAD": OWN, "EXPECTED_WORKERS": "1"},

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from unit.captured import WITHOUT, changed, machine, plan_of, read
+from unit.worlds import our_ray
 
 OWN = "10.0.0.5"
 
@@ -48,7 +49,7 @@ def test_the_runs_id(name: str, changes: dict[str, str], run_id: str | None) -> 
 def test_ray_counts_what_was_allotted(changes: dict[str, str], cpus: int) -> None:
     """On a shared node Ray may use the job's CPUs, never more than the machine allows."""
     plan = plan_of(changed("slurm-worker", changes), read("slurm-worker")[1])
-    assert f"--num-cpus={cpus}" in plan.ray.worker("10.0.0.5", "10.0.0.9")
+    assert f"--num-cpus={cpus}" in our_ray(plan).worker("10.0.0.5", "10.0.0.9")
 
 
 @pytest.mark.parametrize(
@@ -62,7 +63,7 @@ def test_ray_counts_what_was_allotted(changes: dict[str, str], cpus: int) -> Non
 def test_ray_counts_the_memory_that_was_allotted(memory: str, flags: list[str]) -> None:
     """Each Ray would otherwise take the whole machine's memory for its own."""
     plan = plan_of(changed("slurm-worker", {"SLURM_MEM_PER_NODE": memory}), read("slurm-worker")[1])
-    given = [word for word in plan.ray.worker("10.0.0.5", "10.0.0.9") if "memory=" in word]
+    given = [word for word in our_ray(plan).worker("10.0.0.5", "10.0.0.9") if "memory=" in word]
     assert given == flags
 
 

@@ -13,6 +13,8 @@ from agent.topology import Topology, resolve
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.ray_commands import RayStart
+
 SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
 
 MACHINE = Facts(
@@ -58,3 +60,9 @@ def plan_of(
     """Return the plan of a node with this environment."""
     loaded = load(environ, command)
     return make_plan(loaded, resolve(environ, loaded.settings, facts), facts, environ, {})
+
+
+def our_ray(plan: Plan) -> RayStart:
+    """Return how a plan starts Ray; it must not be given."""
+    assert plan.ray is not None
+    return plan.ray

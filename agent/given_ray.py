@@ -1,0 +1,65 @@
+"""A Ray that is there already: somebody else starts and stops it, the agent only submits to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.environment import TOKEN_MODE
+from agent.errors import Problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.settings import Settings
+
+K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
+"""Set where Ray takes Kubernetes' own tokens, which Ray's client finds by itself."""
+
+
+@dataclass(frozen=True)
+class GivenRay:
+    """Where somebody else's Ray answers, and what of it is on this machine."""
+
+    owner: str
+    """Who starts and stops it."""
+    gcs_host: str
+    gcs_port: int
+    dashboard: str
+    """The URL of its dashboard, which takes jobs."""
+    session: str | None = None
+    """The folder in which Ray keeps its sessions; None where the head is another machine."""
+    submission_id: str | None = None
+    """The id by which its owner will look for the job; None where the agent may choose."""
+
+    @property
+    def gcs(self) -> str:
+        """Return where its GCS answers."""
+        host = f"[{self.gcs_host}]" if ":" in self.gcs_host else self.gcs_host
+        return f"{host}:{self.gcs_port}"
+
+
+def unheeded(environ: Mapping[str, str], settings: Settings, given: GivenRay) -> Iterator[Problem]:
+    """Name every setting that could only reach a Ray of our own: silence would be a lie."""
+    owner = given.owner
+    flags = {
+        "AGENT_NUM_CPUS": settings.num_cpus is not None,
+        "AGENT_NUM_GPUS": settings.num_gpus is not None,
+        "AGENT_RESOURCES": bool(settings.resources),
+        "AGENT_DASHBOARD_HOST": settings.dashboard_host is not None,
+    }
+    names = " + ".join(name for name, is_set in flags.items() if is_set)
+    if names:
+        expected = f"nothing here, but rayStartParams of the pods' group in {owner}"
+        yield Problem(names, f"a value, though Ray is started by {owner}", expected)
+    if settings.debug_ray != "0":
+        flag = "RAY_DEBUG=legacy" if settings.debug_ray == "1" else "RAY_DEBUG_POST_MORTEM=1"
+        expected = f"nothing here, but {flag} in the environment of the pods' groups"
+        yield Problem("DEBUG_RAY", f"a value, though Ray is started by {owner}", expected)
+    if settings.prepare_each is not None:
+        expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
+        yield Problem("AGENT_PREPARE_EACH", f"a command, but no agent on {owner}'s nodes", expected)
+    asks = environ.get(TOKEN_MODE, "").strip() == "token" and not environ.get(K8S_TOKEN)
+    if asks and settings.ray_auth_token is None:
+        expected = f"the token of {owner}'s Ray (key auth_token of the secret named as the cluster)"
+        yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)

@@ -1,0 +1,173 @@
+"""KubeRay in the lab: Ray is the operator's; the agent submits, follows, and leaves Ray alone."""
+
+from __future__ import annotations
+
+import json
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import AGENT, BOOT, RAY, Cluster, await_true, last_line
+
+if TYPE_CHECKING:
+    from podlab import Container, Pod
+    from podlab.process import Running
+
+SERVICE = "poda.runpod.internal"
+"""The name of the head's service."""
+TOKEN = "correct-horse-battery-staple"  # noqa: S105 - the lab's own
+API = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:8265"}
+PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
+
+
+class Operator:
+    """What KubeRay does: containers with its variables, and `ray start` in them."""
+
+    def __init__(self, cluster: Cluster, secret: dict[str, str]) -> None:
+        self._cluster = cluster
+        self._auth = secret or {"RAY_AUTH_MODE": "disabled"}
+        self.head = self._container(cluster.pods[0], self._start_head())
+        self.worker = self._container(cluster.pods[1], self._start_worker())
+
+    def _start_head(self) -> dict[str, str]:
+        ip = self._cluster.pods[0].ip
+        flags = f"--dashboard-host=0.0.0.0 --node-ip-address={ip} --num-cpus=2"
+        return {
+            "RAY_NODE_TYPE_NAME": "headgroup",
+            "KUBERAY_GEN_RAY_START_CMD": f"{RAY} start --head  --block  {flags}",
+            "RAY_ADDRESS": "127.0.0.1:6379",
+            "RAY_JOB_STOP_WAIT_TIME_S": "10",
+            "AGENT_NODE_IP": ip,  # the lab's default route leads nowhere
+        }
+
+    def _start_worker(self) -> dict[str, str]:
+        flags = f"--address={SERVICE}:6379 --node-ip-address={self._cluster.pods[1].ip}"
+        return {
+            "RAY_NODE_TYPE_NAME": "workers",
+            "FQ_RAY_IP": SERVICE,
+            "RAY_IP": "poda",
+            "KUBERAY_GEN_RAY_START_CMD": f"{RAY} start --block  {flags} --num-cpus=2",
+            "RAY_ADDRESS": f"{SERVICE}:6379",
+        }
+
+    def _container(self, pod: Pod, own: dict[str, str]) -> Container:
+        common = {
+            "RAY_CLUSTER_NAME": "rl",
+            "RAY_PORT": "6379",
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "EXPECTED_WORKERS": "1",
+            "AGENT_LOG_DIR": "/tmp/logs",
+            **self._auth,
+        }
+        made = pod.start(["sleep", "infinity"], env={**common, **own})
+        self._cluster.started.append(made)
+        return made
+
+    def start_ray(self, container: Container) -> Running:
+        """Run the generated command in a Ray container."""
+        return container.spawn(["sh", "-c", "exec $KUBERAY_GEN_RAY_START_CMD"])
+
+    def submitter(self, *job: str) -> Container:
+        """Start the agent as the pod that a RayJob makes to submit its job."""
+        env = {
+            "RAY_DASHBOARD_ADDRESS": f"{SERVICE}:8265",
+            "RAY_JOB_SUBMISSION_ID": "rl-8h2pd",
+            "EXPECTED_WORKERS": "1",
+            "AGENT_LOG_DIR": "/tmp/logs",
+            **self._auth,
+        }
+        made = self._cluster.pods[2].start([AGENT, "run", "--", *job], env=env)
+        self._cluster.started.append(made)
+        return made
+
+
+def rays(*containers: Container) -> list[int]:
+    """Return the ids of Ray's own processes, to see that they are the same later."""
+    return sorted(
+        p.host_pid
+        for c in containers
+        for p in c.processes()
+        if p.name in {"raylet", "gcs_server"} and not p.zombie
+    )
+
+
+@pytest.mark.pods(2)
+def test_in_the_head_container(cluster: Cluster) -> None:
+    """The agent waits for the operator's Ray and workers, scores, submits, and leaves Ray alive."""
+    operator = Operator(cluster, {})
+    head, worker = operator.head, operator.worker
+    show = ("sh", "-c", "echo {nodes} {head_ip} {reward_url}; exit 7")
+    agent = head.spawn([AGENT, "run", "--", *show])
+    agent.wait_for("waiting for KubeRay's Ray, connection refused", timeout=BOOT)
+    ray = [operator.start_ray(head)]
+    agent.wait_for("reward server answers", timeout=BOOT)
+    agent.wait_for("waiting for workers, 0 of 1 joined", timeout=BOOT)
+
+    idle = worker.exec([AGENT, "run", "--", *show])
+    assert idle.returncode == 0
+    assert "nothing to do on this worker: KubeRay starts Ray here" in idle.stderr.splitlines()[-1]
+    assert agent.running
+    ray.append(operator.start_ray(worker))
+    assert agent.wait(BOOT) == 7, agent.tail()
+    ip = cluster.pods[0].ip
+    assert agent.stdout() == f"2 {ip} http://{ip}:5000/get_reward\n"
+    assert cluster.outcome(0)["kind"] == "job-failed"
+
+    alive = rays(head, worker)
+    assert len(alive) == 3
+    assert not any("reward-server" in p.cmdline for p in head.processes())
+    entrypoint = [RAY, "job", "submit", "--", AGENT, "run", "--", "echo", "again"]
+    again = head.exec(entrypoint, env=API, timeout=BOOT)  # as the entrypoint of a RayJob
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "again" in again.stdout.splitlines()
+    assert rays(head, worker) == alive
+    assert all(start.running for start in ray)
+
+
+@pytest.mark.pods(3)
+def test_as_a_rayjobs_submitter(cluster: Cluster) -> None:
+    """From another pod, with a token: all output arrives, and a retried submitter runs nothing."""
+    operator = Operator(cluster, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN})
+    for container in (operator.head, operator.worker):
+        operator.start_ray(container)
+    job = ("sh", "-c", "echo run >>/tmp/runs; echo {nodes}; seq 3000; printf 'the end'; exit 5")
+    agent = operator.submitter(*job)
+    assert agent.wait(BOOT) == 5, agent.tail()
+    wanted = "2\n" + "".join(f"{n}\n" for n in range(1, 3001)) + "the end"
+    assert agent.stdout() == wanted
+    assert "exit code 5" in last_line(agent)
+    run = cluster.pods[2].tmp / "logs" / "rl-8h2pd" / "podc"
+    assert (run / "job.log").read_text() == wanted
+    assert json.loads((run / "outcome.json").read_text())["exit_code"] == 5
+    alive = rays(operator.head, operator.worker)
+    assert len(alive) == 3
+
+    retried = operator.submitter(*job)
+    assert retried.wait(BOOT) == 5, retried.tail()
+    assert retried.stdout() == wanted
+    assert (cluster.pods[0].tmp / "runs").read_text() == "run\n"
+    assert rays(operator.head, operator.worker) == alive
+
+
+@pytest.mark.pods(3)
+def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
+    """A submitter that is told to stop stops its job, which may clean up; Ray goes on."""
+    operator = Operator(cluster, {})
+    for container in (operator.head, operator.worker):
+        operator.start_ray(container)
+    agent = operator.submitter("sh", "-c", PATIENT)
+    agent.wait_for("running", stream="stdout", timeout=BOOT)
+    alive = rays(operator.head, operator.worker)
+    agent.signal(signal.SIGTERM)
+    assert agent.wait(25) == 143
+    assert agent.stdout().splitlines()[-1] == "cleaned up"
+    assert rays(operator.head, operator.worker) == alive
+    assert len(alive) == 3
+    ask = [RAY, "job", "status", "rl-8h2pd"]
+
+    def stopped() -> bool:
+        told = operator.head.exec(ask, env=API)
+        return "was stopped" in told.stdout + told.stderr
+
+    await_true("the job is stopped", stopped, 20)

@@ -1,0 +1,156 @@
+"""KubeRay: Ray is given, so where it answers is read, and what cannot reach it is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from agent.given_ray import GivenRay
+from agent.redact import redactor_for
+from agent.render import render
+from unit.captured import WITHOUT, changed, plan_of, read
+
+if TYPE_CHECKING:
+    from agent.plan import Plan
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "kuberay" / "rayjob.yaml"
+START = "KUBERAY_GEN_RAY_START_CMD"
+SERVICE = "rl-5v7kq-head-svc.default.svc.cluster.local"
+LOCAL = GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265", "/tmp/ray")
+REMOTE = GivenRay("KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd")
+
+
+def changed_plan(name: str, changes: dict[str, str]) -> Plan:
+    """Return the plan of a captured environment with some variables changed."""
+    return plan_of(changed(name, changes), read(name)[1])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "given"),
+    [
+        ("kuberay-head", {}, LOCAL),
+        ("kuberay-head", {START: WITHOUT}, LOCAL),
+        ("kuberay-head", {START: "ray start --head --block 'a stray quote"}, LOCAL),
+        (
+            "kuberay-head",
+            {
+                START: "ulimit -n 65536; ray start --head  --port=6380  --dashboard-port=8080 "
+                """ --dashboard-host=10.0.0.5  --temp-dir=/data/ray --resources='{"a b": 1}'"""
+            },
+            GivenRay("KubeRay", "127.0.0.1", 6380, "http://10.0.0.5:8080", "/data/ray"),
+        ),
+        (
+            "kuberay-head",
+            {START: "ray start --head --dashboard-host=::1"},
+            GivenRay("KubeRay", "127.0.0.1", 6379, "http://[::1]:8265", "/tmp/ray"),
+        ),
+        (
+            "kuberay-head",
+            {"AGENT_RAY_PORT": "6380", "AGENT_DASHBOARD_PORT": "8080"},
+            GivenRay("KubeRay", "127.0.0.1", 6380, "http://127.0.0.1:8080", "/tmp/ray"),
+        ),
+        ("kuberay-submitter-head", {}, REMOTE),
+        ("kuberay-submitter-head", {"RAY_DASHBOARD_ADDRESS": SERVICE}, REMOTE),
+        ("kuberay-submitter-head", {"RAY_DASHBOARD_ADDRESS": f"http://{SERVICE}:8265"}, REMOTE),
+        (
+            "kuberay-submitter-head",
+            {"RAY_DASHBOARD_ADDRESS": "https://[fd00::7]:443", "AGENT_RAY_PORT": "6380"},
+            GivenRay("KubeRay", "fd00::7", 6380, "https://[fd00::7]:443", None, "rl-8h2pd"),
+        ),
+    ],
+)
+def test_where_kuberays_ray_answers(name: str, changes: dict[str, str], given: GivenRay) -> None:
+    """The head's own flags tell it in its container; the dashboard's address in a submitter."""
+    plan = changed_plan(name, changes)
+    assert plan.topology.given_ray == given
+    assert plan.ray is None
+    assert plan.bridge_addresses("10.0.0.5") == (given.gcs, given.dashboard)
+
+
+def test_addresses_with_colons_are_bracketed() -> None:
+    """Ray's address has one meaning, IPv6 included."""
+    assert GivenRay("KubeRay", "fd00::7", 6379, "").gcs == "[fd00::7]:6379"
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "job"),
+    [
+        ("kuberay-head", None, "run-7-1"),
+        ("kuberay-submitter-head", "rl-8h2pd", "rl-8h2pd"),
+    ],
+)
+def test_the_submissions_id(name: str, run: str | None, job: str) -> None:
+    """A RayJob looks for its job under its own id; elsewhere the run's id is made into one."""
+    plan = plan_of(*read(name))
+    assert plan.topology.run_id == run
+    assert plan.job_id("run-7") == job
+
+
+@pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])
+def test_nothing_of_ray_is_planned(name: str) -> None:
+    """No `ray start`, no port of Ray's, no end of a stale Ray: all that is the operator's."""
+    plan = plan_of(*read(name))
+    text = render(plan, redactor_for(plan.environ, plan.settings))
+    assert "ray start --block" not in text
+    assert "stale" not in text
+    assert {x.who for x in plan.listeners} <= {"agent", "reward server"}
+    idle = name == "kuberay-worker"
+    assert plan.topology.is_idle is idle
+    assert (not plan.listeners, not plan.waits, not plan.findings) == (idle,) * 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "mode"),
+    [
+        ({}, "disabled"),
+        ({"RAY_AUTH_TOKEN": "0123456789abcdef"}, "token"),
+        ({"RAY_AUTH_MODE": "token", "RAY_ENABLE_K8S_TOKEN_AUTH": "true"}, "token"),
+    ],
+)
+def test_the_token_mode_is_kuberays(changes: dict[str, str], mode: str) -> None:
+    """Kubernetes' own tokens, which are no secret of ours, turn the mode on as well."""
+    environ = changed_plan("kuberay-head", changes).environment("10.0.0.5", "10.0.0.5")
+    assert environ["RAY_AUTH_MODE"] == mode
+    assert "RAY_ADDRESS" not in environ
+    assert "NCCL_SOCKET_IFNAME" not in environ
+
+
+def test_a_proxy_stays_out_of_the_way_to_ray() -> None:
+    """The head's service is no business of a proxy's."""
+    plan = changed_plan("kuberay-submitter-head", {"http_proxy": "http://proxy:3128"})
+    found = plan.environment("10.0.0.5", "10.0.0.5")["no_proxy"].split(",")
+    assert SERVICE in found
+
+
+def test_where_a_prepare_step_runs_is_told() -> None:
+    """In a submitter's pod a prepare step sees another disk than the job."""
+    step = {"AGENT_PREPARE": "make data"}
+    assert "runs in this pod" in changed_plan("kuberay-submitter-head", step).notes[-1]
+    assert "runs in this pod" not in " ".join(changed_plan("kuberay-head", step).notes)
+
+
+def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
+    """The example parses; its workers are counted alike twice; its submitter's pod has a plan."""
+    text = EXAMPLE.read_text(encoding="utf-8")
+    assert text.count("# change (") == 3
+    assert max(n for n, line in enumerate(text.splitlines()) if "# change (" in line) < 15
+    job = yaml.safe_load(text)
+    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
+    cluster = job["spec"]["rayClusterSpec"]
+    (submitter,) = job["spec"]["submitterPodTemplate"]["spec"]["containers"]
+    given = {x["name"]: x["value"] for x in submitter["env"]}
+    replicas = sum(group["replicas"] for group in cluster["workerGroupSpecs"])
+    assert int(given["EXPECTED_WORKERS"]) == replicas
+    images = {
+        container["image"]
+        for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+        for container in group["template"]["spec"]["containers"]
+    }
+    assert images == {submitter["image"]}
+    assert submitter["command"][:3] == ["pod-agent", "run", "--"]
+    plan = changed_plan("kuberay-submitter-head", given)
+    assert plan.topology.expected_workers == replicas
+    assert plan.settings.stop_grace == 90
