@@ -9,38 +9,47 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from agent.runtime.importing import collecting_no_garbage
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-def _keep_own_folder_off_the_path() -> None:
-    """Undo what running this file by its name did to the module path.
+def _find_ourselves_here() -> None:
+    """Undo what running this file by its name did to the module path, and find the package here.
 
-    The first entry is then this package's own folder, whose modules would pass for top-level
-    ones. The package itself must still be found, and found here.
+    The path's first entry is then this package's own folder, whose modules would pass for
+    top-level ones. The folder around it does not come on the path in its stead: it may hold the
+    libraries of another Python's environment, while this one is Ray's.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 10 ms here
     if sys.path and os.path.abspath(sys.path[0]) == here:  # noqa: PTH100 - same
         del sys.path[0]
     import importlib.util  # noqa: PLC0415 - needed on this way only
 
-    found = importlib.util.find_spec("agent")
-    if found is None or found.origin != os.path.join(here, "__init__.py"):  # noqa: PTH118 - same
-        sys.path.insert(0, os.path.dirname(here))  # noqa: PTH120 - same
+    init = os.path.join(here, "__init__.py")  # noqa: PTH118 - same
+    spec = importlib.util.spec_from_file_location("agent", init, submodule_search_locations=[here])
+    assert spec is not None  # noqa: S101 - a .py file always has a loader
+    assert spec.loader is not None  # noqa: S101 - same
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["agent"] = package
+    spec.loader.exec_module(package)
 
 
 def _program(name: str) -> Callable[[], int]:
-    """Import the program that a verb stands for; our own child processes are verbs too."""
+    """Import the program that a verb stands for; our own child processes are verbs too.
+
+    Those run in Ray's Python, which may lack every library of the agent's own: they import none
+    of these, but for aiohttp, which ray[default] brings.
+    """
     if name == "reward-server":
-        from agent.workloads.reward_server import main as program  # noqa: PLC0415 - one of four
+        from agent.workloads.reward_server import main as program  # noqa: PLC0415 - one of five
     elif name == "rehearsal":
-        from agent.workloads.rehearsal import main as program  # noqa: PLC0415 - one of four
+        from agent.workloads.rehearsal import main as program  # noqa: PLC0415 - one of five
     elif name == "ray-bridge":
-        from agent.bridge.child import main as program  # noqa: PLC0415 - one of four
+        from agent.bridge.child import main as program  # noqa: PLC0415 - one of five
+    elif name == "ray-facts":
+        from agent.ray_python import tell as program  # noqa: PLC0415 - one of five
     else:
-        from agent.cli import main as cli  # noqa: PLC0415 - one of four
+        from agent.cli import main as cli  # noqa: PLC0415 - one of five
 
         return cli
     return lambda: program(sys.argv[2:])
@@ -49,13 +58,15 @@ def _program(name: str) -> Callable[[], int]:
 def main() -> int:
     """Run the program that is asked for; as PID 1, under an init."""
     if not __package__:
-        _keep_own_folder_off_the_path()
+        _find_ourselves_here()
     if os.getpid() == 1:
         from agent.runtime.pid1 import become_init  # noqa: PLC0415 - for the first process only
 
         code = become_init()
         if code is not None:
             return code
+    from agent.runtime.importing import collecting_no_garbage  # noqa: PLC0415 - found only now
+
     with collecting_no_garbage():
         program = _program(sys.argv[1] if len(sys.argv) > 1 else "")
     return program()

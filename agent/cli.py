@@ -69,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
         epilog="A job of your own goes after --: pod-agent run -- python train.py",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action="version", version=_versions())
+    parser.add_argument(
+        "--version", action=_Version, nargs=0, help="versions of agent, Python and Ray"
+    )
     parser.set_defaults(act=_run, verb="run")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
     _verb(verbs, "run", _run, "boot this node, run the job, end with its exit code (default)")
@@ -79,6 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     status = _verb(verbs, "status", _status, "ask the head's agent how it stands")
     status.add_argument("--json", action="store_true", help="for machines")
     status.add_argument("--watch", action="store_true", help="again every two seconds")
+    status.add_argument(
+        "--live", action="store_true", help="only whether this node's own agent lives: 0 or 69"
+    )
     _verb(verbs, "env", _env, "the table of environment variables, as they are now")
     verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
     verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
@@ -96,11 +101,17 @@ def _verb(
     return parser
 
 
-def _versions() -> str:
-    from agent.machine import python_version, ray_version  # noqa: PLC0415 - for --version only
+class _Version(argparse.Action):
+    """Prints the versions, which are looked up only where they are asked for."""
 
-    ray = ray_version() or "not installed"
-    return f"pod-agent {__version__}, Python {python_version()}, Ray {ray}"
+    def __call__(self, *_ignored: object) -> None:
+        from agent.ray_python import find  # noqa: PLC0415 - for --version only
+
+        ray = find(os.environ.get("PATH"))
+        there = "" if ray.executable == sys.executable else f" ({ray.executable})"
+        found = f"Ray {ray.ray or 'not installed'}"
+        print(f"pod-agent {__version__}, Python {ray.python}{there}, {found}")
+        raise SystemExit(0)
 
 
 # --- the verbs ---------------------------------------------------------------------------------
@@ -153,6 +164,8 @@ def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
 def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent import status  # noqa: PLC0415 - one verb, one import
 
+    if options.live:
+        return status.is_live(dict(os.environ))
     return status.show(dict(os.environ), as_json=options.json, watch=options.watch)
 
 

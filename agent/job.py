@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -39,15 +40,18 @@ class Joined:
 
 
 def job_of(
-    settings: Settings, command: tuple[str, ...] | None, runtime_env: dict[str, object]
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    runtime_env: dict[str, object],
+    python: str = sys.executable,
 ) -> Job | None:
-    """Return the job that was asked for; None for AGENT_JOB=none."""
+    """Return the job that was asked for, None for AGENT_JOB=none; `python` runs our own ones."""
     if command is not None:
         return Job("command", command, runtime_env)
     name = settings.job or "rehearsal"
     if name == NO_JOB:
         return None
-    return Job(name, (*RECIPES[name](), *settings.job_args), runtime_env)
+    return Job(name, (*RECIPES[name](python), *settings.job_args), runtime_env)
 
 
 def fill(argv: tuple[str, ...], joined: Joined) -> list[str]:

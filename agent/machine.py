@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import os
-import platform
 import re
 import resource
 import shutil
 import socket
+import sys
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +18,8 @@ import psutil
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from agent.ray_python import RayPython
 
 MIB = 1 << 20
 
@@ -31,6 +31,8 @@ class Facts:
     hostname: str
     interfaces: Mapping[str, tuple[str, ...]]
     """IP addresses by the interface that carries them, loopback included."""
+    ray_python: str = sys.executable
+    """The Python that has Ray: our own, but for an image where the two are kept apart."""
     python: str = ""
     ray: str | None = None
     ray_missing: tuple[str, ...] = ()
@@ -115,18 +117,21 @@ def is_public(address: str) -> bool:
     return ipaddress.ip_address(address).is_global
 
 
-def gather(known_names: Mapping[str, tuple[str, ...]], *, is_first_process: bool) -> Facts:
+def gather(
+    known_names: Mapping[str, tuple[str, ...]], ray: RayPython, *, is_first_process: bool
+) -> Facts:
     """Look at this machine; takes a few milliseconds and starts nothing."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     return Facts(
         hostname=socket.gethostname(),
         interfaces=_interfaces(),
-        python=python_version(),
-        ray=ray_version(),
-        ray_missing=_missing_of_ray(),
-        click=click_version(),
-        enums_copy=hasattr(Enum, "__deepcopy__"),
+        ray_python=ray.executable,
+        python=ray.python,
+        ray=ray.ray,
+        ray_missing=ray.missing,
+        click=ray.click,
+        enums_copy=ray.enums_copy,
         cpus=_cpus(Path("/sys/fs/cgroup")),
         memory=_memory(Path("/sys/fs/cgroup")),
         shm=shm.total if shm else 0,
@@ -181,48 +186,6 @@ def _interfaces() -> dict[str, tuple[str, ...]]:
         name: tuple(a.address.partition("%")[0] for a in found if a.family in families)
         for name, found in psutil.net_if_addrs().items()
     }
-
-
-def python_version() -> str:
-    """Return Python's full version, which Ray compares between nodes."""
-    return platform.python_version()
-
-
-def ray_version() -> str | None:
-    """Return Ray's version without importing it, nor the package metadata, which costs 40 ms."""
-    spec = importlib.util.find_spec("ray")
-    if spec is None or spec.origin is None:
-        return None
-    try:
-        text = Path(spec.origin).with_name("_version.py").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
-    match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
-    return match[1] if match else _from_metadata("ray")
-
-
-def click_version() -> str | None:
-    """Return click's version by the name of its metadata's folder; None where there is none."""
-    spec = importlib.util.find_spec("click")
-    if spec is None or spec.origin is None:
-        return None
-    folders = Path(spec.origin).parents[1].glob("click-*.dist-info")
-    return next((f.name[len("click-") : -len(".dist-info")] for f in folders), None)
-
-
-def _from_metadata(package: str) -> str | None:
-    import importlib.metadata  # noqa: PLC0415 - only where the short way fails
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _missing_of_ray() -> tuple[str, ...]:
-    """Name modules of ray's `default` extra that a job submission cannot do without."""
-    needed = ("aiohttp", "aiohttp_cors", "opencensus")
-    return tuple(name for name in needed if importlib.util.find_spec(name) is None)
 
 
 def _cpus(cgroup: Path) -> int:

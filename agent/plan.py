@@ -15,6 +15,7 @@ from agent.decisions.limits import JOIN_LIMIT, SILENCE_LIMIT, SUBMIT_LIMIT
 from agent.errors import Problem, SettingsError
 from agent.job import Job, job_of
 from agent.listeners import NODE_IP, Listener, listeners
+from agent.own_command import own_command
 from agent.ports import Ports, collisions, port_map
 from agent.ray_commands import RayStart
 from agent.ray_versions import honours_token
@@ -77,7 +78,7 @@ class Plan:
 
     def service(self, node_ip: str) -> Service | None:
         """Return the reward server, given the address that the head turned out to have."""
-        return reward_service(self.settings, self.command, node_ip)
+        return reward_service(self.settings, self.command, node_ip, self.facts.ray_python)
 
     def bridge_addresses(self, node_ip: str) -> tuple[str, str]:
         """Return where Ray's GCS and dashboard answer, as this node reaches them."""
@@ -90,6 +91,11 @@ class Plan:
         near = "127.0.0.1" if listens in everywhere else listens
         near = f"[{near}]" if ":" in near else near
         return f"{host}:{self.ports.gcs}", f"http://{near}:{self.ports.dashboard}"
+
+    def bridge_command(self, node_ip: str) -> list[str]:
+        """Return the bridge's argv: it runs in Ray's Python, and is told where Ray answers."""
+        where = self.bridge_addresses(node_ip)
+        return own_command(self.facts.ray_python, "ray-bridge", *where)
 
     def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
         """Return what is found in their environment by all that this node starts."""
@@ -164,7 +170,9 @@ def make_plan(
         address=_address(topology, settings, facts),
         ports=ports,
         ray=ray if topology.given_ray is None else None,
-        job=job_of(settings, loaded.command, runtime_env) if topology.is_head else None,
+        job=job_of(settings, loaded.command, runtime_env, facts.ray_python)
+        if topology.is_head
+        else None,
         budget=share(settings.stop_grace),
         waits=_waits(settings, topology, loaded.command),
         listeners=listeners(settings, topology, loaded.command, ray, guarded=guarded),

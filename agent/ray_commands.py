@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -51,7 +50,7 @@ class RayStart:
     def _common(self, node_ip: str) -> list[str]:
         ports, settings = self.ports, self.settings
         argv = [
-            *ray_script(),
+            *ray_script(self.facts.ray_python),
             "start",
             "--block",
             f"--node-ip-address={node_ip}",
@@ -79,7 +78,7 @@ class RayStart:
         return argv
 
 
-def ray_script() -> list[str]:
-    """Return the `ray` command of this very Python, wherever PATH points."""
-    beside = Path(sys.executable).parent / "ray"
-    return [str(beside)] if beside.exists() else [sys.executable, "-m", "ray.scripts.scripts"]
+def ray_script(python: str) -> list[str]:
+    """Return the `ray` command of the Python that has Ray, wherever PATH points."""
+    beside = Path(python).parent / "ray"
+    return [str(beside)] if beside.exists() else [python, "-m", "ray.scripts.scripts"]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from agent import environment
 from agent.checks import Level
 from agent.listeners import NODE_IP
-from agent.own_command import own_command
 from agent.plan import HEAD_IP, log_root
 
 if TYPE_CHECKING:
@@ -102,7 +101,7 @@ def _commands(plan: Plan) -> Iterator[str]:
     if plan.job is None:
         yield "job:    none: the cluster stays until it is stopped"
     else:
-        yield f"submit: {shlex.join(own_command('ray-bridge', *plan.bridge_addresses(node_ip)))}"
+        yield f"submit: {shlex.join(plan.bridge_command(node_ip))}"
         yield f"job:    {shlex.join(plan.job.argv)}"
         if plan.job.runtime_env:
             yield f"  runtime_env: {', '.join(sorted(plan.job.runtime_env))}"

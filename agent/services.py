@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,12 @@ class Service:
 
 
 def reward_service(
-    settings: Settings, command: tuple[str, ...] | None, node_ip: str
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    node_ip: str,
+    python: str = sys.executable,
 ) -> Service | None:
-    """Return the reward server that this run needs, or None."""
+    """Return the reward server that this run needs, or None; `python` runs the bundled one."""
     wish = settings.reward or ("builtin" if wants_reward_url(settings, command) else "off")
     port, path = settings.reward_port, settings.reward_path
     host = f"[{node_ip}]" if ":" in node_ip else node_ip
@@ -48,7 +52,7 @@ def reward_service(
         return Service(REWARD, None, wish)
     if wish == "builtin":
         flags = ["--host", f"{node_ip},{_LOOPBACK}", "--port", str(port), "--path", path]
-        argv = own_command("reward-server", *flags)
+        argv = own_command(python, "reward-server", *flags)
         return Service(REWARD, tuple(argv), url, port, f"{node_ip} and {_LOOPBACK}")
     env = (("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path))
     return Service(REWARD, ("/bin/sh", "-c", wish), url, port, "as its command says", env)

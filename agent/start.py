@@ -11,6 +11,7 @@ from agent.checks import Finding, examine
 from agent.errors import Problem, SettingsError
 from agent.machine import gather, is_ip, taken_ports
 from agent.plan import Plan, make_plan
+from agent.ray_python import find
 from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
@@ -27,7 +28,9 @@ _LOOKUP_LIMIT = 2.0
 def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     """Make the plan; raises SettingsError with everything that is wrong."""
     loaded = load(environ, command)
-    facts = gather(_names_to_know(loaded.settings), is_first_process=pid1.is_over_us())
+    ray = find(environ.get("PATH"))
+    names = _names_to_know(loaded.settings)
+    facts = gather(names, ray, is_first_process=pid1.is_over_us())
     problems: list[Problem] = []
     runtime_env: dict[str, object] = {}
     topology: Topology | None = None

@@ -39,9 +39,26 @@ def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
         time.sleep(_EVERY)  # a person watches; nothing waits on this
 
 
+def is_live(environ: Mapping[str, str]) -> int:
+    """Ask this node's own agent whether it lives, as a container's health check does; else 69."""
+    settings = load(environ).settings
+    where = f"127.0.0.1:{_own_port(settings, port_base(environ, settings))}"
+    try:
+        with _NO_PROXY.open(f"http://{where}/livez", timeout=_LIMIT):
+            return 0
+    except (OSError, http.client.HTTPException) as error:
+        why = getattr(error, "reason", error) or type(error).__name__
+        print(f"pod-agent: no agent lives here: {where}: {why}", file=sys.stderr)
+        return 69
+
+
+def _own_port(settings: Settings, base: PortBase) -> int:
+    return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
+
+
 def _of_the_head(settings: Settings, base: PortBase) -> tuple[dict[str, Any] | None, str]:
     """Ask the agent of this node first: an ssh shell has no variables that name the head."""
-    port = port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
+    port = _own_port(settings, base)
     local, evidence = _ask("127.0.0.1", port, settings)
     if local is not None and local.get("role") == "head":
         return local, ""

@@ -199,9 +199,9 @@ class Head:
         self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
 
     def _link(self, env: dict[str, str]) -> RayLink:
-        gcs, dashboard = self._plan.bridge_addresses(self._ip)
+        argv = self._plan.bridge_command(self._ip)
         log = partial(self._stage.folder.file, "ray-bridge.log")
-        return RayLink(gcs, dashboard, env, log, self._inbox.put)
+        return RayLink(argv, env, log, self._inbox.put)
 
     async def _bridge(self, link: RayLink) -> None:
         with self._bridge_scope:

@@ -10,7 +10,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agent.decisions import head_state as h
 from agent.decisions.job import JobReport
-from agent.own_command import own_command
 from agent.runtime.process import Child
 
 if TYPE_CHECKING:
@@ -25,13 +24,12 @@ class RayLink:
 
     def __init__(
         self,
-        gcs: str,
-        dashboard: str,
+        argv: list[str],
         env: Mapping[str, str],
         log: Callable[[], Path],
         tell: Callable[[h.HeadEvent], None],
     ) -> None:
-        self._argv = own_command("ray-bridge", gcs, dashboard)
+        self._argv = argv
         self._env = env
         self._log = log
         self._tell = tell

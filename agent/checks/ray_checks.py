@@ -16,9 +16,13 @@ if TYPE_CHECKING:
 
 def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
     """Without Ray, in this Python, of a version that is supported, nothing can start."""
-    remedy = "Install `ray[default]>=2.40` into the Python that runs the agent"
+    remedy = (
+        "Install `ray[default]>=2.40` into the Python that runs the agent, or put the `ray` "
+        "command of the Python that has it on PATH"
+    )
     if facts.ray is None:
-        return Finding("ray", Level.FAIL, f"not installed for this Python ({facts.python})", remedy)
+        what = f"not installed for {facts.ray_python} (Python {facts.python})"
+        return Finding("ray", Level.FAIL, what, remedy)
     if version(facts.ray) < OLDEST:
         return Finding("ray", Level.FAIL, f"{facts.ray} is older than 2.40", remedy)
     if facts.ray_missing:

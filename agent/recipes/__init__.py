@@ -9,6 +9,6 @@ from agent.recipes import rehearsal
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-RECIPES: dict[str, Callable[[], tuple[str, ...]]] = {
+RECIPES: dict[str, Callable[[str], tuple[str, ...]]] = {
     "rehearsal": rehearsal.command,
 }

@@ -5,10 +5,11 @@ from __future__ import annotations
 from agent.own_command import own_command
 
 
-def command() -> tuple[str, ...]:
-    """Return the job's command, with placeholders for what is known only when all have joined."""
+def command(python: str) -> tuple[str, ...]:
+    """Return the job's command, for Ray's Python; placeholders stand for what is known later."""
     return tuple(
         own_command(
+            python,
             "rehearsal",
             "--reward-url",
             "{reward_url}",

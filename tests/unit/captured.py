@@ -83,4 +83,4 @@ def text_of(environ: dict[str, str], facts: Facts) -> str:
     text = render(plan, redactor_for(environ, plan.settings)) + "\n"
     for path, name in ((own_command()[1], "AGENT"), (sys.executable, "PYTHON")):
         text = text.replace(shlex.quote(path), name)
-    return text.replace(f"{shlex.join(ray_script())} start", "RAY start")
+    return text.replace(f"{shlex.join(ray_script(sys.executable))} start", "RAY start")

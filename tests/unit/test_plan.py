@@ -72,7 +72,7 @@ def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) ->
     text = render(plan, redactor_for(environ, plan.settings)) + "\n"
     for path, name in ((own_command()[1], "AGENT"), (sys.executable, "PYTHON")):
         text = text.replace(shlex.quote(path), name)
-    return text.replace(f"{shlex.join(ray_script())} start", "RAY start")
+    return text.replace(f"{shlex.join(ray_script(sys.executable))} start", "RAY start")
 
 
 @pytest.mark.parametrize("name", CASES)

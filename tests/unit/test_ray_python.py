@@ -1,0 +1,122 @@
+"""The Python that has Ray: our own, the one that an image recorded, or that of `ray` on PATH."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent import ray_python
+from agent.own_command import own_command
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+WITHOUT = {"PATH": "/nowhere"}
+
+
+def put_ray(folder: Path, *lines: str) -> str:
+    """Make a `ray` command with these first lines; return a PATH that has it."""
+    folder.mkdir(exist_ok=True)
+    script = folder / "ray"
+    script.write_text("\n".join([*lines, "import ray"]))
+    script.chmod(0o755)
+    return str(folder)
+
+
+@pytest.mark.parametrize(
+    ("lines", "python"),
+    [
+        (("#!/opt/conda/bin/python3.11",), "/opt/conda/bin/python3.11"),
+        (("#! /usr/bin/python3 -s",), "/usr/bin/python3"),
+        (
+            ("#!/bin/sh", "'''exec' '/with a blank/bin/python' \"$0\" \"$@\""),
+            "/with a blank/bin/python",
+        ),
+        (("#!/bin/sh", "'''exec' /very/long/bin/python3 \"$0\" \"$@\""), "/very/long/bin/python3"),
+        (("#!/usr/bin/env bash", "exec something"), None),
+        (("no script",), None),
+    ],
+)
+def test_the_python_of_a_ray_command(
+    tmp_path: Path, lines: tuple[str, ...], python: str | None
+) -> None:
+    """Every form in which pip writes a script's first lines is read; a shell's wrapper is none."""
+    assert ray_python.of_ray_command(put_ray(tmp_path, *lines)) == python
+
+
+def test_env_is_looked_up_on_the_same_path(tmp_path: Path) -> None:
+    """`/usr/bin/env python3` means the python3 that PATH has."""
+    path = put_ray(tmp_path, "#!/usr/bin/env python3")
+    assert ray_python.of_ray_command(path) is None
+    (tmp_path / "python3").symlink_to(sys.executable)
+    assert ray_python.of_ray_command(path) == str(tmp_path / "python3")
+
+
+def test_no_ray_command(tmp_path: Path) -> None:
+    """Without one on PATH there is nothing to read."""
+    assert ray_python.of_ray_command(str(tmp_path)) is None
+
+
+def test_our_own_ray_wins(tmp_path: Path) -> None:
+    """In one environment the agent's own Python runs Ray, wherever PATH points."""
+    path = put_ray(tmp_path, "#!/opt/other/bin/python3")
+    assert ray_python.find(path).executable == sys.executable
+
+
+def bare_python(tmp_path: Path) -> Path:
+    """Make an environment that has none of our libraries, nor Ray."""
+    place = tmp_path / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+    return place / "bin" / "python"
+
+
+def test_another_python_is_asked(tmp_path: Path) -> None:
+    """A Python that has none of the agent's libraries tells what it has of Ray."""
+    bare = bare_python(tmp_path)
+    found = ray_python.look_at(str(bare))
+    assert (found.executable, found.ray) == (str(bare), None)
+    assert "aiohttp" in found.missing
+    assert found.python == sys.version.split()[0]
+    assert ray_python.look_at(str(tmp_path / "none")).python == "does not run"
+
+
+def test_without_ray_here_the_recorded_one_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the image's build recorded comes before PATH; without either it is this Python."""
+    nothing = ray_python.RayPython(sys.executable, "3.11.7", None)
+    other = str(bare_python(tmp_path))
+    path = put_ray(tmp_path / "bin", f"#!{other}")
+    monkeypatch.setattr(ray_python, "look_here", lambda: nothing)
+    monkeypatch.setattr(ray_python, "look_at", lambda python: ray_python.RayPython(python, "", "2"))
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))
+    assert ray_python.find("/nowhere") == nothing
+    assert ray_python.find(path).executable == other
+    (tmp_path / ray_python.RECORD).write_text("/opt/python\n")
+    assert ray_python.find(path).executable == "/opt/python"
+
+
+@pytest.mark.parametrize("program", ["rehearsal", "ray-bridge", "reward-server"])
+def test_our_programs_need_none_of_our_libraries(tmp_path: Path, program: str) -> None:
+    """In Ray's Python they import Ray's libraries and the standard one; our own stay unseen."""
+    bare = bare_python(tmp_path)
+    package = bare.parents[1] / "lib" / f"python3.{sys.version_info.minor}" / "site-packages"
+    (package / "aiohttp").mkdir()  # what ray[default] brings
+    (package / "aiohttp" / "__init__.py").write_text("web = None")
+    (package / "aiohttp" / "http.py").write_text("class HttpProcessingError(Exception): ...")
+    arguments = ["--help"] if program != "ray-bridge" else []
+    done = subprocess.run(
+        own_command(str(bare), program, *arguments),
+        env=WITHOUT,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if program == "ray-bridge":  # it came as far as its own arguments
+        assert "Bridge.__init__() missing 2 required positional arguments" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
