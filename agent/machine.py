@@ -33,6 +33,8 @@ class Facts:
     """IP addresses by the interface that carries them, loopback included."""
     ray_python: str = sys.executable
     """The Python that has Ray: our own, but for an image where the two are kept apart."""
+    ray_command: tuple[str, ...] = ("ray",)
+    """How the `ray` of that Python is run."""
     python: str = ""
     ray: str | None = None
     ray_missing: tuple[str, ...] = ()
@@ -127,6 +129,7 @@ def gather(
         hostname=socket.gethostname(),
         interfaces=_interfaces(),
         ray_python=ray.executable,
+        ray_command=ray.command,
         python=ray.python,
         ray=ray.ray,
         ray_missing=ray.missing,

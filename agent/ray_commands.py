@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.environment import object_store
@@ -50,7 +49,7 @@ class RayStart:
     def _common(self, node_ip: str) -> list[str]:
         ports, settings = self.ports, self.settings
         argv = [
-            *ray_script(self.facts.ray_python),
+            *self.facts.ray_command,
             "start",
             "--block",
             f"--node-ip-address={node_ip}",
@@ -76,9 +75,3 @@ class RayStart:
         if settings.debug_ray == "1":
             argv.append("--ray-debugger-external")
         return argv
-
-
-def ray_script(python: str) -> list[str]:
-    """Return the `ray` command of the Python that has Ray, wherever PATH points."""
-    beside = Path(python).parent / "ray"
-    return [str(beside)] if beside.exists() else [python, "-m", "ray.scripts.scripts"]

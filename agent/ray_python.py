@@ -40,6 +40,8 @@ class RayPython:
     ray: str | None
     missing: tuple[str, ...] = ()
     """Modules of ray[default] that a job submission cannot do without, and that are not there."""
+    command: tuple[str, ...] = ("ray",)
+    """How its `ray` is run, wherever PATH points."""
 
 
 def find(path: str | None) -> RayPython:
@@ -54,7 +56,8 @@ def find(path: str | None) -> RayPython:
 def look_here() -> RayPython:
     """Look at this Python, without importing Ray."""
     missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
-    return RayPython(sys.executable, platform.python_version(), _ray_version(), missing)
+    version = platform.python_version()
+    return RayPython(sys.executable, version, _ray_version(), missing, _command())
 
 
 def tell(_arguments: list[str]) -> int:
@@ -107,7 +110,18 @@ def look_at(executable: str) -> RayPython:
         told = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return RayPython(executable, "does not run", None)
-    return RayPython(executable, told["python"], told["ray"], tuple(told["missing"]))
+    missing, command = tuple(told["missing"]), tuple(told["command"])
+    return RayPython(executable, told["python"], told["ray"], missing, command)
+
+
+def _command() -> tuple[str, ...]:
+    """Return this Python's `ray`: beside it, or where its pip puts scripts, as on Debian."""
+    script = Path(sys.executable).parent / "ray"
+    if not script.exists():
+        import sysconfig  # noqa: PLC0415 - only where the short way fails
+
+        script = Path(sysconfig.get_path("scripts")) / "ray"
+    return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
 
 
 def _ray_version() -> str | None:

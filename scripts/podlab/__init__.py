@@ -15,7 +15,8 @@ Lab(pods=3, names=None, *, interface="podnet1", decoy="eth0", subnet="10.77.0",
   .publish(name, ip)  .unpublish(name)   in force on return; a name without dot also as name.domain
   .dns(answering=False)                  lookups time out; True: answers again
 Pod  .name  .ip  .decoy_ip  .netns  .tmp  .home (host paths of its /tmp and $HOME)  .containers
-  .start(argv, env=None, cwd=None, *, clean_env=True, shm=None) -> Container   argv is PID 1
+  .start(argv, env=None, cwd=None, *, clean_env=True, shm=None, image=None) -> Container
+                                         argv is PID 1; image: a root file system for its own
   .publish(address=None)  .unpublish()   its own name in DNS
   .cut()  .heal()                        packets vanish; the link stays up
   .freeze()  .thaw()                     SIGSTOP, SIGCONT to all its processes

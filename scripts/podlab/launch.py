@@ -36,7 +36,10 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Mount(TypedDict):
-    """One mount to make: `kind` is bind, place (a bind that makes its target), move or a type."""
+    """One mount to make: `kind` is bind, place (a bind that makes its target), move or a type.
+
+    `folder` is none: it makes the target, for mounts to come.
+    """
 
     kind: str
     source: str
@@ -45,7 +48,10 @@ class Mount(TypedDict):
 
 
 class Spec(TypedDict, total=False):
-    """What to run, and in which namespaces: made (hostname) or entered (netns, target)."""
+    """What to run, and in which namespaces: made (hostname) or entered (netns, target).
+
+    With `root` that folder, once all mounts are made, becomes the root of the file system.
+    """
 
     argv: list[str]
     env: dict[str, str]
@@ -54,6 +60,7 @@ class Spec(TypedDict, total=False):
     target: int
     hostname: str
     mounts: list[Mount]
+    root: str
 
 
 def setns(path: str, kind: str) -> None:
@@ -92,7 +99,9 @@ def _make(step: Mount) -> None:
     kind, source, target = step["kind"], step["source"], step["target"]
     if kind == "place":
         _make_room(source, target)
-    if kind in {"bind", "place"}:
+    if kind == "folder":
+        os.makedirs(target)  # noqa: PTH103 - see _make_room
+    elif kind in {"bind", "place"}:
         mount(source, target, flags=MS_BIND | MS_REC)
     elif kind == "move":
         mount(source, target, flags=MS_MOVE)
@@ -121,7 +130,16 @@ def _settle(spec: Spec) -> None:
         mount("none", "/", flags=MS_REC | MS_PRIVATE)
         for step in spec["mounts"]:
             _make(step)
+        if "root" in spec:
+            _take_for_root(spec["root"])
     os.chdir(spec["cwd"])
+
+
+def _take_for_root(folder: str) -> None:
+    """Put a mounted folder over everything: whoever enters the namespace later starts there too."""
+    os.chdir(folder)
+    mount(folder, "/", flags=MS_MOVE)
+    os.chroot(".")
 
 
 def _open_all(pid: int) -> list[tuple[int, str]]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 HOME = "/run/home"
 # Private places and the staging folder of each; /tmp last, since the staging folders lie in it.
 AREAS = {"/run": "run", "/dev/shm": "shm", "/tmp": "tmp"}
-FOLDERS = ("run", "shm", "tmp", "home", "sys")
+FOLDERS = ("run", "shm", "tmp", "home", "sys", "image")
 CGROUPS = Path("/sys/fs/cgroup")
 
 
@@ -36,6 +36,38 @@ def staged(path: Path, root: Path) -> Path | None:
 
 def _step(kind: str, source: str | Path, target: str | Path, options: str = "") -> Mount:
     return {"kind": kind, "source": str(source), "target": str(target), "options": options}
+
+
+def image_root(root: Path) -> Path:
+    """Return where an image's file system is put together."""
+    return root / "image" / "top"
+
+
+def image_mount_plan(image: Path, root: Path, etc: Path, shm: str) -> list[Mount]:
+    """List the mounts that make a pod's file system of an image's, and of nothing else.
+
+    The image itself stays as it is: what the container writes lies over it, in memory, and is
+    gone with the container.
+    """
+    layer, top = root / "image", image_root(root)
+    upper, work = layer / "upper", layer / "work"
+    steps = [_step("tmpfs", "tmpfs", layer, "mode=755")]
+    steps += [_step("folder", "", folder) for folder in (upper, work, top)]
+    written = f"lowerdir={image},upperdir={upper},workdir={work}"
+    steps += [
+        _step("overlay", "overlay", top, written),
+        _step("tmpfs", "tmpfs", top / "run", "mode=755"),
+        _step("place", root / "home", top / HOME.lstrip("/")),
+        _step("bind", root / "tmp", top / "tmp"),
+        _step("bind", "/dev", top / "dev"),
+        _step("tmpfs", "tmpfs", top / "dev/shm", f"mode=1777,size={shm}"),
+        _step("sysfs", "sysfs", top / "sys"),
+    ]
+    if CGROUPS.is_dir():
+        steps.append(_step("bind", CGROUPS, top / "sys/fs/cgroup"))
+    steps += [_step("place", etc / name, top / "etc" / name) for name in ("hosts", "resolv.conf")]
+    steps.append(_step("proc", "proc", top / "proc"))
+    return steps
 
 
 def mount_plan(root: Path, etc: Path, shm: str, needed: Iterable[Path]) -> list[Mount]:

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from podlab.container import Container
-from podlab.mounts import FOLDERS, HOME, mount_plan
+from podlab.mounts import FOLDERS, HOME, image_mount_plan, image_root, mount_plan
 from podlab.network import ETC_DIR, NETNS_DIR
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Pod:
         """The host's path of its $HOME."""
         return self._folder / "home"
 
-    def start(
+    def start(  # noqa: PLR0913 - what is rarely wanted goes by keyword
         self,
         argv: Sequence[str | os.PathLike[str]],
         env: Mapping[str, str] | None = None,
@@ -101,11 +101,13 @@ class Pod:
         *,
         clean_env: bool = True,
         shm: str | None = None,
+        image: Path | None = None,
     ) -> Container:
         """Run argv as PID 1 of a fresh container on this pod; return once it is exec'ed.
 
         The environment is env over PATH, HOME and LANG, nothing else; with clean_env=False over
-        the caller's own. The default working directory is $HOME.
+        the caller's own. The default working directory is $HOME. With `image`, the root file
+        system of one, that is all the files that the container sees.
         """
         base = dict(BASE_ENV) if clean_env else {**os.environ, "HOME": HOME}
         etc = ETC_DIR / self.netns
@@ -117,6 +119,9 @@ class Pod:
             "hostname": self.name,
             "mounts": mount_plan(self._folder, etc, shm or self._shm, self._needed),
         }
+        if image is not None:
+            spec["mounts"] = image_mount_plan(image, self._folder, etc, shm or self._shm)
+            spec["root"] = str(image_root(self._folder))
         container = Container(spec, self._logs / f"{self.name}-{next(self._numbers)}", self.name)
         self.containers.append(container)
         return container

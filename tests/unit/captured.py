@@ -11,7 +11,6 @@ from agent.errors import SettingsError
 from agent.machine import MIB, Facts
 from agent.own_command import own_command
 from agent.plan import Plan, make_plan
-from agent.ray_commands import ray_script
 from agent.redact import redactor_for
 from agent.render import render
 from agent.settings import load
@@ -83,4 +82,4 @@ def text_of(environ: dict[str, str], facts: Facts) -> str:
     text = render(plan, redactor_for(environ, plan.settings)) + "\n"
     for path, name in ((own_command()[1], "AGENT"), (sys.executable, "PYTHON")):
         text = text.replace(shlex.quote(path), name)
-    return text.replace(f"{shlex.join(ray_script(sys.executable))} start", "RAY start")
+    return text.replace("ray:    ray start", "ray:    RAY start")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.own_command import own_command
-from agent.ray_commands import ray_script
 from agent.redact import redactor_for
 from agent.render import duration, render
 from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of
@@ -72,7 +71,7 @@ def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) ->
     text = render(plan, redactor_for(environ, plan.settings)) + "\n"
     for path, name in ((own_command()[1], "AGENT"), (sys.executable, "PYTHON")):
         text = text.replace(shlex.quote(path), name)
-    return text.replace(f"{shlex.join(ray_script(sys.executable))} start", "RAY start")
+    return text.replace("ray:    ray start", "ray:    RAY start")
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -80,6 +80,9 @@ def test_another_python_is_asked(tmp_path: Path) -> None:
     assert (found.executable, found.ray) == (str(bare), None)
     assert "aiohttp" in found.missing
     assert found.python == sys.version.split()[0]
+    assert found.command == (str(bare), "-m", "ray.scripts.scripts")
+    put_ray(bare.parent, f"#!{bare}")
+    assert ray_python.look_at(str(bare)).command == (str(bare.parent / "ray"),)
     assert ray_python.look_at(str(tmp_path / "none")).python == "does not run"
 
 
