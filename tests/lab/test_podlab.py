@@ -376,3 +376,19 @@ def test_command_stopped(lab: Lab, number: signal.Signals) -> None:
     assert {first, second} == {"pod0", "pod1"}
     assert sorted(out.splitlines()) == ["pod0 | told", "pod1 | told"]
     assert leftovers.is_left(f"podlab-{process.pid}-1") == []
+
+
+def test_a_container_in_an_image_sees_nothing_else(lab: Lab) -> None:
+    """Its root is the image, also for what is started later; what it writes stays its own."""
+    written = Path(f"/written-{os.getpid()}")  # this machine's own files stand for an image
+    first, second = (lab.pods[i].start(IDLE, image=Path("/"), cwd="/") for i in (0, 1))
+    first.exec(["sh", "-c", f"echo one >{written}; echo two >/tmp/shared"])
+    assert first.exec(["cat", written]).stdout == "one\n"
+    assert second.exec(["cat", written]).returncode != 0
+    assert not written.exists()
+    assert (lab.pods[0].tmp / "shared").read_text() == "two\n"
+    assert first.exec(["hostname"]).stdout.strip() == lab.pods[0].name
+    assert "nameserver 10.77." in first.exec(["cat", "/etc/resolv.conf"]).stdout
+    assert [info.pid for info in first.processes()] == [1]
+    for container in (first, second):
+        container.kill()

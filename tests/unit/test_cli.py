@@ -102,6 +102,13 @@ def test_status_without_a_head_is_69() -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_status_live_asks_this_nodes_own_agent() -> None:
+    """A container's health check: 69 and why without an agent here, whoever may be the head."""
+    done = agent("status", "--live", env={"AGENT_PORT": "21999", "AGENT_HEAD": "192.0.2.1"})
+    assert done.returncode == 69
+    assert "no agent lives here: 127.0.0.1:21999" in done.stderr
+
+
 def test_a_closed_pipe_is_no_error() -> None:
     """`pod-agent env | head -1` ends quietly."""
     pipe = f"{AGENT} env | head -1"

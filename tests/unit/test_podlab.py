@@ -156,6 +156,17 @@ def test_mounts_are_moved_last_and_tmp_after_all() -> None:
     assert "size=1g" in next(step["options"] for step in plan if "shm" in step["target"])
 
 
+def test_an_images_mounts_lie_in_its_own_file_system() -> None:
+    """The image lies below, unwritten; what is mounted over it lies inside, so that all moves."""
+    root = Path("/tmp/l/0")
+    plan = mounts.image_mount_plan(Path("/images/x"), root, Path("/etc/netns/n"), "1g")
+    top = mounts.image_root(root)
+    at = next(i for i, step in enumerate(plan) if step["kind"] == "overlay")
+    assert plan[at]["options"].startswith("lowerdir=/images/x,upperdir=/tmp/l/0/image/")
+    assert Path(plan[at]["target"]) == top
+    assert all(Path(step["target"]).is_relative_to(top) for step in plan[at:])
+
+
 def test_needed_paths_hold_the_repository() -> None:
     """The checkout is seen in pods, wherever it lies; so is what a test shares."""
     root = Path(__file__).parents[2]

@@ -1,0 +1,1 @@
+"""The layer that the Dockerfile puts over a framework's image."""

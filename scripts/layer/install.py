@@ -1,0 +1,166 @@
+"""Put the agent over a framework's image; the Dockerfile calls this, once in each of its stages.
+
+install.py agent HOME [PYTHON]   make HOME, the agent's own environment, beside the image's PYTHON
+install.py ray HOME VERSION      give that Python what it lacks of Ray, and check: nothing moved
+
+The agent's libraries and the framework's never meet, so nothing of the framework's has to move.
+Standard library alone: any Python of the image's runs this.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parents[1]
+OLDEST = (3, 10)
+EXACT = re.compile(r"\d[\w.+!-]*")
+QUIET = {
+    "PIP_NO_CACHE_DIR": "1",
+    "PIP_DISABLE_PIP_VERSION_CHECK": "1",
+    "PIP_ROOT_USER_ACTION": "ignore",
+    # Debian guards its Python against pip; here the constraints and the check do.
+    "PIP_BREAK_SYSTEM_PACKAGES": "1",
+}
+
+
+def fail(what: str, remedy: str) -> NoReturn:
+    """End the build with what is wrong and what to do."""
+    print(f"pod-agent's layer: {what}. {remedy}.", file=sys.stderr)
+    sys.exit(1)
+
+
+def run(what: str, remedy: str, *argv: str | Path) -> None:
+    """Run a command; its failure ends the build."""
+    done = subprocess.run(
+        [str(word) for word in argv],
+        env={**os.environ, **QUIET},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    print(done.stdout, end="", flush=True)
+    if done.returncode != 0:
+        fail(what, remedy)
+
+
+def told(python: str | Path, code: str) -> list[str]:
+    """Have a Python print something; return the lines."""
+    done = subprocess.run([python, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def note(python: str, home: Path) -> None:
+    """Write down what the image's Python has, before anything is done."""
+    home.mkdir(parents=True)
+    shutil.copytree(HERE, home / "layer", ignore=shutil.ignore_patterns("__pycache__"))
+    (home / "ray-python").write_text(python)
+    what, remedy = f"{python} does not run", "Name the image's Python: --build-arg PYTHON=/its/path"
+    run(what, remedy, python, HERE / "moved.py", "note", home / "base.json")
+
+
+def make_environment(python: str, home: Path) -> Path:
+    """Make the agent's environment; Debian's Python brings no pip for it. Return its Python."""
+    whole = subprocess.run([python, "-c", "import ensurepip"], capture_output=True, check=False)
+    options = [] if whole.returncode == 0 else ["--without-pip"]
+    what, remedy = f"`{python} -m venv` failed", "Give it a whole `venv`: python3-venv on Debian"
+    run(what, remedy, python, "-m", "venv", *options, home)
+    return home / "bin" / "python"
+
+
+def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
+    """Return a pip that installs into a Python: its own, or another one's."""
+    for host in filter(lambda host: Path(host).exists(), (python, *others)):
+        asked = subprocess.run([host, "-m", "pip", "--version"], capture_output=True, check=False)
+        if asked.returncode == 0:
+            target = [] if host == python else ["--python", python]
+            return [host, "-m", "pip", *target, "install", "--quiet", "--no-warn-conflicts"]
+    fail(f"no pip for {python}", "Install pip, 22.3 or newer, for the image's Python")
+
+
+def install_agent(home: Path, given: str | None) -> None:
+    """Make the agent's environment and install the agent into it, without Ray."""
+    sys.path.insert(0, str(SOURCE))
+    from agent.ray_python import of_ray_command  # noqa: PLC0415 - found only now
+
+    python = given or of_ray_command(os.environ.get("PATH")) or sys.executable
+    note(python, home)
+    for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # meant for the framework's libraries
+        os.environ.pop(theirs, None)
+    own = make_environment(python, home)
+    pip = pip_for(own, python, sys.executable)
+    remedy = "See pip's words above"
+    run("the agent could not be installed", remedy, *pip, "--no-deps", SOURCE)
+    wanted = told(own, "import importlib.metadata as m; print(*m.requires('pod-agent'), sep='\\n')")
+    needed = [line for line in wanted if not re.match(r"ray\b", line) and "extra ==" not in line]
+    version = told(own, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
+    pins = SOURCE / "requirements" / f"{version}.txt"
+    pinned: list[str | Path] = ["--constraint", pins] if pins.exists() else []
+    run("the agent's libraries could not be installed", remedy, *pip, *pinned, *needed)
+    # Isolated: what PYTHONPATH brings to the framework is not for the agent.
+    script = home / "bin" / "pod-agent"
+    script.write_text(
+        f"#!{own} -I\nimport sys\n\nfrom agent.__main__ import main\n\nsys.exit(main())\n"
+    )
+    script.chmod(0o755)
+
+
+def constraints(home: Path) -> Path:
+    """Write the image's distributions as constraints: pip then refuses rather than moves."""
+    noted = json.loads((home / "base.json").read_text())["distribution"]
+    lines = [f"{name}=={version}" for name, version in noted.items() if EXACT.fullmatch(version)]
+    file = Path(os.environ.get("TMPDIR", "/tmp")) / "pod-agent-constraints.txt"
+    file.write_text("\n".join(lines))
+    return file
+
+
+def complete_ray(home: Path, version: str) -> None:
+    """Install Ray where the image has none, and what its `default` extra lacks; then check."""
+    from agent.checks.ray_checks import OLDEST as OLDEST_RAY  # noqa: PLC0415 - from HOME
+    from agent.checks.ray_checks import version as parsed  # noqa: PLC0415 - same
+    from agent.ray_python import look_at  # noqa: PLC0415 - same
+
+    python = (home / "ray-python").read_text()
+    found = look_at(python)
+    if found.ray is not None and parsed(found.ray) < OLDEST_RAY:
+        fail(f"{python} has Ray {found.ray}", "The agent needs 2.40 or newer: take a newer image")
+    if found.ray is None or found.missing:
+        wanted = f"ray[default]=={found.ray or version}"
+        file = constraints(home)
+        what = f"{wanted} does not fit beside what {python} has"
+        remedy = (
+            "pip's words above name the conflict; take another Ray, --build-arg RAY=…, or an image"
+            " that has one"
+        )
+        pip = pip_for(python, home / "bin" / "python", "/usr/bin/python3")
+        run(what, remedy, *pip, "--constraint", file, wanted)
+        file.unlink()
+    what, remedy = "the image below was changed", "Please report it with the lines above"
+    run(what, remedy, python, home / "layer" / "moved.py", "check", home / "base.json")
+    run("the agent does not run", remedy, home / "bin" / "pod-agent", "--version")
+
+
+def main(arguments: list[str]) -> int:
+    """Do the part that is named."""
+    if sys.version_info < OLDEST:
+        found = f"{sys.executable} is Python {sys.version.split()[0]}"
+        fail(found, "3.10 is the oldest: name another by --build-arg PYTHON=/its/path")
+    if arguments[:1] == ["agent"] and len(arguments) in {2, 3}:
+        install_agent(Path(arguments[1]), "".join(arguments[2:]) or None)
+    elif arguments[:1] == ["ray"] and len(arguments) == 3:
+        complete_ray(Path(arguments[1]), arguments[2])
+    else:
+        print(__doc__, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,57 @@
+"""The images, built once: Debian, Debian with a framework's libraries, and the agent over both."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from image.builder import OLD_PYDANTIC, PINS, Store
+from scenario import need_lab
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(scope="session")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
+    """Return a store with two bases: `debian`, and `framework` with Ray and an older pydantic.
+
+    The framework's image keeps its pins and its libraries to itself, as some do: by variables.
+    """
+    need_lab()
+    absent = [tool for tool in ("buildah", "debootstrap") if shutil.which(tool) is None]
+    if absent:
+        reason = f"the image's tests need {' and '.join(absent)} (Debian packages of that name)"
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
+    folder: Path = tmp_path_factory.mktemp("images")
+    made = Store(folder)
+    pins = PINS.read_text().split()
+    ray = next(pin for pin in pins if pin.startswith("ray==")).removeprefix("ray==")
+    made.download(f"--constraint={PINS}", f"ray[default]=={ray}", str(PINS.parents[1]))
+    made.download(f"pydantic=={OLD_PYDANTIC}", "setuptools>=68", "wheel")
+    made.bootstrap("debian")
+    install = "RUN pip install --quiet --break-system-packages"
+    done = made.over(
+        "framework",
+        "debian",
+        f"{install} 'ray[default]=={ray}' pydantic=={OLD_PYDANTIC}",
+        f"RUN echo pydantic=={OLD_PYDANTIC} >/etc/pip-constraint.txt",
+        "RUN mkdir -p /workspace/lib && echo '1 / 0' >/workspace/lib/structlog.py",
+        "ENV PIP_CONSTRAINT=/etc/pip-constraint.txt PYTHONPATH=/workspace/lib",
+        "WORKDIR /workspace",
+    )
+    assert done.returncode == 0, done.stderr
+    yield made
+    made.close()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="session")
+def over_framework(store: Store) -> subprocess.CompletedProcess[str]:
+    """Build `agent`, the image over the framework's."""
+    return store.build("agent", BASE="localhost/framework")

@@ -1,0 +1,201 @@
+"""The image: built over a base, nothing of which moves, and booted in the lab as a pod's own."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+import podlab
+from image.builder import OLD_PYDANTIC
+from scenario import await_true, ends, last_line
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from image.builder import Store
+    from podlab import Container, Pod
+
+pytestmark = pytest.mark.timeout(900)
+
+BOOT = 120.0
+LIBRARIES = "usr/local/lib/python3.11/dist-packages"
+LOOK_AROUND = """
+import os, sys, pydantic, ray
+ray.init(logging_level="ERROR", log_to_driver=False)
+seen = ray.get(ray.remote(lambda: (sys.executable, pydantic.VERSION)).remote())
+print(*seen, pydantic.VERSION, os.getcwd(), "agent" in sys.modules, *sys.path, sep="|")
+sys.exit(7)
+"""
+
+
+class Pods:
+    """Pods that run an image as a platform would: its entrypoint, environment and folder."""
+
+    def __init__(self, store: Store, lab: podlab.Lab, name: str) -> None:
+        self._config = store.config(name)
+        self._root = store.mount(name)
+        self.pods: list[Pod] = list(lab.pods)
+        self.health = self._config["Healthcheck"]["Test"]
+
+    def start(self, *arguments: str) -> list[Container]:
+        """Start the image in every pod, with one identical environment."""
+        return [
+            pod.start(
+                [*self._config["Entrypoint"], *arguments],
+                env=self.env(pod),
+                cwd=self._config.get("WorkingDir") or "/",
+                image=self._root,
+            )
+            for pod in self.pods
+        ]
+
+    def env(self, pod: Pod) -> dict[str, str]:
+        """Return the image's variables and the pod's."""
+        own = dict(pair.split("=", 1) for pair in self._config["Env"])
+        workers = str(len(self.pods) - 1)
+        return {
+            **own,
+            "RUNPOD_POD_ID": pod.name,
+            "HEAD_POD_ID": self.pods[0].name,
+            "EXPECTED_WORKERS": workers,
+            "AGENT_LOG_DIR": "/tmp/logs",
+            "AGENT_ON_DONE": "exit",
+        }
+
+    def is_healthy(self, container: Container) -> bool:
+        """Run the image's health check in a container."""
+        assert self.health[0] == "CMD"
+        return container.exec(self.health[1:]).returncode == 0
+
+
+@pytest.fixture
+def lab() -> Iterator[podlab.Lab]:
+    """Return three pods."""
+    with podlab.Lab(pods=3, shm="1g") as made:
+        yield made
+
+
+def contents(root: Path) -> dict[str, tuple[int, float]]:
+    """Return every file of the base's libraries, with its size and time."""
+    files = (path for path in (root / LIBRARIES).rglob("*") if path.is_file())
+    sources = (path for path in files if "__pycache__" not in path.parts)
+    return {str(p.relative_to(root)): (p.stat().st_size, p.stat().st_mtime) for p in sources}
+
+
+def test_nothing_of_a_frameworks_image_moves(
+    store: Store, over_framework: subprocess.CompletedProcess[str]
+) -> None:
+    """The build proves it, and the two file systems say the same."""
+    assert over_framework.returncode == 0, over_framework.stdout + over_framework.stderr
+    assert re.search(r"nothing moved: .*; new: nothing", over_framework.stdout)
+    before, after = (contents(store.mount(name)) for name in ("framework", "agent"))
+    assert any("/ray/" in name for name in before)
+    assert before == after
+
+
+def test_an_image_says_how_it_is_run(
+    store: Store, over_framework: subprocess.CompletedProcess[str]
+) -> None:
+    """Exec-form entrypoint, no command of the base's, a health check, labels, the base's folder."""
+    assert over_framework.returncode == 0
+    config = store.config("agent")
+    assert (config["Entrypoint"], config.get("Cmd") or []) == (["pod-agent"], [])
+    assert config["StopSignal"] == "SIGTERM"
+    assert config["WorkingDir"] == "/workspace"
+    assert config["Labels"]["org.opencontainers.image.base.name"] == "localhost/framework"
+
+
+def test_a_rehearsal_on_three_pods_from_the_image(
+    store: Store, lab: podlab.Lab, over_framework: subprocess.CompletedProcess[str]
+) -> None:
+    """The agent is PID 1 of each pod, Ray runs in the base's Python, and every pod is healthy."""
+    assert over_framework.returncode == 0
+    pods = Pods(store, lab, "agent")
+    agents = pods.start()
+    for agent in agents:
+        await_true("a healthy agent", lambda agent=agent: pods.is_healthy(agent), 30)
+        first = agent.processes()[0]
+        assert (first.pid, first.ppid) == (1, 0)
+        assert first.cmdline == "/opt/pod-agent/bin/python -I /usr/local/bin/pod-agent"
+    rays = r"/usr/bin/python3 /usr/local/bin/ray start .*"
+    await_true("Ray", lambda: any(re.match(rays, p.cmdline) for p in agents[0].processes()), 30)
+    assert ends(agents, BOOT) == [0, 0, 0], agents[0].tail()
+    assert "mean reward" in agents[0].stdout()
+
+
+def test_a_jobs_code_and_what_it_sees(
+    store: Store, lab: podlab.Lab, over_framework: subprocess.CompletedProcess[str]
+) -> None:
+    """The job sees the framework's libraries only, in its folder, and its code comes out."""
+    assert over_framework.returncode == 0
+    agents = Pods(store, lab, "agent").start("run", "--", "python3", "-c", LOOK_AROUND)
+    assert ends(agents, BOOT) == [7, 7, 7], agents[0].tail()
+    line = next(line for line in agents[0].stdout().splitlines() if OLD_PYDANTIC in line)
+    assert line.startswith(f"/usr/bin/python3|{OLD_PYDANTIC}|{OLD_PYDANTIC}|/workspace|False|")
+    assert "/opt/pod-agent" not in line
+    assert "exit code 7" in last_line(agents[1])
+
+
+def test_over_a_base_without_ray(store: Store) -> None:
+    """Ray is installed, under Debian's guard, beside what is there; the agent boots with it."""
+    done = store.build("plain", BASE="localhost/debian")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"nothing moved: .*; new: .*\bray \d", done.stdout)
+    with podlab.Lab(pods=1, shm="1g") as lab:
+        pods = Pods(store, lab, "plain")
+        idle = pods.pods[0].start(["sleep", "infinity"], image=store.mount("plain"), cwd="/")
+        assert not pods.is_healthy(idle)
+        idle.kill()
+        agents = pods.start("run", "--", "sh", "-c", "exit 3")
+        assert ends(agents, BOOT) == [3], agents[0].tail()
+
+
+def test_a_python_that_is_not_on_path(store: Store) -> None:
+    """A framework's own environment is named: its Ray is found there, though PATH knows none."""
+    python = "/opt/framework/bin/python"
+    base = store.over(
+        "hidden",
+        "debian",
+        "RUN python3 -m venv --without-pip /opt/framework",
+        f"RUN pip --python {python} install --quiet 'ray[default]'",
+    )
+    assert base.returncode == 0, base.stderr
+    done = store.build("named", BASE="localhost/hidden", PYTHON=python)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"nothing moved: .*; new: nothing", done.stdout)
+    with podlab.Lab(pods=1, shm="1g") as lab:
+        agents = Pods(store, lab, "named").start("run", "--", python, "-c", "import ray; exit(5)")
+        assert ends(agents, BOOT) == [5], agents[0].tail()
+
+
+def test_ray_that_does_not_fit_ends_the_build(store: Store) -> None:
+    """A base whose libraries Ray cannot take is refused, not changed, with what to do."""
+    info = f"/{LIBRARIES}/click-6.7.dist-info"
+    metadata = r"Metadata-Version: 2.1\nName: click\nVersion: 6.7\n"
+    base = store.over(
+        "old", "debian", f"RUN mkdir -p {info} && printf '{metadata}' >{info}/METADATA"
+    )
+    assert base.returncode == 0, base.stderr
+    done = store.build("refused", BASE="localhost/old")
+    assert done.returncode != 0
+    assert re.search(
+        r"pod-agent's layer: ray\[default\]==\S+ does not fit beside what", done.stderr
+    )
+    assert "click" in done.stderr
+    assert "--build-arg RAY=" in done.stderr
+
+
+def test_a_move_over_the_image_is_found(
+    store: Store, over_framework: subprocess.CompletedProcess[str]
+) -> None:
+    """The check stays in the image: a later layer that moves something can be told by it."""
+    assert over_framework.returncode == 0
+    check = "/opt/pod-agent/layer/moved.py check /opt/pod-agent/base.json"
+    moving = f"pip install --quiet --break-system-packages --upgrade pydantic && python3 {check}"
+    done = store.over("moved", "agent", f"RUN {moving}")
+    assert done.returncode != 0
+    assert f"distribution pydantic was {OLD_PYDANTIC}, is 2." in done.stderr

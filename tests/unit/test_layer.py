@@ -1,0 +1,123 @@
+"""The layer over a framework's image: nothing that was there moves, or the build fails."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent import __version__
+from layer import moved
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "scripts" / "layer" / "moved.py"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+
+
+class Image:
+    """A Python environment that stands for an image's."""
+
+    def __init__(self, place: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
+        self.python = place / "bin" / "python"
+        self.packages = next(place.glob("lib/python3*/site-packages"))
+        self.note = place / "base.json"
+
+    def plant(self, name: str, version: str, **files: str) -> None:
+        """Install a distribution, as pip would leave it there."""
+        info = self.packages / f"{name}-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        for file, text in files.items():
+            (self.packages / file).write_text(text)
+        (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
+
+    def look(self, verb: str) -> subprocess.CompletedProcess[str]:
+        """Note or check, as the image's build does."""
+        words = [self.python, SCRIPT, verb, self.note]
+        return subprocess.run(words, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Image:
+    """Return an image with a framework's torch, CUDA, Ray and an older pydantic."""
+    made = Image(tmp_path / "image")
+    made.plant("torch", "2.4.0+cu121", libtorch="torch's code")
+    made.plant("nvidia_cuda_runtime_cu12", "12.1.105", libcudart="CUDA's code")
+    made.plant("ray", "2.40.0", raylet="Ray's code")
+    made.plant("pydantic", "2.5.3", pydantic_core="")
+    assert made.look("note").returncode == 0
+    return made
+
+
+def test_nothing_moved(image: Image) -> None:
+    """What was added is told; all that was there is as it was."""
+    image.plant("aiohttp_cors", "0.8.1")
+    done = image.look("check")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("nothing moved: ")
+    assert "4 distribution(s), 3 file(s)" in done.stdout
+    assert "new: aiohttp-cors 0.8.1" in done.stdout
+
+
+def test_another_version_moved(image: Image) -> None:
+    """A distribution of another version fails the check, with both versions."""
+    (image.packages / "pydantic-2.5.3.dist-info").rename(image.packages / "gone")
+    image.plant("pydantic", "2.14.3")
+    done = image.look("check")
+    assert done.returncode == 1
+    assert "distribution pydantic was 2.5.3, is 2.14.3" in done.stderr
+
+
+def test_a_version_before_it_on_the_path_moved(image: Image, tmp_path: Path) -> None:
+    """A second one that imports find first is a move, though the first still lies there."""
+    before = json.loads(image.note.read_text())
+    other = Image(tmp_path / "other")
+    other.plant("ray", "2.60.0", raylet="another Ray's code")
+    (image.packages / "first.pth").write_text(f"import sys; sys.path.insert(0, '{other.packages}')")
+    done = image.look("check")
+    assert done.returncode == 1
+    assert "distribution ray was 2.40.0, is 2.60.0" in done.stderr
+    assert before["distribution"]["ray"] == "2.40.0"
+
+
+def test_a_file_of_torch_cuda_or_ray_moved(image: Image) -> None:
+    """The same version with another content, or without a file, fails the check by its path."""
+    (image.packages / "libcudart").write_text("another CUDA's code")
+    (image.packages / "raylet").unlink()
+    done = image.look("check")
+    assert done.returncode == 1
+    assert f"file {image.packages}/libcudart has other content" in done.stderr
+    assert f"file {image.packages}/raylet is gone" in done.stderr
+
+
+def test_many_moves_are_cut() -> None:
+    """A whole environment that went shows its first lines and a count."""
+    before = {"distribution": {f"d{i:02}": "1" for i in range(30)}, "file": {}}
+    lines = moved.moves(before, {"distribution": {}})
+    assert len(lines) == 30
+    assert moved.check(before, {"distribution": {}}) == 1
+
+
+def test_system_packages(tmp_path: Path) -> None:
+    """CUDA may be the system's: its packages are compared too, removed ones are not there."""
+    status = tmp_path / "status"
+    status.write_text(
+        "Package: libcudnn8\nStatus: install ok installed\nArchitecture: amd64\nVersion: 8.9\n\n"
+        "Package: old\nStatus: deinstall ok config-files\nArchitecture: amd64\nVersion: 1\n"
+    )
+    assert moved._dpkg(status) == {"libcudnn8:amd64": "8.9"}  # noqa: SLF001 - the file's format
+    assert moved._dpkg(tmp_path / "none") == {}  # noqa: SLF001 - same
+
+
+def test_the_dockerfile_says_what_the_rest_says() -> None:
+    """Version and Ray are those of the package and of the pinned lists; no index, no shell form."""
+    assert f"ARG VERSION={__version__}\n" in DOCKERFILE
+    ray = next(w for w in DOCKERFILE.split() if w.startswith("RAY=")).removeprefix("RAY=")
+    pins = (ROOT / "requirements" / "3.11.txt").read_text().split()
+    assert f"ray=={ray}" in pins
+    assert 'ENTRYPOINT ["pod-agent"]' in DOCKERFILE
+    assert "://" not in DOCKERFILE
