@@ -77,7 +77,7 @@ def make_environment(python: str, home: Path) -> Path:
 
 def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
     """Return a pip that installs into a Python: its own, or another one's."""
-    for host in filter(lambda host: Path(host).exists(), (python, *others)):
+    for host in filter(None, (python, *others, shutil.which("python3"))):
         asked = subprocess.run([host, "-m", "pip", "--version"], capture_output=True, check=False)
         if asked.returncode == 0:
             target = [] if host == python else ["--python", python]
@@ -95,7 +95,7 @@ def install_agent(home: Path, given: str | None) -> None:
     for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # meant for the framework's libraries
         os.environ.pop(theirs, None)
     own = make_environment(python, home)
-    pip = pip_for(own, python, sys.executable)
+    pip = pip_for(own, python)
     remedy = "See pip's words above"
     run("the agent could not be installed", remedy, *pip, "--no-deps", SOURCE)
     wanted = told(own, "import importlib.metadata as m; print(*m.requires('pod-agent'), sep='\\n')")
@@ -139,7 +139,7 @@ def complete_ray(home: Path, version: str) -> None:
             "pip's words above name the conflict; take another Ray, --build-arg RAY=…, or an image"
             " that has one"
         )
-        pip = pip_for(python, home / "bin" / "python", "/usr/bin/python3")
+        pip = pip_for(python, home / "bin" / "python")
         run(what, remedy, *pip, "--constraint", file, wanted)
         file.unlink()
     what, remedy = "the image below was changed", "Please report it with the lines above"

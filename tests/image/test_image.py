@@ -195,7 +195,7 @@ def test_a_move_over_the_image_is_found(
     """The check stays in the image: a later layer that moves something can be told by it."""
     assert over_framework.returncode == 0
     check = "/opt/pod-agent/layer/moved.py check /opt/pod-agent/base.json"
-    moving = f"pip install --quiet --break-system-packages --upgrade pydantic && python3 {check}"
-    done = store.over("moved", "agent", f"RUN {moving}")
+    moving = "PIP_CONSTRAINT= pip install --quiet --break-system-packages --upgrade pydantic"
+    done = store.over("moved", "agent", f"RUN {moving} && python3 {check}")
     assert done.returncode != 0
     assert f"distribution pydantic was {OLD_PYDANTIC}, is 2." in done.stderr
