@@ -17,6 +17,7 @@ import shutil
 import subprocess
 import sys
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 
 from agent.own_command import own_command
@@ -42,6 +43,10 @@ class RayPython:
     """Modules of ray[default] that a job submission cannot do without, and that are not there."""
     command: tuple[str, ...] = ("ray",)
     """How its `ray` is run, wherever PATH points."""
+    click: str | None = None
+    """The version of click, with which that command is written."""
+    enums_copy: bool = True
+    """Whether this Python copies an enum's member as itself."""
 
 
 def find(path: str | None) -> RayPython:
@@ -57,11 +62,15 @@ def look_here() -> RayPython:
     """Look at this Python, without importing Ray."""
     missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
     version = platform.python_version()
-    return RayPython(sys.executable, version, _ray_version(), missing, _command())
+    copies = hasattr(Enum, "__deepcopy__")
+    return RayPython(
+        sys.executable, version, _ray_version(), missing, _command(), _click_version(), copies
+    )
 
 
-def tell(_arguments: list[str]) -> int:
-    """Print what this Python has, for the one that asks."""
+def tell(argv: list[str]) -> int:
+    """Print what this Python has, for the one that asks; there is nothing to choose."""
+    del argv
     print(json.dumps(asdict(look_here())))
     return 0
 
@@ -110,8 +119,8 @@ def look_at(executable: str) -> RayPython:
         told = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return RayPython(executable, "does not run", None)
-    missing, command = tuple(told["missing"]), tuple(told["command"])
-    return RayPython(executable, told["python"], told["ray"], missing, command)
+    lists = {name: tuple(told[name]) for name in ("missing", "command")}
+    return RayPython(**{**told, **lists, "executable": executable})
 
 
 def _command() -> tuple[str, ...]:
@@ -135,6 +144,15 @@ def _ray_version() -> str | None:
         text = ""
     match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     return match[1] if match else _from_metadata("ray")
+
+
+def _click_version() -> str | None:
+    """Return click's version by the name of its metadata's folder; None where there is none."""
+    spec = importlib.util.find_spec("click")
+    if spec is None or spec.origin is None:
+        return None
+    folders = Path(spec.origin).parents[1].glob("click-*.dist-info")
+    return next((f.name[len("click-") : -len(".dist-info")] for f in folders), None)
 
 
 def _from_metadata(package: str) -> str | None:

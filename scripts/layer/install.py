@@ -123,9 +123,9 @@ def constraints(home: Path) -> Path:
 
 def complete_ray(home: Path, version: str) -> None:
     """Install Ray where the image has none, and what its `default` extra lacks; then check."""
-    from agent.checks.ray_checks import OLDEST as OLDEST_RAY  # noqa: PLC0415 - from HOME
-    from agent.checks.ray_checks import version as parsed  # noqa: PLC0415 - same
-    from agent.ray_python import look_at  # noqa: PLC0415 - same
+    from agent.ray_python import look_at  # noqa: PLC0415 - from HOME
+    from agent.ray_versions import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
+    from agent.ray_versions import version as parsed  # noqa: PLC0415 - same
 
     python = (home / "ray-python").read_text()
     found = look_at(python)
