@@ -77,7 +77,8 @@ def make_environment(python: str, home: Path) -> Path:
 
 def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
     """Return a pip that installs into a Python: its own, or another one's."""
-    for host in filter(None, (python, *others, shutil.which("python3"))):
+    hosts: list[str | Path] = [python, *others, shutil.which("python3") or sys.executable]
+    for host in hosts:
         asked = subprocess.run([host, "-m", "pip", "--version"], capture_output=True, check=False)
         if asked.returncode == 0:
             target = [] if host == python else ["--python", python]

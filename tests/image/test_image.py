@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -117,7 +118,7 @@ def test_a_rehearsal_on_three_pods_from_the_image(
     pods = Pods(store, lab, "agent")
     agents = pods.start()
     for agent in agents:
-        await_true("a healthy agent", lambda agent=agent: pods.is_healthy(agent), 30)
+        await_true("a healthy agent", partial(pods.is_healthy, agent), 30)
         first = agent.processes()[0]
         assert (first.pid, first.ppid) == (1, 0)
         assert first.cmdline == "/opt/pod-agent/bin/python -I /usr/local/bin/pod-agent"

@@ -37,7 +37,7 @@ class Image:
 
     def look(self, verb: str) -> subprocess.CompletedProcess[str]:
         """Note or check, as the image's build does."""
-        words = [self.python, SCRIPT, verb, self.note]
+        words = [str(self.python), str(SCRIPT), verb, str(self.note)]
         return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
