@@ -26,8 +26,9 @@ def breaks_command_line(ray: str, click: str | None, *, enums_copy: bool) -> boo
     """Say whether `ray` itself ends with "is not a valid Sentinel", whatever it is asked.
 
     Rays up to 2.52 make a deep copy of one of their commands as they start, which an enum's member
-    in click survives in later Pythons alone. Seen on Python 3.10 with Ray 2.40 and click 8.3.0 to
-    8.5.0, not with 8.2.1 and 8.5.1; Ray 2.51 and 2.52 still make that copy, 2.53 does not.
+    in click survives in later Pythons alone. Seen on Python 3.10 with Ray 2.40, 2.49
+    and 2.52 and click 8.3.0 to 8.5.0; not with click 8.2.1 and 8.5.1, on Python 3.11, or with Ray
+    2.60. Ray 2.53 is the first without that copy.
     """
     if enums_copy or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
         return False
