@@ -23,8 +23,9 @@ DEAF = "trap '' TERM; echo running; while :; do sleep 0.1; done"
 ONCE = r"echo running; [ -n \"\$SLURM_RESTART_COUNT\" ] || sleep 100; echo second run"
 KILL_WAIT = 30.0
 """Slurm's default: the seconds from its TERM to its KILL."""
-ORPHANED = 90.0
-"""A Ray whose agent was killed ends by itself when it has missed the head's for a minute."""
+SHORT_OF_GCS = "--export=ALL,RAY_gcs_rpc_server_reconnect_timeout_s=5"
+"""A Ray whose agent was killed ends when it has missed the head's for a minute, here less."""
+ORPHANED = 120.0
 END = 40.0
 """Longest from a job's end to Slurm's word of it."""
 
@@ -95,7 +96,7 @@ def test_scancel(slurm: SlurmCluster) -> None:
 
 def test_a_task_that_dies_takes_the_others_along(slurm: SlurmCluster) -> None:
     """--kill-on-bad-exit: the head is stopped, lets the job clean up, and says why."""
-    job = slurm.submit("bad-exit", f'sh -c "{PATIENT}"')
+    job = slurm.submit("bad-exit", f'sh -c "{PATIENT}"', SHORT_OF_GCS)
     job.wait_for("^running$")
     dying = job.agent("node2")
     slurm.nodes["node2"].exec(["kill", f"-{signal.SIGKILL}", str(dying.pid)])
