@@ -23,7 +23,7 @@ DEAF = "trap '' TERM; echo running; while :; do sleep 0.1; done"
 ONCE = r"echo running; [ -n \"\$SLURM_RESTART_COUNT\" ] || sleep 100; echo second run"
 KILL_WAIT = 30.0
 """Slurm's default: the seconds from its TERM to its KILL."""
-SHORT_OF_GCS = "--export=ALL,RAY_gcs_rpc_server_reconnect_timeout_s=5"
+SHORT_OF_GCS = "--export=ALL,RAY_gcs_rpc_server_reconnect_timeout_s=15"
 """A Ray whose agent was killed ends when it has missed the head's for a minute, here less."""
 ORPHANED = 120.0
 END = 40.0
