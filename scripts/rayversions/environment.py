@@ -37,11 +37,15 @@ def make(pair: Pair, log: Path) -> Path:
         raise CannotMakeError(NO_PYTHON, f"no python{pair.python} on PATH")
     folder = FOLDER / f"{pair.ray}-{pair.python}"
     remove(folder)
-    run([python, "-m", "venv", str(folder)], log)
-    pip = [str(folder / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check"]
-    # Ray comes as wheels only; and compat: a plain path entry, as in scripts/setup
-    flags = ["--only-binary=ray", "--config-settings", "editable_mode=compat"]
-    run([*pip, "--quiet", *flags, pair.requirement, "--editable", str(REPO)], log)
+    try:
+        run([python, "-m", "venv", str(folder)], log)
+        pip = [str(folder / "bin/python"), "-m", "pip", "install", "--disable-pip-version-check"]
+        # Ray comes as wheels only; and compat: a plain path entry, as in scripts/setup
+        flags = ["--only-binary=ray", "--config-settings", "editable_mode=compat"]
+        run([*pip, "--quiet", *flags, pair.requirement, "--editable", str(REPO)], log)
+    except CannotMakeError:
+        remove(folder)  # half an environment is of no use, and most often there is no wheel
+        raise
     return folder
 
 
