@@ -84,7 +84,7 @@ def test_head_name_unresolvable_for_ten_seconds(cluster: Cluster) -> None:
 @pytest.mark.pods(2)
 def test_a_worker_never_comes(cluster: Cluster) -> None:
     """At the deadline head and the worker that came end with 69, and the head says who."""
-    cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "14s"}
+    cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "25s"}
     head, worker = cluster.agents("true")
     assert ends([head, worker], 60) == [69, 69]
     assert "1 of 2 joined" in last_line(head)
@@ -103,7 +103,7 @@ def test_dstack_names_the_missing_rank(cluster: Cluster) -> None:
         "DSTACK_MASTER_NODE_IP": ips[0],
         "DSTACK_NODES_IPS": "\n".join(ips),
         "DSTACK_RUN_ID": "run-42",
-        "AGENT_WAIT_WORKERS": "14s",
+        "AGENT_WAIT_WORKERS": "25s",
         "AGENT_LOG_DIR": "/tmp/logs",
     }
     cluster.env = common
