@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.bridge.ray_calls import GcsNodes, Jobs, import_ray, is_final
 from agent.runtime.beats import beats
-from agent.runtime.importing import collecting_no_garbage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -74,7 +73,8 @@ class Bridge:
             self._out.flush()
 
     def _watch_nodes(self) -> None:
-        _import_ray()
+        with suppress(ImportError):  # the first call that needs it says so
+            import_ray()  # while Ray itself still boots
         for _ in beats(self._stop, 0.05):
             if _is_open(self._gcs):
                 break
@@ -208,12 +208,6 @@ class Copy:
         self._written += len(new)
         self._file.write(new)
         self._file.flush()
-
-
-def _import_ray() -> None:
-    """Import Ray while Ray itself still boots."""
-    with collecting_no_garbage(), suppress(ImportError):  # the first call that needs it says so
-        import_ray()
 
 
 def _is_open(address: str) -> bool:
