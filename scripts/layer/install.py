@@ -82,7 +82,15 @@ def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
         asked = subprocess.run([host, "-m", "pip", "--version"], capture_output=True, check=False)
         if asked.returncode == 0:
             target = [] if host == python else ["--python", python]
-            return [host, "-m", "pip", *target, "install", "--quiet", "--no-warn-conflicts"]
+            return [
+                host,
+                "-m",
+                "pip",
+                *target,
+                "install",
+                "--progress-bar=off",
+                "--no-warn-conflicts",
+            ]
     fail(f"no pip for {python}", "Install pip, 22.3 or newer, for the image's Python")
 
 
