@@ -104,8 +104,8 @@ def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
         "VLLM_HOST_IP": node_ip,
         # Ray's drain waits 30 s for a busy actor; by the time Ray is stopped the job is over.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # At the first driver, which is its own dashboard, Ray starts an idle worker for every CPU;
-        # they delay the job, and one with a runtime_env cannot use them.
+        # Before the job Ray would start an idle worker for each of the head's CPUs; two of them
+        # cost a CPU-second, as the job was about to start (Ray 2.60).
         "RAY_prestart_worker_first_driver": "0",
     }
     interface = facts.interface_of(node_ip)

@@ -9,12 +9,9 @@ from agent.environment import TOKEN_MODE
 from agent.errors import Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator
 
     from agent.settings import Settings
-
-K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
-"""Set where Ray takes Kubernetes' own tokens, which Ray's client finds by itself."""
 
 
 @dataclass(frozen=True)
@@ -31,6 +28,8 @@ class GivenRay:
     """The folder in which Ray keeps its sessions; None where the head is another machine."""
     submission_id: str | None = None
     """The id by which its owner will look for the job; None where the agent may choose."""
+    asks_token: bool = False
+    """True where it takes nothing without a token that the agent must be given."""
 
     @property
     def gcs(self) -> str:
@@ -39,7 +38,7 @@ class GivenRay:
         return f"{host}:{self.gcs_port}"
 
 
-def unheeded(environ: Mapping[str, str], settings: Settings, given: GivenRay) -> Iterator[Problem]:
+def unheeded(settings: Settings, given: GivenRay) -> Iterator[Problem]:
     """Name every setting that could only reach a Ray of our own: silence would be a lie."""
     owner = given.owner
     flags = {
@@ -59,7 +58,6 @@ def unheeded(environ: Mapping[str, str], settings: Settings, given: GivenRay) ->
     if settings.prepare_each is not None:
         expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
         yield Problem("AGENT_PREPARE_EACH", f"a command, but no agent on {owner}'s nodes", expected)
-    asks = environ.get(TOKEN_MODE, "").strip() == "token" and not environ.get(K8S_TOKEN)
-    if asks and settings.ray_auth_token is None:
+    if given.asks_token and settings.ray_auth_token is None:
         expected = f"the token of {owner}'s Ray (key auth_token of the secret named as the cluster)"
         yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)

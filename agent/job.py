@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ def job_of(
     settings: Settings,
     command: tuple[str, ...] | None,
     runtime_env: dict[str, object],
-    python: str = sys.executable,
+    python: str,
 ) -> Job | None:
     """Return the job that was asked for, None for AGENT_JOB=none; `python` runs our own ones."""
     if command is not None:

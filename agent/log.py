@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-_COLOURS = {"warning": "\033[33m", "error": "\033[31m", "info": "", "debug": "\033[2m"}
+_COLOURS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}
 _RESET = "\033[0m"
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 
-def own_command(python: str = sys.executable, *arguments: str) -> list[str]:
+def own_command(python: str, *arguments: str) -> list[str]:
     """Return an argv that runs this very agent: by its file, since `-m` would search the cwd."""
     return [python, str(Path(__file__).with_name("__main__.py")), *arguments]

@@ -9,7 +9,7 @@ from agent.conflicts import conflicts
 from agent.errors import SettingsError
 from agent.given_ray import unheeded
 from agent.platforms import claim_of
-from agent.platforms.runpod import POD
+from agent.platforms.runpod import own_pod
 from agent.ports import DEFAULTS, PortBase
 
 if TYPE_CHECKING:
@@ -79,10 +79,10 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     claim = claim_of(environ, settings)
     is_head, why = _role(settings, claim, facts)
     head_host, host_evidence = _head_host(settings, claim)
-    own_pod = environ.get(POD, "").strip() or None
-    problems = [*conflicts(settings, claim, facts, own_pod, is_head=is_head, head_host=head_host)]
+    pod = own_pod(environ)
+    problems = [*conflicts(settings, claim, facts, pod, is_head=is_head, head_host=head_host)]
     if claim.ray is not None and is_head:
-        problems += unheeded(environ, settings, claim.ray)
+        problems += unheeded(settings, claim.ray)
     if problems:
         raise SettingsError(tuple(problems))
     return Topology(

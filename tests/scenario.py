@@ -25,6 +25,7 @@ ENVIRONMENT = Path(os.environ.get("POD_AGENT_ENVIRONMENT") or sys.prefix)
 """Where pods have agent and Ray from; scripts/versions names others than this Python's own."""
 AGENT = str(ENVIRONMENT / "bin/pod-agent")
 RAY = str(ENVIRONMENT / "bin/ray")
+QUICK_DNS = {"RES_OPTIONS": "timeout:1 attempts:1"}
 BOOT = 90.0
 """Longest that a job may take to start; three Rays share two cores here."""
 
@@ -104,6 +105,12 @@ def ends(containers: Sequence[Container], timeout: float = BOOT) -> list[int]:
 def last_line(container: Container) -> str:
     """Return the last line that an agent wrote to stderr."""
     return container.stderr().strip().splitlines()[-1]
+
+
+def lookup(container: Container, name: str) -> str:
+    """Return the first address that the container's own resolver gives for a name."""
+    done = container.exec(["getent", "ahostsv4", name], env=QUICK_DNS, timeout=20)
+    return (done.stdout.split() or [""])[0]
 
 
 def await_true(

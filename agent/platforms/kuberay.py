@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from agent.environment import TOKEN_MODE
 from agent.given_ray import GivenRay
 from agent.platforms.claim import Claim, as_host, fault, host, required
 
@@ -26,6 +27,8 @@ DASHBOARD, SUBMISSION = "RAY_DASHBOARD_ADDRESS", "RAY_JOB_SUBMISSION_ID"
 """What it sets in the pod of a RayJob that is to submit the job."""
 DRIVER = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """What Ray sets for a job's own entrypoint."""
+K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
+"""Set where Ray takes Kubernetes' own tokens, which Ray's client finds by itself."""
 GCS_PORT, DASHBOARD_PORT = 6379, 8265
 SESSIONS = "/tmp/ray"
 
@@ -67,6 +70,7 @@ def _submitter(environ: Mapping[str, str], settings: Settings) -> Claim:
             gcs_port=settings.ray_port or GCS_PORT,
             dashboard=f"{parts.scheme}://{shown}:{port}",
             submission_id=submission,
+            asks_token=_asks_token(environ),
         ),
         (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}"),
     )
@@ -87,6 +91,7 @@ def _head(environ: Mapping[str, str], settings: Settings, start: list[str]) -> C
             gcs_port=gcs,
             dashboard=f"http://{near}:{port}",
             session=_flag(start, "--temp-dir") or SESSIONS,
+            asks_token=_asks_token(environ),
         ),
         (*_cluster(environ), by),
     )
@@ -133,6 +138,10 @@ def _worker(environ: Mapping[str, str]) -> Claim:
         head_host=head,
         ray=GivenRay(OWNER, head, GCS_PORT, f"http://{head}:{DASHBOARD_PORT}"),
     )
+
+
+def _asks_token(environ: Mapping[str, str]) -> bool:
+    return environ.get(TOKEN_MODE, "").strip() == "token" and not environ.get(K8S_TOKEN)
 
 
 def _cluster(environ: Mapping[str, str]) -> tuple[str, ...]:

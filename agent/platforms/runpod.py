@@ -16,9 +16,14 @@ DOMAIN = "runpod.internal"
 INTERFACE = "podnet1"
 
 
+def own_pod(environ: Mapping[str, str]) -> str | None:
+    """Return this pod's id; other platforms run on RunPod's pods too."""
+    return environ.get(POD, "").strip() or None
+
+
 def detect(environ: Mapping[str, str], settings: Settings) -> Claim | None:
     """Claim the node where RunPod's pod id or the user's HEAD_POD_ID is set."""
-    own = environ.get(POD, "").strip() or None
+    own = own_pod(environ)
     head = settings.head_pod_id
     if own is None and head is None:
         return None

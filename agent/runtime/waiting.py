@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
+import tenacity
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
-
-    import tenacity
 
 T = TypeVar("T")
 STEP = 0.05
@@ -40,13 +39,6 @@ async def until(
     on_evidence: Callable[[str], None] | None = None,
 ) -> T:
     """Ask until the answer is not NotYet; steps grow from `step` to `longest` seconds."""
-    answer = await check()
-    if not isinstance(answer, NotYet):
-        return answer  # as most first answers are, and Ray's start need not wait for a library
-    if on_evidence is not None:
-        on_evidence(answer.evidence)
-    await anyio.sleep(step if limit is None else min(step, limit))
-    import tenacity  # noqa: PLC0415 - same
 
     def tell(state: tenacity.RetryCallState) -> None:
         result = state.outcome.result() if state.outcome else None
@@ -61,7 +53,7 @@ async def until(
         after=tell,
     )
     try:
-        answer = await retrying(check)
+        answer: T | NotYet = await retrying(check)
     except tenacity.RetryError as error:
         last = error.last_attempt.result()
         raise TimedOutError(last.evidence if isinstance(last, NotYet) else "") from None

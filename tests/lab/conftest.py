@@ -38,6 +38,23 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
                 print(container.tail())
 
 
+@pytest.fixture(scope="module")
+def lab() -> Iterator[podlab.Lab]:
+    """Three pods for all tests of a file; skipped, or in CI failed, where there can be none."""
+    need_lab()
+    with podlab.Lab(pods=3) as made:
+        yield made
+
+
+@pytest.fixture
+def idle(lab: podlab.Lab) -> Iterator[list[podlab.Container]]:
+    """Three idle containers, one on each pod."""
+    containers = [pod.start(["sleep", "infinity"]) for pod in lab]
+    yield containers
+    for container in containers:
+        container.kill()
+
+
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
     """Note a failure on the test itself, so that its cluster can show the agents' words."""

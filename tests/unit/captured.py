@@ -80,6 +80,6 @@ def text_of(environ: dict[str, str], facts: Facts) -> str:
     except SettingsError as error:
         return "".join(f"refused: {problem.sentence()}\n" for problem in error.problems)
     text = render(plan, redactor_for(environ, plan.settings)) + "\n"
-    for path, name in ((own_command()[1], "AGENT"), (sys.executable, "PYTHON")):
+    for path, name in ((own_command(sys.executable)[1], "AGENT"), (sys.executable, "PYTHON")):
         text = text.replace(shlex.quote(path), name)
     return text.replace("ray:    ray start", "ray:    RAY start")

@@ -13,6 +13,7 @@ from agent.job import PLACEHOLDERS, Joined, entrypoint, fill, job_of
 from agent.services import reward_service
 from unit.worlds import settings_of
 
+PYTHON = "/opt/ray/bin/python3"
 JOINED = Joined(3, 8, 24, "10.0.0.1", "http://10.0.0.1:5000/get_reward", "/logs/run/node")
 
 
@@ -71,13 +72,14 @@ def test_a_real_shell_expands_nothing() -> None:
 def test_which_job_is_submitted() -> None:
     """A command is itself, none is none, and the default is the rehearsal with its arguments."""
     env: dict[str, object] = {"pip": ["x"]}
-    command = job_of(settings_of({}, ["python", "a b"]), ("python", "a b"), env)
+    command = job_of(settings_of({}, ["python", "a b"]), ("python", "a b"), env, PYTHON)
     assert command is not None
     assert (command.name, command.argv, command.runtime_env) == ("command", ("python", "a b"), env)
-    assert job_of(settings_of({"AGENT_JOB": "none"}), None, {}) is None
-    recipe = job_of(settings_of({"AGENT_JOB_ARGS": "--steps 3"}), None, {})
+    assert job_of(settings_of({"AGENT_JOB": "none"}), None, {}, PYTHON) is None
+    recipe = job_of(settings_of({"AGENT_JOB_ARGS": "--steps 3"}), None, {}, PYTHON)
     assert recipe is not None
     assert recipe.name == "rehearsal"
+    assert recipe.argv[0] == PYTHON
     assert recipe.argv[-2:] == ("--steps", "3")
     assert {"{reward_url}", "{nodes}", "{log_dir}"} <= set(recipe.argv)
 

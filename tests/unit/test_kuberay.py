@@ -20,7 +20,9 @@ EXAMPLE = Path(__file__).parents[2] / "examples" / "kuberay" / "rayjob.yaml"
 START = "KUBERAY_GEN_RAY_START_CMD"
 SERVICE = "rl-5v7kq-head-svc.default.svc.cluster.local"
 LOCAL = GivenRay("KubeRay", "127.0.0.1", 6379, "http://127.0.0.1:8265", "/tmp/ray")
-REMOTE = GivenRay("KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd")
+REMOTE = GivenRay(
+    "KubeRay", SERVICE, 6379, f"http://{SERVICE}:8265", None, "rl-8h2pd", asks_token=True
+)
 
 
 def changed_plan(name: str, changes: dict[str, str]) -> Plan:
@@ -58,7 +60,15 @@ def changed_plan(name: str, changes: dict[str, str]) -> Plan:
         (
             "kuberay-submitter-head",
             {"RAY_DASHBOARD_ADDRESS": "https://[fd00::7]:443", "AGENT_RAY_PORT": "6380"},
-            GivenRay("KubeRay", "fd00::7", 6380, "https://[fd00::7]:443", None, "rl-8h2pd"),
+            GivenRay(
+                "KubeRay",
+                "fd00::7",
+                6380,
+                "https://[fd00::7]:443",
+                None,
+                "rl-8h2pd",
+                asks_token=True,
+            ),
         ),
     ],
 )

@@ -69,7 +69,7 @@ def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) ->
     """Render a plan, with this machine's paths to Python and Ray taken out of it."""
     plan = plan_of(environ, facts, command)
     text = render(plan, redactor_for(environ, plan.settings)) + "\n"
-    for path, name in ((own_command()[1], "AGENT"), (sys.executable, "PYTHON")):
+    for path, name in ((own_command(sys.executable)[1], "AGENT"), (sys.executable, "PYTHON")):
         text = text.replace(shlex.quote(path), name)
     return text.replace("ray:    ray start", "ray:    RAY start")
 

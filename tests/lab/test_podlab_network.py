@@ -1,0 +1,136 @@
+"""The pod lab's network: what the scenarios rely on, shown with real namespaces, without Ray."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import lookup
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from podlab import Container, Lab, Pod
+
+LISTEN = """
+import socket, sys
+server = socket.create_server(("", 7000))
+print("listening", flush=True)
+while True:
+    peer = server.accept()[0]
+    peer.sendall(socket.gethostname().encode())
+    peer.close()
+"""
+CONNECT = """
+import socket, sys
+address, port, timeout, interface = sys.argv[1:]
+peer = socket.socket()
+peer.settimeout(float(timeout))
+if interface:
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode())
+try:
+    peer.connect((address, int(port)))
+    print(peer.recv(100).decode())
+except OSError as problem:
+    print(type(problem).__name__)
+"""
+
+
+@pytest.fixture
+def greeter(lab: Lab) -> Iterator[Pod]:
+    """The second pod, where a server on port 7000 of all addresses tells its host name."""
+    server = lab.pods[1].start([sys.executable, "-c", LISTEN])
+    server.wait_for("listening")
+    yield lab.pods[1]
+    server.kill()
+
+
+def connect(
+    container: Container, address: str, *, timeout: float = 2, port: int = 7000, interface: str = ""
+) -> str:
+    """Return what the server says, or the name of what went wrong."""
+    words = ["-c", CONNECT, address, str(port), str(timeout), interface]
+    return container.exec([sys.executable, *words], timeout=20).stdout.strip()
+
+
+def test_names(lab: Lab, idle: list[Container]) -> None:
+    """Every pod knows every other, bare and in full; unknown names fail fast; itself is a trap."""
+    for pod in lab.pods[1:]:
+        assert lookup(idle[0], pod.name) == pod.ip
+        assert lookup(idle[0], f"{pod.name}.runpod.internal") == pod.ip
+    assert lookup(idle[0], "pod0.runpod.internal") == lab.pods[0].ip
+    assert lookup(idle[0], "pod0").startswith("127.")
+    began = time.monotonic()
+    for name in ("pod9", "pod9.runpod.internal", "example.org"):
+        assert lookup(idle[0], name) == ""
+    assert time.monotonic() - began < 1.5
+
+
+def test_publish_later(lab: Lab, idle: list[Container]) -> None:
+    """A name is unknown until published, may move, and may vanish again; each in force at once."""
+    name = "late.runpod.internal"
+    assert lookup(idle[0], name) == ""
+    lab.publish("late", "10.77.0.99")
+    assert lookup(idle[0], name) == "10.77.0.99"
+    lab.publish("late", "10.77.0.98")
+    assert lookup(idle[0], name) == "10.77.0.98"
+    lab.unpublish("late")
+    assert lookup(idle[0], name) == ""
+    lab.pods[1].unpublish()
+    assert lookup(idle[0], "pod1.runpod.internal") == ""
+    lab.pods[1].publish()
+    assert lookup(idle[0], "pod1.runpod.internal") == lab.pods[1].ip
+
+
+def test_silent_dns(lab: Lab, idle: list[Container]) -> None:
+    """A DNS server that does not answer costs the resolver's timeout, not a quick no."""
+    lab.dns(answering=False)
+    began = time.monotonic()
+    assert lookup(idle[0], "pod1") == ""
+    assert time.monotonic() - began > 0.9
+    lab.dns(answering=True)
+    assert lookup(idle[0], "pod1") == lab.pods[1].ip
+
+
+def test_network(greeter: Pod, idle: list[Container]) -> None:
+    """Pods reach each other over podnet1, never over the decoy, which has the default route."""
+    assert connect(idle[0], greeter.ip) == "pod1"
+    assert connect(idle[2], greeter.ip, interface="podnet1") == "pod1"
+    assert connect(idle[0], greeter.ip, interface="eth0", timeout=0.3) == "TimeoutError"
+    assert connect(idle[0], greeter.decoy_ip, timeout=0.3) == "TimeoutError"
+    assert connect(idle[0], "192.0.2.1", timeout=0.3) == "TimeoutError"
+    routes = idle[0].exec(["ip", "route"]).stdout
+    assert "default via 172.31.250.1 dev eth0" in routes
+    addresses = idle[0].exec(["ip", "-brief", "-4", "address"]).stdout
+    assert {line.split("@")[0].split()[0] for line in addresses.splitlines()} == {
+        "lo",
+        "eth0",
+        "podnet1",
+    }
+    assert sorted(idle[0].exec(["ls", "/sys/class/net"]).stdout.split()) == [
+        "eth0",
+        "lo",
+        "podnet1",
+    ]
+
+
+def test_cut_and_heal(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
+    """A pod cut off is silent, both ways, with its link up; healed, it is back."""
+    greeter.cut()
+    assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
+    assert connect(idle[1], lab.pods[0].ip, timeout=0.3) == "TimeoutError"
+    assert "UP" in idle[1].exec(["ip", "-brief", "link", "show", "podnet1"]).stdout.split()
+    greeter.heal()
+    assert connect(idle[0], greeter.ip) == "pod1"
+
+
+def test_lose(lab: Lab, idle: list[Container]) -> None:
+    """A pod lost is dead and silent: where a port of a dead process refuses, it does not."""
+    assert connect(idle[0], lab.pods[2].ip, port=1) == "ConnectionRefusedError"
+    lab.pods[2].lose()
+    assert idle[2].poll() == 137
+    assert connect(idle[0], lab.pods[2].ip, port=1, timeout=0.3) == "TimeoutError"
+    lab.pods[2].heal()
