@@ -77,7 +77,7 @@ def _secrets(settings: Settings) -> dict[str, str]:
         "WANDB_API_KEY": settings.wandb_api_key,
         "RAY_AUTH_TOKEN": settings.ray_auth_token,
     }
-    return {name: s.get_secret_value() for name, s in found.items() if s is not None}
+    return {name: s.reveal() for name, s in found.items() if s is not None}
 
 
 def auth(settings: Settings) -> dict[str, str]:

@@ -131,7 +131,7 @@ class Plan:
     def token(self) -> str | None:
         """Return the cluster's secret."""
         secret = self.settings.ray_auth_token
-        return None if secret is None else secret.get_secret_value()
+        return None if secret is None else secret.reveal()
 
 
 def new_run_id() -> str:

@@ -60,5 +60,5 @@ def redactor_for(environ: Mapping[str, str], settings: Settings | None) -> Redac
     found = {text for name, text in environ.items() if looks_secret(name) or name in SECRETS}
     if settings is not None:
         held = (settings.wandb_api_key, settings.ray_auth_token)
-        found |= {s.get_secret_value() for s in held if s is not None}
+        found |= {s.reveal() for s in held if s is not None}
     return Redactor(found)

@@ -77,7 +77,7 @@ def _ask(host: str, port: int, settings: Settings) -> tuple[dict[str, Any] | Non
     where = f"{f'[{host}]' if ':' in host else host}:{port}"
     request = urllib.request.Request(f"http://{where}/status")
     if settings.ray_auth_token is not None:
-        token = settings.ray_auth_token.get_secret_value()
+        token = settings.ray_auth_token.reveal()
         request.add_header("Authorization", f"Bearer {token}")
     try:
         with _NO_PROXY.open(request, timeout=_LIMIT) as reply:

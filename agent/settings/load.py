@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from pydantic import ValidationError
+from typing import TYPE_CHECKING, Any
 
 from agent.errors import Problem, SettingsError
-from agent.settings.model import FIELD_OF, FORMS_OF_SECRETS, KNOWN, SECRETS, Settings
+from agent.settings.model import FIELD_OF, FORMS_OF_SECRETS, KNOWN, SECRETS, VARIABLES, Settings
 from agent.settings.rules import contradictions
 
 if TYPE_CHECKING:
@@ -123,16 +121,22 @@ def nearly_equal(one: str, other: str) -> bool:
 
 
 def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
-    """Validate field by field, so that one bad value does not hide the next."""
+    """Read text by text, so that one bad value does not hide the next."""
+    fields: dict[str, Any] = {}
+    for name, text in raw.items():
+        problem = _read_text(name, text, fields)
+        if problem is not None:
+            problems.append(problem)
+    return Settings(**fields)
+
+
+def _read_text(name: str, text: str, into: dict[str, Any]) -> Problem | None:
     try:
-        return Settings.model_validate(dict(raw))
-    except ValidationError as error:
-        bad = set()
-        for fault in error.errors(include_url=False, include_context=False):
-            name = str(fault["loc"][0])
-            if name in bad:
-                continue
-            bad.add(name)
-            got = "a secret that is not text" if name in SECRETS else repr(raw[name])
-            problems.append(Problem(name, got, fault["msg"].removeprefix("Value error, ")))
-        return Settings.model_validate({k: text for k, text in raw.items() if k not in bad})
+        text.encode()
+        into[FIELD_OF[name]] = VARIABLES[name].read(text)
+    except UnicodeEncodeError:
+        got = "a secret that is not text" if name in SECRETS else repr(text)
+        return Problem(name, got, "text in UTF-8")
+    except ValueError as error:
+        return Problem(name, repr(text), str(error))
+    return None

@@ -2,169 +2,202 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from agent.settings import values as v
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
 
-def _one_of(*choices: str) -> BeforeValidator:
-    def read(text: str) -> str:
-        word = text.strip().lower()
-        if word not in choices:
-            raise ValueError(f"one of {', '.join(choices)}")
-        return word
-
-    return BeforeValidator(read)
+T = TypeVar("T")
 
 
-def var(name: str, meaning: str, *, default: Any = None, shown: str = "") -> Any:  # noqa: ANN401 - pydantic's own signature
-    """Declare a variable: its name, meaning, and how its default reads in a table."""
-    return Field(
-        default,
-        validation_alias=name,
-        description=meaning,
-        json_schema_extra={"shown": shown},
-    )
+@dataclass(frozen=True)
+class Variable:
+    """What is known of a variable apart from its value."""
+
+    name: str
+    read: Callable[[str], object]
+    """Makes its value of its text; raises ValueError with what it expected."""
+    meaning: str
+    shown: str
+    """How its default reads in a table."""
 
 
-Debug = Annotated[Literal["0", "1", "post-mortem"], _one_of("0", "1", "post-mortem")]
-Launcher = Annotated[Literal["ray", "torchrun"], _one_of("ray", "torchrun")]
-Partial = Annotated[Literal["fail", "proceed"], _one_of("fail", "proceed")]
-LogStyle = Annotated[Literal["auto", "console", "json"], _one_of("auto", "console", "json")]
-OnDone = Annotated[
-    Literal["exit", "hold", "stop-pod", "terminate-pod"],
-    _one_of("exit", "hold", "stop-pod", "terminate-pod"),
-]
+@overload
+def var(name: str, read: Callable[[str], T], meaning: str, *, shown: str = "") -> T | None: ...
+@overload
+def var(
+    name: str, read: Callable[[str], T], meaning: str, *, default: str, shown: str = ""
+) -> T: ...
+def var(
+    name: str,
+    read: Callable[[str], T],
+    meaning: str,
+    *,
+    default: str | None = None,
+    shown: str = "",
+) -> Any:
+    """Declare a variable: how it is read, what it means, its default and how that reads."""
+    value = None if default is None else read(default)
+    about = Variable(name, read, meaning, shown or default or "")
+    return field(default_factory=lambda: value, metadata={"variable": about})
 
 
-class Settings(BaseModel):
+@dataclass(frozen=True, kw_only=True)
+class Settings:
     """What was asked for, validated; nothing here is guessed or looked up."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    ray_worker: v.YesNo | None = var(
+    ray_worker: bool | None = var(
         "RAY_WORKER",
+        v.yes_or_no,
         "`1` worker, `0` head",
         shown="the platform's rank; else owner of HEAD_POD_ID or AGENT_HEAD; else head",
     )
-    head_pod_id: v.PodId | None = var(
-        "HEAD_POD_ID", "RunPod id of the head pod; the same on every pod"
+    head_pod_id: str | None = var(
+        "HEAD_POD_ID", v.pod_id, "RunPod id of the head pod; the same on every pod"
     )
-    expected_workers: Annotated[int, v.whole(0, 10_000)] | None = var(
+    expected_workers: int | None = var(
         "EXPECTED_WORKERS",
+        v.whole(0, 10_000),
         "workers the head waits for",
         shown="platform's nodes - 1; 1 with only HEAD_POD_ID; 0 on one machine",
     )
-    debug_ray: Debug = var(
-        "DEBUG_RAY", "`1` legacy Ray debugger; `post-mortem`", default="0", shown="0"
+    debug_ray: Literal["0", "1", "post-mortem"] = var(
+        "DEBUG_RAY",
+        v.one_of("0", "1", "post-mortem"),
+        "`1` legacy Ray debugger; `post-mortem`",
+        default="0",
     )
-    wandb_api_key: SecretStr | None = var("WANDB_API_KEY", "turns W&B logging on in the recipes")
-    ray_auth_token: SecretStr | None = var(
+    wandb_api_key: v.Secret | None = var(  # noqa: RUF009 - a declaration
+        "WANDB_API_KEY", v.Secret, "turns W&B logging on in the recipes"
+    )
+    ray_auth_token: v.Secret | None = var(  # noqa: RUF009 - a declaration
         "RAY_AUTH_TOKEN",
+        v.Secret,
         "the cluster's one secret: guards Ray and the agent's port",
         shown="off, with a warning",
     )
-    job: v.Text | None = var(
-        "AGENT_JOB", "recipe name, or `none`: boot and stay", shown="rehearsal"
+    job: str | None = var(
+        "AGENT_JOB", v.some_text, "recipe name, or `none`: boot and stay", shown="rehearsal"
     )
-    job_args: v.Words = var("AGENT_JOB_ARGS", "extra arguments of the recipe's command", default=())
-    job_retries: Annotated[int, v.whole(0, 1000)] = var(
-        "AGENT_JOB_RETRIES", "resubmissions after a retryable loss", default=0, shown="0"
+    job_args: tuple[str, ...] = var(
+        "AGENT_JOB_ARGS", v.words, "extra arguments of the recipe's command", default=""
     )
-    launcher: Launcher = var("AGENT_LAUNCHER", "`ray` or `torchrun`", default="ray", shown="ray")
-    runtime_env: v.Text | None = var(
-        "AGENT_RUNTIME_ENV", "Ray runtime_env: path to YAML/JSON, or JSON"
+    job_retries: int = var(
+        "AGENT_JOB_RETRIES", v.whole(0, 1000), "resubmissions after a retryable loss", default="0"
     )
-    working_dir: v.Text | None = var(
+    launcher: Literal["ray", "torchrun"] = var(
+        "AGENT_LAUNCHER", v.one_of("ray", "torchrun"), "`ray` or `torchrun`", default="ray"
+    )
+    runtime_env: str | None = var(
+        "AGENT_RUNTIME_ENV", v.some_text, "Ray runtime_env: path to YAML/JSON, or JSON"
+    )
+    working_dir: str | None = var(
         "AGENT_WORKING_DIR",
+        v.some_text,
         "directory to upload as the job's working_dir",
         shown="none: the code is in the image",
     )
-    reward: v.Text | None = var(
+    reward: str | None = var(
         "AGENT_REWARD",
+        v.some_text,
         "`builtin`, `off`, an http(s) URL, or the shell command of a reward server",
         shown="what the job needs",
     )
-    reward_port: v.Port = var(
-        "AGENT_REWARD_PORT", "the reward server's port", default=5000, shown="5000"
+    reward_port: int = var("AGENT_REWARD_PORT", v.port, "the reward server's port", default="5000")
+    reward_path: str = var("AGENT_REWARD_PATH", v.url_path, "its path", default="/get_reward")
+    services: str | None = var(
+        "AGENT_SERVICES", v.some_text, "path to a TOML file of further services and prepare steps"
     )
-    reward_path: v.UrlPath = var(
-        "AGENT_REWARD_PATH", "its path", default="/get_reward", shown="/get_reward"
+    prepare: str | None = var(
+        "AGENT_PREPARE", v.some_text, "shell command on the head before the job"
     )
-    services: v.Text | None = var(
-        "AGENT_SERVICES", "path to a TOML file of further services and prepare steps"
+    prepare_each: str | None = var(
+        "AGENT_PREPARE_EACH", v.some_text, "shell command on every node before it joins the job"
     )
-    prepare: v.Text | None = var("AGENT_PREPARE", "shell command on the head before the job")
-    prepare_each: v.Text | None = var(
-        "AGENT_PREPARE_EACH", "shell command on every node before it joins the job"
+    head: str | None = var(
+        "AGENT_HEAD", v.other_nodes_host, "head host or IP where no platform tells"
     )
-    head: v.HeadHost | None = var("AGENT_HEAD", "head host or IP where no platform tells")
-    node_ip: v.Ip | None = var("AGENT_NODE_IP", "this node's address", shown="by route to the head")
-    resources: v.Resources = var(
-        "AGENT_RESOURCES", "custom Ray resources (JSON)", default={}, shown="none"
+    node_ip: str | None = var(
+        "AGENT_NODE_IP", v.ip, "this node's address", shown="by route to the head"
     )
-    num_gpus: Annotated[int, v.whole(0, 1024)] | None = var(
-        "AGENT_NUM_GPUS", "GPUs that Ray may use here", shown="detected"
+    resources: Mapping[str, float] = var(
+        "AGENT_RESOURCES", v.resources, "custom Ray resources (JSON)", default="{}", shown="none"
     )
-    num_cpus: Annotated[int, v.whole(1, 100_000)] | None = var(
-        "AGENT_NUM_CPUS", "CPUs that Ray may use here", shown="detected, limits of the pod obeyed"
+    num_gpus: int | None = var(
+        "AGENT_NUM_GPUS", v.whole(0, 1024), "GPUs that Ray may use here", shown="detected"
     )
-    ray_port: v.OptionalPort = var("AGENT_RAY_PORT", "Ray's GCS", shown="6379")
-    dashboard_port: v.OptionalPort = var("AGENT_DASHBOARD_PORT", "Ray's dashboard", shown="8265")
-    port: v.OptionalPort = var(
-        "AGENT_PORT", "the agent's own; Ray's inner ports follow it", shown="8266"
+    num_cpus: int | None = var(
+        "AGENT_NUM_CPUS",
+        v.whole(1, 100_000),
+        "CPUs that Ray may use here",
+        shown="detected, limits of the pod obeyed",
     )
-    dashboard_host: v.Host | None = var(
+    ray_port: int | None = var("AGENT_RAY_PORT", v.port, "Ray's GCS", shown="6379")
+    dashboard_port: int | None = var(
+        "AGENT_DASHBOARD_PORT", v.port, "Ray's dashboard", shown="8265"
+    )
+    port: int | None = var(
+        "AGENT_PORT", v.port, "the agent's own; Ray's inner ports follow it", shown="8266"
+    )
+    dashboard_host: str | None = var(
         "AGENT_DASHBOARD_HOST",
+        v.host,
         "where Ray's dashboard listens",
         shown="0.0.0.0 with a token; 127.0.0.1 without",
     )
-    wait_head: v.Duration = var(
-        "AGENT_WAIT_HEAD", "deadline for the head, from the start", default=600.0, shown="10m"
+    wait_head: float = var(
+        "AGENT_WAIT_HEAD", v.duration, "deadline for the head, from the start", default="10m"
     )
-    wait_workers: v.Duration = var(
-        "AGENT_WAIT_WORKERS", "deadline for the workers", default=600.0, shown="10m"
+    wait_workers: float = var(
+        "AGENT_WAIT_WORKERS", v.duration, "deadline for the workers", default="10m"
     )
-    wait_reward: v.Duration = var(
-        "AGENT_WAIT_REWARD", "deadline for the reward server", default=600.0, shown="10m"
+    wait_reward: float = var(
+        "AGENT_WAIT_REWARD", v.duration, "deadline for the reward server", default="10m"
     )
-    wait_prepare: v.Duration = var(
-        "AGENT_WAIT_PREPARE", "deadline of prepare steps", default=7200.0, shown="2h"
+    wait_prepare: float = var(
+        "AGENT_WAIT_PREPARE", v.duration, "deadline of prepare steps", default="2h"
     )
-    node_grace: v.Duration = var(
-        "AGENT_NODE_GRACE", "how long a needed node may be lost", default=60.0, shown="60s"
+    node_grace: float = var(
+        "AGENT_NODE_GRACE", v.duration, "how long a needed node may be lost", default="60s"
     )
-    stop_grace: v.Duration = var(
-        "AGENT_STOP_GRACE", "what a stop may take, all in all", default=25.0, shown="25s"
+    stop_grace: float = var(
+        "AGENT_STOP_GRACE", v.duration, "what a stop may take, all in all", default="25s"
     )
-    partial: Partial = var(
+    partial: Literal["fail", "proceed"] = var(
         "AGENT_PARTIAL",
+        v.one_of("fail", "proceed"),
         "workers missing at the deadline: `fail` or `proceed`",
         default="fail",
-        shown="fail",
     )
-    min_workers: Annotated[int, v.whole(0, 10_000)] | None = var(
-        "AGENT_MIN_WORKERS", "the least to proceed with", shown="required with proceed"
+    min_workers: int | None = var(
+        "AGENT_MIN_WORKERS",
+        v.whole(0, 10_000),
+        "the least to proceed with",
+        shown="required with proceed",
     )
-    log_dir: v.Text = var(
+    log_dir: str = var(
         "AGENT_LOG_DIR",
+        v.some_text,
         "holds `<run id>/<node>/` with logs and outcome.json",
         default="./agent-logs",
-        shown="./agent-logs",
     )
-    log: LogStyle = var("AGENT_LOG", "`auto`, `console`, `json`", default="auto", shown="auto")
-    on_done: OnDone | None = var(
+    log: Literal["auto", "console", "json"] = var(
+        "AGENT_LOG",
+        v.one_of("auto", "console", "json"),
+        "`auto`, `console`, `json`",
+        default="auto",
+    )
+    on_done: Literal["exit", "hold", "stop-pod", "terminate-pod"] | None = var(
         "AGENT_ON_DONE",
+        v.one_of("exit", "hold", "stop-pod", "terminate-pod"),
         "`exit`, `hold`, `stop-pod`, `terminate-pod`",
         shown="exit; hold on RunPod as the container's first process",
     )
-    allow_insecure: v.YesNo = var(
-        "AGENT_ALLOW_INSECURE",
-        "`1` insists on what is refused as unsafe",
-        default=False,
-        shown="0",
+    allow_insecure: bool = var(
+        "AGENT_ALLOW_INSECURE", v.yes_or_no, "`1` insists on what is refused as unsafe", default="0"
     )
 
 
@@ -174,7 +207,12 @@ SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN")
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
 """Ray's own name for a file that holds the token."""
 
-FIELD_OF = {str(field.validation_alias): name for name, field in Settings.model_fields.items()}
+_DECLARED: list[tuple[str, Variable]] = [(f.name, f.metadata["variable"]) for f in fields(Settings)]
+
+VARIABLES = {about.name: about for _, about in _DECLARED}
+"""Every variable by its name, in the order of the table."""
+
+FIELD_OF = {about.name: name for name, about in _DECLARED}
 """From a variable's name to the field that holds its value."""
 
 FORMS_OF_SECRETS = {

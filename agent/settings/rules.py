@@ -88,7 +88,7 @@ def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> It
 def _about_safety(settings: Settings) -> Iterator[Problem]:
     if settings.ray_auth_token is None:
         return
-    token = settings.ray_auth_token.get_secret_value()
+    token = settings.ray_auth_token.reveal()
     if not token.isascii() or not token.isprintable() or " " in token:
         yield Problem(
             "RAY_AUTH_TOKEN",

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.settings.model import FIELD_OF, SECRETS, Settings
+from agent.settings.model import SECRETS, VARIABLES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.settings.load import Loaded
-
-
-def meaning_and_default(name: str) -> tuple[str, str]:
-    """Return what a variable means and how its default reads."""
-    field = Settings.model_fields[FIELD_OF[name]]
-    extra = field.json_schema_extra
-    shown = str(extra.get("shown", "")) if isinstance(extra, dict) else ""
-    return field.description or "", shown
 
 
 def current(name: str, loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -33,20 +25,18 @@ def current(name: str, loaded: Loaded, environ: Mapping[str, str]) -> tuple[str,
 def text_table(loaded: Loaded, environ: Mapping[str, str]) -> str:
     """Render the table for a terminal: one variable, its value and origin, then its meaning."""
     lines = []
-    for name in FIELD_OF:
-        meaning, default = meaning_and_default(name)
+    for name, about in VARIABLES.items():
         value, origin = current(name, loaded, environ)
         now = f"{name}={value}" if value else name
         lines.append(f"{now}  [{origin}]")
-        lines.append(f"    {meaning}; default: {default or 'none'}")
+        lines.append(f"    {about.meaning}; default: {about.shown or 'none'}")
     return "\n".join(lines)
 
 
 def markdown_table() -> str:
     """Render the table for the README."""
     rows = ["| variable | meaning | default |", "| --- | --- | --- |"]
-    for name in FIELD_OF:
-        meaning, default = meaning_and_default(name)
+    for name, about in VARIABLES.items():
         extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""
-        rows.append(f"| `{name}`{extra} | {meaning} | {default} |")
+        rows.append(f"| `{name}`{extra} | {about.meaning} | {about.shown} |")
     return "\n".join(rows)

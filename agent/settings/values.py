@@ -1,15 +1,15 @@
-"""The forms a variable's text can take; each says what it expected when it is refused."""
+"""The forms a variable's text can take: each reader says what it expected when it refuses."""
 
 from __future__ import annotations
 
 import ipaddress
 import json
-import math
 import re
 import shlex
-from typing import Annotated, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-from pydantic import BeforeValidator
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 _DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
@@ -17,7 +17,23 @@ _POD_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _LARGEST_RESOURCE = 1e12
 _LONGEST = 30 * 24 * 3600.0
 
-Number = TypeVar("Number", int, float)
+Choice = TypeVar("Choice", bound=str)
+
+
+class Secret:
+    """A text that no log, table or traceback shows by accident."""
+
+    __slots__ = ("_text",)
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def reveal(self) -> str:
+        """Return the text itself."""
+        return self._text
+
+    def __repr__(self) -> str:
+        return "Secret(********)"
 
 
 def yes_or_no(text: str) -> bool:
@@ -43,7 +59,20 @@ def duration(text: str) -> float:
     return total
 
 
-def whole(low: int, high: int) -> BeforeValidator:
+def one_of(*choices: Choice) -> Callable[[str], Choice]:
+    """Make a reader of one of a few words."""
+
+    def read(text: str) -> Choice:
+        word = text.strip().lower()
+        for choice in choices:
+            if word == choice:
+                return choice
+        raise ValueError(f"one of {', '.join(choices)}")
+
+    return read
+
+
+def whole(low: int, high: int) -> Callable[[str], int]:
     """Make a reader of whole numbers from `low` to `high`."""
 
     def read(text: str) -> int:
@@ -52,24 +81,11 @@ def whole(low: int, high: int) -> BeforeValidator:
             raise ValueError(f"a whole number from {low} to {high}")
         return int(word)
 
-    return BeforeValidator(read)
+    return read
 
 
-def number_at_least_0(text: str) -> float:
-    """Read a finite number that is not negative."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError("a number of at least 0")
-    return value
-
-
-def port(text: str) -> int | None:
-    """Read a port; a Kubernetes service link (`tcp://…`) says nothing to us and reads as unset."""
-    if text.startswith("tcp://"):
-        return None
+def port(text: str) -> int:
+    """Read a port that needs no rights."""
     if not re.fullmatch(r"\d{1,5}", text.strip()) or not 1024 <= int(text) <= 65535:
         raise ValueError("a port from 1024 to 65535")
     return int(text)
@@ -154,18 +170,3 @@ def some_text(text: str) -> str:
     if "\0" in text:
         raise ValueError("text without NUL bytes")
     return text
-
-
-YesNo = Annotated[bool, BeforeValidator(yes_or_no)]
-Duration = Annotated[float, BeforeValidator(duration)]
-Port = Annotated[int, BeforeValidator(port)]
-OptionalPort = Annotated["int | None", BeforeValidator(port)]
-Host = Annotated[str, BeforeValidator(host)]
-HeadHost = Annotated[str, BeforeValidator(other_nodes_host)]
-Ip = Annotated[str, BeforeValidator(ip)]
-PodId = Annotated[str, BeforeValidator(pod_id)]
-UrlPath = Annotated[str, BeforeValidator(url_path)]
-Resources = Annotated["dict[str, float]", BeforeValidator(resources)]
-Words = Annotated["tuple[str, ...]", BeforeValidator(words)]
-Text = Annotated[str, BeforeValidator(some_text)]
-Amount = Annotated[float, BeforeValidator(number_at_least_0)]

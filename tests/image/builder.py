@@ -17,8 +17,8 @@ DEBIAN, DEBIANS_PYTHON = "bookworm", "3.11"
 IN_DEBIAN = "python3,python3-pip,ca-certificates"
 PINS = ROOT / "requirements" / f"{DEBIANS_PYTHON}.txt"
 BUILD_TIMEOUT = 600.0
-OLD_PYDANTIC = "2.5.3"
-"""Older than the agent can use: a framework pinned it."""
+OLD_TENACITY = "8.1.0"
+"""Older than the agent asks for: a framework pinned it."""
 
 
 class Store:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from image.builder import OLD_PYDANTIC, PINS, Store
+from image.builder import OLD_TENACITY, PINS, Store
 from scenario import need_lab
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
-    """Return a store with two bases: `debian`, and `framework` with Ray and an older pydantic.
+    """Return a store with two bases: `debian`, and `framework` with Ray and an older tenacity.
 
     The framework's image keeps its pins and its libraries to itself, as some do: by variables.
     """
@@ -33,15 +33,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
     pins = PINS.read_text().split()
     ray = next(pin for pin in pins if pin.startswith("ray==")).removeprefix("ray==")
     made.download(f"--constraint={PINS}", f"ray[default]=={ray}", str(PINS.parents[1]))
-    made.download(f"pydantic=={OLD_PYDANTIC}", "setuptools>=68", "wheel")
+    made.download(f"tenacity=={OLD_TENACITY}", "setuptools>=68", "wheel")
     made.bootstrap("debian")
     install = "RUN pip install --quiet --break-system-packages"
     done = made.over(
         "framework",
         "debian",
-        f"{install} 'ray[default]=={ray}' pydantic=={OLD_PYDANTIC}",
-        f"RUN echo pydantic=={OLD_PYDANTIC} >/etc/pip-constraint.txt",
-        "RUN mkdir -p /workspace/lib && echo '1 / 0' >/workspace/lib/structlog.py",
+        f"{install} 'ray[default]=={ray}' tenacity=={OLD_TENACITY}",
+        f"RUN echo tenacity=={OLD_TENACITY} >/etc/pip-constraint.txt",
+        "RUN mkdir -p /workspace/lib && echo '1 / 0' >/workspace/lib/anyio.py",
         "ENV PIP_CONSTRAINT=/etc/pip-constraint.txt PYTHONPATH=/workspace/lib",
         "WORKDIR /workspace",
     )

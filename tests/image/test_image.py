@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import podlab
-from image.builder import OLD_PYDANTIC
+from image.builder import OLD_TENACITY
 from scenario import await_true, ends, last_line
 
 if TYPE_CHECKING:
@@ -25,10 +25,11 @@ pytestmark = pytest.mark.timeout(900)
 BOOT = 120.0
 LIBRARIES = "usr/local/lib/python3.11/dist-packages"
 LOOK_AROUND = """
-import os, sys, pydantic, ray
+import os, sys, ray
+from importlib.metadata import version
 ray.init(logging_level="ERROR", log_to_driver=False)
-seen = ray.get(ray.remote(lambda: (sys.executable, pydantic.VERSION)).remote())
-print(*seen, pydantic.VERSION, os.getcwd(), "agent" in sys.modules, *sys.path, sep="|")
+seen = ray.get(ray.remote(lambda: (sys.executable, version("tenacity"))).remote())
+print(*seen, version("tenacity"), os.getcwd(), "agent" in sys.modules, *sys.path, sep="|")
 sys.exit(7)
 """
 
@@ -135,8 +136,8 @@ def test_a_jobs_code_and_what_it_sees(
     assert over_framework.returncode == 0
     agents = Pods(store, lab, "agent").start("run", "--", "python3", "-c", LOOK_AROUND)
     assert ends(agents, BOOT) == [7, 7, 7], agents[0].tail()
-    line = next(line for line in agents[0].stdout().splitlines() if OLD_PYDANTIC in line)
-    assert line.startswith(f"/usr/bin/python3|{OLD_PYDANTIC}|{OLD_PYDANTIC}|/workspace|False|")
+    line = next(line for line in agents[0].stdout().splitlines() if OLD_TENACITY in line)
+    assert line.startswith(f"/usr/bin/python3|{OLD_TENACITY}|{OLD_TENACITY}|/workspace|False|")
     assert "/opt/pod-agent" not in line
     assert "exit code 7" in last_line(agents[1])
 
@@ -196,7 +197,7 @@ def test_a_move_over_the_image_is_found(
     """The check stays in the image: a later layer that moves something can be told by it."""
     assert over_framework.returncode == 0
     check = "/opt/pod-agent/layer/moved.py check /opt/pod-agent/base.json"
-    moving = "PIP_CONSTRAINT= pip install --quiet --break-system-packages --upgrade pydantic"
+    moving = "PIP_CONSTRAINT= pip install --quiet --break-system-packages --upgrade tenacity"
     done = store.over("moved", "agent", f"RUN {moving} && python3 {check}")
     assert done.returncode != 0
-    assert f"distribution pydantic was {OLD_PYDANTIC}, is 2." in done.stderr
+    assert f"distribution tenacity was {OLD_TENACITY}, is 9." in done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
@@ -69,7 +70,7 @@ def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
     secret = held[FORMS_OF_SECRETS[form]]
     assert secret is not None
-    assert secret.get_secret_value() == SECRET
+    assert secret.reveal() == SECRET
     assert loaded.origins[FORMS_OF_SECRETS[form]] == f"file named by {form}"
 
 
@@ -102,7 +103,7 @@ def test_an_empty_key_is_no_key() -> None:
 def test_no_secret_is_ever_shown() -> None:
     """Neither what was loaded nor what was refused shows a secret."""
     loaded = load({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": SECRET})
-    assert SECRET not in f"{loaded!r} {loaded.settings} {loaded.settings.model_dump()}"
+    assert SECRET not in f"{loaded!r} {loaded.settings} {asdict(loaded.settings)}"
     assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET} two", "WANDB_API_KEY": SECRET})
     assert SECRET not in told({"RAY_AUTH_TOKEN": SECRET, "AGENT_PORT": "x"})
     assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET}\udcff"})
