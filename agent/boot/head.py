@@ -129,8 +129,7 @@ class Head:
         """Take events one by one until a decision is to leave."""
         while True:
             self._stage.show_waits(head.waits(self._state))
-            until_then = head.deadline(self._state)
-            limit = None if until_then is None else max(0.0, until_then - self._stage.now())
+            limit = self._stage.patience(head.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             self._stage.record(type(event).__name__, data=event)
             before = self._state.phase
@@ -187,10 +186,8 @@ class Head:
         def tell(evidence: str) -> None:
             self._inbox.put(h.RaySilent(evidence))
 
-        if self._ray is None:  # others start it, sooner or later
-            await until(check, None, longest=1.0, on_evidence=tell)
-        else:
-            await until(check, None, longest=0.1)
+        longest = 1.0 if self._ray is None else 0.1  # others start it sooner or later
+        await until(check, None, longest=longest, on_evidence=tell)
         self._inbox.put(h.GcsOpen())
 
     async def _watch_ray(self, child: Child) -> None:

@@ -24,20 +24,28 @@ class Narrator:
         self._say = say
         self._told: dict[str, tuple[str, float]] = {}
         self._recorded: tuple[Wait, ...] = ()
+        self.due: float | None = None
+        """When to be called again though nothing has changed."""
 
     def tell(self, waits: tuple[Wait, ...], now: float) -> None:
-        """Compare with what was told last."""
+        """Say what is new since it was told last, and what was told half a minute ago."""
         if waits != self._recorded:
             self._recorded = waits
             listed = [{"what": w.what, "until": w.deadline, "evidence": w.evidence} for w in waits]
             self._record({"at": round(now, 3), "event": "waits", "waits": listed})
-        for wait in waits:
-            gist = re.sub(r"\d+", "", wait.evidence)
-            old, at = self._told.get(wait.what, ("", -_REMINDER))
-            due = now >= at + _REMINDER or (gist != old and now >= at + _QUIET)
-            if due and not wait.what.startswith("word "):  # following is no news
-                self._told[wait.what] = (gist, now)
-                self._say(wait.sentence(now))
+        news = [wait for wait in waits if not wait.what.startswith("word ")]  # following is none
+        self.due = min((self._tell_one(wait, now) for wait in news), default=None)
         gone = self._told.keys() - {wait.what for wait in waits}
         for what in gone:
             del self._told[what]
+
+    def _tell_one(self, wait: Wait, now: float) -> float:
+        """Say this wait if it is time to; return when it will be."""
+        gist = re.sub(r"\d+", "", wait.evidence)
+        old, at = self._told.get(wait.what, ("", -_REMINDER))
+        due = at + (_REMINDER if gist == old else _QUIET)
+        if now < due:
+            return due
+        self._told[wait.what] = (gist, now)
+        self._say(wait.sentence(now))
+        return now + _REMINDER

@@ -36,7 +36,7 @@ class Stage:
         self.redactor = redactor
         self.folder = folder
         self._started = started
-        self.narrator = Narrator(folder.record, say)
+        self._narrator = Narrator(folder.record, say)
         keep_in(folder.file("agent.log"))
 
     def now(self) -> float:
@@ -53,7 +53,12 @@ class Stage:
 
     def show_waits(self, waits: tuple[Wait, ...]) -> None:
         """Tell of what is waited for, as it changes."""
-        self.narrator.tell(waits, self.now())
+        self._narrator.tell(waits, self.now())
+
+    def patience(self, deadline: float | None) -> float | None:
+        """Return how long to wait for an event: to the deadline, or until waits must be told."""
+        times = [time for time in (deadline, self._narrator.due) if time is not None]
+        return max(0.0, min(times) - self.now()) if times else None
 
     async def start(self, name: str, argv: list[str], env: Mapping[str, str], log: str) -> Child:
         """Start a child whose output goes to a file of the run folder."""

@@ -103,8 +103,7 @@ class Worker:
         """Take events one by one until a decision is to leave."""
         while True:
             self._stage.show_waits(worker.waits(self._state))
-            until_then = worker.deadline(self._state)
-            limit = None if until_then is None else max(0.0, until_then - self._stage.now())
+            limit = self._stage.patience(worker.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             if not isinstance(event, w.HeadSpoke | w.HeadSilent):
                 self._stage.record(type(event).__name__, data=event)
@@ -147,8 +146,11 @@ class Worker:
             evidence = await port_answers(node_ip, self._plan.ports.node_manager)
             return NotYet(evidence) if evidence else True
 
+        def tell(evidence: str) -> None:
+            self._inbox.put(w.RaySilent(evidence))
+
         async def tell_when_up() -> None:
-            await until(check, None, longest=0.2)
+            await until(check, None, longest=0.2, on_evidence=tell)
             self._inbox.put(w.RayUp())
 
         async with anyio.create_task_group() as tasks:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from agent.decisions import head_state as h
 from agent.decisions.common import Said, StopAsked, Wait
+from agent.decisions.head_notes import note
 from agent.decisions.head_state import HeadAction, HeadEvent, HeadState, Item, Phase, Step
 from agent.decisions.head_waits import WORKERS, waits
 from agent.decisions.job import verdict_of
@@ -30,10 +31,10 @@ def start(goal: h.Goal) -> HeadState:
 def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Take in one event; return the new state and what to do about it."""
     if state.phase is Phase.LEAVING:
-        return _note(state, event), ()
+        return note(state, event), ()
     if isinstance(event, StopAsked):
         return _on_stop(state, event, now)
-    noted = _note(state, event)
+    noted = note(state, event)
     said = _remarks(state, noted, event)
     decision = _BY_PHASE[state.phase](noted, event, now)
     return decision[0], (*said, *decision[1])
@@ -47,43 +48,6 @@ def deadline(state: HeadState) -> float | None:
     if state.short_since is not None and state.phase is Phase.RUNNING:
         times.append(state.short_since + state.goal.node_grace)
     return min(times, default=None)
-
-
-# --- taking in what happened, whatever the phase -----------------------------------------------
-
-
-def _note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: C901, PLR0911 - one case, one return
-    match event:
-        case h.RayNodes(nodes):  # the head's own node in the list is what "Ray is up" means
-            up = any(node.is_head and node.alive for node in nodes)
-            ray = replace(state.ray, step=Step.READY, evidence="") if up else state.ray
-            return replace(state, ray_nodes=nodes, ray=ray)
-        case h.GcsOpen():
-            return replace(state, gcs_answers=True)
-        case h.RaySilent(evidence):
-            return replace(state, ray=replace(state.ray, evidence=evidence))
-        case h.RayGone(evidence):
-            return replace(state, ray=replace(state.ray, step=Step.LOST, evidence=evidence))
-        case h.WorkerReported(worker):
-            return replace(state, workers={**state.workers, worker.key: worker})
-        case h.Prepared(evidence):
-            return replace(state, prepare=Item(Step.LOST if evidence else Step.READY, evidence))
-        case h.ServiceReady(name):
-            ready = Item(Step.READY, restarts=state.services[name].restarts, answered=True)
-            return _with(state, name, ready)
-        case h.ServiceWaits(name, evidence):
-            return _with(state, name, replace(state.services[name], evidence=evidence))
-        case h.ServiceGone(name, evidence):
-            lost = replace(state.services[name], step=Step.LOST, evidence=evidence)
-            return _with(state, name, lost)
-        case h.JobHeard(report):
-            return replace(state, job=report)
-        case _:
-            return state
-
-
-def _with(state: HeadState, name: str, item: Item) -> HeadState:
-    return replace(state, services={**state.services, name: item})
 
 
 def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said]:

@@ -151,7 +151,7 @@ class RayGone:
 
 @dataclass(frozen=True)
 class RaySilent:
-    """Ray did not answer a question as it should; the deadline of what is waited for decides."""
+    """Ray does not answer, or not as it should; the deadline of what is waited for decides."""
 
     evidence: str
 

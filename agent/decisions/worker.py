@@ -14,6 +14,7 @@ from agent.decisions.worker_state import (
     Phase,
     Prepared,
     RayExited,
+    RaySilent,
     RayStep,
     RayUp,
     StartRay,
@@ -69,7 +70,8 @@ def waits(state: WorkerState) -> tuple[Wait, ...]:
         until = max(goal.head_deadline, heard)
         found.append(Wait(f"the head {goal.head}", until, state.evidence))
     if state.phase is Phase.JOINING:
-        found.append(Wait("Ray on this node to join", _join_deadline(state), state.ray_evidence))
+        why = state.ray_evidence or state.raylet
+        found.append(Wait("Ray on this node to join", _join_deadline(state), why))
     if state.phase is Phase.FOLLOWING:
         until = state.heard + goal.silence_limit
         found.append(Wait(f"word from the head {goal.head}", until, state.evidence))
@@ -101,6 +103,8 @@ def _note(  # noqa: PLR0911 - one case, one return
         case HeadSilent(evidence):
             following = state.phase is Phase.FOLLOWING
             return replace(state, evidence=evidence, ray_ready=state.ray_ready and following)
+        case RaySilent(evidence):
+            return replace(state, raylet=evidence)
         case RayUp():
             return replace(state, ray=RayStep.UP, ray_evidence="")
         case RayExited(evidence):
@@ -142,7 +146,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
     if now >= _join_deadline(state):
-        why = state.ray_evidence or "no word from `ray start`"
+        why = state.ray_evidence or state.raylet or "no word from `ray start`"
         return _end(state, 69, f"Ray on this node could not join: {why}", "ray")
     if state.ray is RayStep.DOWN and state.retry_at is None:
         said = Said(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")

@@ -67,6 +67,9 @@ class WorkerState:
     prepare: Item = field(default_factory=Item)
     ray: RayStep = RayStep.DOWN
     ray_evidence: str = ""
+    """How `ray start` ended last."""
+    raylet: str = ""
+    """Why this node's raylet is not taken for up."""
     retry_at: float | None = None
     tries: int = 0
     verdict: Outcome | None = None
@@ -100,6 +103,13 @@ class HeadSilent:
 
 
 @dataclass(frozen=True)
+class RaySilent:
+    """This node's raylet does not listen so far."""
+
+    evidence: str
+
+
+@dataclass(frozen=True)
 class RayUp:
     """This node's raylet listens."""
 
@@ -118,7 +128,7 @@ class Prepared:
     evidence: str = ""
 
 
-WorkerEvent = Tick | StopAsked | HeadSpoke | HeadSilent | RayUp | RayExited | Prepared
+WorkerEvent = Tick | StopAsked | HeadSpoke | HeadSilent | RaySilent | RayUp | RayExited | Prepared
 
 # --- what can be done --------------------------------------------------------------------------
 

@@ -38,12 +38,18 @@ async def until(
     longest: float = 1.0,
     on_evidence: Callable[[str], None] | None = None,
 ) -> T:
-    """Ask until the answer is not NotYet; steps grow from `step` to `longest` seconds."""
+    """Ask until the answer is not NotYet; steps grow from `step` to `longest` seconds.
+
+    Evidence is told as often as it changes.
+    """
+    told: str | None = None
 
     def tell(state: tenacity.RetryCallState) -> None:
+        nonlocal told
         result = state.outcome.result() if state.outcome else None
-        if on_evidence is not None and isinstance(result, NotYet):
-            on_evidence(result.evidence)
+        if on_evidence is not None and isinstance(result, NotYet) and result.evidence != told:
+            told = result.evidence
+            on_evidence(told)
 
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_result(lambda answer: isinstance(answer, NotYet)),

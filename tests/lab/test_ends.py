@@ -140,5 +140,8 @@ def test_a_ray_that_dies_while_booting_is_started_again(cluster: Cluster) -> Non
     await_true("GCS is there", lambda: any(p.name == "gcs_server" for p in head.processes()), BOOT)
     gcs = next(p for p in head.processes() if p.name == "gcs_server")
     assert head.exec(["kill", "-9", str(gcs.pid)]).returncode == 0
+    known = r"waiting for Ray on this node, (connection refused by 10\.|GCS answered).*"
+    head.wait_for(known)
+    head.wait_for(rf"{known}\(5[67]\d s left\)", timeout=40)
     head.wait_for(r"Ray did not start .* try 1 of 2", timeout=120)
     assert ends([head, worker], 150) == [6, 6]

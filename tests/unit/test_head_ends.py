@@ -27,7 +27,20 @@ from unit.heads import (
 )
 
 ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
-    "Ray never starts": (goal(), [(100, TICK)], 69, "Ray on this node", ["never came in time"]),
+    "Ray never starts": (
+        goal(),
+        [(1, h.RaySilent("connection refused by 10.0.0.1:6379")), (100, TICK)],
+        69,
+        "Ray on this node",
+        ["Ray on this node never came in time: connection refused by 10.0.0.1:6379"],
+    ),
+    "Ray starts by half": (
+        goal(),
+        [(1, h.RaySilent("connection refused")), (2, h.GcsOpen()), (100, TICK)],
+        69,
+        "Ray on this node",
+        ["Ray on this node never came in time: GCS answered, this node is not in it yet"],
+    ),
     "a Ray that others start never comes": (
         goal(given=True),
         [(1, h.RaySilent("connection refused")), (100, TICK)],

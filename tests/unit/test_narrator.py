@@ -20,6 +20,11 @@ class Told:
         self._narrator.tell(waits, now)
         return self.said.copy()
 
+    @property
+    def due(self) -> float | None:
+        """Return when it wants to be called again."""
+        return self._narrator.due
+
 
 HEAD = Wait("the head pod0", 600.0, "connection refused for 1 s")
 LATER = Wait("the head pod0", 600.0, "connection refused for 9 s")
@@ -46,6 +51,19 @@ def test_new_evidence_is_told_soon_but_not_in_a_flood() -> None:
     assert len(told.tell(2.0, OTHER)) == 1
     assert told.tell(3.0, HEAD) == []
     assert len(told.tell(4.0, HEAD)) == 1
+
+
+def test_it_asks_to_be_called_when_there_is_something_to_say() -> None:
+    """Where no event comes, its own times do: the reminder's, or those of news held back."""
+    told = Told()
+    told.tell(0.0, HEAD)
+    assert told.due == 30.0
+    told.tell(1.0, OTHER)
+    assert told.due == 2.0
+    told.tell(2.0, OTHER, Wait("reward server", 300.0))
+    assert told.due == 32.0
+    told.tell(31.0, Wait("word from the head pod0", 60.0))
+    assert told.due is None
 
 
 def test_each_wait_has_its_own_clock() -> None:

@@ -46,7 +46,7 @@ def test_a_false_answer_is_an_answer(answer: object) -> None:
 
 
 def test_it_times_out_with_the_last_evidence() -> None:
-    """At the deadline the error carries what was heard last, and all was told on the way."""
+    """At the deadline the error carries what was heard last, and every change was told."""
     check, heard = Asked(10**9), list[str]()
     with pytest.raises(TimedOutError) as caught:
         anyio.run(partial(until, check, 0.05, step=0.005, longest=0.01, on_evidence=heard.append))
@@ -54,6 +54,19 @@ def test_it_times_out_with_the_last_evidence() -> None:
     assert caught.value.evidence == f"try {check.times}"
     assert heard == [f"try {n + 1}" for n in range(len(heard))]
     assert len(heard) >= check.times - 1
+
+
+def test_the_same_evidence_is_told_once() -> None:
+    """What has been told is not told again until it changes."""
+    answers = iter(["refused", "refused", "slow", "refused", ""])
+    heard: list[str] = []
+
+    async def check() -> bool | NotYet:
+        evidence = next(answers)
+        return NotYet(evidence) if evidence else True
+
+    anyio.run(partial(until, check, 5.0, step=0.001, on_evidence=heard.append))
+    assert heard == ["refused", "slow", "refused"]
 
 
 def test_a_bug_in_a_condition_is_no_timeout() -> None:

@@ -148,6 +148,13 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
         "ray",
         ["could not join: exit code 1"],
     ),
+    "its raylet never listens": (
+        GOAL,
+        [(2, spoke()), (3, w.RaySilent("connection refused by 10.0.0.2:8268")), (122, TICK)],
+        69,
+        "ray",
+        ["could not join: connection refused by 10.0.0.2:8268"],
+    ),
     "its Ray says nothing": (GOAL, [(2, spoke()), (122, TICK)], 69, "ray", ["no word"]),
     "the verdict": (GOAL, [*JOINED, (30, spoke(verdict=VERDICT))], 7, "job", ["the job failed"]),
     "the verdict before it joined": (GOAL, [(2, spoke(verdict=VERDICT))], 7, "job", []),

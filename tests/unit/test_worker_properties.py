@@ -26,6 +26,7 @@ EVENTS = [
     *times(2, spoke(ready=False), spoke(ip="10.0.0.9"), spoke(epoch="two"), spoke(epoch=None)),
     *times(3, w.HeadSilent("refused"), w.Prepared()),
     *times(6, w.RayUp(), w.RayExited("exit 1")),
+    *times(2, w.RaySilent("refused")),
     *times(1, w.Prepared("exit 2"), spoke(refusal="version mismatch"), spoke(verdict=VERDICT)),
     *times(1, TERM, INT),
 ]
