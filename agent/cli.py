@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
-    _fill_closed_streams()
+    _make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     before, command = _split(arguments)
     options = _parser().parse_args(before)
@@ -47,10 +48,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
-def _fill_closed_streams() -> None:
-    """Put /dev/null where a standard stream was closed, so that nothing fails for its lack."""
+def _make_streams_safe() -> None:
+    """Let no word fail for want of a stream, or for what a stream's encoding lacks."""
     sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:

@@ -79,12 +79,13 @@ def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: 
 def keep_in(path: Path) -> None:
     """Write the log to a file from now on, with what was said before."""
     try:
-        _output.file = path.open("a", encoding="utf-8")
+        _output.file = path.open("a", encoding="utf-8", errors="backslashreplace")
+        _output.file.writelines(_output.early)
+        _output.file.flush()
     except OSError as error:
+        _output.file = None
         say(f"{path} cannot be written: {error.strerror}", "warning")
         return
-    _output.file.writelines(_output.early)
-    _output.file.flush()
     _output.early.clear()
 
 

@@ -11,13 +11,14 @@ import anyio
 
 from agent.boot import room
 from agent.boot.attendant import Attendant
+from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_status import status_of
 from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address, stop_ray
 from agent.bridge.link import RayLink
 from agent.control.desk import Desk
 from agent.control.listen import bind
 from agent.control.protocol import Reply
-from agent.decisions import head, head_state
+from agent.decisions import head, head_state, workers
 from agent.decisions import head_state as h
 from agent.decisions.common import Said, StopAsked, Tick
 from agent.job import Joined, entrypoint, fill
@@ -25,8 +26,6 @@ from agent.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
-from agent.runtime.probes import port_answers
-from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from agent.outcome import Outcome
@@ -168,30 +167,25 @@ class Head:
         plan, given = self._plan, self._plan.topology.given_ray
         if plan.ray is None:
             assert given is not None  # noqa: S101 - Ray is given, or ours
-            tasks.start_soon(self._watch_gcs, given.gcs_host, given.gcs_port)
+            # others start it, sooner or later
+            tasks.start_soon(self._watch_gcs, given.gcs_host, given.gcs_port, 1.0)
             return
         say(f"starting Ray's head on {self._ip}:{plan.ports.gcs}")
         argv = plan.ray.head(self._ip)
         self._ray = await self._stage.start("ray start", argv, env, "ray-start.log")
         tasks.start_soon(self._watch_ray, self._ray)
-        tasks.start_soon(self._watch_gcs, self._ip, plan.ports.gcs)
 
-    async def _watch_gcs(self, host: str, port: int) -> None:
-        """Tell when GCS takes connections; the bridge, busy importing Ray, would tell later."""
+    async def _watch_gcs(self, host: str, port: int, step: float) -> None:
+        def is_awaited() -> bool:
+            return self._state.ray.step is h.Step.PENDING
 
-        async def check() -> bool | NotYet:
-            evidence = await port_answers(host, port)
-            return NotYet(evidence) if evidence else True
-
-        def tell(evidence: str) -> None:
-            self._inbox.put(h.RaySilent(evidence))
-
-        longest = 1.0 if self._ray is None else 0.1  # others start it sooner or later
-        await until(check, None, longest=longest, on_evidence=tell)
-        self._inbox.put(h.GcsOpen())
+        await watch_gcs(host, port, step, self._inbox.put, is_awaited)
 
     async def _watch_ray(self, child: Child) -> None:
-        code = await child.wait()
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_gcs, self._ip, self._plan.ports.gcs, 0.1)
+            code = await child.wait()
+            tasks.cancel_scope.cancel()
         child.signal_group(signal.SIGKILL)  # what is left of it would hold its ports
         self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
 
@@ -212,7 +206,7 @@ class Head:
                 log = f"{name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
                 evidence = await self._stage.run_shell(name, command, env, log)
                 if evidence:
-                    self._inbox.put(h.Prepared(f"{name}: {evidence}"))
+                    self._inbox.put(h.Prepared(f"{name} failed: {evidence}"))
                     return
         self._inbox.put(h.Prepared())
 
@@ -225,13 +219,13 @@ class Head:
     async def _submit(self, link: RayLink) -> None:
         job, service = self._plan.job, self._plan.service(self._ip)
         assert job is not None  # noqa: S101 - decided only where there is one
-        nodes = len(head.alive_workers(self._state)) + 1
-        gpus = head.min_gpus(self._state)
+        nodes = len(workers.alive_workers(self._state)) + 1
+        gpus = workers.min_gpus(self._state)
         joined = Joined(
             nodes=nodes,
             gpus_per_node=gpus,
             total_gpus=gpus * nodes,
-            head_ip=head.ray_head(self._state) or self._ip,
+            head_ip=workers.ray_head(self._state) or self._ip,
             reward_url="" if service is None else service.url,
             log_dir=str(self._stage.folder.path),
         )
@@ -266,7 +260,7 @@ class Head:
         return outcome
 
     async def _farewell(self, desk: Desk, limit: float) -> None:
-        for name in await desk.farewell(limit):
+        for name in await desk.farewell(limit, workers.never_heard(self._state)):
             say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
 
     async def _hold(self, outcome: Outcome) -> Outcome:

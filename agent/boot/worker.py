@@ -44,7 +44,6 @@ class Worker:
         self._plan = stage.plan
         self._inbox: Inbox[w.WorkerEvent] = Inbox(stage.redactor.clean_fields)
         self._ray: Child | None = None
-        self._said = ""
         self._state = worker.start(self._goal())
         self._tell_head = Telling(self)
         self._own_ip = ""
@@ -72,7 +71,7 @@ class Worker:
             room.make_room(plan)
         except PreflightError as error:
             self._failure = error.reason
-            await link.announce(_ANNOUNCE)
+            await link.goodbye(_ANNOUNCE)
             raise
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(signals.watch, lambda signum: self._inbox.put(StopAsked(signum)))
@@ -197,6 +196,7 @@ class Worker:
             rank=plan.topology.rank,
             phase="its own checks forbid it" if self._failure else state.phase.value,
             detail=self._failure
+            or ("" if state.verdict is None else state.verdict.reason)
             or "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence),
             joined=state.joined,
             preparing=state.prepare.step is Step.PENDING,
@@ -234,8 +234,9 @@ class Worker:
         self._stage.record("outcome", outcome=as_record(outcome))
         say(f"leaving: {outcome.reason}")
         budget = self._plan.budget
+        unheard = self._state.prepare.step is Step.LOST  # maybe before the head was up
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.goodbye, _GOODBYE)
+            tasks.start_soon(link.goodbye, _ANNOUNCE if unheard else _GOODBYE)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
         await self._stage.sweep(budget.leftovers)

@@ -13,6 +13,7 @@ from agent.decisions.worker_state import HeadSilent, HeadSpoke, WorkerEvent
 from agent.machine import source_towards
 from agent.runtime.names import resolve
 from agent.runtime.probes import port_answers, reason
+from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -93,12 +94,10 @@ class HeadLink:
 
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> str:
         """Send one report and take the reply; a change here cuts the wait for news short."""
-        import aiohttp  # noqa: PLC0415 - late, as on the head
-
         self._changed = anyio.Event()
         report = self._report(source_towards(ip) or "")
         hold = LONGEST_HOLD if self._news >= 0 else 0.0
-        evidence = "cut short"
+        evidence = ""  # where it was cut short
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
@@ -106,16 +105,24 @@ class HeadLink:
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
-            try:
-                evidence = await self._post(session, ip, report, hold)
-            except aiohttp.ClientConnectorError as error:
-                evidence = f"{reason(error.os_error)} by {ip}:{self._agent_port}"
-            except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-                evidence = f"no answer from {ip}:{self._agent_port}"
-            except (aiohttp.ClientError, OSError) as error:
-                evidence = f"{reason(error)} ({ip}:{self._agent_port})"
+            evidence = await self._send(session, ip, report, hold)
             group.cancel_scope.cancel()
-        return "" if evidence == "cut short" else evidence
+        return evidence
+
+    async def _send(
+        self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
+    ) -> str:
+        """Post a report and pass the reply on; return '' or why there was none."""
+        import aiohttp  # noqa: PLC0415 - late, as on the head
+
+        try:
+            return await self._post(session, ip, report, hold)
+        except aiohttp.ClientConnectorError as error:
+            return f"{reason(error.os_error)} by {ip}:{self._agent_port}"
+        except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
+            return f"no answer from {ip}:{self._agent_port}"
+        except (aiohttp.ClientError, OSError) as error:
+            return f"{reason(error)} ({ip}:{self._agent_port})"
 
     async def _post(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
@@ -146,26 +153,22 @@ class HeadLink:
         self._looks_bare += 1
         return self._looks_bare >= _BARE_AFTER
 
-    async def announce(self, limit: float) -> None:
-        """Report once, outside of `run`: what this node says although it will not join."""
-        found = await resolve(self._host, limit)
-        if not isinstance(found, str):
-            self._ip, self._news = found[0], 0
-            await self.goodbye(limit)
-
     async def goodbye(self, limit: float) -> None:
-        """Tell the head that this node leaves, if it can still be told."""
+        """Tell the head that this node leaves; it may not be up yet, or be gone."""
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
-        if self._ip is None or self._news < 0:
-            return
-        with anyio.move_on_after(limit):
-            try:
-                async with aiohttp.ClientSession(headers=self._headers) as session:
-                    report = self._report(source_towards(self._ip) or "")
-                    await self._post(session, self._ip, report, 0.0)
-            except (aiohttp.ClientError, asyncio.TimeoutError, OSError):
-                return  # a head that is gone needs no goodbye
+        async with aiohttp.ClientSession(headers=self._headers) as session:
+
+            async def told() -> bool | NotYet:
+                found = await resolve(self._host) if self._ip is None else (self._ip,)
+                if isinstance(found, str):
+                    return NotYet(found)
+                report = self._report(source_towards(found[0]) or "")
+                evidence = await self._send(session, found[0], report, 0.0)
+                return NotYet(evidence) if evidence else True
+
+            with anyio.move_on_after(limit):
+                await until(told, None, step=_STEP)
 
     def _silence(self, evidence: str) -> None:
         now = time.monotonic()

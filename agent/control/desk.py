@@ -32,7 +32,8 @@ class Desk:
         self._clock = clock
         self._news = anyio.Event()
         self._here: dict[str, str] = {}
-        self._left = anyio.Event()
+        self._heard: set[str] = set()
+        self._report = anyio.Event()
 
     def publish(self, phase: str, *, ray_ready: bool, verdict: Outcome | None) -> None:
         """Change the reply; everyone who waits for news is answered at once."""
@@ -56,20 +57,25 @@ class Desk:
 
     def _note(self, report: Report, refusal: str) -> None:
         key = f"{report.name}@{report.ip}"
+        self._heard.add(key)
         if report.leaving or refusal:
             self._here.pop(key, None)
         else:
             self._here[key] = report.name
         self._tell(WorkerReported(_worker(key, report, refusal, self._clock())))
-        if not self._here:
-            self._left.set()
+        self._report.set()
 
-    async def farewell(self, limit: float) -> list[str]:
-        """Wait until every worker that was here has said goodbye; return those who have not."""
+    async def farewell(self, limit: float, unheard: int) -> list[str]:
+        """Wait until every worker has heard the end and said goodbye; return those who have not.
+
+        So many that were never heard of may be about to call: a head that ends within its first
+        second must not leave them to wait for it until their own deadline.
+        """
+        awaited = len(self._heard) + unheard
         with anyio.move_on_after(limit):
-            while self._here:
-                self._left = anyio.Event()
-                await self._left.wait()
+            while self._here or len(self._heard) < awaited:
+                self._report = anyio.Event()
+                await self._report.wait()
         return list(self._here.values())
 
 

@@ -10,10 +10,10 @@ from agent.decisions.head_notes import note
 from agent.decisions.head_state import HeadAction, HeadEvent, HeadState, Item, Phase, Step
 from agent.decisions.head_waits import WORKERS, waits
 from agent.decisions.job import verdict_of
-from agent.decisions.workers import alive_workers, describe_missing, min_gpus, ray_head
+from agent.decisions.workers import alive_workers, describe_missing
 from agent.outcome import Kind, Outcome, stopped
 
-__all__ = ["alive_workers", "deadline", "decide", "min_gpus", "ray_head", "start", "waits"]
+__all__ = ["deadline", "decide", "start", "waits"]
 
 Decision = tuple[HeadState, tuple[HeadAction, ...]]
 
@@ -54,7 +54,7 @@ def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said
     if isinstance(event, h.ServiceReady) and before.services[event.name].step is not Step.READY:
         return [Said(f"{event.name} answers")]
     if isinstance(event, h.Prepared) and not event.evidence:
-        return [Said("AGENT_PREPARE is done")]
+        return [Said("the prepare step is done")]
     was, are = alive_workers(before), alive_workers(after)
     return [
         *(Said(f"{name} joined Ray") for ip, name in are.items() if ip not in was),
@@ -71,9 +71,7 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
     if state.ray.step is Step.LOST:
         return _ray_did_not_start(state, now)
     if state.prepare.step is Step.LOST:
-        return _end(
-            state, now, 69, f"AGENT_PREPARE failed: {state.prepare.evidence}", "AGENT_PREPARE"
-        )
+        return _end(state, now, 69, state.prepare.evidence, "AGENT_PREPARE")
     for name, item in state.services.items():
         if item.step is Step.LOST and not item.answered:
             return _end(state, now, 69, f"{name} ended before it was ready: {item.evidence}", name)
@@ -103,7 +101,7 @@ def _ray_did_not_start(state: HeadState, now: float) -> Decision:
     ray, most = state.ray, state.goal.ray_restarts
     if ray.restarts >= most or now >= state.goal.head_deadline:
         return _end(state, now, 69, f"Ray did not start: {ray.evidence}", "ray")
-    again = Item(Step.PENDING, ray.evidence, ray.restarts + 1)
+    again = Item(Step.PENDING, restarts=ray.restarts + 1)
     said = Said(f"Ray did not start ({ray.evidence}): try {again.restarts} of {most}", "warning")
     state = replace(state, ray=again, gcs_answers=False, ray_nodes=())
     return state, (said, h.RestartRay())

@@ -16,14 +16,15 @@ def note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: C901, PLR091
             ray = replace(state.ray, step=Step.READY, evidence="") if up else state.ray
             return replace(state, ray_nodes=nodes, ray=ray)
         case h.GcsOpen():
-            said = "GCS answered, this node is not in it yet"
+            said = "GCS answered, the head's node is not in it yet"
             waited_for = state.ray.step is Step.PENDING
             ray = replace(state.ray, evidence=said) if waited_for else state.ray
             return replace(state, gcs_answers=True, ray=ray)
         case h.RaySilent(evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence):
-            return replace(state, ray=replace(state.ray, step=Step.LOST, evidence=evidence))
+            lost = replace(state.ray, step=Step.LOST, evidence=evidence)
+            return replace(state, ray=lost, last_ray=evidence)
         case h.WorkerReported(worker):
             return replace(state, workers={**state.workers, worker.key: worker})
         case h.Prepared(evidence):

@@ -115,6 +115,8 @@ class HeadState:
     goal: Goal
     phase: Phase = Phase.BOOTING
     ray: Item = field(default_factory=Item)
+    last_ray: str = ""
+    """How the Ray before this one ended."""
     prepare: Item = field(default_factory=Item)
     services: Mapping[str, Item] = field(default_factory=dict)
     workers: Mapping[str, Worker] = field(default_factory=dict)

@@ -14,7 +14,9 @@ _STALE = 60.0
 def _boot_waits(state: HeadState) -> list[Wait]:
     goal, found = state.goal, []
     if state.ray.step is Step.PENDING:
-        found.append(Wait(goal.ray, goal.head_deadline, state.ray.evidence))
+        before = f"the last one: {state.last_ray}" if state.last_ray else ""
+        evidence = "; ".join(filter(None, (state.ray.evidence, before)))
+        found.append(Wait(goal.ray, goal.head_deadline, evidence))
     found += [
         Wait(name, item.deadline or goal.reward_deadline, item.evidence)
         for name, item in state.services.items()

@@ -106,7 +106,7 @@ def _note(  # noqa: PLR0911 - one case, one return
         case RaySilent(evidence):
             return replace(state, raylet=evidence)
         case RayUp():
-            return replace(state, ray=RayStep.UP, ray_evidence="")
+            return replace(state, ray=RayStep.UP, ray_evidence="", raylet="")
         case RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
         case Prepared(evidence):
@@ -131,7 +131,8 @@ def _join(state: WorkerState, now: float) -> Decision:
     assert head_ip is not None  # noqa: S101 - Ray is ready only after the head spoke
     if state.phase is not Phase.JOINING:
         state = replace(state, phase=Phase.JOINING, since=now, tries=0)
-    state = replace(state, ray=RayStep.STARTING, retry_at=None, tries=state.tries + 1)
+    tries = state.tries + 1
+    state = replace(state, ray=RayStep.STARTING, raylet="", retry_at=None, tries=tries)
     kind = "a plain Ray head" if state.bare else "the head"
     again = f" (try {state.tries})" if state.tries > 1 else ""
     said = Said(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")

@@ -39,6 +39,13 @@ def min_gpus(state: HeadState) -> int:
     return min((int(node.gpus) for node in state.ray_nodes if node.alive), default=0)
 
 
+def never_heard(state: HeadState) -> int:
+    """Return how many needed workers neither reported nor joined by hand."""
+    alive = alive_workers(state)
+    absent = [worker for worker in state.workers.values() if worker.ip not in alive]
+    return max(0, state.required - len(alive) - len(absent))
+
+
 def describe_missing(state: HeadState, now: float | None) -> str:
     """Say how many workers are there, which are not, and the last that was heard of each."""
     alive = alive_workers(state)
@@ -50,8 +57,8 @@ def describe_missing(state: HeadState, now: float | None) -> str:
     if ranks and never:
         parts.append(f"never heard of rank {listed([str(rank) for rank in never])}")
     else:
-        unheard = state.required - len(alive) - len(absent)
-        if unheard > 0:
+        unheard = never_heard(state)
+        if unheard:
             parts.append(f"{unheard} never heard of")
     parts += [_last_word(worker, now) for worker in absent]
     return "; ".join(parts)

@@ -141,7 +141,8 @@ def _worker(environ: Mapping[str, str]) -> Claim:
 
 
 def _asks_token(environ: Mapping[str, str]) -> bool:
-    return environ.get(TOKEN_MODE, "").strip() == "token" and not environ.get(K8S_TOKEN)
+    kubernetes_own = environ.get(K8S_TOKEN, "").strip().lower() in {"1", "true"}
+    return environ.get(TOKEN_MODE, "").strip() == "token" and not kubernetes_own
 
 
 def _cluster(environ: Mapping[str, str]) -> tuple[str, ...]:

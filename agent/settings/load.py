@@ -30,7 +30,7 @@ class Loaded:
 
 def read_secret_file(path: str) -> str:
     """Read a file that holds one secret."""
-    with Path(path).open(encoding="utf-8") as file:
+    with Path(path).open(encoding="utf-8-sig") as file:  # editors begin a file with a mark
         return file.read(_LARGEST_SECRET_FILE)
 
 
@@ -138,5 +138,6 @@ def _read_text(name: str, text: str, into: dict[str, Any]) -> Problem | None:
         got = "a secret that is not text" if name in SECRETS else repr(text)
         return Problem(name, got, "text in UTF-8")
     except ValueError as error:
-        return Problem(name, repr(text), str(error))
+        got = "a secret that cannot be one" if name in SECRETS else repr(text)
+        return Problem(name, got, str(error))
     return None

@@ -71,11 +71,11 @@ class Settings:
         default="0",
     )
     wandb_api_key: v.Secret | None = var(  # noqa: RUF009 - a declaration
-        "WANDB_API_KEY", v.Secret, "turns W&B logging on in the recipes"
+        "WANDB_API_KEY", v.secret, "turns W&B logging on in the recipes"
     )
     ray_auth_token: v.Secret | None = var(  # noqa: RUF009 - a declaration
         "RAY_AUTH_TOKEN",
-        v.Secret,
+        v.secret,
         "the cluster's one secret: guards Ray and the agent's port",
         shown="off, with a warning",
     )

@@ -47,6 +47,8 @@ def wants_reward_url(settings: Settings, command: tuple[str, ...] | None) -> boo
 def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     if command is not None and not any(word.strip() for word in command):
         yield Problem("--", "nothing after it", "the job's command, such as -- python train.py")
+    if command is not None and not all(_is_text(word) for word in command):
+        yield Problem("--", "a word that is not text", "words in UTF-8, without NUL bytes")
     if command is not None and settings.job is not None:
         yield Problem(
             "AGENT_JOB", f"{settings.job!r} beside a command after --", "one of the two: unset it"
@@ -68,6 +70,14 @@ def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Itera
             json.loads(settings.runtime_env)
         except (ValueError, RecursionError) as error:
             yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
+
+
+def _is_text(word: str) -> bool:
+    try:
+        word.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in word
 
 
 def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DURATION = re.compile(r"(?:(\d+(?:\.\d+)?)h)?(?:(\d+(?:\.\d+)?)m)?(?:(\d+(?:\.\d+)?)s?)?")
+_NUMBER = r"([0-9]+(?:\.[0-9]+)?)"
+_DURATION = re.compile(rf"(?:{_NUMBER}h)?(?:{_NUMBER}m)?(?:{_NUMBER}s?)?")
 _HOST = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,63}(?<!-))*\.?")
 _POD_ID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?")
 _LARGEST_RESOURCE = 1e12
@@ -32,8 +33,21 @@ class Secret:
         """Return the text itself."""
         return self._text
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Secret) and other.reveal() == self._text
+
+    def __hash__(self) -> int:
+        return hash(self._text)
+
     def __repr__(self) -> str:
         return "Secret(********)"
+
+
+def secret(text: str) -> Secret:
+    """Read a secret; what is around it in a file is stripped before."""
+    if "\0" in text:
+        raise ValueError("text without NUL bytes")
+    return Secret(text)
 
 
 def yes_or_no(text: str) -> bool:
@@ -77,7 +91,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         word = text.strip()
-        if not re.fullmatch(r"\d{1,9}", word) or not low <= int(word) <= high:
+        if not re.fullmatch(r"[0-9]{1,9}", word) or not low <= int(word) <= high:
             raise ValueError(f"a whole number from {low} to {high}")
         return int(word)
 
@@ -86,9 +100,10 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 def port(text: str) -> int:
     """Read a port that needs no rights."""
-    if not re.fullmatch(r"\d{1,5}", text.strip()) or not 1024 <= int(text) <= 65535:
+    word = text.strip()
+    if not re.fullmatch(r"[0-9]{1,5}", word) or not 1024 <= int(word) <= 65535:
         raise ValueError("a port from 1024 to 65535")
-    return int(text)
+    return int(word)
 
 
 def host(text: str) -> str:
@@ -144,8 +159,7 @@ def resources(text: str) -> dict[str, float]:
     except (ValueError, RecursionError):
         value = None
     good = isinstance(value, dict) and all(
-        isinstance(v, (int, float)) and not isinstance(v, bool) and 0 <= v <= _LARGEST_RESOURCE
-        for v in value.values()
+        name.strip() and name.isprintable() and _is_amount(amount) for name, amount in value.items()
     )
     if not good or {"CPU", "GPU", "memory"} & set(value):
         raise ValueError(
@@ -153,6 +167,12 @@ def resources(text: str) -> dict[str, float]:
             "AGENT_NUM_GPUS)"
         )
     return {str(k): float(v) for k, v in value.items()}
+
+
+def _is_amount(value: object) -> bool:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return False
+    return 0 <= value <= _LARGEST_RESOURCE
 
 
 def words(text: str) -> tuple[str, ...]:

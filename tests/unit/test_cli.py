@@ -109,6 +109,14 @@ def test_status_live_asks_this_nodes_own_agent() -> None:
     assert "no agent lives here: 127.0.0.1:21999" in done.stderr
 
 
+def test_a_name_that_no_encoding_has_is_shown_escaped() -> None:
+    """Another tool's variable with bytes in its name breaks no output, however strict."""
+    env = {"AGENT_caf\udce9": "1", "PYTHONIOENCODING": "utf-8:strict"}
+    done = agent("plan", env=env)
+    assert done.returncode == 0, done.stderr
+    assert "AGENT_caf\\udce9" in done.stdout
+
+
 def test_a_closed_pipe_is_no_error() -> None:
     """`pod-agent env | head -1` ends quietly."""
     pipe = f"{AGENT} env | head -1"

@@ -75,7 +75,7 @@ def test_another_version_is_refused() -> None:
     reply = anyio.run(counter.desk.take, replace(POD1, ray="2.50.0"))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
     assert counter.heard[0].refused == reply.refusal
-    assert anyio.run(counter.desk.farewell, LATE) == []
+    assert anyio.run(counter.desk.farewell, LATE, 0) == []
 
 
 def test_farewell_waits_for_each() -> None:
@@ -93,7 +93,7 @@ def test_farewell_waits_for_each() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leave)
-                silent = await counter.desk.farewell(LATE)
+                silent = await counter.desk.farewell(LATE, 0)
         return silent
 
     assert anyio.run(story) == []
@@ -104,4 +104,23 @@ def test_farewell_names_those_who_stay_silent() -> None:
     """Who does not say goodbye in time is named."""
     counter = Counter()
     anyio.run(counter.desk.take, POD1)
-    assert anyio.run(counter.desk.farewell, SOON) == ["pod1"]
+    assert anyio.run(counter.desk.farewell, SOON, 0) == ["pod1"]
+
+
+def test_farewell_waits_for_those_who_are_about_to_call() -> None:
+    """A worker that was never heard of is told the end if it calls in time."""
+    counter = Counter()
+
+    async def call() -> None:
+        await counter.desk.take(replace(POD1, leaving=True))
+
+    async def story() -> list[str]:
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(call)
+                silent = await counter.desk.farewell(LATE, 1)
+        return silent
+
+    assert anyio.run(story) == []
+    assert len(counter.heard) == 1
+    assert anyio.run(counter.desk.farewell, SOON, 1) == []

@@ -7,6 +7,7 @@ import pytest
 from agent.decisions import head
 from agent.decisions import head_state as h
 from agent.decisions.head_state import Phase
+from agent.decisions.workers import min_gpus
 from unit.heads import (
     LOST,
     NODES,
@@ -195,7 +196,7 @@ def test_the_fewest_gpus_count() -> None:
     few = h.RayNode("few", "10.0.0.9", gpus=4.0)
     dead = h.RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
     story = Story(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
-    assert head.min_gpus(story.state) == 4
+    assert min_gpus(story.state) == 4
 
 
 def test_waits_carry_deadline_and_evidence() -> None:

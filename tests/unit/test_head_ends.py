@@ -39,7 +39,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
         [(1, h.RaySilent("connection refused")), (2, h.GcsOpen()), (100, TICK)],
         69,
         "Ray on this node",
-        ["Ray on this node never came in time: GCS answered, this node is not in it yet"],
+        ["Ray on this node never came in time: GCS answered, the head's node is not in it yet"],
     ),
     "a Ray that others start never comes": (
         goal(given=True),
@@ -54,6 +54,13 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
         69,
         "ray",
         ["did not start: exit 1"],
+    ),
+    "a Ray that ended is named beside the one that is awaited": (
+        goal(),
+        [(1, h.RayGone("no space left")), (2, h.RaySilent("connection refused")), (100, TICK)],
+        69,
+        "Ray on this node",
+        ["never came in time: connection refused; the last one: no space left"],
     ),
     "Ray ends at once, thrice": (
         goal(),
@@ -127,7 +134,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "data fails": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.Prepared("exit code 2"))],
+        [(3, nodes()), (9, h.Prepared("AGENT_PREPARE failed: exit code 2"))],
         69,
         "AGENT_PREPARE",
         ["failed: exit code 2"],

@@ -158,6 +158,11 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         {"RAY_AUTH_TOKEN": WITHOUT},
         ["RAY_AUTH_TOKEN", "RAY_AUTH_MODE=token", "auth_token"],
     ),
+    "KubeRay's token left out, and not Kubernetes' own": (
+        "kuberay-submitter-head",
+        {"RAY_AUTH_TOKEN": WITHOUT, "RAY_ENABLE_K8S_TOKEN_AUTH": "false"},
+        ["RAY_AUTH_TOKEN", "RAY_AUTH_MODE=token", "auth_token"],
+    ),
     "vast, a worker by hand": ("vast-alone", {"RAY_WORKER": "1"}, ["AGENT_HEAD", "C.8123456"]),
     "vast, a head that waits": (
         "vast-alone",

@@ -129,10 +129,10 @@ def test_defaults(name: str, value: object) -> None:
 BAD = {
     "RAY_WORKER": ["yes", "", "2", "worker"],
     "HEAD_POD_ID": ["abc.runpod.internal", "-a", "", "a b"],
-    "EXPECTED_WORKERS": ["-1", "1.5", "99999", "two", ""],
+    "EXPECTED_WORKERS": ["-1", "1.5", "99999", "two", "", "１２"],  # noqa: RUF001 - no ASCII digits
     "DEBUG_RAY": ["2", "legacy", ""],
-    "RAY_AUTH_TOKEN": ["", "  ", "two words", "naïve", "line\nbreak"],
-    "AGENT_JOB": ["", "rehersal", "python train.py"],
+    "RAY_AUTH_TOKEN": ["", "  ", "two words", "naïve", "line\nbreak", "nul\0byte"],
+    "AGENT_JOB": ["", "rehersal", "python train.py", "no\udcfftext"],
     "AGENT_JOB_ARGS": ["'open"],
     "AGENT_JOB_RETRIES": ["many", "-1", ""],
     "AGENT_LAUNCHER": ["mpirun", ""],
@@ -146,12 +146,15 @@ BAD = {
     "AGENT_PREPARE_EACH": [""],
     "AGENT_HEAD": ["http://head", "10.0.0", "head:6379", "-head", "", "a" * 64],
     "AGENT_NODE_IP": ["0.0.0.0", "::", "node-a", ""],
-    "AGENT_RESOURCES": ["[]", "8", "{", '{"GPU": 1}', '{"a": -1}', '{"a": true}', '{"a": NaN}'],
+    "AGENT_RESOURCES": [
+        *("[]", "8", "{", '{"GPU": 1}', '{"a": -1}', '{"a": true}', '{"a": NaN}'),
+        *('{"": 1}', '{"a\\u0000": 1}', '{"\\ud800": 1}'),
+    ],
     "AGENT_NUM_GPUS": ["-1", "all", ""],
     "AGENT_NUM_CPUS": ["0", "1.5", ""],
     "AGENT_RAY_PORT": ["80", "65536", "0", ""],
     "AGENT_DASHBOARD_PORT": ["80", "eight", ""],
-    "AGENT_PORT": ["1023", "-8266", ""],
+    "AGENT_PORT": ["1023", "-8266", "", "９０００"],  # noqa: RUF001 - no ASCII digits
     "AGENT_DASHBOARD_HOST": ["http://0.0.0.0", "0.0.0.0:8265", ""],
     "AGENT_WAIT_HEAD": ["soon", "0", "-1s", "31d", "721h", "s", "10 m", ""],
     "AGENT_WAIT_WORKERS": ["ten", ""],

@@ -94,10 +94,36 @@ def test_an_unreadable_or_empty_file(form: str, tmp_path: Path) -> None:
     assert f"{form}: got nothing" in told({form: f"{tmp_path}/empty"})
 
 
+def test_a_file_that_an_editor_marked_or_broke(tmp_path: Path) -> None:
+    """A byte order mark is no part of the secret; what no environment can hold is refused."""
+    file = tmp_path / "secret"
+    file.write_text(SECRET, encoding="utf-8-sig")
+    secret = load({"WANDB_API_KEY_FILE": str(file)}).settings.wandb_api_key
+    assert secret is not None
+    assert secret.reveal() == SECRET
+    file.write_text(f"{SECRET}\0")
+    sentence = told({"WANDB_API_KEY_FILE": str(file)})
+    assert "WANDB_API_KEY: got a secret that cannot be one" in sentence
+    assert SECRET not in sentence
+
+
 def test_an_empty_key_is_no_key() -> None:
     """An empty WANDB_API_KEY, as templates leave it, means none; an empty token is refused."""
     assert load({"WANDB_API_KEY": ""}).settings.wandb_api_key is None
     assert "RAY_AUTH_TOKEN: got nothing" in told({"RAY_AUTH_TOKEN": ""})
+
+
+@pytest.mark.parametrize("word", ["caf\udce9", "nul\0byte"])
+def test_a_command_that_is_not_text(word: str) -> None:
+    """A word that no job could be given as it stands is refused."""
+    assert "--: got a word that is not text" in told({}, ["echo", word])
+
+
+def test_equal_settings_are_equal() -> None:
+    """Two readings of one environment are the same, secrets included."""
+    environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_WAIT_HEAD": "5m"}
+    assert load(environ) == load(environ)
+    assert load(environ) != load({**environ, "RAY_AUTH_TOKEN": f"{SECRET}2"})
 
 
 def test_no_secret_is_ever_shown() -> None:

@@ -255,6 +255,14 @@ def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -
     assert worker.deadline(state) == min(waits.values(), default=None)
 
 
+def test_a_second_join_has_no_evidence_of_the_first() -> None:
+    """What was known of a raylet that came up says nothing of the next."""
+    refused = w.RaySilent("connection refused by 10.0.0.2:8268")
+    history: History = [(2, spoke()), (3, refused), (8, w.RayUp()), (30, spoke(epoch="two"))]
+    (wait,) = worker.waits(Story(GOAL, history).state)
+    assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
+
+
 def test_a_tick_is_nothing_by_itself() -> None:
     """Between messages time alone changes nothing."""
     story = Story(GOAL, JOINED)
