@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from agent.outcome import Kind
+from agent.outcome import Kind, Outcome
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class AgentError(Exception):
     def sentence(self) -> str:
         """Say all of it in one line."""
         return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
+
+    def outcome(self) -> Outcome:
+        """Return the end of a run that could not begin."""
+        code, reason = self.exit_code, self.reason
+        return Outcome(self.kind, code, reason, "starting", self.culprit, self.remedy)
 
 
 class SettingsError(AgentError):

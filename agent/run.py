@@ -60,7 +60,7 @@ def _live(stage: Stage, run_id: str) -> Outcome:
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
         orphans.kill_descendants()
-        outcome = bug() if error is None else _outcome_of(error)
+        outcome = bug() if error is None else error.outcome()
     stage.record("end", seconds=round(stage.now(), 3))
     return outcome
 
@@ -73,12 +73,6 @@ def bug() -> Outcome:
     last = trace.strip().splitlines()[-1]
     remedy = "Please report it with agent.log"
     return Outcome(Kind.BUG, 70, f"a bug in the agent: {last}", remedy=remedy)
-
-
-def _outcome_of(error: AgentError) -> Outcome:
-    return Outcome(
-        error.kind, error.exit_code, error.reason, "starting", error.culprit, error.remedy
-    )
 
 
 async def _story(stage: Stage, run_id: str) -> Outcome:

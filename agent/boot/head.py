@@ -12,6 +12,7 @@ import anyio
 from agent.boot import room
 from agent.boot.attendant import Attendant
 from agent.boot.gcs_watch import watch_gcs
+from agent.boot.head_goal import goal_of
 from agent.boot.head_status import status_of
 from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address, stop_ray
 from agent.bridge.link import RayLink
@@ -21,14 +22,17 @@ from agent.control.protocol import Reply
 from agent.decisions import head, head_state, workers
 from agent.decisions import head_state as h
 from agent.decisions.common import Said, StopAsked, Tick
+from agent.errors import PreflightError
 from agent.job import Joined, entrypoint, fill
 from agent.log import say
+from agent.machine import is_public
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 
 if TYPE_CHECKING:
     from agent.outcome import Outcome
+    from agent.plan import Plan
     from agent.runtime.process import Child
 
 
@@ -46,7 +50,7 @@ class Head:
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
         self._stop = StopSwitch()
-        self._state = head.start(self._goal())
+        self._state = head.start(goal_of(stage.plan))
         self._ip = ""
 
     async def run(self) -> Outcome:
@@ -70,17 +74,15 @@ class Head:
             self._ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
         if not self._ip:
             return self._stop.outcome(expected=plan.job is None)
-        room.make_room(plan)
-        sockets += bind([self._ip], plan.ports.agent)  # workers may call from now on
         env = plan.environment(self._ip, self._ip)
-        await self._start_ray(tasks, env)
         link = self._link(env)
-        tasks.start_soon(self._bridge, link)
-        service = plan.service(self._ip)
-        if service is not None:
-            tasks.start_soon(self._attendant.serve, service, env)
-        if plan.settings.prepare or plan.settings.prepare_each:
-            tasks.start_soon(self._prepare, env)
+        unfit = _make_room(plan)
+        if unfit is None or plan.token is not None or not is_public(self._ip):
+            sockets += bind([self._ip], plan.ports.agent)  # workers may call from now on
+        if unfit is None:
+            await self._bring_up(tasks, env, link)
+        else:  # the workers shall hear of it, too, but not on an address that is refused
+            self._inbox.put(unfit)
         versions = (plan.facts.ray, plan.facts.python)
         from agent.control.server import Site  # noqa: PLC0415 - aiohttp, while Ray boots
 
@@ -95,26 +97,17 @@ class Head:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
 
-    def _goal(self) -> h.Goal:
-        settings, topology = self._plan.settings, self._plan.topology
-        expected = topology.expected_workers
-        partial_run = settings.partial == "proceed" and settings.min_workers is not None
-        service, given = self._plan.service("127.0.0.1"), topology.given_ray
-        return h.Goal(
-            expected_workers=expected,
-            least_workers=(settings.min_workers or 0) if partial_run else expected,
-            head_deadline=settings.wait_head,
-            workers_deadline=settings.wait_workers,
-            reward_deadline=settings.wait_reward,
-            prepare_deadline=settings.wait_prepare,
-            node_grace=settings.node_grace,
-            job_stop_grace=self._plan.budget.job,
-            wants_job=self._plan.job is not None,
-            services=() if service is None else (service.name,),
-            has_prepare=bool(settings.prepare or settings.prepare_each),
-            ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
-            ray_restarts=h.RAY_RESTARTS if given is None else 0,
-        )
+    async def _bring_up(
+        self, tasks: anyio.abc.TaskGroup, env: dict[str, str], link: RayLink
+    ) -> None:
+        """Start everything, side by side."""
+        settings, service = self._plan.settings, self._plan.service(self._ip)
+        await self._start_ray(tasks, env)
+        tasks.start_soon(self._bridge, link)
+        if service is not None:
+            tasks.start_soon(self._attendant.serve, service, env)
+        if settings.prepare or settings.prepare_each:
+            tasks.start_soon(self._prepare, env)
 
     def _first_reply(self) -> Reply:
         phase = head_state.Phase.BOOTING.value
@@ -276,6 +269,14 @@ class Head:
 
     def _status(self) -> dict[str, object]:
         return status_of(self._state, self._plan, self._run_id, self._epoch, self._stage.now())
+
+
+def _make_room(plan: Plan) -> h.Unfit | None:
+    try:
+        room.make_room(plan)
+    except PreflightError as error:
+        return h.Unfit(error.outcome())
+    return None
 
 
 async def run(stage: Stage, run_id: str) -> Outcome:

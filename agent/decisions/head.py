@@ -66,8 +66,10 @@ def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said
 
 
 def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
-    state: HeadState, _event: HeadEvent, now: float
+    state: HeadState, event: HeadEvent, now: float
 ) -> Decision:
+    if isinstance(event, h.Unfit):
+        return _leave(state, event.outcome, now)
     if state.ray.step is Step.LOST:
         return _ray_did_not_start(state, now)
     if state.prepare.step is Step.LOST:

@@ -145,6 +145,13 @@ class HeadState:
 
 
 @dataclass(frozen=True)
+class Unfit:
+    """This node's own checks forbid the run."""
+
+    outcome: Outcome
+
+
+@dataclass(frozen=True)
 class RayGone:
     """`ray start --block` ended, or GCS stopped answering."""
 
@@ -232,6 +239,7 @@ HeadEvent = (
     | StopAsked
     | RayGone
     | GcsOpen
+    | Unfit
     | RaySilent
     | RayNodes
     | ServiceReady

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 
 import pytest
@@ -145,3 +146,15 @@ def test_a_ray_that_dies_while_booting_is_started_again(cluster: Cluster) -> Non
     head.wait_for(rf"{known}\(5[67]\d s left\)", timeout=40)
     head.wait_for(r"Ray did not start .* try 1 of 2", timeout=120)
     assert ends([head, worker], 150) == [6, 6]
+
+
+@pytest.mark.pods(2)
+def test_a_head_that_its_own_checks_forbid_takes_its_workers_along(cluster: Cluster) -> None:
+    """A taken port on the head ends the worker, too, at once and with the same words."""
+    holder = cluster.pods[0].start([sys.executable, "-u", "-m", "http.server", "8265"])
+    holder.wait_for("Serving HTTP")
+    head, worker = cluster.agents("true")
+    assert ends([head, worker], 20) == [78, 78]
+    assert "8265" in last_line(head)
+    assert last_line(worker).split("ERROR")[1] == last_line(head).split("ERROR")[1]
+    holder.kill()

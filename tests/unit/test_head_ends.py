@@ -7,6 +7,7 @@ import pytest
 from agent.decisions import head
 from agent.decisions import head_state as h
 from agent.decisions.head_state import Phase
+from agent.outcome import Kind, Outcome
 from unit.heads import (
     INT,
     LOST,
@@ -61,6 +62,13 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
         69,
         "Ray on this node",
         ["never came in time: connection refused; the last one: no space left"],
+    ),
+    "its own checks forbid it": (
+        goal(2),
+        [(0.5, h.Unfit(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],
+        78,
+        "ports",
+        ["port 8265 is taken"],
     ),
     "Ray ends at once, thrice": (
         goal(),
