@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.machine import is_public
 from agent.services import reward_service
 
 if TYPE_CHECKING:
@@ -50,6 +51,12 @@ def listeners(
     if topology.is_head:
         head = (*_head_of_ray(ports, ray.dashboard_host, guard), *head)
     return (*head, agent, *_node_of_ray(ports, guard))
+
+
+def may_listen_on(address: str, settings: Settings) -> bool:
+    """Say whether the agent's own port may be open there: to the internet only with a token."""
+    insists = settings.ray_auth_token is not None or settings.allow_insecure
+    return insists or not is_public(address)
 
 
 _EVERYWHERE = "every interface (Ray's choice)"

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot import room
+from agent.boot import reception, room
 from agent.boot.attendant import Attendant
 from agent.boot.gcs_watch import watch_gcs
-from agent.boot.head_goal import goal_of
+from agent.boot.head_goal import goal_of, prepare_steps
 from agent.boot.head_status import status_of
 from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address, stop_ray
 from agent.bridge.link import RayLink
@@ -21,18 +21,17 @@ from agent.control.listen import bind
 from agent.control.protocol import Reply
 from agent.decisions import head, head_state, workers
 from agent.decisions import head_state as h
-from agent.decisions.common import Said, StopAsked, Tick
-from agent.errors import PreflightError
+from agent.decisions.common import Said, StopAsked, Tick, Unfit
 from agent.job import Joined, entrypoint, fill
 from agent.log import say
-from agent.machine import is_public
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 
 if TYPE_CHECKING:
+    import socket
+
     from agent.outcome import Outcome
-    from agent.plan import Plan
     from agent.runtime.process import Child
 
 
@@ -52,6 +51,8 @@ class Head:
         self._stop = StopSwitch()
         self._state = head.start(goal_of(stage.plan))
         self._ip = ""
+        self._listens: list[socket.socket] = []
+        """The agent's port on this node's own address."""
 
     async def run(self) -> Outcome:
         """Live the whole story; return how it ended."""
@@ -76,13 +77,13 @@ class Head:
             return self._stop.outcome(expected=plan.job is None)
         env = plan.environment(self._ip, self._ip)
         link = self._link(env)
-        unfit = _make_room(plan)
-        if unfit is None or plan.token is not None or not is_public(self._ip):
-            sockets += bind([self._ip], plan.ports.agent)  # workers may call from now on
+        unfit = room.make_room(plan)
+        self._listens = reception.open_port(plan, self._ip, unfit)
+        sockets += self._listens
         if unfit is None:
             await self._bring_up(tasks, env, link)
-        else:  # the workers shall hear of it, too, but not on an address that is refused
-            self._inbox.put(unfit)
+        else:
+            self._inbox.put(Unfit(reception.as_the_heads(plan, unfit)))
         versions = (plan.facts.ray, plan.facts.python)
         from agent.control.server import Site  # noqa: PLC0415 - aiohttp, while Ray boots
 
@@ -101,13 +102,14 @@ class Head:
         self, tasks: anyio.abc.TaskGroup, env: dict[str, str], link: RayLink
     ) -> None:
         """Start everything, side by side."""
-        settings, service = self._plan.settings, self._plan.service(self._ip)
+        service = self._plan.service(self._ip)
         await self._start_ray(tasks, env)
         tasks.start_soon(self._bridge, link)
         if service is not None:
             tasks.start_soon(self._attendant.serve, service, env)
-        if settings.prepare or settings.prepare_each:
-            tasks.start_soon(self._prepare, env)
+        steps = prepare_steps(self._plan.settings)
+        if steps:
+            tasks.start_soon(self._prepare, steps, env)
 
     def _first_reply(self) -> Reply:
         phase = head_state.Phase.BOOTING.value
@@ -120,7 +122,8 @@ class Head:
     ) -> Outcome:
         """Take events one by one until a decision is to leave."""
         while True:
-            self._stage.show_waits(head.waits(self._state))
+            if self._inbox.is_empty:  # else what is waited for may be over
+                self._stage.show_waits(head.waits(self._state))
             limit = self._stage.patience(head.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             self._stage.record(type(event).__name__, data=event)
@@ -191,16 +194,13 @@ class Head:
         with self._bridge_scope:
             await link.run()
 
-    async def _prepare(self, env: dict[str, str]) -> None:
-        settings = self._plan.settings
-        steps = {"AGENT_PREPARE_EACH": settings.prepare_each, "AGENT_PREPARE": settings.prepare}
+    async def _prepare(self, steps: dict[str, str], env: dict[str, str]) -> None:
         for name, command in steps.items():
-            if command is not None:
-                log = f"{name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
-                evidence = await self._stage.run_shell(name, command, env, log)
-                if evidence:
-                    self._inbox.put(h.Prepared(f"{name} failed: {evidence}"))
-                    return
+            log = f"{name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
+            evidence = await self._stage.run_shell(name, command, env, log)
+            if evidence:
+                self._inbox.put(h.Prepared(name, evidence))
+                return
         self._inbox.put(h.Prepared())
 
     # --- the job --------------------------------------------------------------------------------
@@ -245,16 +245,17 @@ class Head:
         self._bridge_scope.cancel()
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._farewell, desk, budget.farewell)
+            tasks.start_soon(reception.farewell, desk, budget.farewell, self._may_call())
             tasks.start_soon(self._attendant.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
         await self._stage.sweep(budget.leftovers)
         return outcome
 
-    async def _farewell(self, desk: Desk, limit: float) -> None:
-        for name in await desk.farewell(limit, workers.never_heard(self._state)):
-            say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
+    def _may_call(self) -> int:
+        """Return how many workers that were never heard of may be about to call."""
+        given = self._plan.topology.given_ray is not None  # its workers run no agent
+        return 0 if given or not self._listens else workers.never_heard(self._state)
 
     async def _hold(self, outcome: Outcome) -> Outcome:
         """Stay with the verdict where a platform would start the container again."""
@@ -269,14 +270,6 @@ class Head:
 
     def _status(self) -> dict[str, object]:
         return status_of(self._state, self._plan, self._run_id, self._epoch, self._stage.now())
-
-
-def _make_room(plan: Plan) -> h.Unfit | None:
-    try:
-        room.make_room(plan)
-    except PreflightError as error:
-        return h.Unfit(error.outcome())
-    return None
 
 
 async def run(stage: Stage, run_id: str) -> Outcome:

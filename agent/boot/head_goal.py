@@ -8,6 +8,13 @@ from agent.decisions import head_state as h
 
 if TYPE_CHECKING:
     from agent.plan import Plan
+    from agent.settings import Settings
+
+
+def prepare_steps(settings: Settings) -> dict[str, str]:
+    """Return the head's prepare steps in their order, by their variables."""
+    asked = {"AGENT_PREPARE_EACH": settings.prepare_each, "AGENT_PREPARE": settings.prepare}
+    return {name: command for name, command in asked.items() if command is not None}
 
 
 def goal_of(plan: Plan) -> h.Goal:
@@ -27,7 +34,7 @@ def goal_of(plan: Plan) -> h.Goal:
         job_stop_grace=plan.budget.job,
         wants_job=plan.job is not None,
         services=() if service is None else (service.name,),
-        has_prepare=bool(settings.prepare or settings.prepare_each),
+        steps=tuple(prepare_steps(settings)),
         ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
         ray_restarts=h.RAY_RESTARTS if given is None else 0,
     )

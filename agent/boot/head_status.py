@@ -46,7 +46,7 @@ def status_of(
             {"name": name, "state": item.step.value, "detail": item.evidence}
             for name, item in state.services.items()
         ],
-        "prepare": state.prepare.step.value if state.goal.has_prepare else None,
+        "prepare": state.prepare.step.value if state.goal.steps else None,
         "job": job,
         "verdict": None if state.verdict is None else state.verdict.to_dict(),
     }

@@ -24,8 +24,7 @@ class Narrator:
         self._say = say
         self._told: dict[str, tuple[str, float]] = {}
         self._recorded: tuple[Wait, ...] = ()
-        self.due: float | None = None
-        """When to be called again though nothing has changed."""
+        self._due: float | None = None
 
     def tell(self, waits: tuple[Wait, ...], now: float) -> None:
         """Say what is new since it was told last, and what was told half a minute ago."""
@@ -34,10 +33,15 @@ class Narrator:
             listed = [{"what": w.what, "until": w.deadline, "evidence": w.evidence} for w in waits]
             self._record({"at": round(now, 3), "event": "waits", "waits": listed})
         news = [wait for wait in waits if not wait.what.startswith("word ")]  # following is none
-        self.due = min((self._tell_one(wait, now) for wait in news), default=None)
+        self._due = min((self._tell_one(wait, now) for wait in news), default=None)
         gone = self._told.keys() - {wait.what for wait in waits}
         for what in gone:
             del self._told[what]
+
+    def patience(self, deadline: float | None, now: float) -> float | None:
+        """Return how long nothing need be done: to the deadline, or until there is a word due."""
+        times = [time for time in (deadline, self._due) if time is not None]
+        return max(0.0, min(times) - now) if times else None
 
     def _tell_one(self, wait: Wait, now: float) -> float:
         """Say this wait if it is time to; return when it will be."""

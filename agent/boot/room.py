@@ -11,9 +11,9 @@ import psutil
 
 from agent.checks import Finding, Level
 from agent.checks.machine_checks import WANTED_FILES, free_ports
-from agent.errors import PreflightError
 from agent.log import say
 from agent.machine import taken_ports
+from agent.outcome import Kind, Outcome
 
 if TYPE_CHECKING:
     from agent.plan import Plan
@@ -30,15 +30,15 @@ _RAY_MARKS = (
 )
 
 
-def make_room(plan: Plan) -> None:
-    """Prepare this machine; raise PreflightError where this run could not live on it."""
+def make_room(plan: Plan) -> Outcome | None:
+    """Prepare this machine; return the refusal where this run could not live on it."""
     _raise_open_files(plan.facts.nofile_hard)
     if plan.ray is not None:
         _remove_stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
     busy = free_ports(facts, plan.settings, plan.topology)
     failed = [f for f in plan.failed() if f.check != busy.check]
-    refuse([*failed, busy] if busy.level is Level.FAIL else failed)
+    return _refusal([*failed, busy] if busy.level is Level.FAIL else failed)
 
 
 def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
@@ -48,14 +48,13 @@ def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
         _end(stale)
 
 
-def refuse(failed: list[Finding]) -> None:
-    """Raise one error for all findings that forbid a run."""
-    if failed:
-        raise PreflightError(
-            "; ".join(f"{f.check}: {f.what}" for f in failed),
-            remedy=" ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip("."),
-            culprit=failed[0].check,
-        )
+def _refusal(failed: list[Finding]) -> Outcome | None:
+    """Make one end of all findings that forbid a run."""
+    if not failed:
+        return None
+    reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
+    remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
+    return Outcome(Kind.REFUSED, 78, reason, "starting", failed[0].check, remedy)
 
 
 def _raise_open_files(hard: int) -> None:

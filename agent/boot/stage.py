@@ -57,8 +57,7 @@ class Stage:
 
     def patience(self, deadline: float | None) -> float | None:
         """Return how long to wait for an event: to the deadline, or until waits must be told."""
-        times = [time for time in (deadline, self._narrator.due) if time is not None]
-        return max(0.0, min(times) - self.now()) if times else None
+        return self._narrator.patience(deadline, self.now())
 
     async def start(self, name: str, argv: list[str], env: Mapping[str, str], log: str) -> Child:
         """Start a child whose output goes to a file of the run folder."""

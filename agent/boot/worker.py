@@ -15,9 +15,8 @@ from agent.control.listen import bind
 from agent.control.protocol import Reply, Report
 from agent.decisions import worker
 from agent.decisions import worker_state as w
-from agent.decisions.common import Said, StopAsked, Tick
+from agent.decisions.common import Said, StopAsked, Tick, Unfit
 from agent.decisions.head_state import Step
-from agent.errors import PreflightError
 from agent.log import say
 from agent.machine import source_towards
 from agent.runtime import signals
@@ -47,7 +46,6 @@ class Worker:
         self._state = worker.start(self._goal())
         self._tell_head = Telling(self)
         self._own_ip = ""
-        self._failure = ""
         self._addressed = anyio.Event()
 
     async def run(self) -> Outcome:
@@ -67,23 +65,21 @@ class Worker:
             self._on_reply,
         )
         self._tell_head.link = link
-        try:
-            room.make_room(plan)
-        except PreflightError as error:
-            self._failure = error.reason
-            await link.goodbye(_ANNOUNCE)
-            raise
+        unfit = room.make_room(plan)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(signals.watch, lambda signum: self._inbox.put(StopAsked(signum)))
             tasks.start_soon(link.run)
-            tasks.start_soon(self._serve, sockets)
-            if plan.settings.prepare_each:
-                tasks.start_soon(self._prepare, plan.settings.prepare_each)
-            outcome = await self._decide(tasks)
-            await self._leave(link, outcome)
-            await self._hold(outcome)
+            if unfit is not None:
+                self._inbox.put(Unfit(unfit))
+            else:
+                tasks.start_soon(self._serve, sockets)
+                if plan.settings.prepare_each:
+                    tasks.start_soon(self._prepare, plan.settings.prepare_each)
+            leave = await self._decide(tasks)
+            await self._leave(link, leave)
+            await self._hold(leave.outcome)
             tasks.cancel_scope.cancel()
-        return outcome
+        return leave.outcome
 
     def _goal(self) -> w.Goal:
         settings, topology = self._plan.settings, self._plan.topology
@@ -98,10 +94,11 @@ class Worker:
 
     # --- deciding -------------------------------------------------------------------------------
 
-    async def _decide(self, tasks: anyio.abc.TaskGroup) -> Outcome:
+    async def _decide(self, tasks: anyio.abc.TaskGroup) -> w.Leave:
         """Take events one by one until a decision is to leave."""
         while True:
-            self._stage.show_waits(worker.waits(self._state))
+            if self._inbox.is_empty:  # else what is waited for may be over
+                self._stage.show_waits(worker.waits(self._state))
             limit = self._stage.patience(worker.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             if not isinstance(event, w.HeadSpoke | w.HeadSilent):
@@ -112,7 +109,7 @@ class Worker:
                 self._stage.record("phase", phase=self._state.phase.value)
             for action in actions:
                 if isinstance(action, w.Leave):
-                    return action.outcome
+                    return action
                 await self._perform(action, tasks)
             self._tell_head.if_changed()
 
@@ -194,14 +191,14 @@ class Worker:
             name=plan.topology.node_name,
             ip=plan.address.ip or node_ip,
             rank=plan.topology.rank,
-            phase="its own checks forbid it" if self._failure else state.phase.value,
-            detail=self._failure
-            or ("" if state.verdict is None else state.verdict.reason)
-            or "; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence),
+            phase=state.phase.value,
+            detail="; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
+            if state.verdict is None
+            else state.verdict.reason,
             joined=state.joined,
             preparing=state.prepare.step is Step.PENDING,
-            leaving=bool(self._failure) or state.phase is w.Phase.LEAVING,
-            error=self._failure or state.ray_evidence,
+            leaving=state.phase is w.Phase.LEAVING,
+            error=state.ray_evidence,
             ray=plan.facts.ray,
             python=plan.facts.python,
         )
@@ -230,13 +227,12 @@ class Worker:
 
     # --- the end --------------------------------------------------------------------------------
 
-    async def _leave(self, link: HeadLink, outcome: Outcome) -> None:
-        self._stage.record("outcome", outcome=as_record(outcome))
-        say(f"leaving: {outcome.reason}")
+    async def _leave(self, link: HeadLink, leave: w.Leave) -> None:
+        self._stage.record("outcome", outcome=as_record(leave.outcome))
+        say(f"leaving: {leave.outcome.reason}")
         budget = self._plan.budget
-        unheard = self._state.prepare.step is Step.LOST  # maybe before the head was up
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.goodbye, _ANNOUNCE if unheard else _GOODBYE)
+            tasks.start_soon(link.goodbye, _ANNOUNCE if leave.head_must_hear else _GOODBYE)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
         await self._stage.sweep(budget.leftovers)

@@ -65,18 +65,19 @@ class Desk:
         self._tell(WorkerReported(_worker(key, report, refusal, self._clock())))
         self._report.set()
 
-    async def farewell(self, limit: float, unheard: int) -> list[str]:
-        """Wait until every worker has heard the end and said goodbye; return those who have not.
+    async def farewell(self, limit: float, unheard: int) -> tuple[list[str], int]:
+        """Wait until every worker has heard the end and said goodbye.
 
         So many that were never heard of may be about to call: a head that ends within its first
-        second must not leave them to wait for it until their own deadline.
+        second must not leave them to wait for it until their own deadline. Return the names of
+        those who said no goodbye, and how many never called.
         """
         awaited = len(self._heard) + unheard
         with anyio.move_on_after(limit):
             while self._here or len(self._heard) < awaited:
                 self._report = anyio.Event()
                 await self._report.wait()
-        return list(self._here.values())
+        return list(self._here.values()), max(0, awaited - len(self._heard))
 
 
 def _worker(key: str, report: Report, refusal: str, now: float) -> Worker:

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from agent.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,13 @@ class StopAsked:
     """A signal asks this node to stop."""
 
     signum: int
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """This node's own checks forbid the run."""
+
+    outcome: Outcome
 
 
 def listed(names: list[str] | tuple[str, ...]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.decisions import head_state as h
-from agent.decisions.common import Said, StopAsked, Wait
+from agent.decisions.common import Said, StopAsked, Unfit, Wait, listed
 from agent.decisions.head_notes import note
 from agent.decisions.head_state import HeadAction, HeadEvent, HeadState, Item, Phase, Step
 from agent.decisions.head_waits import WORKERS, waits
@@ -22,7 +22,7 @@ def start(goal: h.Goal) -> HeadState:
     """Return the head's first state."""
     return HeadState(
         goal=goal,
-        prepare=Item(Step.PENDING if goal.has_prepare else Step.READY),
+        prepare=Item(Step.PENDING if goal.steps else Step.READY),
         services={name: Item() for name in goal.services},
         required=goal.expected_workers,
     )
@@ -53,8 +53,8 @@ def deadline(state: HeadState) -> float | None:
 def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said]:
     if isinstance(event, h.ServiceReady) and before.services[event.name].step is not Step.READY:
         return [Said(f"{event.name} answers")]
-    if isinstance(event, h.Prepared) and not event.evidence:
-        return [Said("the prepare step is done")]
+    if isinstance(event, h.Prepared) and not event.failed:
+        return [Said(f"{listed(after.goal.steps)}: done")]
     was, are = alive_workers(before), alive_workers(after)
     return [
         *(Said(f"{name} joined Ray") for ip, name in are.items() if ip not in was),
@@ -68,12 +68,12 @@ def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said
 def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
     state: HeadState, event: HeadEvent, now: float
 ) -> Decision:
-    if isinstance(event, h.Unfit):
+    if isinstance(event, Unfit):
         return _leave(state, event.outcome, now)
     if state.ray.step is Step.LOST:
         return _ray_did_not_start(state, now)
-    if state.prepare.step is Step.LOST:
-        return _end(state, now, 69, state.prepare.evidence, "AGENT_PREPARE")
+    if isinstance(event, h.Prepared) and event.failed:
+        return _end(state, now, 69, f"{event.failed} failed: {event.evidence}", event.failed)
     for name, item in state.services.items():
         if item.step is Step.LOST and not item.answered:
             return _end(state, now, 69, f"{name} ended before it was ready: {item.evidence}", name)

@@ -27,8 +27,8 @@ def note(state: HeadState, event: HeadEvent) -> HeadState:  # noqa: C901, PLR091
             return replace(state, ray=lost, last_ray=evidence)
         case h.WorkerReported(worker):
             return replace(state, workers={**state.workers, worker.key: worker})
-        case h.Prepared(evidence):
-            return replace(state, prepare=Item(Step.LOST if evidence else Step.READY, evidence))
+        case h.Prepared(failed, evidence):
+            return replace(state, prepare=Item(Step.LOST if failed else Step.READY, evidence))
         case h.ServiceReady(name):
             ready = Item(Step.READY, restarts=state.services[name].restarts, answered=True)
             return _with(state, name, ready)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.decisions.common import Said, StopAsked, Tick
+from agent.decisions.common import Said, StopAsked, Tick, Unfit
 from agent.decisions.limits import SILENCE_LIMIT, SUBMIT_LIMIT
 
 if TYPE_CHECKING:
@@ -53,7 +53,8 @@ class Goal:
     """How long a job may take to stop."""
     wants_job: bool = True
     services: tuple[str, ...] = ()
-    has_prepare: bool = False
+    steps: tuple[str, ...] = ()
+    """The prepare steps of this node, by their variables, in order."""
     submit_limit: float = SUBMIT_LIMIT
     """Longest from the first try to submit to Ray's acceptance."""
     silence_limit: float = SILENCE_LIMIT
@@ -145,15 +146,8 @@ class HeadState:
 
 
 @dataclass(frozen=True)
-class Unfit:
-    """This node's own checks forbid the run."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True)
 class RayGone:
-    """`ray start --block` ended, or GCS stopped answering."""
+    """`ray start --block` ended."""
 
     evidence: str
 
@@ -202,8 +196,9 @@ class ServiceGone:
 
 @dataclass(frozen=True)
 class Prepared:
-    """The prepare step is over; `evidence` says how it failed, or is empty."""
+    """The prepare steps are over, or one has failed: which, and how."""
 
+    failed: str = ""
     evidence: str = ""
 
 

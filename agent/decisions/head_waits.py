@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.decisions.common import Wait
+from agent.decisions.common import Wait, listed
 from agent.decisions.head_state import HeadState, Phase, Step
 from agent.decisions.workers import alive_workers, describe_missing
 
@@ -23,7 +23,7 @@ def _boot_waits(state: HeadState) -> list[Wait]:
         if item.step is Step.PENDING
     ]
     if state.prepare.step is Step.PENDING:
-        found.append(Wait("AGENT_PREPARE", goal.prepare_deadline, state.prepare.evidence))
+        found.append(Wait(listed(goal.steps), goal.prepare_deadline, state.prepare.evidence))
     if len(alive_workers(state)) < state.required:
         here = [w for w in state.workers.values() if not w.gone and not w.refused]
         # one that prepares has longer, for as long as it is heard of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from agent.decisions.common import Said, StopAsked, Wait
+from agent.decisions.common import Said, StopAsked, Unfit, Wait
 from agent.decisions.head_state import Item, Step
 from agent.decisions.worker_state import (
     Goal,
@@ -40,16 +40,10 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return state, ()
     if isinstance(event, StopAsked):
         return _leave(state, stopped(event.signum, expected=state.goal.stays))
+    if isinstance(event, Unfit):
+        return _leave(state, event.outcome, head_must_hear=True)
     state = _note(state, event, now)
-    if isinstance(event, HeadSpoke):
-        if event.verdict is not None:
-            return _leave(state, event.verdict)
-        if event.refusal:
-            return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
-    if state.prepare.step is Step.LOST:
-        why = f"AGENT_PREPARE_EACH failed: {state.prepare.evidence}"
-        return _end(state, 69, why, "AGENT_PREPARE_EACH")
-    return _BY_PHASE[state.phase](state, event, now)
+    return _end_at_any_time(state, event) or _BY_PHASE[state.phase](state, event, now)
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -113,6 +107,18 @@ def _note(  # noqa: PLR0911 - one case, one return
             return replace(state, prepare=Item(Step.LOST if evidence else Step.READY, evidence))
         case _:
             return state
+
+
+def _end_at_any_time(state: WorkerState, event: WorkerEvent) -> Decision | None:
+    if isinstance(event, HeadSpoke) and event.verdict is not None:
+        return _leave(state, event.verdict)
+    if isinstance(event, HeadSpoke) and event.refusal:
+        return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
+    if state.prepare.step is Step.LOST:
+        name = "AGENT_PREPARE_EACH"
+        why = f"{name} failed: {state.prepare.evidence}"
+        return _leave(state, Outcome(Kind.UNAVAILABLE, 69, why, culprit=name), head_must_hear=True)
+    return None
 
 
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -192,9 +198,10 @@ def _end(state: WorkerState, code: int, reason: str, culprit: str) -> Decision:
     return _leave(state, Outcome(kind, code, reason, culprit=culprit))
 
 
-def _leave(state: WorkerState, outcome: Outcome) -> Decision:
+def _leave(state: WorkerState, outcome: Outcome, *, head_must_hear: bool = False) -> Decision:
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
-    return replace(state, phase=Phase.LEAVING, verdict=outcome), (Leave(outcome),)
+    leave = Leave(outcome, head_must_hear)
+    return replace(state, phase=Phase.LEAVING, verdict=outcome), (leave,)
 
 
 _BY_PHASE = {Phase.FINDING: _finding, Phase.JOINING: _joining, Phase.FOLLOWING: _following}

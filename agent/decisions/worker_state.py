@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.decisions.common import Said, StopAsked, Tick
+from agent.decisions.common import Said, StopAsked, Tick, Unfit
 from agent.decisions.head_state import Item
 from agent.decisions.limits import JOIN_LIMIT
 
@@ -128,7 +128,9 @@ class Prepared:
     evidence: str = ""
 
 
-WorkerEvent = Tick | StopAsked | HeadSpoke | HeadSilent | RaySilent | RayUp | RayExited | Prepared
+WorkerEvent = (
+    Tick | StopAsked | Unfit | HeadSpoke | HeadSilent | RaySilent | RayUp | RayExited | Prepared
+)
 
 # --- what can be done --------------------------------------------------------------------------
 
@@ -150,6 +152,8 @@ class Leave:
     """Take everything down, say goodbye, end."""
 
     outcome: Outcome
+    head_must_hear: bool = False
+    """True where this node failed by itself, perhaps before the head was up."""
 
 
 WorkerAction = Said | StartRay | StopRay | Leave

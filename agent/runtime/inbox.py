@@ -26,6 +26,11 @@ class Inbox(Generic[E]):
         self._events.append(self._clean(event))
         self._some.set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Say whether there is nothing to take now."""
+        return not self._events
+
     async def take(self, limit: float | None) -> E | None:
         """Take the next event; None where none came within `limit` seconds."""
         with anyio.move_on_after(limit):

@@ -43,7 +43,7 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
         job_stop_grace=16.0,
         wants_job=job,
         services=services,
-        has_prepare=prepare,
+        steps=("AGENT_PREPARE_EACH", "AGENT_PREPARE") if prepare else (),
         ray="KubeRay's Ray" if given else h.OUR_RAY,
         ray_restarts=0 if given else h.RAY_RESTARTS,
     )

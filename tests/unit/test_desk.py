@@ -75,7 +75,7 @@ def test_another_version_is_refused() -> None:
     reply = anyio.run(counter.desk.take, replace(POD1, ray="2.50.0"))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
     assert counter.heard[0].refused == reply.refusal
-    assert anyio.run(counter.desk.farewell, LATE, 0) == []
+    assert anyio.run(counter.desk.farewell, LATE, 0) == ([], 0)
 
 
 def test_farewell_waits_for_each() -> None:
@@ -87,7 +87,7 @@ def test_farewell_waits_for_each() -> None:
         for report in (POD1, pod2):
             await counter.desk.take(replace(report, leaving=True))
 
-    async def story() -> list[str]:
+    async def story() -> tuple[list[str], int]:
         await counter.desk.take(POD1)
         await counter.desk.take(pod2)
         with anyio.fail_after(LATE / 2):
@@ -96,7 +96,7 @@ def test_farewell_waits_for_each() -> None:
                 silent = await counter.desk.farewell(LATE, 0)
         return silent
 
-    assert anyio.run(story) == []
+    assert anyio.run(story) == ([], 0)
     assert [worker.gone for worker in counter.heard] == [False, False, True, True]
 
 
@@ -104,23 +104,27 @@ def test_farewell_names_those_who_stay_silent() -> None:
     """Who does not say goodbye in time is named."""
     counter = Counter()
     anyio.run(counter.desk.take, POD1)
-    assert anyio.run(counter.desk.farewell, SOON, 0) == ["pod1"]
+    assert anyio.run(counter.desk.farewell, SOON, 0) == (["pod1"], 0)
 
 
 def test_farewell_waits_for_those_who_are_about_to_call() -> None:
-    """A worker that was never heard of is told the end if it calls in time."""
-    counter = Counter()
+    """A worker that was never heard of is waited for, and told the end if it calls in time."""
+    counter, ended = Counter(), list[tuple[list[str], int]]()
 
-    async def call() -> None:
-        await counter.desk.take(replace(POD1, leaving=True))
+    async def part() -> None:
+        ended.append(await counter.desk.farewell(LATE, 1))
 
-    async def story() -> list[str]:
+    async def story() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(call)
-                silent = await counter.desk.farewell(LATE, 1)
-        return silent
+                tasks.start_soon(part)
+                await anyio.wait_all_tasks_blocked()
+                assert ended == []
+                await counter.desk.take(POD1)
+                await anyio.wait_all_tasks_blocked()
+                assert ended == []
+                await counter.desk.take(replace(POD1, leaving=True))
 
-    assert anyio.run(story) == []
-    assert len(counter.heard) == 1
-    assert anyio.run(counter.desk.farewell, SOON, 1) == []
+    anyio.run(story)
+    assert ended == [([], 0)]
+    assert anyio.run(counter.desk.farewell, SOON, 2) == ([], 2)

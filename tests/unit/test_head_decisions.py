@@ -207,7 +207,7 @@ def test_waits_carry_deadline_and_evidence() -> None:
     assert found == {
         "Ray on this node": (100, ""),
         REWARD: (300, "connection refused"),
-        "AGENT_PREPARE": (7200, ""),
+        "AGENT_PREPARE_EACH and AGENT_PREPARE": (7200, ""),
         "workers": (200, "0 of 1 joined; 1 never heard of"),
     }
     sentence = head.waits(state)[1].sentence(now=295.0)

@@ -6,6 +6,7 @@ import pytest
 
 from agent.decisions import head
 from agent.decisions import head_state as h
+from agent.decisions.common import Unfit
 from agent.decisions.head_state import Phase
 from agent.outcome import Kind, Outcome
 from unit.heads import (
@@ -65,7 +66,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "its own checks forbid it": (
         goal(2),
-        [(0.5, h.Unfit(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],
+        [(0.5, Unfit(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],
         78,
         "ports",
         ["port 8265 is taken"],
@@ -142,16 +143,23 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "data fails": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.Prepared("AGENT_PREPARE failed: exit code 2"))],
+        [(3, nodes()), (9, h.Prepared("AGENT_PREPARE", "exit code 2"))],
         69,
         "AGENT_PREPARE",
-        ["failed: exit code 2"],
+        ["AGENT_PREPARE failed: exit code 2"],
+    ),
+    "every node's step fails on the head": (
+        goal(prepare=True),
+        [(3, nodes()), (9, h.Prepared("AGENT_PREPARE_EACH", "exit code 2"))],
+        69,
+        "AGENT_PREPARE_EACH",
+        ["AGENT_PREPARE_EACH failed: exit code 2"],
     ),
     "data takes too long": (
         goal(prepare=True),
         [(3, nodes()), (7200, TICK)],
         69,
-        "AGENT_PREPARE",
+        "AGENT_PREPARE_EACH and AGENT_PREPARE",
         ["never came in time"],
     ),
     "stopped while booting": (goal(1), [(3, nodes()), (4, TERM)], 143, "SIGTERM", ["SIGTERM"]),

@@ -30,7 +30,7 @@ FINE = [
 ]
 BAD = [
     *times(4, TERM),
-    *times(1, INT, h.RayGone("exit 1"), h.Prepared("exit code 2")),
+    *times(1, INT, h.RayGone("exit 1"), h.Prepared("AGENT_PREPARE", "exit 2")),
     *times(1, h.SubmitWaits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
     *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),
 ]

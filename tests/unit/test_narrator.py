@@ -20,10 +20,9 @@ class Told:
         self._narrator.tell(waits, now)
         return self.said.copy()
 
-    @property
-    def due(self) -> float | None:
-        """Return when it wants to be called again."""
-        return self._narrator.due
+    def patience(self, deadline: float | None, now: float) -> float | None:
+        """Return how long it can do without being called."""
+        return self._narrator.patience(deadline, now)
 
 
 HEAD = Wait("the head pod0", 600.0, "connection refused for 1 s")
@@ -57,13 +56,16 @@ def test_it_asks_to_be_called_when_there_is_something_to_say() -> None:
     """Where no event comes, its own times do: the reminder's, or those of news held back."""
     told = Told()
     told.tell(0.0, HEAD)
-    assert told.due == 30.0
+    assert told.patience(600.0, 0.5) == 29.5
+    assert told.patience(7.0, 0.5) == 6.5
     told.tell(1.0, OTHER)
-    assert told.due == 2.0
-    told.tell(2.0, OTHER, Wait("reward server", 300.0))
-    assert told.due == 32.0
+    assert told.patience(600.0, 1.0) == 1.0
+    assert told.patience(600.0, 2.5) == 0.0
+    told.tell(2.5, OTHER, Wait("reward server", 300.0))
+    assert told.patience(None, 2.5) == 30.0
     told.tell(31.0, Wait("word from the head pod0", 60.0))
-    assert told.due is None
+    assert told.patience(60.0, 31.0) == 29.0
+    assert told.patience(None, 31.0) is None
 
 
 def test_each_wait_has_its_own_clock() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from agent.decisions import worker
 from agent.decisions import worker_state as w
-from agent.decisions.common import StopAsked, Tick
+from agent.decisions.common import StopAsked, Tick, Unfit
 from agent.decisions.worker_state import Phase, StartRay, StopRay
 from agent.outcome import Kind, Outcome
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
@@ -141,6 +141,13 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
         "this node",
         ["refused by the head: version mismatch: Ray 2.50 here"],
     ),
+    "its own checks forbid it": (
+        GOAL,
+        [(0.5, Unfit(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB", "starting", "shm")))],
+        78,
+        "shm",
+        ["/dev/shm: 64 MB"],
+    ),
     "its Ray never joins": (
         GOAL,
         [(2, spoke()), (3, DOWN), (122, TICK)],
@@ -261,6 +268,22 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
     history: History = [(2, spoke()), (3, refused), (8, w.RayUp()), (30, spoke(epoch="two"))]
     (wait,) = worker.waits(Story(GOAL, history).state)
     assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
+
+
+@pytest.mark.parametrize(
+    ("event", "must"),
+    [
+        (Unfit(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB")), True),
+        (w.Prepared("exit code 3"), True),
+        (spoke(verdict=VERDICT), False),
+        (TERM, False),
+    ],
+)
+def test_the_head_must_hear_of_a_workers_own_failure(event: w.WorkerEvent, must: bool) -> None:  # noqa: FBT001 - a table's column
+    """What comes from this node alone is worth waiting for the head a little."""
+    _, actions = worker.decide(worker.start(PREPARING), event, 1.0)
+    (leave,) = [action for action in actions if isinstance(action, w.Leave)]
+    assert leave.head_must_hear is must
 
 
 def test_a_tick_is_nothing_by_itself() -> None:

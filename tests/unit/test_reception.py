@@ -1,0 +1,128 @@
+"""The head's port for its workers, and a worker's goodbye to a head that may not be up yet."""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.boot.reception import as_the_heads, open_port
+from agent.control.client import HeadLink
+from agent.control.desk import Desk
+from agent.control.listen import bind
+from agent.control.protocol import Reply, Report
+from agent.control.server import Site
+from agent.errors import PreflightError
+from agent.listeners import may_listen_on
+from agent.outcome import Kind, Outcome
+from unit.worlds import SECRET, plan_of, settings_of
+
+if TYPE_CHECKING:
+    from agent.decisions.head_state import WorkerReported
+    from agent.plan import Plan
+
+REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
+PUBLIC, PRIVATE, OWN = "8.8.8.8", "10.0.0.5", "127.0.0.2"
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def a_plan(**environ: str) -> Plan:
+    """Return a head's plan whose port is free."""
+    return plan_of({"AGENT_PORT": str(free_port()), "EXPECTED_WORKERS": "1", **environ})
+
+
+@pytest.mark.parametrize(
+    ("address", "environ", "may"),
+    [
+        (PRIVATE, {}, True),
+        (PUBLIC, {}, False),
+        (PUBLIC, {"RAY_AUTH_TOKEN": SECRET}, True),
+        (PUBLIC, {"AGENT_ALLOW_INSECURE": "1"}, True),
+    ],
+)
+def test_the_internet_needs_a_token(address: str, environ: dict[str, str], may: bool) -> None:  # noqa: FBT001 - a table's column
+    """The agent's own port is open to the internet only where that is guarded or insisted on."""
+    assert may_listen_on(address, settings_of(environ)) is may
+
+
+def test_a_fit_head_opens_its_port_or_says_why_not() -> None:
+    """An address that is not this node's is an error of its own."""
+    (listening,) = open_port(a_plan(), OWN, None)
+    assert listening.getsockname()[0] == OWN
+    listening.close()
+    with pytest.raises(PreflightError, match="cannot be taken"):
+        open_port(a_plan(), PUBLIC, None)
+
+
+def test_an_unfit_head_opens_its_port_unless_that_is_refused() -> None:
+    """It is open for the farewell; on a public address, or on one that it lacks, it is not."""
+    (listening,) = open_port(a_plan(), OWN, REFUSAL)
+    listening.close()
+    assert open_port(a_plan(), PUBLIC, REFUSAL) == []
+    assert open_port(a_plan(RAY_AUTH_TOKEN=SECRET), PUBLIC, REFUSAL) == []
+
+
+def test_loopback_is_taken_already() -> None:
+    """A head whose address is 127.0.0.1 needs no second socket."""
+    assert open_port(a_plan(), "127.0.0.1", None) == []
+
+
+def test_a_heads_refusal_says_whose_it_is() -> None:
+    """Workers print it too, and what is wrong is wrong elsewhere."""
+    plan = a_plan()
+    told = as_the_heads(plan, REFUSAL)
+    assert told.reason == f"on the head {plan.topology.node_name}: ports: taken: 8265"
+    assert as_the_heads(a_plan(EXPECTED_WORKERS="0"), REFUSAL) == REFUSAL
+
+
+def test_a_goodbye_waits_for_the_head() -> None:
+    """A head whose port opens only after the first try hears it nevertheless."""
+    port, asked = free_port(), list[str]()
+    heard: list[WorkerReported] = []
+    reply = Reply("one", "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+
+    async def story() -> None:
+        again = anyio.Event()
+
+        def report(ip: str) -> Report:
+            asked.append(ip)
+            if len(asked) == 2:
+                again.set()
+            return Report("pod1", "10.0.0.2", 1, "leaving", "disk full", leaving=True)
+
+        link = HeadLink("127.0.0.1", port, port, None, report, lambda _: None, lambda _: None)
+        with anyio.fail_after(20):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(partial(link.goodbye, 20.0))
+                await again.wait()
+                desk = Desk(reply, (None, ""), heard.append, lambda: 0.0)
+                site = Site(token=None, ready=lambda: True, status=dict, desk=desk)
+                runner = await site.open(bind(["127.0.0.1"], port))
+        await runner.cleanup()
+
+    anyio.run(story)
+    (said,) = heard
+    assert (said.worker.gone, said.worker.detail) == (True, "disk full")
+
+
+def test_a_goodbye_to_nobody_ends() -> None:
+    """A head that is gone costs the limit, no more."""
+    left = Report("pod1", "", 1, "leaving", leaving=True)
+    link = HeadLink(
+        "127.0.0.1", free_port(), 1, None, lambda _: left, lambda _: None, lambda _: None
+    )
+
+    async def story() -> None:
+        with anyio.fail_after(5):
+            await link.goodbye(0.2)
+
+    anyio.run(story)
