@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -65,16 +66,27 @@ def _raise_open_files(hard: int) -> None:
 
 
 def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
-    """Find Ray processes of a former run: on a shared host only those with our temp dir."""
-    found = []
+    """Find Ray processes of a former run: on a shared host only those with our temp dir.
+
+    A host sees its containers' processes, too, whose temp dir has the same name: never those.
+    """
+    found, here = [], _container(os.getpid())
     ours = {os.getpid(), os.getppid()}
     for process in psutil.process_iter(["pid", "cmdline", "username"]):
         line = " ".join(process.info["cmdline"] or ())
         if process.pid in ours or not any(mark in line for mark in _RAY_MARKS):
             continue
-        if everything or f"{temp_dir}/" in line:
+        if (everything or f"{temp_dir}/" in line) and _container(process.pid) == here:
             found.append(process)
     return found
+
+
+def _container(pid: int) -> str:
+    """Return what tells a process's container from others: the namespace of its pid."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:  # it has ended, or it is another user's
+        return ""
 
 
 def _end(processes: list[psutil.Process]) -> None:

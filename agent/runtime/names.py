@@ -7,7 +7,6 @@ import threading
 from typing import TYPE_CHECKING
 
 import anyio
-import anyio.from_thread
 
 from agent.machine import is_ip
 
@@ -26,28 +25,57 @@ def lookup(host: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(entry[4][0]) for entry in ordered))
 
 
-async def resolve(host: str, limit: float = 6.0) -> tuple[str, ...] | str:
-    """Return a host's addresses, or a sentence why there are none.
+async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
+    """Return a host's addresses, or a sentence why there are none so far.
 
-    The resolver blocks for as long as it likes; its thread is a daemon, so it cannot hold us up.
+    The resolver blocks for as long as it likes, where a nameserver is down for 5 s and more. An
+    answer that is late is there for whoever asks next.
     """
     if is_ip(host):
         return (host,)
-    answer: list[tuple[str, ...] | str] = []
-    done = anyio.Event()
-    loop_token = _current_loop_call()
+    question = _under_way.get(host)
+    if question is None:
+        question = _under_way[host] = _Question(host)
+    answer = await question.answer(limit)
+    if answer is None:
+        return f"no answer from DNS about {host} so far"
+    _under_way.pop(host, None)
+    return answer
 
-    def work() -> None:
+
+class _Question:
+    """One lookup, in a thread of its own: a daemon, so that it cannot hold us up."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._found: tuple[str, ...] | str | None = None
+        self._waiting: list[Callable[[], None]] = []
+        self._lock = threading.Lock()
+        threading.Thread(target=self._ask, name=f"resolve {host}", daemon=True).start()
+
+    def _ask(self) -> None:
         try:
-            answer.append(lookup(host))
+            found: tuple[str, ...] | str = lookup(self._host)
         except OSError as error:
-            answer.append(f"{host} does not resolve ({error.strerror or error})")
-        loop_token(done.set)
+            found = f"{self._host} does not resolve ({error.strerror or error})"
+        with self._lock:
+            self._found = found
+        for wake in self._waiting:
+            wake()
 
-    threading.Thread(target=work, name=f"resolve {host}", daemon=True).start()
-    with anyio.move_on_after(limit):
-        await done.wait()
-    return answer[0] if answer else f"no answer from DNS about {host} for {limit:g} s"
+    async def answer(self, limit: float) -> tuple[str, ...] | str | None:
+        """Return the answer if it comes in time."""
+        done, call = anyio.Event(), _current_loop_call()
+        with self._lock:
+            if self._found is not None:
+                return self._found
+            self._waiting.append(lambda: call(done.set))
+        with anyio.move_on_after(limit):
+            await done.wait()
+        return self._found
+
+
+_under_way: dict[str, _Question] = {}
 
 
 def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
+from agent.boot.room import stale_ray
 from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends
+
+if TYPE_CHECKING:
+    from podlab import Container
 
 CURL = ("curl", "-s", "-o", "/dev/null", "-w", "%{http_code}")
 OPEN = {"RAY_AUTH_MODE": "disabled"}
@@ -120,3 +127,23 @@ def test_only_the_planned_ports_listen(cluster: Cluster) -> None:
     assert sorted(agents) == sorted([f"{cluster.pods[0].ip}:8266", "127.0.0.1:8266"])
     head.signal(signal.SIGTERM)
     assert ends([head, worker], 40) == [0, 0]
+
+
+def test_a_containers_ray_is_not_its_hosts_to_end(idle: list[Container]) -> None:
+    """A host sees the processes of its containers; a stale Ray of its own it is not."""
+    of_a_ray = "/opt/ray/core/src/ray/raylet/raylet"
+    stand_in = ["bash", "-c", f"exec -a {of_a_ray} sleep infinity"]
+    in_container = idle[0].spawn(stand_in)
+    on_host = subprocess.Popen(stand_in)
+    try:
+
+        def found() -> set[int]:
+            return {process.pid for process in stale_ray("/tmp/pod-agent", everything=True)}
+
+        await_true("the host's own", lambda: on_host.pid in found(), 10)
+        inside = psutil.Process(in_container.pid)
+        await_true("the container's", lambda: inside.cmdline()[0] == of_a_ray, 10)
+        assert in_container.pid not in found()
+    finally:
+        on_host.kill()
+        on_host.wait()
