@@ -25,14 +25,14 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     """
     if ip == "127.0.0.1":  # that one is taken already
         return []
-    if refusal is None:
-        return bind([ip], plan.ports.agent)
-    if not may_listen_on(ip, plan.settings):
+    if refusal is not None and not may_listen_on(ip, plan.settings):
         return []
     try:
         return bind([ip], plan.ports.agent)
-    except PreflightError:  # the refusal at hand says more
-        return []
+    except PreflightError:
+        if refusal is None:
+            raise
+        return []  # the refusal at hand says more
 
 
 def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:

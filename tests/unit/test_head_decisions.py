@@ -212,3 +212,11 @@ def test_waits_carry_deadline_and_evidence() -> None:
     }
     sentence = head.waits(state)[1].sentence(now=295.0)
     assert sentence == "waiting for reward server, connection refused (5 s left)"
+
+
+def test_only_a_jobs_own_end_is_worth_a_hold() -> None:
+    """A job's verdict is marked as such; the agent's own reasons to leave are not."""
+    for history, own in (([*RUNNING, (9, job("FAILED", 7))], True), ([*RUNNING, (9, TERM)], False)):
+        story = Story(goal(), history)
+        assert story.finish()
+        assert story.ends[0].is_jobs_verdict is own

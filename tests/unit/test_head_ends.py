@@ -294,11 +294,3 @@ def test_ends(of: h.Goal, history: History, code: int, culprit: str, words: list
     assert story.state.phase is Phase.LEAVING
     assert story.state.verdict == end
     assert head.deadline(story.state) is None
-
-
-def test_only_a_jobs_own_end_is_worth_a_hold() -> None:
-    """A job's verdict is marked as such; the agent's own reasons to leave are not."""
-    for history, own in (([*RUNNING, (9, job("FAILED", 7))], True), ([*RUNNING, (9, TERM)], False)):
-        story = Story(goal(), history)
-        assert story.finish()
-        assert story.ends[0].is_jobs_verdict is own

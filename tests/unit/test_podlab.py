@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import os
 import struct
 from pathlib import Path
 
 import pytest
 
-from podlab import cli, dns, lab, launch, leftovers, mounts, network, rights
+from podlab import dns, lab, launch, leftovers, mounts, network
 from podlab.container import parse_environ, parse_status
 from podlab.errors import LabError
-from podlab.stream import Follower, prefix, wants_colour
 from podlab.waiting import until
 
 SHAPE = network.Shape()
@@ -219,78 +217,6 @@ def test_proc_texts() -> None:
     status = parse_status("Name:\tray::IDLE\nState:\tZ (zombie)\nNSpid:\t900\t7\n")
     assert status == {"Name": "ray::IDLE", "State": "Z (zombie)", "NSpid": "900\t7"}
     assert parse_environ(b"A=1\0B=x=y\0junk\0") == {"A": "1", "B": "x=y"}
-
-
-def test_identity_is_the_same_but_for_the_pod() -> None:
-    """--runpod gives every pod one environment, RUNPOD_POD_ID apart; --env wins over it."""
-    names = ["a", "b", "c"]
-    first, second = (cli.environment(n, names, [("X", "1")], runpod=True) for n in "ab")
-    assert first == {
-        "RUNPOD_POD_ID": "a",
-        "HEAD_POD_ID": "a",
-        "EXPECTED_WORKERS": "2",
-        "X": "1",
-    }
-    assert {**first, "RUNPOD_POD_ID": "b"} == second
-    given = [("EXPECTED_WORKERS", "9")]
-    assert cli.environment("a", names, given, runpod=True)["EXPECTED_WORKERS"] == "9"
-    assert cli.environment("a", names, [], runpod=False) == {}
-
-
-def test_command_line() -> None:
-    """What follows -- is the command, options included."""
-    args = cli.make_parser().parse_args(["run", "--env", "A=b=c", "--", "sh", "-c", "x --pods"])
-    assert (args.command, args.env, args.pods) == (["sh", "-c", "x --pods"], [("A", "b=c")], 2)
-
-
-@pytest.mark.parametrize("words", [["run"], ["run", "--env", "A", "--", "x"], []])
-def test_wrong_command_line(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    """Misuse is told by argparse, with 2."""
-    with pytest.raises(SystemExit) as end:
-        cli.make_parser().parse_args(words)
-    assert end.value.code == 2
-    assert "usage" in capsys.readouterr().err
-
-
-def test_cannot(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no lab can be made, the command says why in a sentence and ends with 77."""
-    monkeypatch.setattr(cli, "missing", lambda: "the pod lab needs root")
-    assert cli.main(["clean"]) == 77
-    assert capsys.readouterr().err == "lab: the pod lab needs root\n"
-
-
-def test_missing_names_the_cause(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not root and no tools are told apart, the latter with the packages' names."""
-    monkeypatch.setattr("os.geteuid", lambda: 1000)
-    assert "needs root" in str(rights.missing.__wrapped__())
-    monkeypatch.setattr("os.geteuid", lambda: 0)
-    monkeypatch.setattr("shutil.which", lambda _tool: None)
-    assert "iproute2 dnsmasq-base" in str(rights.missing.__wrapped__())
-
-
-def test_follower_hands_on_whole_lines(tmp_path: Path) -> None:
-    """A line appears when it is complete, the last one also without its end."""
-    path, sink = tmp_path / "log", io.StringIO()
-    path.touch()
-    follower = Follower(path, prefix("pod0", 5, 0, colour=False), sink)
-    with path.open("a") as log:
-        log.write("one\ntw")
-        log.flush()
-        follower.step()
-        assert sink.getvalue() == "pod0  | one\n"
-        log.write("o\nthree")
-    follower.close()
-    assert sink.getvalue() == "pod0  | one\npod0  | two\npod0  | three\n"
-
-
-def test_colour_only_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR and pipes get none."""
-    sink = io.StringIO()
-    assert not wants_colour(sink, {})
-    monkeypatch.setattr(sink, "isatty", lambda: True)
-    assert wants_colour(sink, {})
-    assert not wants_colour(sink, {"NO_COLOR": "1"})
-    assert prefix("p", 1, 0, colour=True).startswith("\033[")
 
 
 def test_until() -> None:
