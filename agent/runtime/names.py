@@ -56,8 +56,9 @@ class _Question:
     def _ask(self) -> None:
         try:
             found: tuple[str, ...] | str = lookup(self._host)
-        except OSError as error:
-            found = f"{self._host} does not resolve ({error.strerror or error})"
+        except (OSError, UnicodeError) as error:
+            why = getattr(error, "strerror", None) or error
+            found = f"{self._host} does not resolve ({why})"
         with self._lock:
             self._found = found
         for wake in self._waiting:

@@ -79,3 +79,9 @@ def test_an_address_needs_no_dns(dns: SlowDns) -> None:
     """An address is its own answer."""
     assert anyio.run(names.resolve, "10.0.0.7") == ("10.0.0.7",)
     assert dns.asked == []
+
+
+def test_a_name_that_no_resolver_takes_is_told() -> None:
+    """A label beyond DNS's length is an answer, not an endless question."""
+    said = anyio.run(names.resolve, f"ü{'a' * 70}", 20)
+    assert "does not resolve" in said
