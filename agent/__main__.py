@@ -42,13 +42,13 @@ def _program(name: str) -> Callable[[], int]:
     of these, but for aiohttp, which ray[default] brings.
     """
     if name == "reward-server":
-        from agent.workloads.reward_server import main as program  # noqa: PLC0415 - one of five
+        from agent.bundled.reward_server import main as program  # noqa: PLC0415 - one of five
     elif name == "rehearsal":
-        from agent.workloads.rehearsal import main as program  # noqa: PLC0415 - one of five
+        from agent.bundled.rehearsal import main as program  # noqa: PLC0415 - one of five
     elif name == "ray-bridge":
         from agent.bridge.child import main as program  # noqa: PLC0415 - one of five
     elif name == "ray-facts":
-        from agent.ray_python import tell as program  # noqa: PLC0415 - one of five
+        from agent.node.ray_python import tell as program  # noqa: PLC0415 - one of five
     else:
         from agent.cli import main as cli  # noqa: PLC0415 - one of five
 

@@ -9,18 +9,19 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from agent import __version__, start
-from agent.errors import AgentError, SettingsError
-from agent.log import say
-from agent.redact import redactor_for
+from agent import __version__
+from agent.base.errors import AgentError, SettingsError
+from agent.boot import planning as start
+from agent.record.log import say
 from agent.runtime.exiting import exit_now
 from agent.settings import load
+from agent.settings.redact import redactor_for
 from agent.settings.show import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from agent.outcome import Outcome
+    from agent.base.outcome import Outcome
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -108,7 +109,7 @@ class _Version(argparse.Action):
     """Prints the versions, which are looked up only where they are asked for."""
 
     def __call__(self, *_ignored: object) -> None:
-        from agent.ray_python import find  # noqa: PLC0415 - for --version only
+        from agent.node.ray_python import find  # noqa: PLC0415 - for --version only
 
         ray = find(os.environ.get("PATH"))
         there = "" if ray.executable == sys.executable else f" ({ray.executable})"
@@ -128,7 +129,7 @@ def _run(_options: argparse.Namespace, command: list[str] | None) -> int:
 
 
 def _run_safely(command: list[str] | None) -> Outcome:
-    from agent import run  # noqa: PLC0415 - the other verbs need no event loop
+    from agent.boot import run  # noqa: PLC0415 - the other verbs need no event loop
 
     try:
         return run.run(dict(os.environ), command)
@@ -139,7 +140,7 @@ def _run_safely(command: list[str] | None) -> Outcome:
 
 
 def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:
-    from agent.render import render  # noqa: PLC0415 - one verb, one import
+    from agent.plan.show import render  # noqa: PLC0415 - one verb, one import
 
     environ = dict(os.environ)
     plan = start.plan_of(environ, command)
@@ -149,7 +150,7 @@ def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:
 
 def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent.checks import Level  # noqa: PLC0415 - one verb, one import
-    from agent.render import finding_line  # noqa: PLC0415 - one verb, one import
+    from agent.plan.show import finding_line  # noqa: PLC0415 - one verb, one import
 
     findings = start.examine_machine(dict(os.environ))
     failed = any(finding.level is Level.FAIL for finding in findings)
@@ -165,7 +166,7 @@ def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
 
 
 def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
-    from agent import status  # noqa: PLC0415 - one verb, one import
+    from agent.control import ask as status  # noqa: PLC0415 - one verb, one import
 
     if options.live:
         return status.is_live(dict(os.environ))

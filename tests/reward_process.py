@@ -54,7 +54,7 @@ class RewardProcess:
 def reward_server(*flags: str, env: dict[str, str] | None = None) -> Iterator[RewardProcess]:
     """Run a reward server until the end of the block."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "agent.workloads.reward_server", "--port", "0", *flags],
+        [sys.executable, "-m", "agent.bundled.reward_server", "--port", "0", *flags],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         stderr=subprocess.PIPE,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions import head_state as h
+from agent.decisions.head import state as h
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, until
 

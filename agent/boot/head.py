@@ -9,29 +9,33 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot import reception, room
-from agent.boot.attendant import Attendant
+from agent.boot import head_port as reception
+from agent.boot import make_ready as room
 from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of, prepare_steps
 from agent.boot.head_status import status_of
-from agent.boot.stage import Stage, StopSwitch, as_record, find_own_address, stop_ray
+from agent.boot.node_run import Stage, StopSwitch, as_record, find_own_address, stop_ray
+from agent.boot.run_services import Attendant
 from agent.bridge.link import RayLink
-from agent.control.desk import Desk
-from agent.control.listen import bind
 from agent.control.protocol import Reply
-from agent.decisions import head, head_state, workers
-from agent.decisions import head_state as h
-from agent.decisions.common import Said, StopAsked, Tick, Unfit
-from agent.job import Joined, entrypoint, fill
-from agent.log import say
+from agent.control.reports import Desk
+from agent.control.sockets import bind
+from agent.decisions.head import state as h
+from agent.decisions.head import state as head_state
+from agent.decisions.head import story as head
+from agent.decisions.head import workers
+from agent.decisions.items import Step
+from agent.decisions.shared import Said, StopAsked, Tick, Unfit
+from agent.record.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
+from agent.work.job import Joined, entrypoint, fill
 
 if TYPE_CHECKING:
     import socket
 
-    from agent.outcome import Outcome
+    from agent.base.outcome import Outcome
     from agent.runtime.process import Child
 
 
@@ -131,7 +135,7 @@ class Head:
             self._state, actions = head.decide(self._state, event, self._stage.now())
             if self._state.phase is not before:
                 self._stage.record("phase", phase=self._state.phase.value)
-            ready = self._state.gcs_answers and self._state.ray.step is not h.Step.LOST
+            ready = self._state.gcs_answers and self._state.ray.step is not Step.LOST
             over = self._state.phase is head_state.Phase.LEAVING
             verdict = self._state.verdict if over else None  # until then the job may clean up
             desk.publish(self._state.phase.value, ray_ready=ready, verdict=verdict)
@@ -173,7 +177,7 @@ class Head:
 
     async def _watch_gcs(self, host: str, port: int, step: float) -> None:
         def is_awaited() -> bool:
-            return self._state.ray.step is h.Step.PENDING
+            return self._state.ray.step is Step.PENDING
 
         await watch_gcs(host, port, step, self._inbox.put, is_awaited)
 

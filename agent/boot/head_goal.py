@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions import head_state as h
+from agent.decisions.head import state as h
 
 if TYPE_CHECKING:
-    from agent.plan import Plan
+    from agent.plan.plan import Plan
     from agent.settings import Settings
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions import head
-from agent.decisions.workers import alive_workers
+from agent.decisions.head import story as head
+from agent.decisions.head.workers import alive_workers
 
 if TYPE_CHECKING:
-    from agent.decisions.common import Wait
-    from agent.decisions.head_state import HeadState
-    from agent.plan import Plan
+    from agent.decisions.head.state import HeadState
+    from agent.decisions.shared import Wait
+    from agent.plan.plan import Plan
 
 
 def waits_of(waits: tuple[Wait, ...], now: float) -> list[dict[str, object]]:

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent import environment
-from agent.boot import room
+from agent.boot import make_ready as room
 from agent.boot.head_status import waits_of
-from agent.boot.stage import Stage, as_record, stop_ray
+from agent.boot.node_run import Stage, as_record, stop_ray
 from agent.control.client import HeadLink
-from agent.control.listen import bind
 from agent.control.protocol import Reply, Report
-from agent.decisions import worker
-from agent.decisions import worker_state as w
-from agent.decisions.common import Said, StopAsked, Tick, Unfit
-from agent.decisions.head_state import Step
-from agent.log import say
-from agent.machine import source_towards
+from agent.control.sockets import bind
+from agent.decisions.items import Step
+from agent.decisions.shared import Said, StopAsked, Tick, Unfit
+from agent.decisions.worker import state as w
+from agent.decisions.worker import story as worker
+from agent.node.addresses import source_towards
+from agent.plan import environment
+from agent.record.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
@@ -28,7 +28,7 @@ from agent.settings.rules import NO_JOB
 if TYPE_CHECKING:
     import socket
 
-    from agent.outcome import Outcome
+    from agent.base.outcome import Outcome
     from agent.runtime.process import Child
 
 _GOODBYE = 1.0

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from agent.decisions import head_state as h
-from agent.decisions.job import JobReport
+from agent.decisions.head import state as h
+from agent.decisions.verdict import JobReport
 from agent.runtime.process import Child
 
 if TYPE_CHECKING:

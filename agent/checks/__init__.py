@@ -10,9 +10,9 @@ from agent.checks.finding import Finding, Level
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.machine import Facts
+    from agent.node.facts import Facts
     from agent.settings import Settings
-    from agent.topology import Topology
+    from agent.topology.resolve import Topology
 
 __all__ = ["CHECKS", "Finding", "Level", "examine"]
 

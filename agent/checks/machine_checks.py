@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Finding, Level
-from agent.machine import MIB
+from agent.node.facts import MIB
 
 if TYPE_CHECKING:
-    from agent.machine import Facts
+    from agent.node.facts import Facts
     from agent.settings import Settings
-    from agent.topology import Topology
+    from agent.topology.resolve import Topology
 
 WANTED_FILES = 65_536
 

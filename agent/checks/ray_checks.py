@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base.addresses import is_ip, is_public
 from agent.checks.finding import Finding, Level
-from agent.machine import is_ip, is_public
-from agent.ray_versions import OLDEST, breaks_command_line, honours_token, version
+from agent.node.ray_versions import OLDEST, breaks_command_line, honours_token, version
 
 if TYPE_CHECKING:
-    from agent.machine import Facts
+    from agent.node.facts import Facts
     from agent.settings import Settings
-    from agent.topology import Topology
+    from agent.topology.resolve import Topology
 
 
 def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Reply, Report
-from agent.decisions.worker_state import HeadSilent, HeadSpoke, WorkerEvent
-from agent.machine import source_towards
+from agent.decisions.worker.state import HeadSilent, HeadSpoke, WorkerEvent
+from agent.node.addresses import source_towards
 from agent.runtime.names import resolve
 from agent.runtime.probes import port_answers, reason
 from agent.runtime.waiting import NotYet, until

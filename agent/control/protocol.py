@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from agent.outcome import Outcome
+from agent.base.outcome import Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

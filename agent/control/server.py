@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from agent.control.desk import Desk
+    from agent.control.reports import Desk
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.machine import is_ip
+from agent.base.addresses import is_ip
 
 if TYPE_CHECKING:
     from collections.abc import Callable

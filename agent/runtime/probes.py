@@ -10,7 +10,7 @@ from contextlib import suppress
 
 import anyio
 
-from agent.machine import is_ip
+from agent.base.addresses import is_ip
 
 _LONGEST_REPLY = 1 << 20
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.outcome import name_of_code, shell_code
+from agent.base.outcome import name_of_code, shell_code
 from agent.runtime import orphans
 
 if TYPE_CHECKING:

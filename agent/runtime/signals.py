@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.log import say
+from agent.record.log import say
 from agent.runtime import orphans
 from agent.runtime.exiting import exit_now
 

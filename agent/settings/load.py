@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.errors import Problem, SettingsError
+from agent.base.errors import Problem, SettingsError
 from agent.settings.model import FIELD_OF, FORMS_OF_SECRETS, KNOWN, SECRETS, VARIABLES, Settings
 from agent.settings.rules import contradictions
 

@@ -204,6 +204,9 @@ class Settings:
 SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN")
 """Variables whose value is never shown, and which may also come from `<NAME>_FILE`."""
 
+TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
+"""Ray's own name for whether it asks for the token."""
+
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
 """Ray's own name for a file that holds the token."""
 

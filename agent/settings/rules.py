@@ -6,8 +6,8 @@ import json
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from agent.errors import Problem
-from agent.ports import collisions, port_map
+from agent.base.errors import Problem
+from agent.base.ports import collisions, port_map
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

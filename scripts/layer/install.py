@@ -97,7 +97,7 @@ def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
 def install_agent(home: Path, given: str | None) -> None:
     """Make the agent's environment and install the agent into it, without Ray."""
     sys.path.insert(0, str(SOURCE))
-    from agent.ray_python import of_ray_command  # noqa: PLC0415 - found only now
+    from agent.node.ray_python import of_ray_command  # noqa: PLC0415 - found only now
 
     python = given or of_ray_command(os.environ.get("PATH")) or sys.executable
     note(python, home)
@@ -132,9 +132,9 @@ def constraints(home: Path) -> Path:
 
 def complete_ray(home: Path, version: str) -> None:
     """Install Ray where the image has none, and what its `default` extra lacks; then check."""
-    from agent.ray_python import look_at  # noqa: PLC0415 - from HOME
-    from agent.ray_versions import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
-    from agent.ray_versions import version as parsed  # noqa: PLC0415 - same
+    from agent.node.ray_python import look_at  # noqa: PLC0415 - from HOME
+    from agent.node.ray_versions import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
+    from agent.node.ray_versions import version as parsed  # noqa: PLC0415 - same
 
     python = (home / "ray-python").read_text()
     found = look_at(python)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from agent.boot.room import stale_ray
+from agent.boot.make_ready import stale_ray
 from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends
 
 if TYPE_CHECKING:

@@ -7,14 +7,14 @@ import shlex
 import sys
 from pathlib import Path
 
-from agent.errors import SettingsError
-from agent.machine import MIB, Facts
-from agent.own_command import own_command
-from agent.plan import Plan, make_plan
-from agent.redact import redactor_for
-from agent.render import render
+from agent.base.errors import SettingsError
+from agent.base.own_command import own_command
+from agent.node.facts import MIB, Facts
+from agent.plan.plan import Plan, make_plan
+from agent.plan.show import render
 from agent.settings import load
-from agent.topology import resolve
+from agent.settings.redact import redactor_for
+from agent.topology.resolve import resolve
 
 FOLDER = Path(__file__).with_name("platforms")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.env"))

@@ -11,7 +11,7 @@ from unit.captured import machine
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agent.machine import Facts
+    from agent.node.facts import Facts
 
 
 @dataclass(frozen=True)

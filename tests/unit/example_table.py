@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.plan import Plan, make_plan
+from agent.plan.plan import Plan, make_plan
 from agent.settings import load
-from agent.topology import resolve
+from agent.topology.resolve import resolve
 from unit.clusters import cluster
 from unit.launches import (
     EXAMPLES,

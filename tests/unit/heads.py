@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions import head
-from agent.decisions import head_state as h
-from agent.decisions.common import Said, StopAsked, Tick
-from agent.decisions.job import JobReport
+from agent.decisions.head import state as h
+from agent.decisions.head import story as head
+from agent.decisions.shared import Said, StopAsked, Tick
+from agent.decisions.verdict import JobReport
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.outcome import Outcome
+    from agent.base.outcome import Outcome
 
 REWARD = "reward server"
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)

@@ -15,24 +15,31 @@ ROOT = Path(__file__).parents[2]
 FILES = {str(p.relative_to(ROOT)): p.read_text() for p in sorted(ROOT.glob("agent/**/*.py"))}
 TREES = {name: ast.parse(text, name) for name, text in FILES.items()}
 
-PURE = {
-    *("settings", "platforms", "topology", "machine", "checks", "services", "recipes", "plan"),
-    *("ray_commands", "decisions", "job", "environment", "outcome", "errors", "ports", "budget"),
-    *("redact", "ray_versions", "given_ray", "listeners"),
-}
-EFFECTS = {"control", "boot", "runtime", "bridge", "cli", "run"}
-WORKLOADS = "agent/workloads/"
-"""What ships to be run: programs of their own, each with its own environment."""
+ROOMS = (
+    *("base", "settings", "node", "topology", "work", "checks", "plan", "decisions"),
+    *("record", "runtime", "bridge", "control", "boot"),
+)
+"""The folders of `agent/`, one a layer: a file imports from its own and from those before it."""
+DOORS = {"agent/__init__.py", "agent/__main__.py", "agent/cli.py"}
+"""The only files that lie in no folder: they import from any of them."""
+BUNDLED = "bundled"
+"""What ships to be run: programs of their own, which import nothing but themselves."""
+PURE = {"base", "settings", "topology", "work", "checks", "plan", "decisions"}
+"""Rooms without effects; `node` reads the machine, but only in files named here."""
+READERS = {"agent/node/read_facts.py", "agent/node/addresses.py", "agent/node/ray_python.py"}
 
 READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/pid1.py"}
-SLEEP = {"agent/status.py"}
+SLEEP = {"agent/control/ask.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
-LONGEST = 300
+LONGEST = 400
+ACTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
+"""Modules by which a program acts; a pure room imports none of them."""
 
 
-def part(name: str) -> str:
-    """Return the part of the house that a file belongs to: agent/settings/load.py is settings."""
-    return name.split("/")[1].removesuffix(".py")
+def room(name: str) -> str:
+    """Return the folder of a file, or the file itself where it lies in none."""
+    parts = name.split("/")
+    return parts[1] if len(parts) > 2 else name
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -65,33 +72,36 @@ def _is(node: ast.expr, module: str) -> bool:
 
 def ours() -> list[str]:
     """Return the agent's own files, without the programs that it ships."""
-    return [name for name in FILES if not name.startswith(WORKLOADS)]
+    return [name for name in FILES if room(name) != BUNDLED]
 
 
-def test_every_pure_part_is_there() -> None:
-    """The rules below speak of parts that exist."""
-    parts = {part(name) for name in FILES}
-    assert parts >= PURE | EFFECTS
-    assert set(FILES) >= READ_ENVIRON | SLEEP | IMPORT_RAY
+def imported_rooms(name: str) -> set[str]:
+    """Name the rooms, or the loose modules, of `agent` that a file imports."""
+    found = {module.split(".")[1] for module in imports(TREES[name]) if module.startswith("agent.")}
+    return found - {"__version__"}  # a name of the package itself
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if part(name) in PURE])
-def test_pure_parts_import_nothing_with_effects(name: str) -> None:
-    """What decides knows nothing of what acts, not even its types."""
-    found = {module for module in imports(TREES[name]) if module.startswith("agent.")}
-    assert [m for m in sorted(found) if m.split(".")[1] in EFFECTS] == []
+def test_every_file_lies_in_a_room() -> None:
+    """One ordered tuple of folders fences every file of the agent."""
+    rooms = {room(name) for name in FILES}
+    assert rooms - set(ROOMS) - {BUNDLED} == DOORS
+    assert set(ROOMS) <= rooms
+    assert set(FILES) >= READERS | READ_ENVIRON | SLEEP | IMPORT_RAY
 
 
-def test_settings_come_first() -> None:
-    """Settings rest on errors and ports alone; outcome rests on nothing of ours."""
-    for name, tree in TREES.items():
-        above = {m.split(".")[1] for m in imports(tree) if m.startswith("agent.")}
-        if part(name) == "settings":
-            assert above <= {"settings", "errors", "ports"}, name
-        if part(name) in {"outcome", "ports", "budget", "ray_versions"}:
-            assert above == set(), name
-        if part(name) == "decisions":
-            assert above <= {"decisions", "outcome"}, name
+@pytest.mark.parametrize("name", sorted(FILES.keys() - DOORS))
+def test_imports_go_one_way(name: str) -> None:
+    """A file imports from its own room and from those before it, and types are no exception."""
+    own = room(name)
+    allowed = {BUNDLED} if own == BUNDLED else set(ROOMS[: ROOMS.index(own) + 1])
+    assert sorted(imported_rooms(name) - allowed) == []
+
+
+@pytest.mark.parametrize("name", [n for n in FILES if room(n) in PURE | {"node"}])
+def test_what_decides_does_not_act(name: str) -> None:
+    """Pure rooms import nothing by which a program acts; of `node` only its readers do."""
+    modules = {module.split(".")[0] for module in imports(TREES[name])}
+    assert name in READERS or not modules & ACTS
 
 
 @pytest.mark.parametrize("name", ours())
@@ -103,9 +113,9 @@ def test_the_environment_is_read_in_one_place(name: str) -> None:
 
 @pytest.mark.parametrize("name", FILES)
 def test_ray_is_imported_late_and_in_one_place(name: str) -> None:
-    """Ray is imported by the bridge's one file and by workloads, and never at a module's top."""
+    """Ray is imported by one file of the bridge and by bundled programs, never at a top."""
     modules = {module.split(".")[0] for module in imports(TREES[name])}
-    assert "ray" not in modules or name in IMPORT_RAY or name.startswith(WORKLOADS)
+    assert "ray" not in modules or name in IMPORT_RAY or room(name) == BUNDLED
     first = [n for n in TREES[name].body if isinstance(n, ast.Import | ast.ImportFrom)]
     assert "ray" not in {m.split(".")[0] for node in first for m in imports(node)}
 

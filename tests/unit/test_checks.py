@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.checks import CHECKS, Finding, Level, examine
-from agent.machine import MIB, Facts
+from agent.node.facts import MIB, Facts
 from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of
 
 TOKEN = {"RAY_AUTH_TOKEN": SECRET}

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.control.desk import Desk
+from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import Reply, Report
-from agent.outcome import Kind, Outcome
+from agent.control.reports import Desk
 
 if TYPE_CHECKING:
-    from agent.decisions.head_state import Worker, WorkerReported
+    from agent.decisions.head.state import Worker, WorkerReported
 
 FIRST = Reply("one", "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 POD1 = Report("pod1", "10.0.0.2", 1, "joining Ray", ray="2.60.0", python="3.11.7")

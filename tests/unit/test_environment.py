@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.environment import chosen_for_display, for_node, object_store
-from agent.machine import MIB
-from agent.redact import MASK
+from agent.node.facts import MIB
+from agent.plan.environment import chosen_for_display, for_node, object_store
+from agent.settings.redact import MASK
 from unit.worlds import MACHINE, POD, SECRET, settings_of
 
 NODE, HEAD = "10.0.0.5", "10.0.0.1"

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.checks import Level
-from agent.job import PLACEHOLDERS, Joined, fill
+from agent.work.job import PLACEHOLDERS, Joined, fill
 from unit.example_table import EXAMPLE, PLATFORM, plan_of
 from unit.launches import EXAMPLES, TOKEN, Shell
 

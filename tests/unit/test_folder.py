@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.errors import PreflightError
-from agent.folder import RunFolder
-from agent.redact import MASK, Redactor
+from agent.base.errors import PreflightError
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import MASK, Redactor
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.workloads.grpo import (
+from agent.bundled.grpo import (
     ANSWERS,
     CHANCE,
     Group,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from agent.decisions import head
-from agent.decisions import head_state as h
-from agent.decisions.head_state import Phase
-from agent.decisions.workers import min_gpus
+from agent.decisions.head import state as h
+from agent.decisions.head import story as head
+from agent.decisions.head.state import Phase
+from agent.decisions.head.workers import min_gpus
 from unit.heads import (
     LOST,
     NODES,

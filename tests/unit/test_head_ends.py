@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent.decisions import head
-from agent.decisions import head_state as h
-from agent.decisions.common import Unfit
-from agent.decisions.head_state import Phase
-from agent.outcome import Kind, Outcome
+from agent.base.outcome import Kind, Outcome
+from agent.decisions.head import state as h
+from agent.decisions.head import story as head
+from agent.decisions.head.state import Phase
+from agent.decisions.shared import Unfit
 from unit.heads import (
     INT,
     LOST,

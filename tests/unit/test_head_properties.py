@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decisions import head
-from agent.decisions import head_state as h
-from agent.decisions.head_state import Phase
-from agent.outcome import shell_code
+from agent.base.outcome import shell_code
+from agent.decisions.head import state as h
+from agent.decisions.head import story as head
+from agent.decisions.head.state import Phase
 from unit.heads import INT, REWARD, TERM, TICK, History, Story, goal, job, nodes, word
 
 OURS = {0, 69, 75, 78, 130, 143}

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.job import PLACEHOLDERS, Joined, entrypoint, fill, job_of
-from agent.services import reward_service
+from agent.work.job import PLACEHOLDERS, Joined, entrypoint, fill, job_of
+from agent.work.services import reward_service
 from unit.worlds import settings_of
 
 PYTHON = "/opt/ray/bin/python3"

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SettingsError
-from agent.plan import temp_dir
-from agent.platforms import port_base, skypilot
-from agent.ports import DEFAULTS, Ports, collisions, port_map, shifted
+from agent.base.errors import SettingsError
+from agent.base.ports import DEFAULTS, Ports, collisions, port_map, shifted
+from agent.plan.plan import temp_dir
 from agent.settings import load
+from agent.topology.platforms import port_base, skypilot
 from unit.captured import plan_of, read
 from unit.worlds import our_ray
 

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from agent.given_ray import GivenRay
-from agent.redact import redactor_for
-from agent.render import render
+from agent.plan.show import render
+from agent.settings.redact import redactor_for
+from agent.topology.given_ray import GivenRay
 from unit.captured import WITHOUT, changed, plan_of, read
 
 if TYPE_CHECKING:
-    from agent.plan import Plan
+    from agent.plan.plan import Plan
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "kuberay" / "rayjob.yaml"
 START = "KUBERAY_GEN_RAY_START_CMD"

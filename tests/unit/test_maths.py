@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.workloads.maths import (
+from agent.bundled.maths import (
     answer_part,
     equal,
     extract_answer,

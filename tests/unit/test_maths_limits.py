@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.workloads.maths import equal, grade, worth_a_second_look
+from agent.bundled.maths import equal, grade, worth_a_second_look
 
 NASTY = [
     "1e999999999",

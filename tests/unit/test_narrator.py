@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from agent.boot.narrator import Narrator
-from agent.decisions.common import Wait, listed
+from agent.decisions.shared import Wait, listed
+from agent.record.waits import Narrator
 
 
 class Told:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.budget import share
-from agent.decisions.job import JobReport, verdict_of
-from agent.errors import AgentError, PreflightError, Problem, SettingsError, UnavailableError
-from agent.outcome import Kind, Outcome, name_of_code, shell_code, stopped
+from agent.base.errors import AgentError, PreflightError, Problem, SettingsError, UnavailableError
+from agent.base.outcome import Kind, Outcome, name_of_code, shell_code, stopped
+from agent.decisions.verdict import JobReport, verdict_of
+from agent.plan.stop_budget import share
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from agent.base.outcome import Kind, Outcome
 from agent.boot.head_status import status_of
 from agent.control import page
-from agent.decisions import head_state as h
-from agent.outcome import Kind, Outcome
+from agent.decisions.head import state as h
 from unit.heads import REWARD, TERM, History, Story, goal, job, nodes, word
 from unit.worlds import SECRET, plan_of
 

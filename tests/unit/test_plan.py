@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.own_command import own_command
-from agent.redact import redactor_for
-from agent.render import duration, render
+from agent.base.own_command import own_command
+from agent.plan.show import duration, render
+from agent.settings.redact import redactor_for
 from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of
 
 if TYPE_CHECKING:
-    from agent.machine import Facts
+    from agent.node.facts import Facts
 
 GOLDEN = Path(__file__).with_name("golden")
 UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.errors import SettingsError
+from agent.base.errors import SettingsError
 from unit.captured import WITHOUT, changed, plan_of, read
 
 OWN, OTHER = "10.0.0.5", "10.0.0.9"

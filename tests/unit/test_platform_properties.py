@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SettingsError
-from agent.platforms import PLATFORMS, claim_of
-from agent.redact import redactor_for
-from agent.render import render
+from agent.base.errors import SettingsError
+from agent.plan.show import render
 from agent.settings import load
+from agent.settings.redact import redactor_for
+from agent.topology.platforms import PLATFORMS, claim_of
 from unit.captured import NAMES, machine, plan_of, read
 from unit.clusters import CLUSTERS, address, cluster
 from unit.worlds import our_ray
 
 if TYPE_CHECKING:
-    from agent.plan import Plan
+    from agent.plan.plan import Plan
     from unit.clusters import Node
 
 NUMBERS = ["0", "1", "2", "3", "-1", "x", "", "1:2", "٣"]

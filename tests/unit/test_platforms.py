@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from agent.errors import SettingsError
+from agent.base.errors import SettingsError
 from unit.captured import FOLDER, NAMES, plan_of, read, text_of
 
 UPDATE = os.environ.get("POD_AGENT_UPDATE_GOLDEN") == "1"

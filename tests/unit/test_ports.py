@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.ports import collisions, port_map
+from agent.base.ports import collisions, port_map
 
 PORT = st.integers(1024, 65_535)
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import LONGEST_HOLD, Reply, Report, disagreement
-from agent.outcome import Kind, Outcome
 
 TEXT = st.text(max_size=50)
 REPORTS = st.builds(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent import ray_python
-from agent.own_command import own_command
+from agent.base.own_command import own_command
+from agent.node import ray_python
 
 if TYPE_CHECKING:
     from pathlib import Path

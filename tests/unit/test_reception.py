@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.boot.reception import as_the_heads, open_port
+from agent.base.errors import PreflightError
+from agent.base.outcome import Kind, Outcome
+from agent.boot.head_port import as_the_heads, open_port
 from agent.control.client import HeadLink
-from agent.control.desk import Desk
-from agent.control.listen import bind
 from agent.control.protocol import Reply, Report
+from agent.control.reports import Desk
 from agent.control.server import Site
-from agent.errors import PreflightError
-from agent.listeners import may_listen_on
-from agent.outcome import Kind, Outcome
+from agent.control.sockets import bind
+from agent.plan.listeners import may_listen_on
 from unit.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
-    from agent.decisions.head_state import WorkerReported
-    from agent.plan import Plan
+    from agent.decisions.head.state import WorkerReported
+    from agent.plan.plan import Plan
 
 REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
 PUBLIC, PRIVATE, OWN = "8.8.8.8", "10.0.0.5", "127.0.0.2"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.redact import MASK, Redactor, looks_secret, redactor_for
+from agent.settings.redact import MASK, Redactor, looks_secret, redactor_for
 from unit.worlds import SECRET, settings_of
 
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.workloads.grpo import ANSWERS, problems
-from agent.workloads.rehearsal import main, shares
-from agent.workloads.rollout import Rollout, Share
+from agent.bundled.grpo import ANSWERS, problems
+from agent.bundled.rehearsal import main, shares
+from agent.bundled.rollout import Rollout, Share
 from reward_process import ROOT, SECONDS, reward_server
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 REHEARSAL = [
     sys.executable,
     "-m",
-    "agent.workloads.rehearsal",
+    "agent.bundled.rehearsal",
     "--reward-url",
     "http://127.0.0.1:9/",
 ]
@@ -86,7 +86,7 @@ def test_a_rollout_needs_no_package_where_it_runs(tmp_path: Path) -> None:
     (tmp_path / "agent" / "__init__.py").write_text("raise RuntimeError('the wrong agent')")
     pickled = tmp_path / "rollout.pickle"
     dump = (
-        "import sys, ray.cloudpickle as c; from agent.workloads import rollout\n"
+        "import sys, ray.cloudpickle as c; from agent.bundled import rollout\n"
         "c.register_pickle_by_value(rollout)\n"
         "open(sys.argv[1], 'wb').write(c.dumps(rollout.Rollout))"
     )

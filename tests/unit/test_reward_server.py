@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.workloads.reward_server import main
-from agent.workloads.second_opinion import SecondOpinion
+from agent.bundled.reward_server import main
+from agent.bundled.second_opinion import SecondOpinion
 from reward_process import ROOT, SECONDS, RewardProcess, ask, reward_server
 
 if TYPE_CHECKING:
@@ -263,7 +263,7 @@ def test_a_hanging_opinion_is_ended(
 
 
 def _run(*flags: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "agent.workloads.reward_server", *flags]
+    command = [sys.executable, "-m", "agent.bundled.reward_server", *flags]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
     )

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import Problem, SettingsError
+from agent.base.errors import Problem, SettingsError
 from agent.settings import load
 from agent.settings.model import FIELD_OF, KNOWN, SECRETS
 from agent.settings.show import markdown_table, text_table

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.errors import SettingsError
+from agent.base.errors import SettingsError
 from agent.settings import load
 from agent.settings.model import FORMS_OF_SECRETS
 from unit.worlds import SECRET

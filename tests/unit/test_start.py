@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent import start
-from agent.errors import SettingsError
-from agent.start import read_runtime_env
+from agent.base.errors import SettingsError
+from agent.boot import planning as start
+from agent.boot.planning import read_runtime_env
 from unit import captured
 from unit.worlds import settings_of
 

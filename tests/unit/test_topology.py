@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.errors import SettingsError
+from agent.base.errors import SettingsError
 from agent.settings import load
-from agent.topology import resolve
+from agent.topology.resolve import resolve
 from unit.worlds import MACHINE, POD, topology_of
 
 if TYPE_CHECKING:
-    from agent.machine import Facts
-    from agent.topology import Topology
+    from agent.node.facts import Facts
+    from agent.topology.resolve import Topology
 
 A, B = "podaaa", "podbbb"
 NAME_OF_A = f"{A}.runpod.internal"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from agent.decisions import worker
-from agent.decisions import worker_state as w
-from agent.decisions.common import StopAsked, Tick, Unfit
-from agent.decisions.worker_state import Phase, StartRay, StopRay
-from agent.outcome import Kind, Outcome
+from agent.base.outcome import Kind, Outcome
+from agent.decisions.shared import StopAsked, Tick, Unfit
+from agent.decisions.worker import state as w
+from agent.decisions.worker import story as worker
+from agent.decisions.worker.state import Phase, StartRay, StopRay
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
 
 GOAL = goal()

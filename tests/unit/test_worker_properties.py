@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decisions import worker
-from agent.decisions import worker_state as w
-from agent.decisions.worker_state import Phase, RayStep, StartRay, StopRay
-from agent.outcome import Kind, Outcome
+from agent.base.outcome import Kind, Outcome
+from agent.decisions.worker import state as w
+from agent.decisions.worker import story as worker
+from agent.decisions.worker.state import Phase, RayStep, StartRay, StopRay
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
 
 OURS = {69, 75, 78, 130, 143}

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions import worker
-from agent.decisions import worker_state as w
-from agent.decisions.common import Said, StopAsked, Tick
-from agent.decisions.worker_state import Phase
+from agent.decisions.shared import Said, StopAsked, Tick
+from agent.decisions.worker import state as w
+from agent.decisions.worker import story as worker
+from agent.decisions.worker.state import Phase
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.outcome import Outcome
+    from agent.base.outcome import Outcome
 
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.machine import MIB, Facts
-from agent.plan import Plan, make_plan
+from agent.node.facts import MIB, Facts
+from agent.plan.plan import Plan, make_plan
 from agent.settings import Settings, load
-from agent.topology import Topology, resolve
+from agent.topology.resolve import Topology, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.ray_commands import RayStart
+    from agent.plan.ray_start import RayStart
 
 SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
 

@@ -1,0 +1,51 @@
+"""The head's port for its workers: opened for them, and closed when they have heard the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.errors import PreflightError
+from agent.control.sockets import bind
+from agent.plan.listeners import may_listen_on
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    import socket
+
+    from agent.base.outcome import Outcome
+    from agent.control.reports import Desk
+    from agent.plan.plan import Plan
+
+
+def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:
+    """Take the agent's port on the head's own address: workers may call from now on.
+
+    An unfit head takes it for them to hear so, unless that is what is refused.
+    """
+    if ip == "127.0.0.1":  # that one is taken already
+        return []
+    if refusal is not None and not may_listen_on(ip, plan.settings):
+        return []
+    try:
+        return bind([ip], plan.ports.agent)
+    except PreflightError:
+        if refusal is None:
+            raise
+        return []  # the refusal at hand says more
+
+
+def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:
+    """Say whose checks refuse, where others will read it."""
+    if not plan.topology.expected_workers:
+        return refusal
+    return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
+
+
+async def farewell(desk: Desk, limit: float, may_call: int) -> None:
+    """Let the workers hear the end, and say who has not."""
+    silent, unheard = await desk.farewell(limit, may_call)
+    for name in silent:
+        say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
+    if unheard:
+        say(f"{unheard} never called; one that still comes looks for a head for AGENT_WAIT_HEAD")

@@ -1,0 +1,110 @@
+"""Room for our Ray: limits raised, a stale Ray removed, ports proved free."""
+
+from __future__ import annotations
+
+import os
+import resource
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from agent.base.outcome import Kind, Outcome
+from agent.checks import Finding, Level
+from agent.checks.machine_checks import WANTED_FILES, free_ports
+from agent.node.addresses import taken_ports
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from agent.plan.plan import Plan
+
+_RAY_MARKS = (
+    "/ray/core/src/ray/gcs/gcs_server",
+    "/ray/core/src/ray/raylet/raylet",
+    "/ray/dashboard/",
+    "/ray/_private/",
+    "/ray/autoscaler/_private/monitor.py",
+    "ray.util.client.server",
+    "ray::",
+    "ray-dashboard-",
+)
+
+
+def make_room(plan: Plan) -> Outcome | None:
+    """Prepare this machine; return the refusal where this run could not live on it."""
+    _raise_open_files(plan.facts.nofile_hard)
+    if plan.ray is not None:
+        _remove_stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
+    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
+    busy = free_ports(facts, plan.settings, plan.topology)
+    failed = [f for f in plan.failed() if f.check != busy.check]
+    return _refusal([*failed, busy] if busy.level is Level.FAIL else failed)
+
+
+def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
+    stale = stale_ray(temp_dir, everything=everything)
+    if stale:
+        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+        _end(stale)
+
+
+def _refusal(failed: list[Finding]) -> Outcome | None:
+    """Make one end of all findings that forbid a run."""
+    if not failed:
+        return None
+    reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
+    remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
+    return Outcome(Kind.REFUSED, 78, reason, "starting", failed[0].check, remedy)
+
+
+def _raise_open_files(hard: int) -> None:
+    wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
+    """Find Ray processes of a former run: on a shared host only those with our temp dir.
+
+    A host sees its containers' processes, too, whose temp dir has the same name: never those.
+    """
+    found, here = [], _container(os.getpid())
+    ours = {os.getpid(), os.getppid()}
+    for process in psutil.process_iter(["pid", "cmdline", "username"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if process.pid in ours or not any(mark in line for mark in _RAY_MARKS):
+            continue
+        if (everything or f"{temp_dir}/" in line) and _container(process.pid) == here:
+            found.append(process)
+    return found
+
+
+def _container(pid: int) -> str:
+    """Return what tells a process's container from others: the namespace of its pid."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/pid").readlink())
+    except OSError:  # it has ended, or it is another user's
+        return ""
+
+
+def _end(processes: list[psutil.Process]) -> None:
+    for process in processes:
+        _send(process, hard=False)
+    _, alive = psutil.wait_procs(processes, timeout=2.0)
+    for process in alive:
+        _send(process, hard=True)
+    psutil.wait_procs(alive, timeout=3.0)
+
+
+def _send(process: psutil.Process, *, hard: bool) -> None:
+    try:
+        if hard:
+            process.kill()
+        else:
+            process.terminate()
+    except psutil.NoSuchProcess:
+        return
+    except psutil.AccessDenied:
+        say(f"no right to end pid {process.pid} of a stale Ray", "warning")

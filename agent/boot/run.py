@@ -1,0 +1,103 @@
+"""`run`: from the plan to the outcome, with everything taken down at the end."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.base.errors import AgentError
+from agent.base.outcome import Kind, Outcome
+from agent.boot import planning as start
+from agent.boot.node_run import Stage
+from agent.checks import Level
+from agent.plan.plan import log_root, new_run_id
+from agent.record.log import configure, say
+from agent.record.run_folder import RunFolder
+from agent.runtime import orphans
+from agent.settings.redact import redactor_for
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.plan.plan import Plan
+
+
+def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
+    """Boot this node and live its story; raises SettingsError before anything is touched."""
+    started = time.monotonic()
+    plan = start.plan_of(environ, command)
+    topology = plan.topology
+    redactor = redactor_for(environ, plan.settings)
+    configure(plan.settings.log, environ, redactor, topology.node_name)
+    root, run_id = log_root(plan.settings), topology.run_id or new_run_id()
+    if topology.is_head:
+        folder = RunFolder(root, run_id, topology.node_name, redactor)
+    else:
+        folder = RunFolder.waiting(root, topology.node_name, redactor)
+    outcome = _live(Stage(plan, redactor, folder, started), run_id)
+    try:
+        outcome.write(folder.path)
+    except OSError as error:
+        say(f"outcome.json could not be written: {error.strerror}", "warning")
+    return outcome
+
+
+def _live(stage: Stage, run_id: str) -> Outcome:
+    """Live the story to its end, whatever that is; nothing of ours is left then."""
+    plan = stage.plan
+    orphans.become_subreaper()
+    say(f"pod-agent on {plan.topology.platform}: {plan.topology.sentence()}")
+    for note in plan.notes:
+        say(note)
+    for finding in plan.findings:
+        if finding.level is Level.WARN:
+            say(finding.sentence(), "warning")
+    try:
+        outcome = anyio.run(_story, stage, run_id)
+    except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
+        error = _agent_error_in(failure)
+        orphans.kill_descendants()
+        outcome = bug() if error is None else error.outcome()
+    stage.record("end", seconds=round(stage.now(), 3))
+    return outcome
+
+
+def bug() -> Outcome:
+    """Log the exception at hand; return the outcome that asks for a report."""
+    trace = traceback.format_exc()
+    for line in trace.splitlines():
+        say(line, "error")
+    last = trace.strip().splitlines()[-1]
+    remedy = "Please report it with agent.log"
+    return Outcome(Kind.BUG, 70, f"a bug in the agent: {last}", remedy=remedy)
+
+
+async def _story(stage: Stage, run_id: str) -> Outcome:
+    if stage.plan.topology.is_head:
+        from agent.boot import head  # noqa: PLC0415 - a worker needs none of it
+
+        return await head.run(stage, run_id)
+    if stage.plan.topology.is_idle:
+        return _idle(stage.plan)
+    from agent.boot import worker  # noqa: PLC0415 - a head needs none of it
+
+    return await worker.run(stage)
+
+
+def _idle(plan: Plan) -> Outcome:
+    """Leave a node alone that needs no agent, with 0: what is run after us must go on."""
+    given = plan.topology.given_ray
+    owner = "the platform" if given is None else given.owner
+    reason = f"nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere"
+    return Outcome(Kind.DONE, 0, reason, "starting")
+
+
+def _agent_error_in(failure: BaseException) -> AgentError | None:
+    """Find our own error in a failure: task groups wrap what their tasks raise."""
+    if isinstance(failure, AgentError):
+        return failure
+    inner = getattr(failure, "exceptions", ())
+    return next(filter(None, map(_agent_error_in, inner)), None)

@@ -1,0 +1,84 @@
+"""Every port that a node listens on: who, where, and what guards it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.base.addresses import is_public
+from agent.work.services import reward_service
+
+if TYPE_CHECKING:
+    from agent.base.ports import Ports
+    from agent.plan.ray_start import RayStart
+    from agent.settings import Settings
+    from agent.topology.resolve import Topology
+
+NODE_IP = "{node_ip}"
+"""Stands for this node's address where only the run will find it."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A port of this node: who listens, where, and what guards it."""
+
+    port: str
+    who: str
+    bind: str
+    guard: str
+
+
+def listeners(
+    settings: Settings,
+    topology: Topology,
+    command: tuple[str, ...] | None,
+    ray: RayStart,
+    *,
+    guarded: bool,
+) -> tuple[Listener, ...]:
+    """Return the ports that this run opens; those of a Ray that is given are its owner's."""
+    if topology.is_idle:
+        return ()
+    ports, guard = ray.ports, "token" if guarded else "none"
+    ours = "none" if settings.ray_auth_token is None else "token"
+    agent = Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", ours)
+    head: tuple[Listener, ...] = ()
+    reward = reward_service(settings, command, NODE_IP)
+    if topology.is_head and reward is not None and reward.port is not None:
+        head = (Listener(str(reward.port), reward.name, reward.bind, "none (scores only)"),)
+    if topology.given_ray is not None:
+        return (*head, agent)
+    if topology.is_head:
+        head = (*_head_of_ray(ports, ray.dashboard_host, guard), *head)
+    return (*head, agent, *_node_of_ray(ports, guard))
+
+
+def may_listen_on(address: str, settings: Settings) -> bool:
+    """Say whether the agent's own port may be open there: to the internet only with a token."""
+    insists = settings.ray_auth_token is not None or settings.allow_insecure
+    return insists or not is_public(address)
+
+
+_EVERYWHERE = "every interface (Ray's choice)"
+
+
+def _head_of_ray(ports: Ports, dashboard_host: str, guard: str) -> tuple[Listener, ...]:
+    return (
+        Listener(str(ports.gcs), "Ray GCS", _EVERYWHERE, guard),
+        Listener(str(ports.dashboard), "Ray dashboard", dashboard_host, guard),
+        Listener(str(ports.client), "Ray client", f"{NODE_IP}, 127.0.0.1", guard),
+    )
+
+
+def _node_of_ray(ports: Ports, guard: str) -> tuple[Listener, ...]:
+    near = f"{NODE_IP}, 127.0.0.1"
+    workers = f"{ports.first_worker}-{ports.last_worker}"
+    return (
+        Listener(str(ports.node_manager), "Ray node manager", _EVERYWHERE, guard),
+        Listener(str(ports.object_manager), "Ray object manager", _EVERYWHERE, guard),
+        Listener(str(ports.dashboard_agent), "Ray dashboard agent", near, guard),
+        Listener(str(ports.dashboard_agent_grpc), "Ray dashboard agent (gRPC)", _EVERYWHERE, guard),
+        Listener(str(ports.runtime_env_agent), "Ray runtime_env agent", NODE_IP, guard),
+        Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)"),
+        Listener(workers, "Ray workers", _EVERYWHERE, guard),
+    )
