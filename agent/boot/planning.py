@@ -13,7 +13,7 @@ from agent.checks import Finding, examine
 from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
 from agent.node.read_facts import gather
-from agent.plan.plan import Plan, make_plan
+from agent.plan.make_plan import make_plan
 from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
+    from agent.plan.plan import Plan
 
 _LOOKUP_LIMIT = 2.0
 
