@@ -47,7 +47,7 @@ def test_the_status_tells_all_of_it() -> None:
     reward = {"name": REWARD, "state": "pending", "detail": EVIL, "restarts": 0}
     assert found["services"] == [reward]
     assert found["waits"] == [{"what": REWARD, "evidence": EVIL, "seconds_left": 291.0}]
-    assert found["job"] == {"name": "rehearsal", "status": "not submitted"}
+    assert found["job"] == {"name": "rehearsal", "status": "not submitted", "attempt": 1}
 
 
 def test_the_status_follows_the_job() -> None:
