@@ -12,19 +12,21 @@ from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import LONGEST_HOLD, Reply, Report, disagreement
 
 TEXT = st.text(max_size=50)
+PRINTABLE = st.text(max_size=50).map(lambda text: "".join(filter(str.isprintable, text)))
+SOME = PRINTABLE.filter(bool)
 REPORTS = st.builds(
     Report,
-    name=st.text(min_size=1, max_size=50),
-    ip=TEXT,
+    name=SOME,
+    ip=PRINTABLE,
     rank=st.none() | st.integers(0, 9999),
-    phase=st.text(min_size=1, max_size=50),
-    detail=TEXT,
+    phase=SOME,
+    detail=PRINTABLE,
     joined=st.booleans(),
     preparing=st.booleans(),
     leaving=st.booleans(),
-    error=TEXT,
-    ray=st.none() | TEXT,
-    python=TEXT,
+    error=PRINTABLE,
+    ray=st.none() | PRINTABLE,
+    python=PRINTABLE,
     news=st.integers(-1, 10**9),
     hold=st.floats(0, LONGEST_HOLD),
 )
@@ -141,6 +143,17 @@ def test_texts_and_holds_are_bounded() -> None:
     assert len(report.detail) == 2000
     assert report.hold == LONGEST_HOLD
     assert Report.from_dict({**PROPER, "hold": -5}).hold == 0
+    assert len(Report.from_dict({**PROPER, "name": "\x1b" * 60_000}).name) == 253
+
+
+@given(st.text(min_size=1), st.text(), st.text())
+def test_texts_are_printable(name: str, detail: str, error: str) -> None:
+    """No line end, escape sequence or lone surrogate comes in; the rest stays as it was."""
+    said = {**PROPER, "name": name, "detail": detail, "error": error}
+    report = Report.from_dict(json.loads(json.dumps(said)))
+    for text, given_text in ((report.name, name), (report.detail, detail), (report.error, error)):
+        assert text.isprintable()
+        assert not given_text.isprintable() or text == given_text[: len(text)]
 
 
 @pytest.mark.parametrize(
