@@ -153,10 +153,13 @@ class Scorer:
                 scored[index] = Scored(grade, verdict is Verdict.UNDECIDED)
         return scored
 
-    async def close(self, _app: web.Application) -> None:
-        """Let go of the threads and of math-verify's processes."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def give_up(self, _app: web.Application) -> None:
+        """Let go of math-verify's processes; who waits for them is told to ask again."""
         await self._opinion.close()
+
+    async def close(self, _app: web.Application) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _grades(batch: list[Item]) -> tuple[list[maths.Grade], dict[int, tuple[str, str]]]:
@@ -219,6 +222,7 @@ def make_app(path: str, max_body: int, limit: float, *, flat: bool = False) -> w
     app = web.Application(client_max_size=max_body, middlewares=[errors_as_json])
     app.router.add_post(path, score)
     app.router.add_get("/healthz", healthz)
+    app.on_shutdown.append(scorer.give_up)
     app.on_cleanup.append(scorer.close)
     return app
 

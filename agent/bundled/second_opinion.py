@@ -17,6 +17,7 @@ import resource
 import signal
 import sys
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +31,7 @@ _IMPORT_CPU_SECONDS = 120.0
 _MOST_REMEMBERED = 50_000
 _MEMORY = 2 << 30
 _LOOK_EVERY = 0.5
+_LAST_PAIRS_SECONDS = 1.0
 _SCRIPT = str(Path(__file__).resolve())
 _CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
 """Signals with which a broken installation ends itself; others come from outside."""
@@ -70,8 +72,9 @@ class SecondOpinion:
         for scorer in self._scorers:
             self._idle.put_nowait(scorer)
         self._known: dict[Pair, Verdict] = {}
-        self._running: set[asyncio.Task[Verdict]] = set()
+        self._running: dict[Pair, asyncio.Task[Verdict]] = {}
         self._told: set[str] = set()
+        self._closing = False
 
     async def decide(self, pairs: Iterable[Pair], seconds: float) -> dict[Pair, Verdict]:
         """Return a verdict for each (answer, gold), or raise NoVerdictError by then.
@@ -89,9 +92,7 @@ class SecondOpinion:
 
         tasks = [asyncio.create_task(work()) for _ in self._scorers]
         try:
-            _, late = await asyncio.wait(
-                tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
-            )
+            await asyncio.wait(tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
         finally:
             for task in tasks:
                 task.cancel()
@@ -99,29 +100,43 @@ class SecondOpinion:
         for end in ends:
             if isinstance(end, BaseException) and not isinstance(end, asyncio.CancelledError):
                 raise end
-        if late:
+        if len(found) < len(wanted):
             raise NoVerdictError(f"{len(found)} of {len(wanted)} done within {seconds:.0f} s")
         return found
 
     async def close(self) -> None:
-        """End the processes and wait for their end."""
-        for task in self._running:
+        """Let the pairs at hand be decided, briefly, then end the processes."""
+        self._closing = True
+        running = list(self._running.values())
+        if running:
+            await asyncio.wait(running, timeout=_LAST_PAIRS_SECONDS)
+        for task in running:
             task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await asyncio.gather(*running, return_exceptions=True)
         for scorer in self._scorers:
             await scorer.close()
 
     async def _decide(self, pair: Pair) -> Verdict:
-        scorer = await self._idle.get()
-        # It ends on its own: a request that gives up leaves its verdict for the next try.
-        task = asyncio.create_task(self._use(scorer, pair))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
-        task.add_done_callback(lambda done: done.cancelled() or done.exception())
-        return await asyncio.shield(task)
+        if pair not in self._running:
+            scorer = await self._idle.get()
+            if pair in self._running:  # another request was quicker
+                self._idle.put_nowait(scorer)
+            else:
+                # It ends on its own: a request that gives up leaves its verdict for the next try.
+                task = asyncio.create_task(self._use(scorer, pair))
+                self._running[pair] = task
+                task.add_done_callback(partial(self._done, pair))
+        return await asyncio.shield(self._running[pair])
+
+    def _done(self, pair: Pair, task: asyncio.Task[Verdict]) -> None:
+        del self._running[pair]
+        if not task.cancelled():
+            task.exception()  # heard, should nobody wait for it any more
 
     async def _use(self, scorer: _Scorer, pair: Pair) -> Verdict:
         try:
+            if self._closing:
+                raise NoVerdictError("the server is stopping")
             if pair not in self._known and not self._broken:
                 verdict = await self._ask(scorer, pair)
                 if not self._broken:

@@ -12,16 +12,16 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.bundled.reward_server import main
-from reward_process import ROOT, SECONDS, RewardProcess, ask, reward_server
+from reward_process import ROOT, SECONDS, Reply, RewardProcess, ask, reward_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -353,6 +353,23 @@ def test_a_scorer_that_was_killed_is_started_again(fake: Path) -> None:
                 os.kill(int(pid), signal.SIGKILL)
         assert ask(server.url, pairs("a+x", "b+x", "c+x")).body["rewards"] == [1.0] * 3
         assert server.stop() == (0, "")
+
+
+def test_a_stop_waits_for_no_blocked_scorer(fake: Path) -> None:
+    """SIGTERM ends it promptly, with an answer for who still waits, and leaves no process."""
+    replies: list[Reply] = []
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("block+x")
+        waiting = threading.Thread(target=lambda: replies.append(ask(server.url, body)))
+        waiting.start()
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        begun = time.monotonic()
+        assert server.stop() == (0, "")
+        assert time.monotonic() - begun < 3.0
+        waiting.join(SECONDS)
+    assert [reply.status for reply in replies] == [503]
+    pids = (fake / "pids").read_text().split()
+    assert [pid for pid in pids if Path("/proc", pid).exists()] == []
 
 
 def test_requests_take_turns(fake: Path) -> None:
