@@ -1,1 +1,1 @@
-"""Words that every room shares: how a run ends, what is wrong, ports, addresses."""
+"""What all rooms share: how a run can end, errors with their remedy, ports, addresses."""

@@ -1,1 +1,1 @@
-"""The two stories, head and worker: they turn actions into effects and effects into events."""
+"""What `run` does on a head and on a worker: decisions become effects, effects become events."""

@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
 from agent.bundled import curve, grpo, rollout
-from agent.bundled.rehearsal_nodes import SETTINGS_WRONG, Crew, Node, RehearsalError, connect, named
+from agent.bundled.rehearsal_nodes import (
+    SETTINGS_WRONG,
+    Actors,
+    Node,
+    RehearsalError,
+    connect,
+    named,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,14 +51,14 @@ class History(NamedTuple):
 
 def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
     """Run the steps: sample on every node, score from there, update here."""
-    crew = Crew(nodes, options.reward_url)
+    actors = Actors(nodes, options.reward_url)
     problems = grpo.problems(_PROBLEMS, options.seed)
     reference = [[0.0] * grpo.ANSWERS for _ in problems]
     policy = [list(row) for row in reference]
     learning = grpo.Learning(rate=options.learning_rate, kl=options.kl)
     for step in range(1, options.steps + 1):
         dealt = shares(options, step, problems, policy, len(nodes))
-        replies = crew.step(step, [[share for _, share in own] for own in dealt])
+        replies = actors.step(step, [[share for _, share in own] for own in dealt])
         answers: list[list[int]] = [[] for _ in problems]
         rewards: list[list[float]] = [[] for _ in problems]
         for rank, (own, reply) in enumerate(zip(dealt, replies, strict=True)):

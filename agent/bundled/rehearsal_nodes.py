@@ -79,7 +79,7 @@ def named(ips: Sequence[str]) -> str:
     return f"node{'s' if len(ips) > 1 else ''} {', '.join(ips)}"
 
 
-class Crew:
+class Actors:
     """One actor on each node, driven in lockstep."""
 
     def __init__(self, nodes: Sequence[Node], reward_url: str) -> None:

@@ -1,4 +1,12 @@
-"""The bundled reward server: scores answers to mathematical questions over HTTP."""
+"""The bundled reward server: scores answers to mathematical questions over HTTP.
+
+Where math-verify is installed it is asked about answers that our own comparison finds unequal. A
+pair on which it spends more than its CPU time earns 0 and is marked in `undecided` (of
+`extra_logs`, or beside the rewards with --flat): a list as long as the rewards, 1.0 for such an
+item. A batch that cannot be scored within --limit, or whose scorers die again and again, is
+answered 503 with Retry-After, never with rewards that depend on the load; what was decided by then
+is remembered, so that the retry is quicker.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +26,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.bundled import maths
-from agent.bundled.second_opinion import SecondOpinion
+from agent.bundled.second_opinion import NoVerdictError, SecondOpinion, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
@@ -28,8 +36,10 @@ if TYPE_CHECKING:
 _SETTINGS_WRONG = 78
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
 _CHUNK = 256
-_SECOND_OPINIONS_SECONDS = 30.0
 _LAST_REQUESTS_SECONDS = 3.0
+# Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they must hear that they should retry.
+_REQUEST_SECONDS = 120.0
+_RETRY_AFTER = 2
 
 
 class BadRequestError(Exception):
@@ -97,71 +107,100 @@ def _kind(value: object) -> str:
     return "a list" if isinstance(value, list) else "an object"
 
 
+class Scored(NamedTuple):
+    """What one item earned, and whether that is for want of a verdict."""
+
+    grade: maths.Grade
+    undecided: bool = False
+
+
 class Scorer:
     """Scores batches off the event loop, chunk by chunk."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="score")
         self._opinion = SecondOpinion()
+
+    @property
+    def has_second_opinion(self) -> bool:
+        """Tell whether math-verify is installed, so that items may be undecided."""
+        return self._opinion.installed
 
     async def read(self, body: bytes) -> list[Item]:
         """Parse and check a body."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read_batch, body)
 
-    async def score(self, batch: list[Item]) -> list[maths.Grade]:
-        """Grade every item of a batch, in order."""
+    async def score(self, batch: list[Item]) -> list[Scored]:
+        """Grade every item of a batch, in order; raises NoVerdictError where time does not do."""
         loop = asyncio.get_running_loop()
-        grades: list[maths.Grade] = []
+        deadline = loop.time() + self._seconds
+        scored: list[Scored] = []
+        doubts: dict[int, tuple[str, str]] = {}
         for start in range(0, len(batch), _CHUNK):
+            if loop.time() > deadline:
+                raise NoVerdictError(f"{start} of {len(batch)} done within {self._seconds:.0f} s")
             chunk = batch[start : start + _CHUNK]
-            grades += await loop.run_in_executor(self._threads, _grades, chunk)
-        if self._opinion.available:
-            await self._look_again(grades)
-        return grades
+            grades, open_ones = await loop.run_in_executor(self._threads, _grades, chunk)
+            scored += map(Scored, grades)
+            doubts |= {start + index: pair for index, pair in open_ones.items()}
+        if doubts and self._opinion.installed:
+            verdicts = await self._opinion.decide(doubts.values(), deadline - loop.time())
+            for index, pair in doubts.items():
+                grade, verdict = scored[index].grade, verdicts[pair]
+                if verdict is Verdict.EQUAL:
+                    grade = grade._replace(reward=1.0)
+                scored[index] = Scored(grade, verdict is Verdict.UNDECIDED)
+        return scored
 
-    async def _look_again(self, grades: list[maths.Grade]) -> None:
-        """Let math-verify find what our own comparison missed, within a budget of time."""
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _SECOND_OPINIONS_SECONDS
-        for index, (reward, answer, gold) in enumerate(grades):
-            if reward or not maths.worth_a_second_look(answer, gold):
-                continue
-            if loop.time() > deadline or not self._opinion.available:
-                break
-            if await self._opinion.agrees(answer or "", gold or ""):
-                grades[index] = maths.Grade(1.0, answer, gold)
-
-    async def close(self, _app: web.Application) -> None:
-        """Let go of the threads and of math-verify's process."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+    async def give_up(self, _app: web.Application) -> None:
+        """Let go of math-verify's processes; who waits for them is told to ask again."""
         await self._opinion.close()
 
+    async def close(self, _app: web.Application) -> None:
+        """Let go of the threads."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-def _grades(batch: list[Item]) -> list[maths.Grade]:
-    return [maths.grade(*item) for item in batch]
+
+def _grades(batch: list[Item]) -> tuple[list[maths.Grade], dict[int, tuple[str, str]]]:
+    """Grade a chunk; name the pairs of which a symbolic comparison might think better."""
+    grades = [maths.grade(*item) for item in batch]
+    doubts = {
+        index: (answer or "", gold or "")
+        for index, (reward, answer, gold) in enumerate(grades)
+        if not reward and maths.worth_a_second_look(answer, gold)
+    }
+    return grades, doubts
 
 
-def reply_to(grades: Sequence[maths.Grade], *, flat: bool) -> dict[str, Any]:
+def reply_to(scored: Sequence[Scored], *, flat: bool, undecided: bool) -> dict[str, Any]:
     """Shape the reply; flat has only lists, for clients that turn every key into a tensor."""
-    rewards = [grade.reward for grade in grades]
+    rewards = [item.grade.reward for item in scored]
     logs = {
         "correct": rewards,
-        "answered": [float(grade.answer is not None) for grade in grades],
-        "unlabelled": [float(grade.gold is None) for grade in grades],
+        "answered": [float(item.grade.answer is not None) for item in scored],
+        "unlabelled": [float(item.grade.gold is None) for item in scored],
     }
+    if undecided:
+        logs["undecided"] = [float(item.undecided) for item in scored]
     return {"rewards": rewards, "scores": rewards, **(logs if flat else {"extra_logs": logs})}
 
 
-def make_app(path: str, max_body: int, *, flat: bool = False) -> web.Application:
+def make_app(path: str, max_body: int, limit: float, *, flat: bool = False) -> web.Application:
     """Build the application: one path that scores, one that tells that it lives."""
-    scorer = Scorer()
+    scorer = Scorer(limit)
 
     async def score(request: web.Request) -> web.Response:
         try:
             batch = await scorer.read(await request.read())
         except BadRequestError as problem:
             return _error(400, str(problem))
-        return web.json_response(reply_to(await scorer.score(batch), flat=flat))
+        try:
+            scored = await scorer.score(batch)
+        except NoVerdictError as problem:
+            message = f"no rewards yet, ask again: {problem}"
+            return _error(503, message, {"Retry-After": str(_RETRY_AFTER)})
+        return web.json_response(reply_to(scored, flat=flat, undecided=scorer.has_second_opinion))
 
     async def healthz(_request: web.Request) -> web.Response:
         return web.json_response({"ok": True})
@@ -183,6 +222,7 @@ def make_app(path: str, max_body: int, *, flat: bool = False) -> web.Application
     app = web.Application(client_max_size=max_body, middlewares=[errors_as_json])
     app.router.add_post(path, score)
     app.router.add_get("/healthz", healthz)
+    app.on_shutdown.append(scorer.give_up)
     app.on_cleanup.append(scorer.close)
     return app
 
@@ -229,19 +269,26 @@ def _why_not(problem: OSError, host: str, port: int) -> str:
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="pod-agent reward-server", description="Score mathematical answers over HTTP."
+        prog="pod-agent reward-server",
+        description="Score mathematical answers over HTTP.",
+        epilog="Where math-verify is installed, `undecided` of the reply's extra_logs is 1 for an "
+        "answer on which it spent too much CPU time; that one earns 0.",
     )
     add = parser.add_argument
+    limited = "seconds for a batch, then 503 with Retry-After (%(default)g)"
     add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
     add("--port", type=int, default=5000, help="0 for any free one (%(default)s)")
     add("--path", default="/get_reward", help="what to POST to (%(default)s)")
     add("--max-body", type=int, default=64 << 20, help="bytes of a request (64 MiB)")
+    add("--limit", type=float, default=_REQUEST_SECONDS, help=limited)
     add("--flat", action="store_true", help="lists only, no extra_logs object (OpenRLHF-M)")
     options = parser.parse_args(argv)
     if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
         parser.error(f"--path: expected a path like /get_reward, got {options.path!r}")
     if not 0 <= options.port < 65536 or options.max_body < 1:
         parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
+    if not 0 < options.limit < math.inf:
+        parser.error("--limit: expected seconds, more than 0")
     hosts = [h.strip() for given in options.host or ["127.0.0.1"] for h in given.split(",")]
     anywhere = "0.0.0.0"  # noqa: S104 # compared with, not chosen
     if anywhere in hosts:  # it holds every other IPv4 address, which could not be bound again
@@ -263,7 +310,7 @@ def main(argv: list[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
-    app = make_app(options.path, options.max_body, flat=options.flat)
+    app = make_app(options.path, options.max_body, options.limit, flat=options.flat)
     try:
         asyncio.run(serve(app, options.hosts, options.port, options.path))
     except SetupError as problem:

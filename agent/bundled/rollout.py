@@ -1,22 +1,25 @@
 """The rehearsal's actor, one on each node: draws answers and has them scored over HTTP.
 
-It travels to its node by value, so it stands on the standard library alone: that node may not have
-this package at all, or the user's directory another one of the same name.
+It travels to its node by value, so it stands on the standard library and on requests, which Ray
+itself needs: that node may not have this package at all, or the user's directory another one of the
+same name.
 """
 
 from __future__ import annotations
 
-import http.client
-import json
 import math
 import random
+import ssl
 import time
-import urllib.error
-import urllib.request
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import requests
 
 TRIES = 3
 TRY_SECONDS = 15.0
+LONGEST_PAUSE = 5.0
+"""Most of what a server's Retry-After may ask for: a step has its own deadline."""
 
 
 class Share(NamedTuple):
@@ -32,9 +35,14 @@ class Rollout:
     """Samples the policy where it runs, and asks for the rewards from there."""
 
     def __init__(self, reward_url: str) -> None:
+        import requests  # noqa: PLC0415 # where it runs: --help needs no library at all
+
         self._url = reward_url
-        # The reward server is within the cluster: an environment's http_proxy is not meant for it.
-        self._http = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        self._http = requests.Session()
+        # The reward server is within the cluster: an environment's proxy is not meant for it, and
+        # a netrc entry would add a login. The machine's certificates count, as without requests.
+        self._http.trust_env = False
+        self._http.verify = ssl.get_default_verify_paths().cafile or True
 
     def ready(self) -> bool:
         """Tell that the actor runs."""
@@ -62,30 +70,52 @@ class Rollout:
     def _score(self, batch: dict[str, list[str]]) -> list[float] | str:
         """Ask for a batch's rewards, again where that may help."""
         problem = ""
-        for attempt in range(TRIES):
-            time.sleep(0.3 * attempt)
+        for attempt in range(1, TRIES + 1):
+            pause = 0.3 * attempt
             try:
-                return self._ask(batch)
-            except urllib.error.HTTPError as refusal:
-                said = refusal.read(200).decode(errors="replace").strip()
-                problem = f"{self._url} replied {refusal.code} {said}"
-                if refusal.code < 500:
+                reply = self._http.post(
+                    self._url, json=batch, timeout=TRY_SECONDS, allow_redirects=False
+                )
+                if reply.status_code == 200:
+                    return _rewards(reply, len(batch["query"]))
+                said = reply.content[:200].decode(errors="replace").strip()
+                problem = f"{self._url} replied {reply.status_code} {said}"
+                if reply.status_code < 500:
                     return problem
-            except (OSError, ValueError, OverflowError, http.client.HTTPException) as error:
-                reason = getattr(error, "reason", None) or error
-                problem = f"{self._url} gave no rewards from there: {reason}"
+                pause = _asked_pause(reply, pause)
+            except (OSError, ValueError, OverflowError) as error:  # an OSError: requests' own
+                problem = f"{self._url} gave no rewards from there: {_reason(error)}"
+            if attempt < TRIES:
+                time.sleep(pause)
         return f"{problem}, {TRIES} times; is it up, on an address that this node reaches?"
 
-    def _ask(self, batch: dict[str, list[str]]) -> list[float]:
-        body = json.dumps(batch).encode()
-        request = urllib.request.Request(  # noqa: S310 # http or https, checked with the flags
-            self._url, body, {"Content-Type": "application/json"}
-        )
-        with self._http.open(request, timeout=TRY_SECONDS) as reply:
-            fields = json.load(reply)
-        rewards = fields.get("rewards") if isinstance(fields, dict) else None
-        if not isinstance(rewards, list) or len(rewards) != len(batch["query"]):
-            raise ValueError(f"expected `rewards`, a list of {len(batch['query'])} numbers")
-        if not all(isinstance(r, (int, float)) and math.isfinite(r) for r in rewards):
-            raise ValueError("expected finite numbers as `rewards`")
-        return [float(reward) for reward in rewards]
+
+def _rewards(reply: requests.Response, count: int) -> list[float]:
+    """Read the rewards out of a reply; ValueError says what is wrong with it."""
+    fields = reply.json()
+    rewards = fields.get("rewards") if isinstance(fields, dict) else None
+    if not isinstance(rewards, list) or len(rewards) != count:
+        raise ValueError(f"expected `rewards`, a list of {count} numbers")
+    if not all(isinstance(r, (int, float)) and math.isfinite(r) for r in rewards):
+        raise ValueError("expected finite numbers as `rewards`")
+    return [float(reward) for reward in rewards]
+
+
+def _asked_pause(reply: requests.Response, otherwise: float) -> float:
+    """Return the seconds that a Retry-After asks for, within reason."""
+    asked = reply.headers.get("Retry-After", "").strip()
+    return min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else otherwise
+
+
+def _reason(error: BaseException) -> str:
+    """Return the system's own words, which requests wraps in several errors of its own."""
+    import requests  # noqa: PLC0415 # as above
+
+    if isinstance(error, requests.Timeout):
+        return f"no answer within {TRY_SECONDS:g} s"
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.strerror:
+            return inner.strerror
+        inner = inner.__cause__ or inner.__context__
+    return str(error) or type(error).__name__

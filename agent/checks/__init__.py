@@ -1,4 +1,4 @@
-"""Preflight: every check, in the order in which `doctor` prints them."""
+"""Preflight: whether this machine can do what was asked, each answer with its remedy."""
 
 from __future__ import annotations
 

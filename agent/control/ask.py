@@ -76,6 +76,8 @@ def _of_the_head(settings: Settings, base: PortBase) -> tuple[dict[str, Any] | N
 def _ask(host: str, port: int, settings: Settings) -> tuple[dict[str, Any] | None, str]:
     where = f"{f'[{host}]' if ':' in host else host}:{port}"
     request = urllib.request.Request(f"http://{where}/status")
+    # whatever name led there, the node need not know it: only browsers are held to their Host
+    request.add_header("Host", "localhost")
     if settings.ray_auth_token is not None:
         token = settings.ray_auth_token.reveal()
         request.add_header("Authorization", f"Bearer {token}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
+from hashlib import sha256
 from html import escape
 from typing import Any
 
@@ -12,6 +14,11 @@ th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #8884}
 h1{font-size:1.3rem}h2{font-size:1rem;margin:1.5rem 0 0}
 @media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}}
 """
+POLICY = (
+    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'"
+    "; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+)
+"""What a browser may do with a page of ours: use its style sheet and post its form, no more."""
 
 
 def overview(status: dict[str, Any]) -> str:

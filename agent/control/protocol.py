@@ -25,6 +25,8 @@ LONGEST_HOLD = 10.0
 """Longest that the head holds a report back while it has nothing new to say."""
 LARGEST_REPORT = 65_536
 LONGEST_TEXT = 2_000
+_LONGEST_NAME = 253
+"""What DNS allows."""
 _MOST_ITEMS = 64
 
 
@@ -245,7 +247,10 @@ def _text(data: Mapping[str, object], field: str, *, needed: bool = False) -> st
     value = data.get(field, "")
     if not isinstance(value, str) or (needed and not value):
         raise ValueError(f"{field}: expected text")
-    return value[:LONGEST_TEXT]
+    # what others send must not steer a terminal, forge a line of the log or fail to encode
+    longest = _LONGEST_NAME if field == "name" else LONGEST_TEXT
+    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in value[:longest])
+    return "".join(escaped)[:longest]
 
 
 def _flag(data: Mapping[str, object], field: str) -> bool:

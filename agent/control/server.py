@@ -7,26 +7,42 @@ from __future__ import annotations
 
 import hmac
 import json
+import logging
+import socket
 from typing import TYPE_CHECKING
 
+import anyio
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
-from agent.control import page
+from agent.control import callers, page
 from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Iterable
 
     from agent.control.reports import Reports
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 COOKIE = "pod_agent"
+BODY_SECONDS = 10.0
+"""What a caller has to send a body in: one that stalls must not hold a handler for ever."""
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": page.POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+_FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
 
 
 class Site:
-    """One node's port: what is open to all, and what the token guards."""
+    """One node's port: what is open to all, and what the token guards.
+
+    `names` are the names by which others may call this node, besides its IP addresses and the name
+    that the machine gives itself.
+    """
 
     def __init__(
         self,
@@ -35,15 +51,19 @@ class Site:
         ready: Callable[[], bool],
         status: Callable[[], dict[str, object]],
         reports: Reports | None = None,
+        names: Iterable[str | None] = (),
     ) -> None:
         self._token = token
         self._ready = ready
         self._status = status
         self._reports = reports
+        self._names = callers.known_names([socket.gethostname(), *names])
 
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
         """Serve on sockets that are bound already; the caller cleans the runner up."""
-        app = web.Application(client_max_size=LARGEST_REPORT)
+        logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
+        app = web.Application(client_max_size=LARGEST_REPORT, middlewares=[self._admit])
+        app.on_response_prepare.append(_harden)
         app.add_routes(
             [
                 web.get("/livez", self._livez),
@@ -62,11 +82,36 @@ class Site:
         await listen(runner, sockets)
         return runner
 
+    @web.middleware
+    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Turn away what a foreign page asks for; whatever goes wrong is told in JSON."""
+        refused = callers.refusal(
+            request.method,
+            request.path,
+            request.headers,
+            self._names,
+            guarded=self._token is not None,
+        )
+        if refused is not None:
+            return _error(refused.status, refused.why)
+        try:
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"a body has at most {LARGEST_REPORT} bytes here")
+        except web.HTTPMethodNotAllowed as refusal:
+            allowed = ", ".join(sorted(refusal.allowed_methods))
+            return _error(405, f"allowed here: {allowed}", {"Allow": allowed})
+        except web.HTTPNotFound:
+            return _error(404, "no such path")
+
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
-            if self._may_enter(request):
-                return await handler(request)
-            return web.json_response({"error": "token needed"}, status=401)
+            if not self._may_enter(request):
+                return _error(401, "token needed")
+            if request.method == "POST" and request.content_type != _JSON:
+                # a page may send other types anywhere without asking first
+                return _error(415, f"Content-Type: expected {_JSON}")
+            return await handler(request)
 
         return guard
 
@@ -90,7 +135,7 @@ class Site:
 
     async def _metrics(self, _request: web.Request) -> web.StreamResponse:
         text = page.metrics(self._status())
-        return web.Response(text=text, content_type="text/plain")
+        return web.Response(body=_encoded(text), content_type="text/plain", charset="utf-8")
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._may_enter(request):
@@ -98,6 +143,10 @@ class Site:
         return self._html(page.overview(self._status()))
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
+        if request.content_type != _FORM:
+            return _error(415, f"Content-Type: expected {_FORM}")
+        if await _body(request) is None:
+            return _error(408, f"no body within {BODY_SECONDS:g} s")
         given = (await request.post()).get("token", "")
         if self._token is None or not isinstance(given, str):
             return self._html(page.login(wrong=True), 401)
@@ -109,19 +158,23 @@ class Site:
         return answer
 
     def _html(self, text: str, status: int = 200) -> web.StreamResponse:
-        return web.Response(text=text, content_type="text/html", status=status)
+        body = _encoded(text)
+        return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
-            return web.json_response({"error": "this node is a worker"}, status=409)
+            return _error(409, "this node is a worker")
+        body = await _body(request)
+        if body is None:
+            return _error(408, f"no body within {BODY_SECONDS:g} s")
         try:
-            data = json.loads(await request.read())
+            data = json.loads(body)
             refusal = skew(data, "this worker")
             if refusal:
                 return web.json_response(self._reports.refuse(refusal).to_dict())
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
-            return web.json_response({"error": str(error)}, status=400)
+            return _error(400, str(error))
         return web.json_response((await self._reports.take(report)).to_dict())
 
 
@@ -131,6 +184,35 @@ async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[we
     for site in sites:
         await site.start()
     return sites
+
+
+async def _harden(_request: web.Request, response: web.StreamResponse) -> None:
+    """Let no browser keep, frame or reinterpret an answer."""
+    response.headers.update(HEADERS)
+
+
+async def _body(request: web.Request) -> bytes | None:
+    """Read a body; None where it does not come in time."""
+    try:
+        with anyio.fail_after(BODY_SECONDS):
+            return await request.read()
+    except TimeoutError:
+        return None
+
+
+def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.StreamResponse:
+    return web.json_response({"error": why}, status=status, headers=headers)
+
+
+def _encoded(text: str) -> bytes:
+    """Encode a text that may hold a lone surrogate, as names from the environment may."""
+    return text.encode(errors="backslashreplace")
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
+    problem = record.exc_info[1] if record.exc_info else None
+    return not isinstance(problem, (HttpProcessingError, ConnectionError))
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -1,1 +1,1 @@
-"""Following, recovering and ending as pure functions from state, event and time."""
+"""What to do next, on the head and on a worker: pure functions from state, event and time."""

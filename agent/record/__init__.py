@@ -1,1 +1,1 @@
-"""What is kept and told of a run: the log, the run folder, events and waits."""
+"""What is told of a run and kept of it: the log, the run folder, events, what is waited for."""

@@ -1,1 +1,1 @@
-"""Effects, thin: processes, signals, waiting, names, files."""
+"""How the agent acts on its machine: processes and their output, signals, waiting, DNS, probes."""

@@ -25,37 +25,38 @@ from agent.decisions.items import Step
 from agent.decisions.shared import Order, OrderKind
 
 TEXT = st.text(max_size=50)
-NAME = st.text(min_size=1, max_size=50)
+PRINTABLE = st.text(max_size=50).map(lambda text: "".join(filter(str.isprintable, text)))
+NAME = PRINTABLE.filter(bool)
 HELLOS = st.builds(
     Hello,
     name=NAME,
     rank=st.none() | st.integers(0, 9999),
-    ray=st.none() | TEXT,
-    python=TEXT,
-    services=TEXT,
-    run_id=TEXT,
+    ray=st.none() | PRINTABLE,
+    python=PRINTABLE,
+    services=PRINTABLE,
+    run_id=PRINTABLE,
     attempt=st.integers(0, 99),
-    fingerprint=TEXT,
+    fingerprint=PRINTABLE,
     facts=st.none() | st.dictionaries(TEXT, st.integers() | TEXT, max_size=3),
 )
-ITEMS = st.builds(ItemWord, NAME, st.sampled_from(Step), TEXT, st.integers(1, 99))
+ITEMS = st.builds(ItemWord, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
 REPORTS = st.builds(
     Report,
     id=NAME,
-    ip=TEXT,
+    ip=PRINTABLE,
     phase=NAME,
-    detail=TEXT,
+    detail=PRINTABLE,
     joined=st.booleans(),
     preparing=st.booleans(),
-    error=TEXT,
+    error=PRINTABLE,
     items=st.lists(ITEMS, max_size=3).map(tuple),
-    logs=st.none() | st.dictionaries(NAME, TEXT, min_size=1, max_size=3),
+    logs=st.none() | st.dictionaries(NAME, PRINTABLE, min_size=1, max_size=3),
     obeyed=st.integers(0, 99),
-    obeyed_by=TEXT,
+    obeyed_by=PRINTABLE,
     news=st.integers(-1, 10**9),
     hold=st.floats(0, LONGEST_HOLD),
     hello=st.none() | HELLOS,
-    bye=st.none() | st.builds(Bye, TEXT, TEXT),
+    bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
 )
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), TEXT, TEXT, TEXT, TEXT)
 ORDERS = st.builds(Order, TEXT, st.integers(1), st.sampled_from(OrderKind), TEXT, st.integers(1))
@@ -223,6 +224,21 @@ def test_texts_and_holds_are_bounded() -> None:
     assert len(report.detail) == 2000
     assert report.hold == LONGEST_HOLD
     assert Report.from_dict({**PROPER, "hold": -5}).hold == 0
+    hello = Report.from_dict({**PROPER, "hello": {"name": "\x1b" * 60_000}}).hello
+    assert hello is not None
+    assert len(hello.name) == 253
+
+
+@given(st.text(min_size=1), st.text(), st.text())
+def test_texts_are_printable(name: str, detail: str, error: str) -> None:
+    """No line end, escape sequence or lone surrogate comes in; the rest stays as it was."""
+    said = {**PROPER, "hello": {"name": name}, "detail": detail, "error": error}
+    report = Report.from_dict(json.loads(json.dumps(said)))
+    assert report.hello is not None
+    pairs = ((report.hello.name, name), (report.detail, detail), (report.error, error))
+    for text, given_text in pairs:
+        assert text.isprintable()
+        assert not given_text.isprintable() or text == given_text[: len(text)]
 
 
 @pytest.mark.parametrize(

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
@@ -19,6 +23,7 @@ from agent.bundled.rollout import Rollout, Share
 from reward_process import ROOT, SECONDS, reward_server
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 REHEARSAL = [
@@ -78,6 +83,98 @@ def test_a_rollout_says_that_the_server_is_not_there() -> None:
     assert isinstance(reply, str)
     assert url in reply
     assert "refused" in reply
+
+
+class Answers(NamedTuple):
+    """What a reward server said in turn, who called it, and what they sent along."""
+
+    replies: list[tuple[int, dict[str, str], bytes]]
+    callers: list[tuple[str, int]]
+    logins: list[str | None]
+    times: list[float]
+
+
+@contextlib.contextmanager
+def answering(*replies: tuple[int, dict[str, str], bytes]) -> Iterator[tuple[str, Answers]]:
+    """Serve these replies, one after the other; yield the address and what was seen."""
+    seen = Answers(list(replies), [], [], [])
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            seen.callers.append(self.client_address)
+            seen.logins.append(self.headers.get("Authorization"))
+            seen.times.append(time.monotonic())
+            status, headers, body = seen.replies.pop(0)
+            self.send_response(status)
+            for name, value in {**headers, "Content-Length": str(len(body))}.items():
+                self.send_header(name, value)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            """Keep stderr clean."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}/get_reward", seen
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+GOOD: tuple[int, dict[str, str], bytes] = (200, {}, b'{"rewards": [1, 0.5]}')
+EARNED = [([7, 7], [1.0, 0.5])]
+
+
+def test_a_rollout_comes_again_when_it_is_asked_to() -> None:
+    """A 503 is retried after as long as its Retry-After asks for, over the same connection."""
+    with answering((503, {"Retry-After": "1"}, b"{}"), GOOD) as (url, seen):
+        assert Rollout(url).step([share(right=True)]) == EARNED
+    assert seen.times[1] - seen.times[0] >= 1.0
+    assert len(set(seen.callers)) == 1
+
+
+@pytest.mark.parametrize("asked", ["86400", "Wed, 21 Oct 2065 07:28:00 GMT", "-1", "1e9"])
+def test_no_server_makes_a_rollout_wait_long(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever Retry-After says, the step's own deadline is not spent on it."""
+    monkeypatch.setattr("agent.bundled.rollout.LONGEST_PAUSE", 0.2)
+    with answering((503, {"Retry-After": asked}, b"{}"), GOOD) as (url, seen):
+        assert Rollout(url).step([share(right=True)]) == EARNED
+    assert seen.times[1] - seen.times[0] < 2.0
+
+
+def test_a_rollout_gives_up_with_the_servers_last_words() -> None:
+    """After its tries it says what was replied, as it does where a reply makes no sense."""
+    busy = (503, {"Retry-After": "0"}, b'{"error": "busy"}')
+    with answering(busy, busy, busy) as (url, _):
+        reply = Rollout(url).step([share(right=True)])
+    assert isinstance(reply, str)
+    assert 'replied 503 {"error": "busy"}, 3 times' in reply
+    for body in (b"[]", b'{"rewards": [1]}', b'{"rewards": [1, NaN]}', b"no JSON"):
+        with answering(*[(200, {}, body)] * 3) as (url, _):
+            reply = Rollout(url).step([share(right=True)])
+        assert isinstance(reply, str)
+        assert "gave no rewards from there: " in reply
+
+
+def test_a_rollout_heeds_neither_proxy_nor_netrc_nor_redirection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The call goes where the flag says, with our headers, whatever the environment holds."""
+    (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9/")
+    with answering(GOOD, (302, {"Location": "http://127.0.0.1:9/"}, b"moved")) as (url, seen):
+        rollout = Rollout(url)
+        assert rollout.step([share(right=True)]) == EARNED
+        assert rollout.step([share(right=True)]) == f"{url} replied 302 moved"
+    assert seen.logins == [None, None]
 
 
 def test_a_rollout_needs_no_package_where_it_runs(tmp_path: Path) -> None:

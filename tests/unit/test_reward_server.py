@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import http.client
+import json
+import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.bundled.reward_server import main
-from agent.bundled.second_opinion import SecondOpinion
-from reward_process import ROOT, SECONDS, RewardProcess, ask, reward_server
+from reward_process import ROOT, SECONDS, Reply, RewardProcess, ask, reward_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 
 @pytest.fixture(scope="module")
@@ -239,27 +241,154 @@ def test_math_verify_gives_a_second_opinion(tmp_path: Path) -> None:
         assert server.stop() == (0, "")
 
 
-def test_a_hanging_opinion_is_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """An opinion that does not come counts as no, and the next one is asked afresh."""
-    (tmp_path / "math_verify.py").write_text(
-        "import time\n"
-        "def parse(text): return time.sleep(60) if 'hang' in text else text\n"
-        "def verify(gold, answer): return True\n"
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.syspath_prepend(tmp_path)
+FAKE = """
+import os, signal, time
+from pathlib import Path
 
-    async def opinions() -> list[bool]:
-        opinion = SecondOpinion(pair_seconds=1.0)
+FOLDER = Path(__file__).parent
+with (FOLDER / "pids").open("a") as file:
+    print(os.getpid(), file=file)
+
+def parse(text):
+    if "burn" in text:
         try:
-            return [await opinion.agrees(*pair) for pair in (("hang", "x"), ("y", "z"))]
-        finally:
-            await opinion.close()
+            while True:
+                pass
+        except BaseException:  # whatever is raised in here, it goes on
+            parse(text)
+    if "bad" in text:
+        raise ValueError("malformed")
+    if "block" in text and not (FOLDER / "unblocked").exists():
+        time.sleep(600)
+    if "slow" in text and not (FOLDER / "fast").exists():
+        signal.alarm(1)  # as its own limit does
+        for _ in range(15):
+            time.sleep(0.1)
+    if "die" in text and not (FOLDER / "alive").exists():
+        os._exit(3)
+    if "once" in text and not (FOLDER / "killed").exists():
+        (FOLDER / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return "".join(sorted(text))
 
-    assert asyncio.run(opinions()) == [False, True]
-    assert "no verdict within 1 s" in capsys.readouterr().err
+def verify(gold, answer):
+    return gold == answer
+"""
+
+
+@pytest.fixture
+def fake(tmp_path: Path) -> Path:
+    """A folder with a math-verify that burns, blocks or dies when it is told to."""
+    (tmp_path / "math_verify.py").write_text(FAKE)
+    return tmp_path
+
+
+def pairs(*answers: str, labels: list[str] | None = None) -> dict[str, object]:
+    """Return a batch of boxed answers; each label is its answer the other way round."""
+    turned = [answer[::-1] for answer in answers]
+    return {"query": [rf"\boxed{{{answer}}}" for answer in answers], "labels": labels or turned}
+
+
+def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
+    """It earns 0 and is marked, the others their own; and it is remembered."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("y+x", "burn+x", "bad+x", "z+x")
+        for _ in range(2):
+            begun = time.monotonic()
+            reply = ask(server.url, body)
+            assert reply.status == 200
+            assert reply.body["rewards"] == reply.body["scores"] == [1.0, 0.0, 0.0, 1.0]
+            assert reply.body["extra_logs"]["undecided"] == [0.0, 1.0, 0.0, 0.0]
+        assert time.monotonic() - begun < 1.0
+        code, stderr = server.stop()
+    assert code == 0
+    assert "3 s of CPU" in stderr
+    assert len(stderr.splitlines()) == 1
+
+
+def test_undecided_is_a_list_in_a_flat_reply(fake: Path) -> None:
+    """With --flat it stands beside the rewards, as long as they are."""
+    with reward_server("--flat", env={"PYTHONPATH": str(fake)}) as server:
+        body = ask(server.url, pairs("burn+x", "y+x")).body
+    assert body["rewards"] == [0.0, 1.0]
+    assert body["undecided"] == [1.0, 0.0]
+
+
+def test_what_needs_longer_is_503_and_quicker_again(fake: Path) -> None:
+    """Wall time decides nothing: a batch that is late is asked for again, and then is right."""
+    with reward_server("--limit", "2.5", env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs(*(f"slow+{n}x" for n in range(6)))
+        late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
+        late.request("POST", "/get_reward", json.dumps(body))
+        reply = late.getresponse()
+        assert (reply.status, reply.headers["Retry-After"]) == (503, "2")
+        assert "done within" in json.loads(reply.read())["error"]
+        late.close()
+        assert ask(server.at("/healthz")).status == 200
+        rewards = [ask(server.url, body) for _ in range(3)][-1]
+        assert rewards.body["rewards"] == [1.0] * 6
+        assert server.stop() == (0, "")
+
+
+@pytest.mark.parametrize(("word", "cure"), [("die", "alive"), ("block", "unblocked")])
+def test_a_scorer_that_is_no_help_is_503(fake: Path, word: str, cure: str) -> None:
+    """A process that dies again, or blocks, answers nothing false, and all is well with it."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("y+x", f"{word}+x")
+        reply = ask(server.url, body)
+        assert reply.status == 503
+        assert "math-verify" in reply.body["error"]
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        (fake / cure).touch()
+        assert ask(server.url, body).body["rewards"] == [1.0, 1.0]
+        assert server.stop()[0] == 0
+
+
+def test_a_scorer_that_was_killed_is_started_again(fake: Path) -> None:
+    """Killed while it works, or between two requests: the client sees nothing of it."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        assert ask(server.url, pairs("once+x", "y+x")).body["rewards"] == [1.0, 1.0]
+        for pid in (fake / "pids").read_text().split():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(int(pid), signal.SIGKILL)
+        assert ask(server.url, pairs("a+x", "b+x", "c+x")).body["rewards"] == [1.0] * 3
+        assert server.stop() == (0, "")
+
+
+def test_a_stop_waits_for_no_blocked_scorer(fake: Path) -> None:
+    """SIGTERM ends it promptly, with an answer for who still waits, and leaves no process."""
+    replies: list[Reply] = []
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        body = pairs("block+x")
+        waiting = threading.Thread(target=lambda: replies.append(ask(server.url, body)))
+        waiting.start()
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        begun = time.monotonic()
+        assert server.stop() == (0, "")
+        assert time.monotonic() - begun < 3.0
+        waiting.join(SECONDS)
+    assert [reply.status for reply in replies] == [503]
+    pids = (fake / "pids").read_text().split()
+    assert [pid for pid in pids if Path("/proc", pid).exists()] == []
+
+
+def test_requests_take_turns(fake: Path) -> None:
+    """A small batch does not wait for the end of a large one."""
+    with reward_server(env={"PYTHONPATH": str(fake)}) as server:
+        large = threading.Thread(
+            target=ask, args=(server.url, pairs(*(f"slow+{n}x" for n in range(12))))
+        )
+        large.start()
+        assert ask(server.url, pairs("y+x")).body["rewards"] == [1.0]
+        assert large.is_alive()
+        (fake / "fast").touch()
+        large.join(SECONDS)
+        assert not large.is_alive()
+
+
+def test_without_math_verify_nothing_is_undecided(server: RewardProcess) -> None:
+    """Where it is not installed the reply has no such list."""
+    assert "undecided" not in ask(server.url, pairs("y+x")).body["extra_logs"]
 
 
 def _run(*flags: str) -> tuple[int, str]:

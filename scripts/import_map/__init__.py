@@ -1,0 +1,1 @@
+"""The picture of `agent/`: its folders in their order, and who imports whom."""

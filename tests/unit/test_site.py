@@ -1,0 +1,382 @@
+"""The agent's port, as a real server: who may call it, with what, and what browsers are told."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import re
+import socket
+import threading
+from base64 import b64encode
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import anyio
+import pytest
+
+from agent.control import ask
+from agent.control import server as control_server
+from agent.control.callers import known_names, refusal
+from agent.control.protocol import Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.control.server import COOKIE, Site
+from agent.control.sockets import bind
+from agent.decisions.head.state import WorkerReported
+from unit.worlds import SECRET, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.decisions.head.state import WorkerReplaced
+
+SECONDS = 20.0
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+HELLO = Hello("pod1", 1)
+REPORT = Report("agent1", "10.0.0.2", "joining Ray", hello=HELLO).to_dict()
+JSON = {"Content-Type": "application/json"}
+FORM = {"Content-Type": "application/x-www-form-urlencoded"}
+BEARER = {"Authorization": f"Bearer {SECRET}"}
+NAMES = ("Head-0.lws.Default", "pod7.runpod.internal.", None, "", "10.0.0.9")
+STATUS: dict[str, Any] = {"role": "worker", "phase": "joining \ud800 Ray", "waits": []}
+
+
+class Answer(NamedTuple):
+    """Status, headers and body of an answer."""
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def error(self) -> str:
+        """The sentence of a refusal."""
+        return str(json.loads(self.body)["error"])
+
+
+class Port:
+    """A site that is served, and the reports that came in."""
+
+    def __init__(self, token: str | None) -> None:
+        self.heard: list[WorkerReported | WorkerReplaced] = []
+        self.token = token
+        (self.socket,) = bind(["127.0.0.1"], 0)
+        self.number = int(self.socket.getsockname()[1])
+
+    @property
+    def here(self) -> str:
+        """Its address as a Host header has it."""
+        return f"127.0.0.1:{self.number}"
+
+    async def serve(self, up: threading.Event, done: threading.Event) -> None:
+        """Serve until the end of the test."""
+        expected = Expected(None, "", "")
+        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0)
+        site = Site(
+            token=self.token,
+            ready=lambda: True,
+            status=lambda: STATUS,
+            reports=reports,
+            names=NAMES,
+        )
+        runner = await site.open([self.socket])
+        up.set()
+        await anyio.to_thread.run_sync(done.wait)
+        await runner.cleanup()
+
+    def ask(
+        self,
+        method: str,
+        path: str,
+        headers: dict[str, str] | None = None,
+        body: object = None,
+    ) -> Answer:
+        """Send a request; a body that is no text goes as JSON."""
+        sent = body if body is None or isinstance(body, str) else json.dumps(body)
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", self.number, timeout=SECONDS)
+        ) as connection:
+            connection.request(method, path, sent, headers or {})
+            reply = connection.getresponse()
+            return Answer(reply.status, reply.headers, reply.read())
+
+    def report(self, headers: dict[str, str], body: object = REPORT) -> Answer:
+        """Post a report."""
+        return self.ask("POST", "/report", headers, body)
+
+
+@contextlib.contextmanager
+def served(token: str | None) -> Iterator[Port]:
+    """Serve a site in a thread."""
+    port, up, done = Port(token), threading.Event(), threading.Event()
+    thread = threading.Thread(target=lambda: anyio.run(port.serve, up, done))
+    thread.start()
+    try:
+        assert up.wait(SECONDS)
+        yield port
+    finally:
+        done.set()
+        thread.join(SECONDS)
+
+
+@pytest.fixture(scope="module")
+def bare() -> Iterator[Port]:
+    """A port without a token."""
+    with served(None) as port:
+        yield port
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Port]:
+    """A port with a token."""
+    with served(SECRET) as port:
+        yield port
+
+
+def test_a_worker_reports(bare: Port) -> None:
+    """JSON to an address is all it takes, whatever is said beside the type."""
+    assert bare.report(JSON).status == 200
+    assert bare.report({"Content-Type": "application/JSON; charset=utf-8"}).status == 200
+    event = bare.heard[-1]
+    assert isinstance(event, WorkerReported)
+    assert event.worker.name == "pod1"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        FORM,
+        {"Content-Type": "text/plain"},
+        {"Content-Type": "text/plain; a=application/json"},
+        {"Content-Type": "multipart/form-data; boundary=x"},
+        {"Content-Type": ""},
+    ],
+)
+def test_reports_are_json_by_name(bare: Port, guarded: Port, headers: dict[str, str]) -> None:
+    """What a page can send anywhere without asking first is no report."""
+    before = len(bare.heard)
+    answer = bare.report(headers)
+    assert answer.status == 415
+    assert "application/json" in answer.error
+    assert len(bare.heard) == before
+    assert guarded.report(headers).status == 401
+    assert guarded.report({**headers, **BEARER}).status == 415
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": ""},
+        {"Origin": "http://127.0.0.1:8888"},
+        {"Origin": "http://127.0.0.1"},
+        {"Sec-Fetch-Site": "cross-site"},
+    ],
+)
+def test_no_page_of_another_site_may_post(
+    bare: Port, guarded: Port, headers: dict[str, str]
+) -> None:
+    """Wherever a browser says that a page comes from, only our own may post."""
+    before = len(bare.heard)
+    assert bare.report({**JSON, **headers}).status == 403
+    assert len(bare.heard) == before
+    assert guarded.report({**JSON, **BEARER, **headers}).status == 403
+    assert guarded.ask("POST", "/login", {**FORM, **headers}, f"token={SECRET}").status == 403
+
+
+@pytest.mark.parametrize("path", ["/status", "/metrics", "/"])
+def test_no_page_of_another_site_may_read(bare: Port, guarded: Port, path: str) -> None:
+    """Without a token a foreign page is refused; a link to here may be followed."""
+    for headers in ({"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert bare.ask("GET", path, headers).status == 403
+        assert guarded.ask("GET", path, {**headers, **BEARER}).status == 200
+    own = {"Origin": f"http://{bare.here}", "Sec-Fetch-Site": "same-origin"}
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert bare.ask("GET", path, own).status == 200
+    assert bare.ask("GET", path, {**link, "Sec-Fetch-Dest": "document"}).status == 200
+    assert bare.ask("GET", path, {**link, "Sec-Fetch-Dest": "iframe"}).status == 403
+
+
+@pytest.mark.parametrize(
+    ("host", "known"),
+    [
+        ("10.1.2.3:8266", True),
+        ("[2001:db8::1]:8266", True),
+        ("[::1]", True),
+        ("localhost:9000", True),
+        ("LOCALHOST.", True),
+        ("head-0.lws.default:8266", True),
+        ("head-0.lws.default.svc.cluster.local:8266", True),
+        ("head-0.lws.default.svc", True),
+        ("POD7.runpod.internal", True),
+        (socket.gethostname(), True),
+        ("evil.example:8266", False),
+        ("head-0.lws.default.evil.example", False),
+        ("evil.svc.cluster.local", False),
+        ("localhost.evil.example", False),
+        ("10.1.2.3.evil.example", False),
+        ("evil", False),
+        ("", False),
+        (":8266", False),
+        ("[evil.example]", False),
+        ("127.0.0.1@evil.example", False),
+    ],
+)
+def test_a_name_that_is_not_ours_is_refused(
+    bare: Port,
+    guarded: Port,
+    host: str,
+    known: bool,  # noqa: FBT001 - a table's column
+) -> None:
+    """A page whose name was pointed at our address is no page of ours; probes are open to all."""
+    for method, path in (("GET", "/status"), ("GET", "/"), ("GET", "/metrics"), ("GET", "/no")):
+        answer = bare.ask(method, path, {"Host": host})
+        assert (answer.status == 421) is not known
+        if not known:
+            assert "head-0.lws.default" in answer.error
+            assert "RAY_AUTH_TOKEN" in answer.error
+    assert bare.report({**JSON, "Host": host}).status == (200 if known else 421)
+    for path in ("/livez", "/readyz"):
+        assert bare.ask("GET", path, {"Host": host, "Origin": "null"}).status == 200
+    assert guarded.ask("GET", "/status", {"Host": host, **BEARER}).status == 200
+    assert guarded.report({**JSON, **BEARER, "Host": host}).status == 200
+
+
+def test_without_a_host_it_is_no_browser() -> None:
+    """An old client that names no host is served."""
+    assert refusal("GET", "/status", {}, known_names([]), guarded=False) is None
+    assert known_names(["10.0.0.1", ".", "A."]) == {"localhost", "a"}
+
+
+def test_the_form_opens_the_page_and_nothing_else(guarded: Port) -> None:
+    """The cookie that it sets opens the page, under the name by which it was set."""
+    own = {"Origin": f"http://{guarded.here}", **FORM}
+    assert guarded.ask("GET", "/").status == 401
+    assert guarded.ask("POST", "/login", own, "token=wrong").status == 401
+    assert guarded.ask("POST", "/login", JSON, {"token": SECRET}).status == 415
+    entered = guarded.ask("POST", "/login", own, f"token={SECRET}")
+    assert entered.status == 303
+    cookie = entered.headers["Set-Cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert SECRET not in cookie
+    value = re.match(rf"{COOKIE}=(\w+)", cookie)
+    assert value
+    assert guarded.ask("GET", "/", {"Cookie": f"{COOKIE}={value[1]}"}).status == 200
+
+
+@pytest.mark.parametrize("path", ["/", "/status", "/metrics", "/livez", "/nowhere", "/login"])
+def test_every_answer_is_hardened(bare: Port, guarded: Port, path: str) -> None:
+    """Nothing is kept, framed or sniffed; a page runs no script and loads nothing."""
+    for port in (bare, guarded):
+        headers = port.ask("GET", path).headers
+        assert headers["Cache-Control"] == "no-store"
+        assert headers["X-Frame-Options"] == "DENY"
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha")
+
+
+def test_the_policy_lets_the_style_in(bare: Port) -> None:
+    """The hash is that of the page's own style sheet."""
+    answer = bare.ask("GET", "/")
+    style = re.search(rb"<style>(.*?)</style>", answer.body, re.DOTALL)
+    assert style
+    digest = b64encode(sha256(style[1]).digest()).decode()
+    assert f"'sha256-{digest}'" in answer.headers["Content-Security-Policy"]
+    assert rb"joining \ud800 Ray" in answer.body
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [
+        ("GET", "/report", 405),
+        ("PUT", "/report", 405),
+        ("DELETE", "/status", 405),
+        ("OPTIONS", "/report", 405),
+        ("POST", "/status", 405),
+        ("GET", "/report/", 404),
+        ("TRACE", "/", 405),
+    ],
+)
+def test_other_methods_and_paths_are_told_in_json(
+    bare: Port, method: str, path: str, status: int
+) -> None:
+    """A wrong method names the right ones."""
+    answer = bare.ask(method, path)
+    assert (answer.status, bool(answer.error)) == (status, True)
+    assert bool(answer.headers["Allow"]) is (status == 405)
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        ("x" * 70_000, 413),
+        ("{", 400),
+        ("[" * 60_000, 400),
+        ("[]", 400),
+        ("\udcff", 400),
+        ({**REPORT, "id": ""}, 400),
+    ],
+)
+def test_a_body_that_is_no_report(bare: Port, body: object, status: int) -> None:
+    """Too large, no JSON or no report: each is told."""
+    if body == "\udcff":
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", bare.number, timeout=SECONDS)
+        ) as connection:
+            connection.request("POST", "/report", b"\xff", JSON)
+            assert connection.getresponse().status == status
+        return
+    answer = bare.report(JSON, body)
+    assert (answer.status, bool(answer.error)) == (status, True)
+
+
+def test_a_body_that_does_not_come_holds_nobody(
+    bare: Port, guarded: Port, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller who stalls is told so when its time is up, and others are served meanwhile."""
+    monkeypatch.setattr(control_server, "BODY_SECONDS", 0.5)
+    for port, path, kind in ((bare, "/report", JSON), (guarded, "/login", FORM)):
+        with socket.create_connection(("127.0.0.1", port.number), SECONDS) as stalled:
+            head = f"POST {path} HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: 9\r\n"
+            stalled.sendall(f"{head}Content-Type: {kind['Content-Type']}\r\n\r\n{{".encode())
+            assert port.ask("GET", "/livez").status == 200
+            assert b" 408 " in stalled.recv(1000).partition(b"\r\n")[0]
+
+
+def test_what_is_no_http_is_answered_and_not_logged(
+    bare: Port, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A port scanner or a TLS client leaves no traceback."""
+    for text in (b"\x16\x03\x01\x02\x00\x01\x00\r\n\r\n", b"GET / HTTP/9.9\r\nA\r\n\r\n"):
+        with socket.create_connection(("127.0.0.1", bare.number), SECONDS) as peer:
+            peer.sendall(text)
+            assert b"400" in peer.recv(1000)
+    assert caplog.records == []
+
+
+def test_what_a_worker_says_steers_no_terminal(bare: Port) -> None:
+    """Control characters reach neither the status nor the log as they are."""
+    evil = "\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é"
+    said = {"id": evil, "phase": evil, "detail": evil, "error": evil, "hello": {"name": evil}}
+    assert bare.report(JSON, {**REPORT, **said}).status == 200
+    event = bare.heard[-1]
+    assert isinstance(event, WorkerReported)
+    worker = event.worker
+    for text in (worker.name, worker.phase, worker.detail, worker.error, worker.key):
+        assert text.isprintable()
+        assert r"\x1b[31m\r\npod-agent: done\u2028\u202e\ud800\x00é" in text
+
+
+def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that only the caller has for the head (in its hosts file, say) does no harm."""
+    by_name = socket.getaddrinfo
+
+    def here(_host: str, *rest: Any) -> Any:  # noqa: ANN401 - the module's own signature
+        return by_name("127.0.0.1", *rest)
+
+    monkeypatch.setattr(socket, "getaddrinfo", here)
+    found, evidence = ask._ask("my-own-alias", bare.number, settings_of({}))  # noqa: SLF001 - its one effect
+    assert (found, evidence) == (STATUS, "")
