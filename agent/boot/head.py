@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import signal
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -186,7 +185,6 @@ class Head:
             tasks.start_soon(self._watch_gcs, self._ip, self._plan.ports.gcs, 0.1)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        child.signal_group(signal.SIGKILL)  # what is left of it would hold its ports
         self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
 
     def _link(self, env: dict[str, str]) -> RayLink:

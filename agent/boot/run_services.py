@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import anyio
@@ -40,7 +39,6 @@ class Attendant:
             tasks.start_soon(self._probe, service)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        child.signal_group(signal.SIGKILL)  # what is left of it would hold its port
         self._tell(h.ServiceGone(service.name, child.end_sentence(code)))
 
     async def stop(self, grace: float) -> None:
