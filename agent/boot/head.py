@@ -26,7 +26,7 @@ from agent.decisions.head import workers
 from agent.decisions.items import Step
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 from agent.record.log import say
-from agent.runtime import signals
+from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 from agent.work.job import Joined, entrypoint, fill
@@ -60,7 +60,7 @@ class Head:
     async def run(self) -> Outcome:
         """Live the whole story; return how it ended."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signals.watch, self._on_signal)
+            tasks.start_soon(signals.watch, self._on_signal, self._on_notice)
             outcome = await self._main(tasks)
             tasks.cancel_scope.cancel()
         return outcome
@@ -68,6 +68,12 @@ class Head:
     def _on_signal(self, signum: int) -> None:
         self._stop.ask(signum)
         self._inbox.put(StopAsked(signum))
+
+    def _on_notice(self, signum: int) -> None:
+        if self._plan.ray is None:
+            say(driver.kept(signum, "the job runs on a Ray that others have started"))
+        else:
+            say(driver.pass_on(driver.find_driver(self._job_id), signum))
 
     async def _main(self, tasks: anyio.abc.TaskGroup) -> Outcome:
         plan, stage = self._plan, self._stage

@@ -19,7 +19,7 @@ from agent.decisions.worker import story as worker
 from agent.node.addresses import source_towards
 from agent.plan import environment
 from agent.record.log import say
-from agent.runtime import signals
+from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
 from agent.runtime.waiting import NotYet, until
@@ -67,7 +67,7 @@ class Worker:
         self._tell_head.link = link
         unfit = room.make_room(plan)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signals.watch, lambda signum: self._inbox.put(StopAsked(signum)))
+            tasks.start_soon(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)
             if unfit is not None:
                 self._inbox.put(Unfit(unfit))
@@ -80,6 +80,12 @@ class Worker:
             await self._hold(leave.outcome)
             tasks.cancel_scope.cancel()
         return leave.outcome
+
+    def _on_signal(self, signum: int) -> None:
+        self._inbox.put(StopAsked(signum))
+
+    def _on_notice(self, signum: int) -> None:
+        say(driver.kept(signum, "the job's driver runs on the head"))
 
     def _goal(self) -> w.Goal:
         settings, topology = self._plan.settings, self._plan.topology
