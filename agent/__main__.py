@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+RUNS = {"", "run", "--"}
+"""How a command line begins that boots this node."""
+
 
 def _find_ourselves_here() -> None:
     """Undo what running this file by its name did to the module path, and find the package here.
@@ -60,6 +63,11 @@ def main() -> int:
     """Run the program that is asked for; as PID 1, under an init."""
     if not __package__:
         _find_ourselves_here()
+    verb = sys.argv[1] if len(sys.argv) > 1 else ""
+    if verb in RUNS:
+        from agent.runtime.first_signals import listen  # noqa: PLC0415 - for a run only
+
+        listen()
     if os.getpid() == 1:
         from agent.runtime.pid1 import become_init  # noqa: PLC0415 - for the first process only
 
@@ -69,7 +77,7 @@ def main() -> int:
     # What imports make is no garbage, and to look for it after every 700 objects takes a tenth of
     # the start. Later the collector runs as before, only more rarely.
     gc.set_threshold(50_000)
-    return _program(sys.argv[1] if len(sys.argv) > 1 else "")()
+    return _program(verb)()
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
 from agent.plan.plan import BRIDGE, RAY
 from agent.record.log import say
-from agent.runtime import signals
+from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 from agent.work.job import Joined, entrypoint, fill, sizes
@@ -66,7 +65,7 @@ class Head:
     async def run(self) -> Outcome:
         """Live the whole story; return how it ended."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signals.watch, self._on_signal)
+            tasks.start_soon(signals.watch, self._on_signal, self._on_notice)
             outcome = await self._main(tasks)
             tasks.cancel_scope.cancel()
         return outcome
@@ -74,6 +73,12 @@ class Head:
     def _on_signal(self, signum: int) -> None:
         self._stop.ask(signum)
         self._inbox.put(StopAsked(signum))
+
+    def _on_notice(self, signum: int) -> None:
+        if self._plan.own_ray is None:
+            say(driver.kept(signum, "the job runs on a Ray that others have started"))
+        else:
+            say(driver.pass_on(driver.find_driver(self._state.attempt.id), signum))
 
     async def _main(self, tasks: anyio.abc.TaskGroup) -> Outcome:
         plan, run = self._plan, self._run
@@ -100,7 +105,10 @@ class Head:
 
         expected = Expected(plan.facts.ray, plan.facts.python, digest(plan.all_services))
         reports = Reports(self._first_reply(), expected, self._inbox.put, run.now, self._on_bye)
-        site = Site(token=plan.token, ready=lambda: True, status=self._status, reports=reports)
+        names = (plan.topology.node_name, plan.topology.head_host, *plan.topology.claim.own_names)
+        site = Site(
+            token=plan.token, ready=lambda: True, status=self._status, reports=reports, names=names
+        )
         runner = await site.open(sockets)
         try:
             outcome = await self._decide(tasks, reports, link)
@@ -230,7 +238,6 @@ class Head:
             tasks.start_soon(watch_gcs, host, port, 0.1, self._inbox.put, self._awaits_ray)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        child.signal_group(signal.SIGKILL)  # what is left of it would hold its ports
         self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
 
     def _link(self) -> RayLink:

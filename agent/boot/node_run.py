@@ -57,16 +57,26 @@ class NodeRun:
         """Return how long to wait for an event: to the deadline, or until waits must be told."""
         return self._waits.patience(deadline, self.now())
 
-    async def start(self, name: str, argv: list[str], env: Mapping[str, str], log: str) -> Child:
+    async def start(
+        self,
+        name: str,
+        argv: list[str],
+        env: Mapping[str, str],
+        log: str,
+        *,
+        rest_stays: bool = False,
+    ) -> Child:
         """Start a child whose output goes to a file of the run folder."""
-        child = await Child.start(name, argv, env, partial(self.folder.file, log))
+        file = partial(self.folder.file, log)
+        child = await Child.start(name, argv, env, file, rest_stays=rest_stays)
         self.record("started", name=name, pid=child.pid)
         return child
 
     async def run_step(self, step: PrepareStep, env: Mapping[str, str]) -> str:
         """Run a prepare step to its end; return '' or how it failed."""
         say(f"{step.name}: running (output in {step.log})")
-        child = await self.start(step.name, step.argv, env, step.log)
+        # It may leave a server running, as the example of Search-R1 does.
+        child = await self.start(step.name, step.argv, env, step.log, rest_stays=True)
         try:
             code = await child.wait()
         finally:

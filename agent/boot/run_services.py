@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from typing import TYPE_CHECKING
 
 import anyio
@@ -47,9 +46,7 @@ class Services:
             tasks.start_soon(self._probe, spec, place, generation)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        child.signal_group(signal.SIGKILL)  # what is left of it would hold its port
-        end = child.end_sentence(code)
-        self._tell(ServiceGone(spec.name, end, generation=generation))
+        self._tell(ServiceGone(spec.name, child.end_sentence(code), generation=generation))
 
     async def stop(self, grace: float) -> None:
         """Stop them all, side by side."""

@@ -26,7 +26,7 @@ from agent.node.addresses import source_towards
 from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
 from agent.record.log import say
-from agent.runtime import signals
+from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
 from agent.runtime.process import tail_of
@@ -89,7 +89,7 @@ class Worker:
         )
         unfit = make_ready.make_ready(plan)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signals.watch, lambda signum: self._inbox.put(StopAsked(signum)))
+            tasks.start_soon(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)
             if unfit is not None:
                 self._inbox.put(Unfit(unfit))
@@ -102,6 +102,12 @@ class Worker:
             await self._run.hold(leave.outcome, partial(self._inbox.take, None))
             tasks.cancel_scope.cancel()
         return leave.outcome
+
+    def _on_signal(self, signum: int) -> None:
+        self._inbox.put(StopAsked(signum))
+
+    def _on_notice(self, signum: int) -> None:
+        say(driver.kept(signum, "the job's driver runs on the head"))
 
     def _goal(self) -> w.Goal:
         plan = self._plan
@@ -223,7 +229,13 @@ class Worker:
         """
         from agent.control import server  # noqa: PLC0415 - aiohttp is not needed to begin
 
-        site = server.Site(token=self._plan.token, ready=self._is_ready, status=self._status)
+        topology = self._plan.topology
+        site = server.Site(
+            token=self._plan.token,
+            ready=self._is_ready,
+            status=self._status,
+            names=(topology.node_name, *topology.claim.own_names),
+        )
         runner = await site.open(sockets)
         early = self._plan.address.ip or self._plan.facts.default_source
         try:

@@ -62,13 +62,6 @@ class StopAsked:
     signum: int
 
 
-@dataclass(frozen=True)
-class SignalHeard:
-    """A signal came that is meant for the job: it is told what became of it."""
-
-    sentence: str
-
-
 class OrderKind(str, Enum):
     """What a head may have a worker do; all but the last name a thing of the worker's own plan."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,6 +15,8 @@ from agent.base.addresses import is_ip
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+_FRESH = 10.0
+"""How long a late answer is there for who asks next: a pod that is made anew has a new address."""
 _FAMILY_ORDER = {socket.AF_INET: 0, socket.AF_INET6: 1}
 
 
@@ -34,12 +38,16 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
     if is_ip(host):
         return (host,)
     question = _under_way.get(host)
-    if question is None:
-        question = _under_way[host] = _Question(host)
+    if question is None or question.age() > _FRESH:
+        try:
+            question = _under_way[host] = _Question(host)
+        except RuntimeError as error:  # a container may limit how many threads there are
+            return f"{host} cannot be looked up ({error})"
     answer = await question.answer(limit)
     if answer is None:
         return f"no answer from DNS about {host} so far"
-    _under_way.pop(host, None)
+    if _under_way.get(host) is question:
+        del _under_way[host]
     return answer
 
 
@@ -49,6 +57,7 @@ class _Question:
     def __init__(self, host: str) -> None:
         self._host = host
         self._found: tuple[str, ...] | str | None = None
+        self._found_at = 0.0
         self._waiting: list[Callable[[], None]] = []
         self._lock = threading.Lock()
         threading.Thread(target=self._ask, name=f"resolve {host}", daemon=True).start()
@@ -60,19 +69,33 @@ class _Question:
             why = getattr(error, "strerror", None) or error
             found = f"{self._host} does not resolve ({why})"
         with self._lock:
-            self._found = found
-        for wake in self._waiting:
+            self._found, self._found_at = found, time.monotonic()
+            waiting = list(self._waiting)
+        for wake in waiting:
             wake()
+
+    def age(self) -> float:
+        """Return how many seconds ago the answer came; 0 while there is none."""
+        with self._lock:
+            return 0.0 if self._found is None else time.monotonic() - self._found_at
 
     async def answer(self, limit: float) -> tuple[str, ...] | str | None:
         """Return the answer if it comes in time."""
         done, call = anyio.Event(), _current_loop_call()
+
+        def wake() -> None:
+            call(done.set)
+
         with self._lock:
             if self._found is not None:
                 return self._found
-            self._waiting.append(lambda: call(done.set))
-        with anyio.move_on_after(limit):
-            await done.wait()
+            self._waiting.append(wake)
+        try:
+            with anyio.move_on_after(limit):
+                await done.wait()
+        finally:
+            with self._lock:
+                self._waiting.remove(wake)
         return self._found
 
 
@@ -86,12 +109,13 @@ def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     def work() -> None:
         try:
             answer.append(lookup(host))
-        except OSError:
+        except (OSError, UnicodeError):
             answer.append(())
 
     thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(limit)
+    with suppress(RuntimeError):  # a container may limit how many threads there are
+        thread.start()
+        thread.join(limit)
     return answer[0] if answer else ()
 
 
@@ -101,7 +125,7 @@ def _current_loop_call() -> Callable[[Callable[[], None]], None]:
     loop = asyncio.get_running_loop()
 
     def call(function: Callable[[], None]) -> None:
-        if not loop.is_closed():
+        with suppress(RuntimeError):  # the loop has been closed: nobody waits any more
             loop.call_soon_threadsafe(function)
 
     return call

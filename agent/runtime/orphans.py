@@ -7,6 +7,7 @@ it an orphan, which a subreaper inherits.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import signal
 from contextlib import contextmanager, suppress
@@ -34,8 +35,8 @@ def become_subreaper() -> None:
 def spawning() -> Iterator[set[int]]:
     """Hold the reaper off while a child is started, whose pid is then added to the set.
 
-    asyncio waits for its own children by pid; a reaper that took their exit codes first would
-    make every failure look like success.
+    Whoever started it waits for it by pid; a reaper that took its exit code first would make
+    every failure look like success.
     """
     global _spawning  # noqa: PLW0603 - one process has one set of children
     _spawning += 1
@@ -46,7 +47,7 @@ def spawning() -> Iterator[set[int]]:
 
 
 def forget(pid: int) -> None:
-    """Give a pid back once its process has ended: the kernel may use it again."""
+    """Give a pid back once its process was reaped: the kernel may use it again."""
     _managed.discard(pid)
 
 
@@ -88,8 +89,9 @@ def kill_descendants() -> None:
 
 async def _gone(limit: float) -> bool:
     async def check() -> bool | NotYet:
-        reap()
-        return NotYet() if _descendants() else True
+        alive = _descendants()
+        reap()  # after the look, so that who ends last leaves no zombie
+        return NotYet() if alive else True
 
     try:
         return await until(check, limit, longest=0.1)
@@ -118,5 +120,36 @@ def _name(process: psutil.Process) -> str:
 
 def _signal(processes: list[psutil.Process], signum: signal.Signals) -> None:
     for process in processes:
-        with suppress(psutil.Error, ProcessLookupError):
-            process.send_signal(signum)
+        with suppress(psutil.Error, OSError):
+            send_to(process, signum)
+
+
+def send_to(process: psutil.Process, signum: int) -> None:
+    """Signal this very process, and never another that has its pid by now.
+
+    A pidfd names one process for good, and which one it is can be asked after it was opened.
+    """
+    try:
+        pidfd = open_pidfd(process.pid)
+    except ProcessLookupError:
+        raise psutil.NoSuchProcess(process.pid) from None
+    except OSError:
+        process.send_signal(signum)  # psutil compares start times just before
+        return
+    try:
+        if not process.is_running():
+            raise psutil.NoSuchProcess(process.pid)
+        signal.pidfd_send_signal(pidfd, signum)
+    finally:
+        os.close(pidfd)
+
+
+def open_pidfd(pid: int) -> int:
+    """Return a file that is readable when a process has ended.
+
+    Raises OSError where there is none: before Linux 5.3, in some sandboxes, and in Pythons that
+    were built against older headers (conda's).
+    """
+    if not hasattr(os, "pidfd_open") or not hasattr(signal, "pidfd_send_signal"):
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    return os.pidfd_open(pid)

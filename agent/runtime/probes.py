@@ -7,28 +7,35 @@ import json
 import math
 import os
 from contextlib import suppress
+from urllib.parse import urlsplit
 
 import anyio
 
-from agent.base.addresses import is_ip
+from agent.base.addresses import in_url, is_ip
+from agent.runtime.names import resolve
 
 _LONGEST_REPLY = 1 << 20
 
 
 async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
     """Try a TCP connection; return '' where it stands, else a sentence why not."""
-    where = f"{host}:{port}"
-    try:
-        with anyio.fail_after(limit):
-            stream = await anyio.connect_tcp(host, port)
-    except TimeoutError:
-        return f"no answer from {where} within {limit:g} s"
-    except OSError as error:
-        cause = error.__cause__ or error
-        return f"{reason(cause)} by {where}"
-    with suppress(OSError, anyio.BrokenResourceError):
-        await stream.aclose()
-    return ""
+    where = f"{in_url(host)}:{port}"
+    why = f"no answer from {where} within {limit:g} s"
+    deadline = anyio.current_time() + limit
+    found = await resolve(host, limit)
+    if isinstance(found, str):
+        return found
+    with anyio.CancelScope(deadline=deadline):
+        for address in found:
+            try:
+                stream = await anyio.connect_tcp(address, port)
+            except OSError as error:
+                why = f"{reason(error.__cause__ or error)} by {where}"
+                continue
+            with suppress(OSError, anyio.BrokenResourceError):
+                await stream.aclose()
+            return ""
+    return why
 
 
 def reason(error: BaseException) -> str:
@@ -76,10 +83,16 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
     """Ask for one score; return '' for a proper answer, else a sentence what is wrong."""
     import aiohttp  # noqa: PLC0415 - late: it costs 0.2 s that Ray's start must not wait for
 
+    from agent.runtime.http_names import OwnResolver  # noqa: PLC0415 - aiohttp again
+
     timeout = aiohttp.ClientTimeout(total=limit)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=not is_private(url)) as session,
+            aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(resolver=OwnResolver(limit)),
+                timeout=timeout,
+                trust_env=not names_an_address(url),
+            ) as session,
             session.post(url, json=SAMPLE) as reply,
         ):
             body = b""
@@ -95,7 +108,9 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
         return reason(cause)
 
 
-def is_private(url: str) -> bool:
+def names_an_address(url: str) -> bool:
     """Say whether a URL names an address rather than a host that a proxy might know."""
-    host = url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
-    return is_ip(host)
+    try:
+        return is_ip(urlsplit(url).hostname or "")
+    except ValueError:  # brackets around no address
+        return False

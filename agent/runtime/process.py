@@ -1,87 +1,123 @@
-"""Child processes: started in a session of their own, logged to a file, ended as a group."""
+"""Child processes: started in a session of their own, logged to a file, ended as a group.
+
+A group's number is its leader's pid, which is the leader's for as long as nobody has reaped it,
+and anybody's after that. So a child's end is noticed without reaping, what is left of its group
+is killed while the leader is a zombie, and then the leader is reaped, by us and nobody else.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
-from contextlib import suppress
-from typing import TYPE_CHECKING
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import anyio
 
 from agent.base.outcome import name_of_code, shell_code
+from agent.record.log import say
 from agent.runtime import orphans
+from agent.runtime.pipes import PipeReader, Pipes, PipeWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from anyio.abc import Process
+_LOOK_AGAIN = 0.1
+_UNKNOWN = 255
+"""The code of a child that somebody else reaped, which must not pass for a success."""
+_unlogged: set[str] = set()
+"""Names of children of which it was said that their output is lost."""
 
 
 class Child:
     """A process of ours and whatever it starts in its group."""
 
-    def __init__(self, process: Process, name: str, log: Callable[[], Path]) -> None:
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        name: str,
+        log: Callable[[], Path],
+        *,
+        rest_stays: bool,
+    ) -> None:
         self._process = process
         self.name = name
         self.log = log
+        self.started = start_time(process.pid)
+        """When it was started, in ticks since the machine's boot: with its pid, who it is."""
+        self.process = Pipes()
+        """Its pipes, where it was started with some."""
+        self._rest_stays = rest_stays
+        self._code: int | None = None
+        self._ended = anyio.Event()
+        self._pidfd = -1
+        with suppress(OSError):
+            self._pidfd = orphans.open_pidfd(process.pid)
+        self._watch()
 
     @classmethod
     async def start(
-        cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
+        cls,
+        name: str,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        log: Callable[[], Path],
+        *,
+        rest_stays: bool = False,
     ) -> Child:
-        """Start a command whose output goes to `log`, a file that may move while it runs."""
-        with log().open("ab") as output, orphans.spawning() as managed:
-            process = await anyio.open_process(
-                list(argv),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(env),
-                start_new_session=True,
+        """Start a command whose output goes to `log`, a file that may move while it runs.
+
+        What it leaves running in its group ends with it, unless `rest_stays`.
+        """
+        with _opened(name, log) as output:
+            process = _spawn(
+                argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-            managed.add(process.pid)
-        return cls(process, name, log)
+        return cls(process, name, log, rest_stays=rest_stays)
 
     @classmethod
     async def start_piped(
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command that is talked to through its stdin and stdout."""
-        with log().open("ab") as errors, orphans.spawning() as managed:
-            process = await anyio.open_process(
-                list(argv), stderr=errors, env=dict(env), start_new_session=True
+        with _opened(name, log) as errors:
+            process = _spawn(
+                argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
-            managed.add(process.pid)
-        return cls(process, name, log)
+        child = cls(process, name, log, rest_stays=False)
+        try:
+            await child._connect()
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await child.stop(0.0)
+            raise
+        return child
 
-    @property
-    def process(self) -> Process:
-        """The process itself, for its pipes."""
-        return self._process
+    async def _connect(self) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - started with pipes
+        assert self._process.stdout is not None  # noqa: S101 - same
+        stdin = await PipeWriter.connect(self._process.stdin)
+        self.process = Pipes(stdin)  # closed, should the other fail
+        self.process = Pipes(stdin, await PipeReader.connect(self._process.stdout))
 
     @property
     def pid(self) -> int:
-        """Its process id, which is its group's too."""
+        """Its process id, which is its group's and its session's too."""
         return self._process.pid
 
     @property
     def running(self) -> bool:
         """Say whether it has not been seen to end."""
-        return self._process.returncode is None
+        return self._code is None
 
     async def wait(self) -> int:
         """Wait for its end; return the code as a shell would tell it."""
-        code = shell_code(await self._process.wait())
-        orphans.forget(self.pid)
-        return code
-
-    def signal_group(self, signum: signal.Signals) -> None:
-        """Send a signal to the whole group."""
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signum)
+        await self._ended.wait()
+        assert self._code is not None  # noqa: S101 - known before the end is told
+        return self._code
 
     async def stop(self, grace: float, *, leader_ends_group: bool = False) -> None:
         """End the group: TERM, `grace` seconds, KILL.
@@ -89,16 +125,19 @@ class Child:
         `ray start --block` ends its own group, in 2 s; TERM to all of it at once makes that 28 s
         (measured on 2.60), since each part then waits for another that is gone.
         """
-        if self.running:
+        self._rest_stays = False
+        try:
             if leader_ends_group:
-                self._process.terminate()
+                self._signal(os.kill, signal.SIGTERM)
             else:
-                self.signal_group(signal.SIGTERM)
+                self._signal(os.killpg, signal.SIGTERM)
             with anyio.move_on_after(grace):
-                await self._process.wait()
-        self.signal_group(signal.SIGKILL)
-        with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
-            await self._process.wait()
+                await self._ended.wait()
+        finally:
+            self._signal(os.killpg, signal.SIGKILL)
+            with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
+                await self._ended.wait()
+            self.process.close()
 
     def end_sentence(self, code: int) -> str:
         """Say how it ended, with the end of its log."""
@@ -109,6 +148,89 @@ class Child:
     def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""
         return tail_of(self.log(), lines, longest)
+
+    # --- its end ----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        """Have its end seen by the loop: told by the kernel, or looked for where that cannot be.
+
+        No task does this, and no thread: a child is watched from its start, whoever waits for
+        it, also where no further thread may be started.
+        """
+        loop = asyncio.get_running_loop()
+        if self._pidfd >= 0:
+            loop.add_reader(self._pidfd, self._look)
+        else:
+            loop.call_later(_LOOK_AGAIN, self._look)
+
+    def _look(self) -> None:
+        """If the leader has ended, end the rest of its group, then reap it."""
+        loop = asyncio.get_running_loop()
+        if self._pidfd >= 0:
+            loop.remove_reader(self._pidfd)
+        try:
+            ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            self._close(_UNKNOWN)
+            return
+        if ended is None:  # a tracer, strace or py-spy, has the end first and hands it on
+            loop.call_later(_LOOK_AGAIN, self._look)
+            return
+        if not self._rest_stays:
+            self._signal(os.killpg, signal.SIGKILL)
+        self._close(shell_code(self._process.wait()))
+
+    def _close(self, code: int) -> None:
+        self._process.returncode = code  # known, also where it was not ours to reap
+        self._code = code
+        orphans.forget(self.pid)
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self.process.stdin is not None:
+            self.process.stdin.close()  # stdout may hold last words: it closes at its end
+        self._ended.set()
+
+    def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
+        """Signal the leader or its group, while the pid is certain to be theirs."""
+        if self._code is None:
+            with suppress(ProcessLookupError, PermissionError):
+                send(self.pid, signum)
+
+
+def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - Popen's own, by name
+    """Start a process in a session of its own, which the reaper keeps away from."""
+    with orphans.spawning() as managed:
+        process = subprocess.Popen(
+            list(argv), env=dict(env), bufsize=0, start_new_session=True, **streams
+        )
+        managed.add(process.pid)
+    return process
+
+
+@contextmanager
+def _opened(name: str, log: Callable[[], Path]) -> Iterator[int]:
+    """Open a child's log; where that cannot be, the child runs without, and it is said once."""
+    try:
+        fd = os.open(log(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    except OSError as error:
+        if name not in _unlogged:
+            _unlogged.add(name)
+            say(f"{name}: its output is lost, {error.strerror}: {error.filename}", "warning")
+        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def start_time(pid: int) -> int:
+    """Return when a process was started, in ticks since boot; 0 where /proc does not tell."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        return int(stat.rpartition(")")[2].split()[19])  # field 22; the second may hold spaces
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import re
 from typing import TYPE_CHECKING
 
-from agent.runtime.probes import is_private, port_answers, reason, reward_answers
+from agent.runtime.probes import names_an_address, port_answers, reason, reward_answers
 from agent.work.services import Listens, Logs, Replies, Scores
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ async def reply_evidence(url: str, body: str | None, expect: str, limit: float =
     method = "GET" if body is None else "POST"
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=not is_private(url)) as session,
+            aiohttp.ClientSession(timeout=timeout, trust_env=not names_an_address(url)) as session,
             session.request(method, url, data=body, headers=headers) as reply,
         ):
             text = b""

@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
+from collections import deque
 from typing import TYPE_CHECKING
-
-import anyio
 
 from agent.record.log import say
 from agent.runtime import orphans
 from agent.runtime.exiting import exit_now
+from agent.runtime.first_signals import NOTICES, STOPS, hand_to, heed_no_more
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_STOPS = {
-    signal.SIGTERM: signal.SIGTERM,
-    signal.SIGINT: signal.SIGINT,
-    signal.SIGHUP: signal.SIGTERM,  # a closed terminal asks for the same
-}
+_KEPT = 2
+"""How many of one signal wait to be acted on, as two SIGINTs are more than one."""
 
 
-async def watch(stop: Callable[[int], None]) -> None:
-    """Pass on each request to stop; a second Ctrl-C ends everything at once. Reaps orphans too.
+async def watch(stop: Callable[[int], None], notify: Callable[[int], None]) -> None:
+    """Pass on each request to stop, and each notice; a second Ctrl-C ends everything at once.
 
-    Once nobody listens any more the code is settled, and a late request (srun's, which stops all
-    others when the first node has left with the job's code) must not turn it into 143.
+    Reaps orphans too. Once nobody listens any more the code is settled, and a late request
+    (srun's, which stops all others when the first node has left with the job's code) must not
+    turn it into 143.
     """
+    loop, some = asyncio.get_running_loop(), asyncio.Event()
+    heard: deque[int] = deque()
+
+    def tell(signum: int) -> None:
+        if heard.count(signum) < _KEPT:
+            heard.append(signum)
+            loop.call_soon_threadsafe(some.set)
+
     interrupts = 0
-    # What was ignored when we were started (nohup, a shell's background job) stays ignored.
-    heeded = [signum for signum in _STOPS if signal.getsignal(signum) is not signal.SIG_IGN]
+    hand_to(tell)
     try:
-        with anyio.open_signal_receiver(*heeded, signal.SIGCHLD) as signals:
-            async for signum in signals:
-                if signum == signal.SIGCHLD:
-                    orphans.reap()
-                    continue
+        while True:
+            await some.wait()
+            some.clear()
+            while heard:
+                signum = heard.popleft()
                 interrupts += signum == signal.SIGINT
                 if interrupts > 1:
                     say("second SIGINT: killing everything", "warning")
                     orphans.kill_descendants()
                     exit_now(128 + signal.SIGINT)
-                stop(_STOPS[signal.Signals(signum)])
+                _act(signum, stop, notify)
     finally:
-        for heard in heeded:
-            signal.signal(heard, signal.SIG_IGN)
+        heed_no_more()
+
+
+def _act(signum: int, stop: Callable[[int], None], notify: Callable[[int], None]) -> None:
+    if signum == signal.SIGCHLD:
+        orphans.reap()
+    elif signum in NOTICES:
+        notify(signum)
+    else:
+        stop(STOPS[signum])

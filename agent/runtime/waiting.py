@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
@@ -40,9 +41,14 @@ async def until(
 ) -> T:
     """Ask until the answer is not NotYet; steps grow from `step` to `longest` seconds.
 
-    Evidence is told as often as it changes.
+    It is asked for the last time at the deadline. Evidence is told as often as it changes.
     """
+    grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
+    over = math.inf if limit is None else limit
     told: str | None = None
+
+    def pause(state: tenacity.RetryCallState) -> float:
+        return max(0.0, min(grows(state), over - (state.seconds_since_start or 0.0)))
 
     def tell(state: tenacity.RetryCallState) -> None:
         nonlocal told
@@ -53,8 +59,8 @@ async def until(
 
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_result(lambda answer: isinstance(answer, NotYet)),
-        wait=tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step),
-        stop=tenacity.stop_never if limit is None else tenacity.stop_after_delay(limit),
+        wait=pause,
+        stop=tenacity.stop_after_delay(over),
         sleep=anyio.sleep,
         after=tell,
     )

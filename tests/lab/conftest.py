@@ -7,10 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 import podlab
+from ignored_signals import keep_ignored_signals_from_children
 from scenario import Cluster, need_lab, needed_in_pods
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+keep_ignored_signals_from_children()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""How properties are searched: no clock, since the machine may be busy; no folder is left."""
+"""How tests run: with signals as from a terminal; properties with no clock, and no folder left."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import os
 
 from hypothesis import settings
 
+from ignored_signals import keep_ignored_signals_from_children
+
 EXAMPLES = int(os.environ.get("POD_AGENT_EXAMPLES", "60"))
 """A longer search by hand: POD_AGENT_EXAMPLES=5000 pytest tests/unit -k properties."""
 
 settings.register_profile("unit", deadline=None, database=None, max_examples=EXAMPLES)
 settings.load_profile("unit")
+keep_ignored_signals_from_children()

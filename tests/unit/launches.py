@@ -10,16 +10,21 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from unit.clusters import CLUSTERS, address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 REPO = Path(__file__).parents[2]
 EXAMPLES = REPO / "examples"
@@ -90,9 +95,16 @@ class Shell:
         found = subprocess.run(words, env=given, cwd=self.folder / "home", check=False, timeout=60)
         return found.returncode
 
-    def start(self, words: list[str]) -> subprocess.Popen[bytes]:
-        """Start a command that runs on."""
-        return subprocess.Popen(words, env=self.environ, cwd=self.folder / "home")
+    @contextmanager
+    def started(self, words: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+        """Start a command that runs on, and must have ended by itself; else it is killed."""
+        where = self.folder / "home"
+        with subprocess.Popen(words, env=self.environ, cwd=where, start_new_session=True) as found:
+            try:
+                yield found
+            finally:
+                if found.returncode is None:
+                    os.killpg(found.pid, signal.SIGKILL)
 
     def wait_for_agents(self, count: int) -> None:
         """Wait until so many agents were started."""

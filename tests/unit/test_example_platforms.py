@@ -150,7 +150,7 @@ def test_the_loop_stops_every_machine(signum: int, tmp_path: Path) -> None:
     """Asked to stop, it stops the containers, waits for them, and ends with the head's code."""
     shell = Shell.make(tmp_path)
     shell.environ.update(RAY_AUTH_TOKEN=TOKEN, STAND_IN_STAY="1", STAND_IN_CODE="143")
-    with shell.start(["bash", str(EXAMPLES / "ssh/loop.sh")]) as loop:
+    with shell.started(["bash", str(EXAMPLES / "ssh/loop.sh")]) as loop:
         shell.wait_for_agents(3)
         loop.send_signal(signum)
         assert loop.wait(timeout=60) == 143

@@ -85,3 +85,54 @@ def test_a_name_that_no_resolver_takes_is_told() -> None:
     """A label beyond DNS's length is an answer, not an endless question."""
     said = anyio.run(names.resolve, f"ü{'a' * 70}", 20)
     assert "does not resolve" in said
+
+
+def test_an_answer_of_long_ago_is_asked_for_anew(
+    dns: SlowDns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What came too late for who asked is no answer for ever: a pod made anew moves."""
+
+    async def story() -> None:
+        await names.resolve("pod0", 0.01)
+        dns.go.set()
+        question = names._under_way["pod0"]  # noqa: SLF001 - to wait for its answer only
+        assert await question.answer(20) == ("10.0.0.1",)
+        monkeypatch.setattr(names, "_FRESH", -1.0)
+        assert await names.resolve("pod0", 20) == ("10.0.0.1",)
+
+    anyio.run(story)
+    assert dns.asked == ["pod0", "pod0"]
+    assert not names._under_way  # noqa: SLF001 - nothing is kept
+
+
+def test_who_waits_no_longer_is_forgotten(dns: SlowDns) -> None:
+    """However often a resolver that hangs is asked, nothing piles up."""
+
+    async def story() -> None:
+        for _ in range(5):
+            await names.resolve("pod0", 0.001)
+        question = names._under_way["pod0"]  # noqa: SLF001 - what must not grow
+        assert question._waiting == []  # noqa: SLF001 - same
+        dns.go.set()
+        await names.resolve("pod0", 20)
+
+    anyio.run(story)
+
+
+def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no further thread may be started, that is the evidence, and the next try may do."""
+
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        said = anyio.run(names.resolve, "localhost")
+        assert said == "localhost cannot be looked up (can't start new thread)"
+        assert names.lookup_briefly("localhost", 20.0) == ()
+    assert "127.0.0.1" in anyio.run(names.resolve, "localhost", 20)
+
+
+def test_a_brief_look_up_of_an_odd_name() -> None:
+    """A name that no resolver takes is as one that nobody knows."""
+    assert names.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()

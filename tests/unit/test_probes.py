@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.runtime.probes import SAMPLE, judge_reward_reply, port_answers, reason
+from agent.runtime import names
+from agent.runtime.probes import (
+    SAMPLE,
+    judge_reward_reply,
+    names_an_address,
+    port_answers,
+    reason,
+    reward_answers,
+)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +79,78 @@ def test_an_open_and_a_closed_port() -> None:
         listener.listen()
         assert anyio.run(port_answers, "127.0.0.1", port) == ""
     assert closed == f"connection refused by 127.0.0.1:{port}"
+
+
+def test_an_ipv6_address_is_told_in_brackets() -> None:
+    """Host and port can be told apart."""
+    with socket.socket(socket.AF_INET6) as listener:
+        try:
+            listener.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        port = listener.getsockname()[1]
+        assert anyio.run(port_answers, "::1", port) == f"connection refused by [::1]:{port}"
+
+
+def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name whose first address nobody listens on answers by its second."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.2", 0))
+        listener.listen()
+        port = listener.getsockname()[1]
+        monkeypatch.setattr(names, "lookup", lambda _: ("127.0.0.1", "127.0.0.2"))
+        assert anyio.run(port_answers, "head", port) == ""
+        monkeypatch.setattr(names, "lookup", lambda _: ("127.0.0.1",))
+        assert anyio.run(port_answers, "head", port) == f"connection refused by head:{port}"
+
+
+DEAD_DNS = """
+import socket, sys, time
+import anyio
+from agent.runtime import probes
+def hang(*_, **__):
+    time.sleep(30)
+socket.getaddrinfo = hang
+asked = getattr(probes, sys.argv[1])
+print(anyio.run(asked, *eval(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize(
+    ("probe", "arguments"),
+    [("port_answers", ("head", 6379, 0.2)), ("reward_answers", ("http://head:5000/x", 0.2))],
+)
+def test_a_dead_dns_holds_up_nobody(probe: str, arguments: tuple[object, ...]) -> None:
+    """The probe ends in its time, and so does the process, though its resolver still hangs."""
+    words = [sys.executable, "-c", DEAD_DNS, probe, repr(arguments)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+    assert done.stdout.startswith("no answer")
+
+
+def test_a_reward_server_of_no_known_name() -> None:
+    """What the resolver says is the evidence."""
+    said = anyio.run(reward_answers, f"http://{'a' * 70}.example:5000/get_reward", 20.0)
+    assert "does not resolve" in said
+
+
+@pytest.mark.parametrize(
+    ("url", "is_address"),
+    [
+        ("http://10.0.0.1:5000/get_reward", True),
+        ("http://10.0.0.1", True),
+        ("http://user:pass@10.0.0.1:5000/x", True),
+        ("http://10.0.0.1?query=/x", True),
+        ("http://[fd00::1]:5000/x", True),
+        ("http://[fd00::1]", True),
+        ("http://reward:5000/10.0.0.1", False),
+        ("http://reward@example.org/", False),
+        ("http://[nonsense/x", False),
+        ("", False),
+    ],
+)
+def test_an_address_is_told_from_a_name(url: str, is_address: object) -> None:
+    """A proxy may know a name; what names an address is asked directly."""
+    assert names_an_address(url) is is_address
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,23 @@
-"""Signals: each is passed on while somebody listens, and none counts after that."""
+"""Signals: each is passed on while somebody listens, none counts after that, none is inherited."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+from agent.runtime.first_signals import NOTICES, STOPS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+REPO = Path(__file__).parents[2]
 
 STORY = """
 import os, signal, anyio
@@ -15,7 +27,7 @@ from agent.runtime.exiting import exit_now
 async def live():
     heard = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch, heard.append)
+        tasks.start_soon(signals.watch, heard.append, lambda signum: heard.append(-signum))
         await anyio.wait_all_tasks_blocked()
         os.kill(os.getpid(), {number})
         with anyio.fail_after(5):
@@ -31,11 +43,194 @@ exit_now(7)
 """
 
 
-@pytest.mark.parametrize(("number", "passed_on"), [(15, 15), (2, 2), (1, 15)])
+@pytest.mark.parametrize(
+    ("number", "passed_on"),
+    [
+        (signal.SIGTERM, 15),
+        (signal.SIGINT, 2),
+        (signal.SIGHUP, 15),
+        (signal.SIGQUIT, 15),
+        (signal.SIGXCPU, 15),
+        (signal.SIGALRM, 15),
+        (signal.SIGRTMIN + 3, 15),
+        (signal.SIGUSR1, -10),
+        (signal.SIGUSR2, -12),
+    ],
+)
 def test_a_late_signal_does_not_change_the_code(number: int, passed_on: int) -> None:
     """The first one is heard, the one after the end is not, and the code stays."""
-    story = STORY.format(number=number)
+    assert told(STORY.format(number=int(number))) == (7, f"{passed_on}\n")
+
+
+def told(story: str, before: Callable[[], None] | None = None) -> tuple[int, str]:
+    """Run a story in a Python of its own; return its code and what it printed."""
     done = subprocess.run(
-        [sys.executable, "-c", story], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", story],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+        preexec_fn=before,  # one thread here; what is inherited is what is tried
     )
-    assert (done.returncode, done.stdout) == (7, f"{passed_on}\n"), done.stderr
+    assert not done.stderr, done.stderr
+    return done.returncode, done.stdout
+
+
+def test_none_that_ends_a_process_is_forgotten() -> None:
+    """By default a signal that is neither a request nor a notice is harmless, or a fault."""
+    left = signal.valid_signals() - STOPS.keys() - set(NOTICES)
+    assert {signal.Signals(number).name for number in left} == {
+        *("SIGKILL", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGPIPE", "SIGXFSZ"),
+        *("SIGCHLD", "SIGCONT", "SIGURG", "SIGWINCH"),
+        *("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGSYS", "SIGTRAP"),
+    }
+    assert {STOPS[number] for number in STOPS.keys() - {signal.SIGINT}} == {signal.SIGTERM}
+    assert STOPS[signal.SIGINT] == signal.SIGINT
+
+
+EARLY = """
+import os, signal
+from agent.runtime.first_signals import listen
+listen()
+os.kill(os.getpid(), signal.SIGUSR1)
+os.kill(os.getpid(), signal.SIGUSR1)
+
+import anyio
+from agent.runtime import signals
+
+async def live():
+    heard = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(signals.watch, heard.append, lambda signum: heard.append(-signum))
+        with anyio.fail_after(5):
+            while not heard:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    return heard
+
+print(*map(int, anyio.run(live)))
+"""
+
+
+def test_what_comes_while_we_import_is_told_later() -> None:
+    """A notice of the first moments is noted and reaches the story, once."""
+    assert told(EARLY) == (0, "-10\n")
+
+
+FLOOD = """
+import os, signal, anyio
+from agent.runtime import signals
+
+async def live():
+    heard = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(signals.watch, heard.append, heard.append)
+        await anyio.wait_all_tasks_blocked()
+        for _ in range(10_000):
+            os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with anyio.fail_after(20):
+            while signal.SIGTERM not in heard:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    print(len(heard))
+
+anyio.run(live)
+"""
+
+
+def test_a_flood_does_not_pile_up() -> None:
+    """However many come while the loop is busy, two of each are enough."""
+    assert told(FLOOD) == (0, "3\n")
+
+
+CHILD = (
+    "import signal; "
+    "print([n for n in range(1, 32) if signal.getsignal(n) is signal.SIG_IGN "
+    "and n not in (signal.SIGPIPE, signal.SIGXFSZ)], "
+    "list(signal.pthread_sigmask(signal.SIG_BLOCK, ())))"
+)
+PARENT = f"""
+import subprocess, sys
+from agent.runtime.first_signals import hand_to, heed_no_more, listen
+for step in (listen, lambda: hand_to(lambda _: None), heed_no_more):
+    step()
+    subprocess.run([sys.executable, "-I", "-c", {CHILD!r}], check=True)
+"""
+
+
+def test_children_start_with_defaults() -> None:
+    """Whatever was ignored or blocked when we were started, nothing of it is inherited."""
+
+    def spoil() -> None:
+        for number in (1, 2, 3, 10, 12, 14, 15, 17):
+            signal.signal(number, signal.SIG_IGN)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {10, 12, 15})
+
+    assert told(PARENT, spoil) == (0, "[] []\n" * 3)
+
+
+IGNORED = """
+import os, signal, subprocess, anyio
+from agent.runtime import signals
+
+async def live():
+    heard = []
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(signals.watch, heard.append, lambda signum: heard.append(-signum))
+        await anyio.wait_all_tasks_blocked()
+        for number in (1, 2, 2, 10, 15):
+            os.kill(os.getpid(), number)
+        with anyio.fail_after(5):
+            while signal.SIGTERM not in heard:
+                await anyio.sleep(0.01)
+        tasks.cancel_scope.cancel()
+    print(*sorted(map(int, heard)), subprocess.run(["sh", "-c", "exit 3"]).returncode)
+
+anyio.run(live)
+"""
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    """A background job goes on at Ctrl-C and hangup; notices are heard all the same.
+
+    Ignored SIGCHLDs, too, are not left as they were: a child's code would be lost.
+    """
+
+    def ignore() -> None:
+        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_IGN)
+
+    assert told(IGNORED, ignore) == (0, "-10 15 3\n")
+
+
+@pytest.mark.parametrize("words", [[], ["run"], ["run", "--", "true"]])
+def test_a_notice_in_the_first_moments_kills_no_run(words: list[str]) -> None:
+    """SIGUSR1 again and again while the program is imported: it goes on to its settings.
+
+    These are wrong, so that nothing is started. The signals begin once it listens, some
+    milliseconds after Python itself is up, and have ended before it ends.
+    """
+    environ = {"PATH": os.defpath, "EXPECTED_WORKERS": "many"}
+    argv = [sys.executable, "-m", "agent", *words]
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE, text=True, cwd=REPO) as agent:
+        until = time.monotonic() + 60
+        while not catches(agent.pid, signal.SIGUSR1):
+            assert agent.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        for _ in range(5):
+            agent.send_signal(signal.SIGUSR1)
+            time.sleep(0.005)
+        _, stderr = agent.communicate(timeout=60)
+    assert agent.returncode == 78, stderr
+
+
+def catches(pid: int, number: int) -> bool:
+    """Say whether a process has a handler for a signal."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    except (OSError, StopIteration):
+        return False
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)

@@ -56,6 +56,17 @@ def test_it_times_out_with_the_last_evidence() -> None:
     assert len(heard) >= check.times - 1
 
 
+def test_the_last_question_is_asked_at_the_deadline() -> None:
+    """A long step neither outlasts the deadline nor ends the wait before it."""
+    check = Asked(2)
+
+    async def story() -> str:
+        with anyio.fail_after(30):
+            return await until(check, 0.05, step=60.0, longest=60.0)
+
+    assert anyio.run(story) == "here"
+
+
 def test_the_same_evidence_is_told_once() -> None:
     """What has been told is not told again until it changes."""
     answers = iter(["refused", "refused", "slow", "refused", ""])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import HERE, Item, ServiceGone, ServiceReady, ServiceWaits, StepOver
-from agent.decisions.shared import Said, SignalHeard, StopAsked, Tick, Unfit
+from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -193,7 +193,6 @@ class JobHeard:
 HeadEvent = (
     Tick
     | StopAsked
-    | SignalHeard
     | RayGone
     | GcsOpen
     | Unfit

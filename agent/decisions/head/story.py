@@ -12,7 +12,7 @@ from agent.decisions.head.notes import note
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
 from agent.decisions.head.waits import service_deadline, service_title, waits
 from agent.decisions.items import HERE, Item, Step
-from agent.decisions.shared import Said, SignalHeard, StopAsked, Tick, Unfit, Wait, listed
+from agent.decisions.shared import Said, StopAsked, Tick, Unfit, Wait, listed
 from agent.decisions.verdict import verdict_of
 from agent.plan import waits as planned
 
@@ -45,8 +45,6 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return note(state, event, now), ()
     if isinstance(event, StopAsked):
         return _on_stop(state, event, now)
-    if isinstance(event, SignalHeard):
-        return state, (Said(event.sentence),)
     noted = note(state, event, now)
     said = _remarks(state, noted, event)
     noted, ordered = _order_services(noted, event, now)

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
-from agent.decisions.shared import Order, Said, SignalHeard, StopAsked, Tick, Unfit
+from agent.decisions.shared import Order, Said, StopAsked, Tick, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -146,7 +146,6 @@ class Ordered:
 WorkerEvent = (
     Tick
     | StopAsked
-    | SignalHeard
     | Unfit
     | HeadSpoke
     | HeadSilent

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from agent.base.outcome import Kind, Outcome, stopped
 from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
-from agent.decisions.shared import OrderKind, Said, SignalHeard, StopAsked, Unfit, Wait, listed
+from agent.decisions.shared import OrderKind, Said, StopAsked, Unfit, Wait, listed
 from agent.decisions.worker.state import (
     Goal,
     HeadSilent,
@@ -46,8 +46,6 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, stopped(event.signum, expected=state.goal.stays))
     if isinstance(event, Unfit):
         return _leave(state, event.outcome, head_must_hear=True)
-    if isinstance(event, SignalHeard):
-        return state, (Said(event.sentence),)
     if isinstance(event, Ordered):
         return _obey(state, event, now)
     state = _note(state, event, now)

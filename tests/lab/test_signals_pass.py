@@ -1,0 +1,65 @@
+"""Notices: SIGUSR1 and SIGUSR2 reach the job, kill no agent, and stay with a worker."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, Cluster, await_true, ends
+
+if TYPE_CHECKING:
+    from podlab import Container
+
+SHELL = "trap 'echo got usr1; exit 11' USR1; echo running; while :; do sleep 0.1; done"
+
+
+@pytest.mark.pods(2)
+def test_a_shell_hears_it_and_a_worker_keeps_it(cluster: Cluster) -> None:
+    """To a worker it is said and not passed; to the head it is passed, also from its first moment.
+
+    The head is the container's first process: its init forwards what it gets, Ray or no Ray.
+    """
+    head, worker = cluster.agents("sh", "-c", SHELL)
+    worker.wait_for("pod-agent on", timeout=20)
+    worker.signal(signal.SIGUSR2)
+    worker.wait_for("SIGUSR2 is not passed on: the job's driver runs on the head", timeout=20)
+    head.wait_for("starting Ray", timeout=20)
+    head.signal(signal.SIGUSR1)
+    head.wait_for("SIGUSR1 is not passed on: no job of this run is running here", timeout=20)
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    head.signal(signal.SIGUSR1)
+    head.wait_for(r"SIGUSR1 passed on to the job \(pid \d+, sh\)$", timeout=20)
+    assert ends([head, worker]) == [11, 11]
+    assert "got usr1" in head.stdout()
+
+
+@pytest.mark.pods(1)
+def test_a_program_below_a_shell_hears_it(cluster: Cluster) -> None:
+    """A Python program that a shell waits for gets both, goes on, and ends with its own code."""
+    program = (
+        "import signal, time\n"
+        "heard = []\n"
+        "def note(number, frame):\n"
+        "    heard.append(number); print('got', number, flush=True)\n"
+        "signal.signal(10, note); signal.signal(12, note)\n"
+        "print('running', flush=True)\n"
+        "while len(set(heard)) < 2: time.sleep(0.05)\n"
+        "time.sleep(1); raise SystemExit(21)\n"
+    )
+    script = f'{sys.executable} -c "$PROGRAM"; code=$?; echo $code; exit $code'
+    head = cluster.agent(0, "sh", "-c", script, env={"PROGRAM": program})
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    for signum in (signal.SIGUSR1, signal.SIGUSR2):
+        head.signal(signum)
+        head.wait_for(rf"{signum.name} passed on to the job \(pid \d+, python", timeout=20)
+        await_true("heard", partial(says, head, f"got {int(signum)}"))
+    assert head.wait(BOOT) == 21
+
+
+def says(head: Container, words: str) -> bool:
+    """Say whether the job's output holds some words."""
+    return words in head.stdout()

@@ -1,0 +1,164 @@
+"""The job's driver: found by what Ray gives it, and told of a signal by who would hear it.
+
+The trees are processes as Ray 2.60 makes them: a worker of Ray's, titled so, below it the driver
+in a session of its own with the job's id in its environment, and Ray's watcher beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from agent.runtime.driver import find_driver, kept, pass_on
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+WORKER = """
+import json, os, subprocess, sys
+title, *drivers = json.loads(sys.argv[1])
+open("/proc/self/comm", "w").write(title)
+bare = {"PATH": os.environ["PATH"]}
+pids = [
+    subprocess.Popen(
+        ["/bin/sh", "-c", script], env=bare | environ, start_new_session=True,
+        stdin=subprocess.DEVNULL,
+    ).pid
+    for script, environ in drivers
+]
+print(json.dumps(pids), flush=True)
+sys.stdin.read()
+"""
+WATCHER = ("while :; do sleep 1; done", {"RAY_JOB_ID": "01000000"})
+
+
+def job(name: str) -> dict[str, str]:
+    """Return what Ray gives a driver in its environment."""
+    metadata = {"job_submission_id": name, "job_name": name}
+    return {"RAY_JOB_CONFIG_JSON_ENV_VAR": json.dumps({"runtime_env": {}, "metadata": metadata})}
+
+
+@contextmanager
+def worker(
+    *drivers: tuple[str, dict[str, str]], title: str = "ray::JobSupervisor"
+) -> Iterator[list[int]]:
+    """Run a stand-in for Ray's worker with drivers below it; give their pids."""
+    words = [sys.executable, "-c", WORKER, json.dumps([title, *drivers])]
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        pids = json.loads(process.stdout.readline())
+        try:
+            yield pids
+        finally:
+            for pid in pids:
+                os.killpg(pid, signal.SIGKILL)  # not reaped: the worker does not wait for them
+            process.kill()
+
+
+def found(name: str) -> int | None:
+    """Return the pid of a job's driver."""
+    driver = find_driver(name)
+    return None if driver is None else driver.pid
+
+
+def test_it_is_found_by_its_id() -> None:
+    """Of several jobs it is this run's, and never Ray's own watcher."""
+    with worker(WATCHER, ("sleep 1000", job("run-1")), ("sleep 1000", job("run-12"))) as pids:
+        assert found("run-1") == pids[1]
+        assert found("run-12") == pids[2]
+        assert found("run-2") is None
+    assert found("run-1") is None
+
+
+def test_what_else_carries_the_id_is_not_it() -> None:
+    """A daemon that the job left in a session of its own is no driver."""
+    with worker(("sleep 1000", job("run-1")), title="sh"):
+        assert found("run-1") is None
+
+
+def test_one_that_overwrote_its_environment_is_found() -> None:
+    """A long title of its own costs a driver its environment; it is told by its place."""
+    with worker(WATCHER, ("exec env -i sleep 1000", job("run-1"))) as pids:
+        await_true(lambda: psutil.Process(pids[1]).name() == "sleep")
+        assert found("run-1") == pids[1]
+
+
+def test_broken_marks_are_nobodys() -> None:
+    """What Ray never wrote is no id."""
+    marks = ["", "{", "[]", "null", '{"metadata": {}}', '{"metadata": 7}']
+    drivers = [("sleep 1000", {"RAY_JOB_CONFIG_JSON_ENV_VAR": mark}) for mark in marks]
+    with worker(*drivers):
+        assert found("run-1") is None
+
+
+TRAP = 'trap "echo heard > log" USR1; echo > up; while :; do sleep 0.02; done'
+CATCHES = (
+    "import pathlib, signal, time\n"
+    "signal.signal(signal.SIGUSR1, lambda *_: pathlib.Path('log').touch())\n"
+    "pathlib.Path('up').touch()\n"
+    "time.sleep(1000)"
+)
+PYTHON = shlex.join([sys.executable, "-c", CATCHES])
+
+
+@pytest.mark.parametrize(
+    ("script", "name"),
+    [
+        (f"exec sh -c {shlex.quote(TRAP)}", "sh"),
+        (f"exec {PYTHON}", "python"),
+        (f"{PYTHON}; exit 3", "python"),
+        (f"bash -c {shlex.quote(PYTHON + '; exit 3')}; exit 4", "python"),
+        (f"{PYTHON} | sleep 1000; exit 3", "python"),
+    ],
+    ids=["a shell that traps", "the leader", "its child", "two shells deep", "in a pipe"],
+)
+def test_a_signal_goes_to_who_hears_it(tmp_path: Path, script: str, name: str) -> None:
+    """The leader, unless that is a shell that would only die of it: then its child."""
+    with worker((f"cd {tmp_path}; {script}", job("run-1"))) as pids:
+        await_true((tmp_path / "up").exists)
+        sentence = pass_on(find_driver("run-1"), signal.SIGUSR1)
+        await_true((tmp_path / "log").exists)
+        assert psutil.Process(pids[0]).status() != psutil.STATUS_ZOMBIE
+    assert sentence.startswith("SIGUSR1 passed on to the job (pid ")
+    assert f", {name}" in sentence
+    assert sentence.endswith(")")
+
+
+def test_who_does_not_catch_it_is_told() -> None:
+    """It is the job's to catch; that it will end of it is said."""
+    with worker(("exec sleep 1000", job("run-1"))) as pids:
+        await_true(lambda: psutil.Process(pids[0]).name() == "sleep")
+        sentence = pass_on(find_driver("run-1"), signal.SIGUSR2)
+    assert (
+        sentence == f"SIGUSR2 passed on to the job (pid {pids[0]}, sleep), which does not catch it"
+    )
+
+
+def test_no_driver_and_a_dead_one() -> None:
+    """Without a job there is nobody to tell, and that is said."""
+    assert pass_on(None, signal.SIGUSR1) == kept(10, "no job of this run is running here")
+    with worker(("exec sleep 1000", job("run-1"))):
+        driver = find_driver("run-1")
+    assert driver is not None
+    await_true(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
+    said = pass_on(driver, signal.SIGUSR1)
+    assert said == "SIGUSR1 is not passed on: the job has just ended"
+
+
+def await_true(check: Callable[[], bool]) -> None:
+    """Wait for a condition."""
+    until = time.monotonic() + 20
+    while not check():
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -1,0 +1,342 @@
+"""Children: seen to end, ended as a group while the group's number is theirs, reaped once."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+from anyio.streams.buffered import BufferedByteReceiveStream
+
+from agent.runtime import orphans, process
+from agent.runtime.process import Child, start_time
+from agent.runtime.waiting import NotYet, until
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+ENV = {"PATH": os.defpath}
+
+
+@pytest.fixture(params=["pidfd", "timer"], autouse=True)
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run every test also as on a kernel that has no pidfd."""
+    if request.param == "timer":
+
+        def refuse(_pid: int) -> int:
+            raise OSError(errno.ENOSYS, "Function not implemented")
+
+        monkeypatch.setattr(orphans, "open_pidfd", refuse)
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    """Run a story; no child, no file and no managed pid may be left."""
+    before = open_files()
+    anyio.run(story)
+    assert not psutil.Process().children()
+    assert not orphans._managed  # noqa: SLF001 - what is looked at
+    assert open_files() == before
+
+
+def open_files() -> int:
+    """Count this process's open files."""
+    return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
+
+
+async def start(folder: Path, script: str, *, rest_stays: bool = False) -> Child:
+    """Start a shell script."""
+    log = partial(Path, folder, "log")
+    return await Child.start("child", ["sh", "-c", script], ENV, log, rest_stays=rest_stays)
+
+
+async def written(path: Path) -> str:
+    """Wait for a whole line in a file, and return it."""
+
+    async def check() -> str | NotYet:
+        text = text_of(path)
+        return text.strip() if text.endswith("\n") else NotYet()
+
+    return await until(check, 20.0)
+
+
+def text_of(path: Path) -> str:
+    """Return what is in a file so far."""
+    return path.read_text() if path.exists() else ""
+
+
+def await_end(pid: int, options: int = 0) -> None:
+    """Wait for a child's end, and keep the loop from seeing it."""
+    os.waitid(os.P_PID, pid, os.WEXITED | options)
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process is there and no zombie."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def gone(pid: int) -> None:
+    """Wait until a process has ended; it may be init's to reap."""
+
+    async def check() -> bool | NotYet:
+        return NotYet() if lives(pid) else True
+
+    await until(check, 20.0)
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -9 $$", 137), ("true", 0)])
+def test_any_number_of_waiters_hear_the_code(tmp_path: Path, script: str, code: int) -> None:
+    """Whoever waits, early or late, is told the same code."""
+
+    async def story() -> None:
+        child = await start(tmp_path, script)
+        heard: list[int] = []
+
+        async def wait() -> None:
+            heard.append(await child.wait())
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(wait)
+            tasks.start_soon(wait)
+        assert [*heard, await child.wait()] == [code] * 3
+        assert not child.running
+
+    run(story)
+
+
+def test_it_ends_without_a_waiter(tmp_path: Path) -> None:
+    """Its end is seen and it is reaped though nobody waits."""
+
+    async def story() -> None:
+        child = await start(tmp_path, "exit 3")
+
+        async def check() -> bool | NotYet:
+            return NotYet() if child.running else True
+
+        await until(check, 20.0)
+        assert not psutil.pid_exists(child.pid)
+
+    run(story)
+
+
+def test_the_rest_of_its_group_ends_before_it_is_reaped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A group is signalled only while its leader, a zombie, keeps its number from others."""
+    leaders: list[str] = []
+    killpg = os.killpg
+
+    def noted(pid: int, signum: int) -> None:
+        leaders.append(psutil.Process(pid).status())
+        killpg(pid, signum)
+
+    monkeypatch.setattr(os, "killpg", noted)
+
+    async def story() -> None:
+        child = await start(tmp_path, f"sleep 1000 & echo $! > {tmp_path}/pid; exit 5")
+        assert await child.wait() == 5
+        await gone(int(await written(tmp_path / "pid")))
+        assert leaders == [psutil.STATUS_ZOMBIE]
+        await child.stop(1.0)
+        assert leaders == [psutil.STATUS_ZOMBIE]
+
+    run(story)
+
+
+def test_a_pid_that_is_somebody_elses_by_now_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopping a child that was reaped signals nothing at all."""
+
+    async def story() -> None:
+        child = await start(tmp_path, "true")
+        await child.wait()
+
+        def fail(*_: object) -> None:
+            pytest.fail("a signal was sent to a pid that is not ours")
+
+        monkeypatch.setattr(os, "killpg", fail)
+        monkeypatch.setattr(os, "kill", fail)
+        await child.stop(1.0)
+        await child.stop(1.0, leader_ends_group=True)
+
+    run(story)
+
+
+def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
+    """Where the rest is meant to go on, it does."""
+
+    async def story() -> None:
+        script = f"sleep 1000 & echo $! > {tmp_path}/pid"
+        child = await start(tmp_path, script, rest_stays=True)
+        assert await child.wait() == 0
+        pid = int(await written(tmp_path / "pid"))
+        assert lives(pid)
+        os.kill(pid, signal.SIGKILL)
+        await gone(pid)
+
+    run(story)
+
+
+@pytest.mark.parametrize("leader_only", [False, True])
+@pytest.mark.parametrize(
+    ("script", "code"),
+    [("trap 'exit 4' TERM; {wait}", 4), ("trap '' TERM; {wait}", 137)],
+    ids=["heeds", "deaf"],
+)
+def test_stop_ends_it_and_its_group(
+    tmp_path: Path, script: str, code: int, *, leader_only: bool
+) -> None:
+    """TERM, and KILL for who does not heed it; nobody of the group is left."""
+    wait = (
+        f"sh -c 'echo $$ > {tmp_path}/pid; while :; do sleep 0.05; done' & while :; do wait; done"
+    )
+
+    async def story() -> None:
+        child = await start(tmp_path, script.replace("{wait}", wait))
+        pid = int(await written(tmp_path / "pid"))
+        await child.stop(0.5 if code == 137 else 20.0, leader_ends_group=leader_only)
+        assert await child.wait() == code
+        await gone(pid)
+
+    run(story)
+
+
+def test_a_stop_that_is_cancelled_still_kills(tmp_path: Path) -> None:
+    """Whoever has no patience for the grace leaves nothing behind."""
+
+    async def story() -> None:
+        child = await start(tmp_path, f"trap '' TERM; echo > {tmp_path}/up; while :; do :; done")
+        await written(tmp_path / "up")
+        with anyio.move_on_after(0.1):
+            await child.stop(60.0)
+        assert await child.wait() == 137
+
+    run(story)
+
+
+def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
+    """A child that has ended, and was not reaped by us so far, is not the reaper's."""
+
+    async def story() -> None:
+        child = await start(tmp_path, "exit 9")
+        await_end(child.pid, os.WNOWAIT)
+        orphans.reap()
+        assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
+        assert await child.wait() == 9
+
+    run(story)
+
+
+def test_a_child_that_others_reaped_is_no_success(tmp_path: Path) -> None:
+    """Its code is unknown, which is a failure."""
+
+    async def story() -> None:
+        child = await start(tmp_path, "exit 0")
+        await_end(child.pid)
+        assert await child.wait() == 255
+
+    run(story)
+
+
+def test_talking_through_pipes(tmp_path: Path) -> None:
+    """What is sent arrives, what it says is read to the end, and a closed pipe is told."""
+
+    async def story() -> None:
+        script = "read line; echo heard $line; echo bye; echo oops >&2"
+        log = partial(Path, tmp_path, "log")
+        child = await Child.start_piped("child", ["sh", "-c", script], ENV, log)
+        assert child.process.stdin is not None
+        assert child.process.stdout is not None
+        await child.process.stdin.send(b"you\n")
+        stream = BufferedByteReceiveStream(child.process.stdout)
+        assert await stream.receive_until(b"\n", 100) == b"heard you"
+        assert await child.wait() == 0
+        assert await stream.receive_until(b"\n", 100) == b"bye"
+        with pytest.raises(anyio.IncompleteRead):
+            await stream.receive_until(b"\n", 100)
+        with pytest.raises((anyio.BrokenResourceError, anyio.ClosedResourceError)):
+            await child.process.stdin.send(b"more\n")
+        assert child.end_sentence(0).endswith("oops")
+        await child.stop(0.0)
+
+    run(story)
+
+
+def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
+    """Neither a full pipe nor words that nobody reads keep it, or a file, alive."""
+
+    async def story() -> None:
+        script = "import sys; print('x' * 500_000, flush=True); sys.stdin.read()"
+        log = partial(Path, tmp_path, "log")
+        child = await Child.start_piped("child", [sys.executable, "-c", script], ENV, log)
+        assert child.process.stdin is not None
+        with anyio.move_on_after(0.3) as scope:
+            await child.process.stdin.send(b"x" * 1_000_000)
+        assert scope.cancelled_caught
+        await child.stop(0.2)
+        assert await child.wait() in {137, 143}
+
+    run(story)
+
+
+def test_a_program_that_is_not_there_leaves_nothing(tmp_path: Path) -> None:
+    """The error is the system's own."""
+
+    async def story() -> None:
+        log = partial(Path, tmp_path, "log")
+        with pytest.raises(FileNotFoundError):
+            await Child.start("child", ["/no/such/program"], ENV, log)
+        with pytest.raises(FileNotFoundError):
+            await Child.start_piped("child", ["/no/such/program"], ENV, log)
+
+    run(story)
+
+
+def test_a_log_that_cannot_be_opened_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk or a vanished folder costs a child's output, and not the run."""
+    said: list[str] = []
+    monkeypatch.setattr(process, "say", lambda text, _level: said.append(text))
+    monkeypatch.setattr(process, "_unlogged", set())
+    log = partial(Path, tmp_path, "gone", "ray-start.log")
+
+    async def story() -> None:
+        for _ in range(2):
+            child = await Child.start("ray start", ["sh", "-c", "echo hi; exit 6"], ENV, log)
+            assert await child.wait() == 6
+            assert child.end_sentence(6) == "exit code 6"
+        piped = await Child.start_piped("bridge", ["sh", "-c", "echo hi >&2"], ENV, log)
+        assert await piped.wait() == 0
+        await piped.stop(0.0)
+
+    run(story)
+    assert said == [
+        f"{name}: its output is lost, No such file or directory: {log()}"
+        for name in ("ray start", "bridge")
+    ]
+
+
+def test_a_child_is_known_by_its_start_too(tmp_path: Path) -> None:
+    """A pid and its start time say who it is; the name of a program may hold anything."""
+
+    async def story() -> None:
+        child = await start(tmp_path, "printf ') 1 2 (' > /proc/self/comm; exec sleep 1000")
+        ticks = os.sysconf("SC_CLK_TCK")
+        since_boot = psutil.Process(child.pid).create_time() - psutil.boot_time()
+        assert abs(child.started / ticks - since_boot) < 2
+        assert child.started == start_time(child.pid)
+        await child.stop(5.0)
+        assert start_time(child.pid) == 0
+
+    run(story)
