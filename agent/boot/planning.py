@@ -13,16 +13,19 @@ from agent.checks import Finding, examine
 from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
 from agent.node.read_facts import gather
+from agent.plan.listeners import port_clashes
 from agent.plan.plan import Plan, make_plan
 from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
+from agent.topology.platforms import claim_of
 from agent.topology.resolve import Topology, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
+    from agent.settings import Loaded
 
 _LOOKUP_LIMIT = 2.0
 
@@ -45,10 +48,25 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
             runtime_env = read_runtime_env(loaded.settings)
     except SettingsError as error:
         problems += error.problems
+    problems += _port_clashes(environ, loaded, topology)
     if topology is None or problems:
         raise SettingsError(tuple(problems))
     facts = _with_own_name(facts, topology)
     return make_plan(loaded, topology, facts, environ, runtime_env)
+
+
+def _port_clashes(
+    environ: Mapping[str, str], loaded: Loaded, topology: Topology | None
+) -> tuple[Problem, ...]:
+    """Judge the ports where the platform is known, also where its word is contradicted."""
+    settings, command = loaded.settings, loaded.command
+    if topology is not None:
+        return port_clashes(settings, command, topology.ports, topology.given_ray)
+    try:
+        claim = claim_of(environ, settings)
+    except SettingsError:
+        return ()
+    return port_clashes(settings, command, claim.ports, claim.ray)
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:

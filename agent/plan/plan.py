@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base.errors import Problem, SettingsError
+from agent.base.errors import SettingsError
 from agent.base.own_command import own_command
-from agent.base.ports import Ports, collisions, port_map
+from agent.base.ports import Ports, port_map
 from agent.checks import Finding, Level, examine
 from agent.node.ray_versions import honours_token
 from agent.plan import environment
 from agent.plan.limits import JOIN_LIMIT, SILENCE_LIMIT, SUBMIT_LIMIT
-from agent.plan.listeners import NODE_IP, Listener, listeners
+from agent.plan.listeners import NODE_IP, Listener, listeners, port_clashes
 from agent.plan.ray_start import RayStart
 from agent.plan.stop_budget import Budget, share
 from agent.settings.rules import NO_JOB
@@ -194,14 +194,10 @@ def temp_dir(facts: Facts, job_id: str | None = None) -> str:
 
 def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | None) -> Ports:
     """Lay out the ports from where the platform begins, and keep them clear of each other."""
-    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, topology.ports)
-    reward = reward_service(settings, command, NODE_IP)
-    met = collisions(ports, None if reward is None else reward.port)
-    if met:
-        names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
-        expected = "ports clear of each other; without these variables `plan` shows the rest"
-        raise SettingsError(tuple(Problem(names, line, expected) for line in met))
-    return ports
+    clashes = port_clashes(settings, command, topology.ports, topology.given_ray)
+    if clashes:
+        raise SettingsError(clashes)
+    return port_map(settings.ray_port, settings.dashboard_port, settings.port, topology.ports)
 
 
 def log_root(settings: Settings) -> Path:

@@ -178,11 +178,13 @@ WITH_URL = [*TRAIN, "--reward={reward_url}"]
             None,
             ["AGENT_MIN_WORKERS + EXPECTED_WORKERS", "3 of 2"],
         ),
-        ({"AGENT_PORT": "8265"}, None, ["AGENT_PORT", "dashboard", "8265"]),
-        ({"AGENT_RAY_PORT": "10001"}, None, ["AGENT_RAY_PORT", "client", "10001"]),
-        ({"AGENT_PORT": "9999"}, None, ["AGENT_PORT", "client", "10001"]),
-        ({"AGENT_REWARD_PORT": "8266"}, None, ["AGENT_REWARD_PORT", "reward server on 8266"]),
-        ({"AGENT_REWARD_PORT": "12000"}, None, ["AGENT_REWARD_PORT", "Ray's workers"]),
+        (
+            {"AGENT_PORT": "7000", "AGENT_DASHBOARD_PORT": "7003"},
+            None,
+            ["AGENT_PORT", "dashboard and dashboard agent on 7003"],
+        ),
+        ({"AGENT_PORT": "7000", "AGENT_RAY_PORT": "7000"}, None, ["gcs and agent on 7000"]),
+        ({"AGENT_PORT": "5000"}, None, ["AGENT_REWARD_PORT", "agent and reward server on 5000"]),
         ({"AGENT_PORT": "65530"}, None, ["AGENT_PORT", "above 65535"]),
     ],
 )
@@ -204,6 +206,8 @@ def test_contradictions(
         ({"AGENT_JOB_ARGS": "--steps 3"}, None),
         ({"AGENT_JOB_ARGS": "--steps 3", "AGENT_JOB": "rehearsal"}, None),
         ({"AGENT_RAY_PORT": "7000", "AGENT_DASHBOARD_PORT": "7001", "AGENT_PORT": "7010"}, None),
+        ({"AGENT_REWARD_PORT": "6379"}, None),  # which is whose depends on the platform
+        ({"AGENT_PORT": "5000", "AGENT_REWARD": "off"}, TRAIN),
     ],
 )
 def test_what_goes_together(environ: dict[str, str], command: list[str] | None) -> None:
