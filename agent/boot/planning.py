@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_ip
 from agent.base.errors import Problem, SettingsError
-from agent.checks import Finding, examine
+from agent.checks import NAMES, Finding, examine
 from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
 from agent.node.read_facts import gather
@@ -35,7 +35,7 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     loaded = load(environ, command)
     ray = find(environ.get("PATH"))
     names = _names_to_know(loaded.settings)
-    facts = gather(names, ray, is_first_process=pid1.is_over_us())
+    facts = gather(names, ray, environ, loaded.command, is_first_process=pid1.is_over_us())
     problems: list[Problem] = []
     runtime_env: dict[str, object] = {}
     topology: Topology | None = None
@@ -50,7 +50,7 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
         problems += error.problems
     problems += _port_clashes(environ, loaded, topology)
     if topology is None or problems:
-        raise SettingsError(tuple(problems))
+        raise SettingsError(tuple(problems), loaded.slips)
     facts = _with_own_name(facts, topology)
     return make_plan(loaded, topology, facts, environ, runtime_env)
 
@@ -74,7 +74,8 @@ def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     plan = plan_of(environ, None)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     facts = replace(plan.facts, taken_ports=taken_ports(ports))
-    return examine(facts, plan.settings, plan.topology)
+    slips = [finding for finding in plan.findings if finding.check == NAMES]
+    return (*examine(facts, plan.settings, plan.topology), *slips)
 
 
 def read_runtime_env(settings: Settings) -> dict[str, object]:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from agent.settings import Settings
     from agent.topology.resolve import Topology
 
-__all__ = ["CHECKS", "Finding", "Level", "examine"]
+__all__ = ["CHECKS", "NAMES", "Finding", "Level", "about_names", "examine"]
+
+NAMES = "names"
 
 CHECKS: tuple[Callable[[Facts, Settings, Topology], Finding], ...] = (
     ray_checks.ray_installed,
@@ -46,3 +48,9 @@ def examine(facts: Facts, settings: Settings, topology: Topology) -> tuple[Findi
         return ()
     skipped = OF_OUR_RAY if topology.given_ray is not None else set()
     return tuple(check(facts, settings, topology) for check in CHECKS if check not in skipped)
+
+
+def about_names(slips: tuple[str, ...]) -> tuple[Finding, ...]:
+    """Warn of variables whose names are nearly ours: other tools may own them."""
+    remedy = "Correct it, unless it belongs to another tool"
+    return tuple(Finding(NAMES, Level.WARN, slip, remedy) for slip in slips)

@@ -15,15 +15,22 @@ import psutil
 
 from agent.node.addresses import interfaces, source_towards
 from agent.node.facts import Facts
+from agent.node.job_program import fault_of
+from agent.node.wandb_login import has_login
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent.node.ray_python import RayPython
 
 
 def gather(
-    known_names: Mapping[str, tuple[str, ...]], ray: RayPython, *, is_first_process: bool
+    known_names: Mapping[str, tuple[str, ...]],
+    ray: RayPython,
+    environ: Mapping[str, str],
+    command: Sequence[str] | None,
+    *,
+    is_first_process: bool,
 ) -> Facts:
     """Look at this machine; takes a few milliseconds and starts nothing."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -49,8 +56,18 @@ def gather(
         is_first_process=is_first_process,
         uid=os.getuid(),
         default_source=source_towards("192.0.2.1"),  # a test network: nobody is asked, none is sent
+        program_fault=_program_fault(command, environ.get("PATH")),
+        wandb_login=has_login(environ),
         known_names=known_names,
     )
+
+
+def _program_fault(command: Sequence[str] | None, path: str | None) -> str:
+    """Look for the job's program; a placeholder in it is filled in by the run alone."""
+    if not command or "{" in command[0]:
+        return ""
+    fault = fault_of(command[0], path)
+    return f"{command[0]!r} {fault}" if fault else ""
 
 
 def _cpus(cgroup: Path) -> int:

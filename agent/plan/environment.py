@@ -111,7 +111,7 @@ def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
     interface = facts.interface_of(node_ip)
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-    if settings.wandb_api_key is None:
+    if settings.wandb_api_key is None and not facts.wandb_login:
         chosen["WANDB_MODE"] = "offline"  # without a key W&B asks a terminal that is not there
     return chosen
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from agent.base.errors import SettingsError
 from agent.base.own_command import own_command
 from agent.base.ports import Ports, port_map
-from agent.checks import Finding, Level, examine
+from agent.checks import Finding, Level, about_names, examine
+from agent.checks.job_checks import job_program
 from agent.node.ray_versions import honours_token
 from agent.plan import environment
 from agent.plan.limits import JOIN_LIMIT, SILENCE_LIMIT, SUBMIT_LIMIT
@@ -176,8 +177,12 @@ def make_plan(
         budget=share(settings.stop_grace),
         waits=_waits(settings, topology, loaded.command),
         listeners=listeners(settings, topology, loaded.command, ray, guarded=guarded),
-        findings=examine(facts, settings, topology),
-        notes=(*loaded.notes, *topology.notes, *_notes(settings, topology)),
+        findings=(
+            *examine(facts, settings, topology),
+            *job_program(facts, settings, topology),
+            *about_names(loaded.slips),
+        ),
+        notes=(*loaded.notes, *topology.notes, *_notes(settings, topology, facts)),
         on_done=settings.on_done or _default_on_done(topology, facts),
     )
 
@@ -266,7 +271,7 @@ def _waits(
     return tuple(found)
 
 
-def _notes(settings: Settings, topology: Topology) -> tuple[str, ...]:
+def _notes(settings: Settings, topology: Topology, facts: Facts) -> tuple[str, ...]:
     given = topology.given_ray
     if topology.is_idle:
         return ()
@@ -277,6 +282,8 @@ def _notes(settings: Settings, topology: Topology) -> tuple[str, ...]:
         elsewhere = "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
         notes = (f"{whose}: {there}, {grace}",)
         return (*notes, elsewhere) if settings.prepare and given.session is None else notes
+    if settings.wandb_api_key is None and facts.wandb_login:
+        return ("WANDB_API_KEY is not set: W&B has this machine's `wandb login`",)
     if settings.wandb_api_key is None:
         return ("WANDB_API_KEY is not set: W&B stays offline",)
     return ()
