@@ -86,7 +86,7 @@ _ONLY_SPEAKS_OF_ONE = re.compile(
 )
 _WEBHOOK = re.compile(r"(?:^|_)WEBHOOK(?:_URL)?$")  # its URL is the secret
 
-_SHORTEST = 6
+SHORTEST = 6
 """Shorter values are no secrets worth the name, and would tear holes into ordinary text."""
 _SHORTEST_LINE = 8
 _ORDINARY = {
@@ -130,7 +130,7 @@ def secrets_in(name: str, text: str) -> set[str]:
     is_one = looks_secret(name) and (name in SECRETS or not _is_ordinary(whole))
     if is_one or _SERVICES_TOKEN.fullmatch(whole):
         found.add(whole)
-    return {secret for secret in found if len(secret) >= _SHORTEST}
+    return {secret for secret in found if len(secret) >= SHORTEST}
 
 
 def _is_ordinary(text: str) -> bool:
@@ -141,7 +141,7 @@ def _inside(text: str) -> Iterator[str]:
     """Find the secrets that stand in a longer value."""
     for user, password in _USER_INFO.findall(text):
         # A short one is masked with what stands around it: alone it would tear holes.
-        yield password if len(password) >= _SHORTEST else f"://{user}:{password}@"
+        yield password if len(password) >= SHORTEST else f"://{user}:{password}@"
         yield unquote(password)
     yield from _USER_ALONE.findall(text)
     yield from _BEARER.findall(text)
@@ -185,7 +185,7 @@ def _in_base64(raw: bytes) -> Iterator[str]:
         encoded = binascii.b2a_base64(bytes(before) + raw, newline=False).decode()
         # the first and last characters hold bits of the neighbours, too
         core = encoded[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
-        if len(core) > _SHORTEST:
+        if len(core) > SHORTEST:
             yield core
             yield core.replace("+", "-").replace("/", "_")
 
@@ -194,7 +194,7 @@ class Redactor:
     """Replaces every secret that it was told of, in each of its forms."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
-        long = {secret for secret in secrets if len(secret) >= _SHORTEST}
+        long = {secret for secret in secrets if len(secret) >= SHORTEST}
         found = {form for secret in long for form in _forms(secret)}
         self._pattern = (
             re.compile("|".join(re.escape(s) for s in sorted(found, key=len, reverse=True)))
