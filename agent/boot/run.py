@@ -13,6 +13,7 @@ from agent.base.outcome import Kind, Outcome
 from agent.boot import planning as start
 from agent.boot.node_run import Stage
 from agent.checks import Level
+from agent.node.process_limits import no_room
 from agent.plan.plan import log_root, new_run_id
 from agent.record.log import configure, say
 from agent.record.run_folder import RunFolder
@@ -100,4 +101,5 @@ def _agent_error_in(failure: BaseException) -> AgentError | None:
     if isinstance(failure, AgentError):
         return failure
     inner = getattr(failure, "exceptions", ())
-    return next(filter(None, map(_agent_error_in, inner)), None)
+    found = next(filter(None, map(_agent_error_in, inner)), None)
+    return found or (None if inner else no_room("a helper of this run", failure))

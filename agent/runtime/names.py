@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.addresses import is_ip
+from agent.node.process_limits import starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -51,7 +52,8 @@ class _Question:
         self._found: tuple[str, ...] | str | None = None
         self._waiting: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        threading.Thread(target=self._ask, name=f"resolve {host}", daemon=True).start()
+        with starting("the lookup of a name"):
+            threading.Thread(target=self._ask, name=f"resolve {host}", daemon=True).start()
 
     def _ask(self) -> None:
         try:
@@ -90,7 +92,8 @@ def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
             answer.append(())
 
     thread = threading.Thread(target=work, daemon=True)
-    thread.start()
+    with starting("the lookup of a name"):
+        thread.start()
     thread.join(limit)
     return answer[0] if answer else ()
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.outcome import name_of_code, shell_code
+from agent.node.process_limits import starting
 from agent.runtime import orphans
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class Child:
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command whose output goes to `log`, a file that may move while it runs."""
-        with log().open("ab") as output, orphans.spawning() as managed:
+        with log().open("ab") as output, orphans.spawning() as managed, starting(name):
             process = await anyio.open_process(
                 list(argv),
                 stdin=subprocess.DEVNULL,
@@ -50,7 +51,7 @@ class Child:
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command that is talked to through its stdin and stdout."""
-        with log().open("ab") as errors, orphans.spawning() as managed:
+        with log().open("ab") as errors, orphans.spawning() as managed, starting(name):
             process = await anyio.open_process(
                 list(argv), stderr=errors, env=dict(env), start_new_session=True
             )
