@@ -12,9 +12,9 @@ from agent.base.errors import Problem, SettingsError
 from agent.checks import NAMES, Finding, examine
 from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
-from agent.node.read_facts import gather
+from agent.node.read_facts import gather, look_at_folder
 from agent.plan.listeners import port_clashes
-from agent.plan.plan import Plan, make_plan
+from agent.plan.plan import Plan, make_plan, private_folder
 from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
@@ -52,6 +52,7 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.slips)
     facts = _with_own_name(facts, topology)
+    facts = replace(facts, ray_temp=look_at_folder(private_folder(facts, topology.job_id)))
     return make_plan(loaded, topology, facts, environ, runtime_env)
 
 

@@ -20,6 +20,7 @@ NAMES = "names"
 
 CHECKS: tuple[Callable[[Facts, Settings, Topology], Finding], ...] = (
     ray_checks.ray_installed,
+    ray_checks.plain_path,
     ray_checks.token,
     ray_checks.private_bind,
     ray_checks.node_address,
@@ -27,6 +28,7 @@ CHECKS: tuple[Callable[[Facts, Settings, Topology], Finding], ...] = (
     machine_checks.open_files,
     machine_checks.shared_memory,
     machine_checks.disk,
+    machine_checks.temp_dir,
     machine_checks.gpus,
     machine_checks.free_ports,
 )
@@ -36,8 +38,10 @@ OF_OUR_RAY = {
     machine_checks.open_files,
     machine_checks.shared_memory,
     machine_checks.disk,
+    machine_checks.temp_dir,
     machine_checks.gpus,
     ray_checks.debugger,
+    ray_checks.plain_path,
 }
 """Checks of what only a Ray that is started here needs of its machine."""
 

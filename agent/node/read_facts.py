@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.node.addresses import interfaces, source_towards
-from agent.node.facts import Facts
+from agent.node.facts import Facts, Folder
 from agent.node.job_program import fault_of
 from agent.node.wandb_login import has_login
 
@@ -68,6 +69,21 @@ def _program_fault(command: Sequence[str] | None, path: str | None) -> str:
         return ""
     fault = fault_of(command[0], path)
     return f"{command[0]!r} {fault}" if fault else ""
+
+
+def look_at_folder(path: str) -> Folder | None:
+    """Look at what lies at a path, without following a link; None where nothing does."""
+    place = Path(path)
+    try:
+        found = place.lstat()
+    except OSError:
+        return None
+    inside: list[tuple[str, int]] = []
+    with suppress(OSError):  # one that we may not read is none of ours, which its owner tells
+        inside = [(entry.name, entry.lstat().st_uid) for entry in place.iterdir()]
+    strangers = tuple(sorted(name for name, uid in inside if uid != found.st_uid))
+    mode = stat.S_IMODE(found.st_mode)
+    return Folder(path, stat.S_ISDIR(found.st_mode), found.st_uid, mode, strangers)
 
 
 def _cpus(cgroup: Path) -> int:

@@ -192,6 +192,15 @@ def temp_dir(facts: Facts, job_id: str | None = None) -> str:
 
     It is short, since socket paths end at 107 bytes, 62 of which Ray's session needs.
     """
+    return f"{private_folder(facts, job_id)}/ray"
+
+
+def private_folder(facts: Facts, job_id: str | None = None) -> str:
+    """Return the folder around Ray's temp dir, which nobody else may enter.
+
+    Ray opens its temp dir to everybody at each start (mode 0777, 2.40 to 2.60), so that dir itself
+    could not keep others out.
+    """
     user = "" if facts.uid == 0 else f"-{facts.uid}"
     job = "" if job_id is None else f"-j{job_id}"
     return f"/tmp/pod-agent{user}{job}"
