@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import shlex
 import sys
 from typing import TYPE_CHECKING
 
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
 
 
+_TAKE_A_COMMAND = ("run", "plan")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
     _make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     before, command = _split(arguments)
-    options = _parser().parse_args(before)
-    if command is not None and options.verb not in {"run", "plan"}:
-        _parser().error(f"{options.verb} takes no command after --")
+    options = _parse(before, command)
     verb: Callable[[argparse.Namespace, list[str] | None], int] = options.act
     try:
         code = verb(options, command)
@@ -65,7 +67,38 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
     return arguments[:at], arguments[at + 1 :]
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
+    """Read verb and flags; a slip of the hand is told with what was probably meant."""
+    parser, verbs = _parser()
+    given = next((word for word in before if not word.startswith("-")), None)
+    if given is not None and given not in verbs:
+        parser.error(_no_verb(given, verbs, [*before[before.index(given) :], *(command or ())]))
+    options, unknown = parser.parse_known_args(before)
+    if unknown:
+        told = f"unrecognized arguments: {shlex.join(unknown)}"
+        if options.verb in _TAKE_A_COMMAND and not unknown[0].startswith("-"):
+            told += _how_to_run(options.verb, [*unknown, *(command or ())])
+        parser.error(told)
+    if command is not None and options.verb not in _TAKE_A_COMMAND:
+        parser.error(f"{options.verb} takes no command after --")
+    return options
+
+
+def _no_verb(given: str, verbs: Sequence[str], words: list[str]) -> str:
+    import difflib  # noqa: PLC0415 - for a slip of the hand only
+
+    close = difflib.get_close_matches(given, verbs, n=1)
+    if close:
+        return f"no verb {given!r}: did you mean {close[0]!r}?"
+    return f"no verb {given!r} ({', '.join(verbs)}){_how_to_run('run', words)}"
+
+
+def _how_to_run(verb: str, words: list[str]) -> str:
+    return f"; a job's command goes after --: pod-agent {verb} -- {shlex.join(words)}"
+
+
+def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
+    """Return the parser, and the verbs that it knows."""
     parser = argparse.ArgumentParser(
         prog="pod-agent",
         description="Turn this pod and its fellows into one running RL training job. "
@@ -91,7 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _verb(verbs, "env", _env, "the table of environment variables, as they are now")
     verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
     verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
-    return parser
+    return parser, tuple(verbs.choices)
 
 
 def _verb(
@@ -183,6 +216,8 @@ def _tell_settings(error: SettingsError) -> int:
     print("pod-agent: the settings are wrong, nothing was started:", file=sys.stderr)
     for problem in error.problems:
         print(_clean(f"  {problem.sentence()}"), file=sys.stderr)
+    for hint in error.hints:
+        print(_clean(f"  perhaps: {hint}"), file=sys.stderr)
     count = len(error.problems)
     print(
         f"refused: {count} problem{'s' if count > 1 else ''} in the settings (exit code 78). "

@@ -54,7 +54,7 @@ class SettingsError(AgentError):
     kind = Kind.REFUSED
     exit_code = 78
 
-    def __init__(self, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, problems: tuple[Problem, ...], hints: tuple[str, ...] = ()) -> None:
         names = ", ".join(dict.fromkeys(problem.variable for problem in problems))
         many = f"{len(problems)} problems in the settings ({names})"
         super().__init__(
@@ -63,6 +63,8 @@ class SettingsError(AgentError):
             culprit=problems[0].variable,
         )
         self.problems = problems
+        self.hints = hints
+        """What else may explain them, such as a variable whose name is nearly ours."""
 
 
 class PreflightError(AgentError):

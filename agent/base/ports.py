@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LARGEST = 65_535
 
 
 @dataclass(frozen=True)
@@ -47,16 +53,17 @@ def port_map(
         gcs=gcs or base.gcs,
         dashboard=dashboard or base.dashboard,
         agent=own,
-        node_manager=own + 1,
-        object_manager=own + 2,
-        dashboard_agent=own + 3,
-        dashboard_agent_grpc=own + 4,
-        runtime_env_agent=own + 5,
-        metrics=own + 6,
+        **_inner(own),
         client=base.client,
         first_worker=base.first_worker,
         last_worker=base.last_worker,
     )
+
+
+def _inner(agent: int) -> dict[str, int]:
+    names = ("node_manager", "object_manager", "dashboard_agent", "dashboard_agent_grpc")
+    more = ("runtime_env_agent", "metrics")
+    return {name: agent + step for step, name in enumerate((*names, *more), start=1)}
 
 
 _BLOCK = 10
@@ -93,20 +100,37 @@ def collisions(ports: Ports, reward: int | None) -> list[str]:
         for f in fields(ports)
         if not f.name.endswith("_worker")
     }
-    if reward is not None:
-        single["reward server"] = reward
+    return meetings(single, reward, (ports.first_worker, ports.last_worker))
+
+
+def meetings(
+    single: Mapping[str, int], reward: int | None, workers: tuple[int, int] | None = None
+) -> list[str]:
+    """Name what meets among some listeners, the reward server and the range of Ray's workers."""
+    everything = {**single, **({} if reward is None else {"reward server": reward})}
     found = []
-    names = list(single)
+    names = list(everything)
     for index, name in enumerate(names):
-        number = single[name]
+        number = everything[name]
         found += [
-            f"{other} and {name} on {number}" for other in names[:index] if single[other] == number
+            f"{other} and {name} on {number}"
+            for other in names[:index]
+            if everything[other] == number
         ]
-        if ports.first_worker <= number <= ports.last_worker:
+        if workers is not None and workers[0] <= number <= workers[1]:
             found.append(
-                f"{name} on {number}, inside {ports.first_worker}-{ports.last_worker}, "
-                "which Ray's workers use"
+                f"{name} on {number}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
             )
-        if number > 65_535:
-            found.append(f"{name} on {number}, above 65535")
+        if number > _LARGEST:
+            found.append(f"{name} on {number}, above {_LARGEST}")
     return found
+
+
+def by_hand(gcs: int | None, dashboard: int | None, agent: int | None) -> dict[str, int]:
+    """Return the listeners whose ports are settled by what was set, whatever the platform."""
+    found = {} if gcs is None else {"gcs": gcs}
+    if dashboard is not None:
+        found["dashboard"] = dashboard
+    if agent is not None:
+        found |= {"agent": agent, **_inner(agent)}
+    return {name.replace("_", " "): number for name, number in found.items()}

@@ -23,6 +23,7 @@ from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
+from agent.plan import environment
 from agent.plan.plan import BRIDGE, RAY
 from agent.record.log import say
 from agent.runtime import driver, signals
@@ -124,7 +125,7 @@ class Head:
         await self._start_ray(tasks)
         tasks.start_soon(self._follow_ray, link)
         for spec in self._plan.services:
-            tasks.start_soon(self._services.serve, spec, self._place, self._env)
+            tasks.start_soon(self._serve, spec)
         if self._plan.steps:
             tasks.start_soon(self._prepare)
 
@@ -200,14 +201,16 @@ class Head:
                 self._begin_epoch()
                 await self._start_ray(tasks)
             case h.StartService(name, node, generation) if node == HERE:
-                spec = self._plan_service(name)
-                serve = self._services.serve
-                tasks.start_soon(serve, spec, self._place, self._env, generation)
+                tasks.start_soon(self._serve, self._plan_service(name), generation)
             case h.StartService(name, node, generation):
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.Retry(ended):
                 self._run.record("attempt", number=ended.number, id=ended.id)
                 await self._finish_output()
+
+    async def _serve(self, spec: ServiceSpec, generation: int = 1) -> None:
+        env = environment.for_service(self._env, self._plan.settings)
+        await self._services.serve(spec, self._place, env, generation)
 
     def _plan_service(self, name: str) -> ServiceSpec:
         return next(spec for spec in self._plan.services if spec.name == name)
@@ -243,15 +246,17 @@ class Head:
     def _link(self) -> RayLink:
         process = self._plan.process(BRIDGE)
         log = partial(self._run.folder.file, process.log)
-        return RayLink(process.command(self._place), self._env, log, self._inbox.put)
+        env = environment.for_bridge(self._env, self._plan.settings)
+        return RayLink(process.command(self._place), env, log, self._inbox.put)
 
     async def _follow_ray(self, link: RayLink) -> None:
         with self._bridge_scope:
             await link.run()
 
     async def _prepare(self) -> None:
+        env = environment.for_prepare(self._env, self._plan.settings)
         for step in self._plan.steps:
-            failure = await self._run.run_step(step, self._env)
+            failure = await self._run.run_step(step, env)
             self._inbox.put(h.StepOver(step.name, failure))
             if failure:
                 return

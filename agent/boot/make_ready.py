@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,11 +13,13 @@ import psutil
 
 from agent.base.outcome import Kind, Outcome
 from agent.checks import Finding, Level
-from agent.checks.machine_checks import WANTED_FILES, free_ports
+from agent.checks.machine_checks import WANTED_FILES, free_ports, temp_dir
 from agent.node.addresses import taken_ports
+from agent.node.read_facts import look_at_folder
 from agent.record.log import say
 
 if TYPE_CHECKING:
+    from agent.node.facts import Facts, Folder
     from agent.plan.plan import Plan
 
 _RAY_MARKS = (
@@ -39,7 +42,30 @@ def make_ready(plan: Plan) -> Outcome | None:
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
     busy = free_ports(facts, plan.settings, plan.topology)
     failed = [f for f in plan.failed() if f.check != busy.check]
+    if not failed and plan.own_ray is not None:
+        made = own_folder(plan.own_ray.session, plan.facts)
+        if made is not None:
+            failed = [temp_dir(replace(plan.facts, ray_temp=made), plan.settings, plan.topology)]
     return _refusal([*failed, busy] if busy.level is Level.FAIL else failed)
+
+
+def own_folder(temp: str, facts: Facts) -> Folder | None:
+    """Make the folder around Ray's temp dir, for us alone; return what is there if it is not ours.
+
+    It is made or tightened first and looked at afterwards, when nobody can change it any more.
+    """
+    folder = Path(temp).parent
+    with suppress(OSError):  # what cannot be made, Ray will name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        try:
+            found = os.fstat(handle)
+            if found.st_uid == facts.uid and found.st_mode & 0o077:
+                os.fchmod(handle, 0o700)
+        finally:
+            os.close(handle)
+    there = look_at_folder(str(folder))
+    return None if there is None or facts.owns_wholly(there) else there
 
 
 def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_ip
 from agent.base.errors import Problem, SettingsError
-from agent.checks import Finding, examine
+from agent.checks import NAMES, Finding, examine
 from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
-from agent.node.read_facts import gather
-from agent.plan.make_plan import make_plan
+from agent.node.read_facts import gather, look_at_folder
+from agent.plan.listeners import port_clashes
+from agent.plan.make_plan import make_plan, private_folder
 from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
+from agent.topology.platforms import claim_of
 from agent.topology.resolve import Topology, resolve
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
+    from agent.settings import Loaded
 
 _LOOKUP_LIMIT = 2.0
 
@@ -33,7 +36,7 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     loaded = load(environ, command)
     ray = find(environ.get("PATH"))
     names = _names_to_know(loaded.settings)
-    facts = gather(names, ray, is_first_process=pid1.is_over_us())
+    facts = gather(names, ray, environ, loaded.command, is_first_process=pid1.is_over_us())
     problems: list[Problem] = []
     runtime_env: dict[str, object] = {}
     topology: Topology | None = None
@@ -46,10 +49,26 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
             runtime_env = read_runtime_env(loaded.settings)
     except SettingsError as error:
         problems += error.problems
+    problems += _port_clashes(environ, loaded, topology)
     if topology is None or problems:
-        raise SettingsError(tuple(problems))
+        raise SettingsError(tuple(problems), loaded.slips)
     facts = _with_own_name(facts, topology)
+    facts = replace(facts, ray_temp=look_at_folder(private_folder(facts, topology.claim.job_id)))
     return make_plan(loaded, topology, facts, environ, runtime_env)
+
+
+def _port_clashes(
+    environ: Mapping[str, str], loaded: Loaded, topology: Topology | None
+) -> tuple[Problem, ...]:
+    """Judge the ports where the platform is known, also where its word is contradicted."""
+    settings, command = loaded.settings, loaded.command
+    if topology is not None:
+        return port_clashes(settings, command, topology.claim.ports, topology.given_ray)
+    try:
+        claim = claim_of(environ, settings)
+    except SettingsError:
+        return ()
+    return port_clashes(settings, command, claim.ports, claim.ray)
 
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
@@ -57,7 +76,8 @@ def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     plan = plan_of(environ, None)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     facts = replace(plan.facts, taken_ports=taken_ports(ports))
-    return examine(facts, plan.settings, plan.topology)
+    slips = [finding for finding in plan.findings if finding.check == NAMES]
+    return (*examine(facts, plan.settings, plan.topology), *slips)
 
 
 def read_runtime_env(settings: Settings) -> dict[str, object]:

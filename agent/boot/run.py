@@ -13,6 +13,7 @@ from agent.base.outcome import Kind, Outcome
 from agent.boot import planning
 from agent.boot.node_run import NodeRun
 from agent.checks import Level
+from agent.node.process_limits import no_room
 from agent.plan.make_plan import new_run_id
 from agent.plan.plan import log_root
 from agent.record.log import configure, say
@@ -101,4 +102,5 @@ def _agent_error_in(failure: BaseException) -> AgentError | None:
     if isinstance(failure, AgentError):
         return failure
     inner = getattr(failure, "exceptions", ())
-    return next(filter(None, map(_agent_error_in, inner)), None)
+    found = next(filter(None, map(_agent_error_in, inner)), None)
+    return found or (None if inner else no_room("a helper of this run", failure))

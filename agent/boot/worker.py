@@ -23,6 +23,7 @@ from agent.decisions.items import StepOver
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 from agent.decisions.worker import state as w
 from agent.node.addresses import source_towards
+from agent.plan import environment
 from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
 from agent.record.log import say
@@ -159,7 +160,9 @@ class Worker:
                     tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
             case w.StartService(name, generation):
                 spec = next(spec for spec in self._plan.services if spec.name == name)
-                place, env = self._place(), self._env()
+                place = self._place()
+                full = self._plan.environment(place.node_ip, place.head_ip)
+                env = environment.for_service(full, self._plan.settings)
                 tasks.start_soon(self._services.serve, spec, place, env, generation)
             case w.RunStep(name):
                 step = next(step for step in self._plan.steps if step.name == name)
@@ -174,10 +177,6 @@ class Worker:
         ip = self._own_ip or source_towards(head) or "127.0.0.1"
         known_rank = "" if rank is None else str(rank)
         return Place(ip, head, known_rank, str(self._run.folder.path))
-
-    def _env(self) -> dict[str, str]:
-        place = self._place()
-        return self._plan.environment(place.node_ip, place.head_ip)
 
     async def _start_ray(self, tasks: anyio.abc.TaskGroup, head_ip: str) -> None:
         plan = self._plan
@@ -216,7 +215,8 @@ class Worker:
 
     async def _run_step(self, step: PrepareStep) -> bool:
         """Run a step and tell how it went; say whether it succeeded."""
-        env = self._plan.environment_before_addresses()
+        full = self._plan.environment_before_addresses()
+        env = environment.for_prepare(full, self._plan.settings)
         failure = await self._run.run_step(step, env)
         self._inbox.put(StepOver(step.name, failure))
         return not failure

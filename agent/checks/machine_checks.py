@@ -54,6 +54,25 @@ def disk(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
     )
 
 
+def temp_dir(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """Its name can be guessed: on a shared host another user may have made it before us."""
+    folder = facts.ray_temp
+    if folder is None or facts.owns_wholly(folder):
+        return Finding("temp dir", Level.OK, "ours alone, or still to be made")
+    if not folder.is_folder:
+        what = "is a link or a file, no folder"
+    elif folder.uid != facts.uid:
+        what = f"belongs to another user (uid {folder.uid})"
+    else:
+        what = f"was open to others, who put {', '.join(folder.strangers[:3])} into it"
+    return Finding(
+        "temp dir",
+        Level.FAIL,
+        f"{folder.path}, where Ray is to keep its sockets and logs, {what}",
+        f"Remove it (`rm -r {folder.path}`), or have its owner or an administrator do so",
+    )
+
+
 def gpus(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """A container that lost its GPUs looks healthy until the job waits for them for ever."""
     promised = topology.claim.gpus_per_node

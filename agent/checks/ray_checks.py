@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_ip, is_public
+from agent.base.own_command import is_special_to_a_shell
 from agent.checks.finding import Finding, Level
 from agent.node.ray_versions import OLDEST, breaks_command_line, honours_token, version
 
@@ -34,6 +35,21 @@ def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Fin
         what += f"Python {facts.python}"
         return Finding("ray", Level.FAIL, what, "Install another click: `pip install 'click<8.3'`")
     return Finding("ray", Level.OK, f"{facts.ray} on Python {facts.python}")
+
+
+def plain_path(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """Ray starts its client server and workers by an unquoted shell line (2.40 to 2.60)."""
+    python = facts.ray_python
+    if not is_special_to_a_shell(python):
+        return Finding("ray's path", Level.OK, "means the same to a shell")
+    return Finding(
+        "ray's path",
+        Level.FAIL,
+        f"{python!r} has a space or another sign in it at which a shell takes it apart, as Ray "
+        "has one do",
+        "Move the environment to a path of letters, digits, dots, dashes and underscores, and make "
+        "it anew there (a moved one keeps its old paths)",
+    )
 
 
 def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:

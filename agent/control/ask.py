@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import sys
 import time
-import urllib.error
-import urllib.request
 from typing import TYPE_CHECKING, Any
 
+from agent.base.addresses import in_url
 from agent.base.ports import port_map
+from agent.control.http import ask
 from agent.settings import load
 from agent.topology.platforms import port_base
 
@@ -20,9 +19,8 @@ if TYPE_CHECKING:
     from agent.base.ports import PortBase
     from agent.settings import Settings
 
-_LIMIT = 5.0
 _EVERY = 2.0
-_NO_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+_NO_AGENT = "whatever listens there is no agent"
 
 
 def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
@@ -33,7 +31,12 @@ def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
         if status is None:
             print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
             return 69
-        print(json.dumps(status, indent=2) if as_json else as_text(status), flush=True)
+        try:
+            text = json.dumps(status, indent=2) if as_json else as_text(status)
+        except (KeyError, TypeError, ValueError):
+            print("pod-agent: an agent of another version answers: try --json", file=sys.stderr)
+            return 69
+        print(text, flush=True)
         if not watch:
             return 0
         time.sleep(_EVERY)  # a person watches; nothing waits on this
@@ -43,13 +46,12 @@ def is_live(environ: Mapping[str, str]) -> int:
     """Ask this node's own agent whether it lives, as a container's health check does; else 69."""
     settings = load(environ).settings
     where = f"127.0.0.1:{_own_port(settings, port_base(environ, settings))}"
-    try:
-        with _NO_PROXY.open(f"http://{where}/livez", timeout=_LIMIT):
-            return 0
-    except (OSError, http.client.HTTPException) as error:
-        why = getattr(error, "reason", error) or type(error).__name__
-        print(f"pod-agent: no agent lives here: {where}: {why}", file=sys.stderr)
-        return 69
+    answer = ask(f"http://{where}/livez")
+    if answer.status == 200:
+        return 0
+    why = answer.evidence or f"it answered {answer.status}"
+    print(f"pod-agent: no agent lives here: {where}: {why}", file=sys.stderr)
+    return 69
 
 
 def _own_port(settings: Settings, base: PortBase) -> int:
@@ -60,38 +62,43 @@ def _of_the_head(settings: Settings, base: PortBase) -> tuple[dict[str, Any] | N
     """Ask the agent of this node first: an ssh shell has no variables that name the head."""
     port = _own_port(settings, base)
     local, evidence = _ask("127.0.0.1", port, settings)
-    if local is not None and local.get("role") == "head":
+    if local is not None and local["role"] == "head":
         return local, ""
     if local is not None:
-        host, port = str(local["head"]["host"]), int(local["head"]["port"])
+        named = local.get("head")
+        if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
+            return None, f"127.0.0.1:{port}: {_NO_AGENT}"
+        host, port = str(named["host"]), named["port"]
     elif settings.head is not None:
         host = settings.head
     elif settings.head_pod_id is not None:
         host = f"{settings.head_pod_id}.runpod.internal"
     else:
         return None, f"{evidence}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere"
-    return _ask(host, port, settings)
+    found, evidence = _ask(host, port, settings)
+    if found is not None and found["role"] != "head":
+        return (
+            None,
+            f"{in_url(host)}:{port}: the agent there is a {found['role']}'s, not the head's",
+        )
+    return found, evidence
 
 
 def _ask(host: str, port: int, settings: Settings) -> tuple[dict[str, Any] | None, str]:
-    where = f"{f'[{host}]' if ':' in host else host}:{port}"
-    request = urllib.request.Request(f"http://{where}/status")
-    # whatever name led there, the node need not know it: only browsers are held to their Host
-    request.add_header("Host", "localhost")
-    if settings.ray_auth_token is not None:
-        token = settings.ray_auth_token.reveal()
-        request.add_header("Authorization", f"Bearer {token}")
+    where = f"{in_url(host)}:{port}"
+    token = settings.ray_auth_token
+    answer = ask(f"http://{where}/status", None if token is None else token.reveal())
+    if answer.status == 401:
+        return None, f"{where}: it asks for the cluster's RAY_AUTH_TOKEN"
+    if answer.status != 200:
+        return None, f"{where}: {answer.evidence or f'it answered {answer.status}'}"
     try:
-        with _NO_PROXY.open(request, timeout=_LIMIT) as reply:
-            data = json.load(reply)
-    except urllib.error.HTTPError as error:
-        wrong = "it asks for the cluster's RAY_AUTH_TOKEN" if error.code == 401 else str(error)
-        return None, f"{where}: {wrong}"
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        return None, f"{where}: {getattr(error, 'reason', error) or type(error).__name__}"
+        data = json.loads(answer.body)
+    except (ValueError, RecursionError):
+        data = None
     if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
         return data, ""
-    return None, f"{where}: whatever listens there is no agent"
+    return None, f"{where}: {_NO_AGENT}"
 
 
 def as_text(status: Mapping[str, Any]) -> str:

@@ -16,6 +16,19 @@ MIB = 1 << 20
 
 
 @dataclass(frozen=True)
+class Folder:
+    """What lies at a path that should be a folder of our own."""
+
+    path: str
+    is_folder: bool
+    """False where it is a link or a file."""
+    uid: int
+    mode: int
+    strangers: tuple[str, ...] = ()
+    """What others have put into it."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """What this machine is and allows."""
 
@@ -48,6 +61,12 @@ class Facts:
     """The address with which this node leaves by its default route, if it has one."""
     taken_ports: Mapping[int, str] | None = None
     """Ports of ours on which somebody listens already, and who; None where nobody looked."""
+    program_fault: str = ""
+    """Why the program after `--` cannot be started from here, with its name; '' where it can."""
+    wandb_login: bool = False
+    """Whether W&B finds credentials on this machine, as `wandb login` leaves them."""
+    ray_temp: Folder | None = None
+    """What is there already where Ray's temp dir is to be kept."""
     known_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names that had to be looked up to know the role or the address, and what was found."""
 
@@ -66,6 +85,10 @@ class Facts:
             "nofile_hard": self.nofile_hard,
             "gpus": self.gpus,
         }
+
+    def owns_wholly(self, folder: Folder) -> bool:
+        """Say whether a folder is a real one of ours, in which nobody else has left anything."""
+        return folder.is_folder and folder.uid == self.uid and not folder.strangers
 
     def addresses(self) -> tuple[str, ...]:
         """Return this node's addresses but loopback's."""

@@ -108,14 +108,17 @@ def _recorded(file: Path) -> str | None:
 
 def look_at(executable: str) -> RayPython:
     """Ask another Python what it has."""
+    from agent.node.process_limits import starting  # noqa: PLC0415 - the one asked needs none of it
+
     try:
-        done = subprocess.run(
-            own_command(executable, PROGRAM),
-            capture_output=True,
-            text=True,
-            timeout=_ASK_LIMIT,
-            check=True,
-        )
+        with starting(f"{executable}, which has Ray,"):
+            done = subprocess.run(
+                own_command(executable, PROGRAM),
+                capture_output=True,
+                text=True,
+                timeout=_ASK_LIMIT,
+                check=True,
+            )
         told = json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
         return RayPython(executable, "does not run", None)

@@ -7,6 +7,7 @@ import re
 import resource
 import shutil
 import socket
+import stat
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,16 +15,23 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.node.addresses import interfaces, source_towards
-from agent.node.facts import Facts
+from agent.node.facts import Facts, Folder
+from agent.node.job_program import fault_of
+from agent.node.wandb_login import has_login
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent.node.ray_python import RayPython
 
 
 def gather(
-    known_names: Mapping[str, tuple[str, ...]], ray: RayPython, *, is_first_process: bool
+    known_names: Mapping[str, tuple[str, ...]],
+    ray: RayPython,
+    environ: Mapping[str, str],
+    command: Sequence[str] | None,
+    *,
+    is_first_process: bool,
 ) -> Facts:
     """Look at this machine; takes a few milliseconds and starts nothing."""
     shm = shutil.disk_usage("/dev/shm") if Path("/dev/shm").is_dir() else None
@@ -49,8 +57,33 @@ def gather(
         is_first_process=is_first_process,
         uid=os.getuid(),
         default_source=source_towards("192.0.2.1"),  # a test network: nobody is asked, none is sent
+        program_fault=_program_fault(command, environ.get("PATH")),
+        wandb_login=has_login(environ),
         known_names=known_names,
     )
+
+
+def _program_fault(command: Sequence[str] | None, path: str | None) -> str:
+    """Look for the job's program; a placeholder in it is filled in by the run alone."""
+    if not command or "{" in command[0]:
+        return ""
+    fault = fault_of(command[0], path)
+    return f"{command[0]!r} {fault}" if fault else ""
+
+
+def look_at_folder(path: str) -> Folder | None:
+    """Look at what lies at a path, without following a link; None where nothing does."""
+    place = Path(path)
+    try:
+        found = place.lstat()
+    except OSError:
+        return None
+    inside: list[tuple[str, int]] = []
+    with suppress(OSError):  # one that we may not read is none of ours, which its owner tells
+        inside = [(entry.name, entry.lstat().st_uid) for entry in place.iterdir()]
+    strangers = tuple(sorted(name for name, uid in inside if uid != found.st_uid))
+    mode = stat.S_IMODE(found.st_mode)
+    return Folder(path, stat.S_ISDIR(found.st_mode), found.st_uid, mode, strangers)
 
 
 def _cpus(cgroup: Path) -> int:

@@ -6,12 +6,14 @@ from typing import TYPE_CHECKING
 
 from agent.node.facts import MIB
 from agent.settings.model import TOKEN_MODE
+from agent.settings.redact import SHORTEST, secrets_in
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
     from agent.settings import Settings
+    from agent.settings.values import Secret
 
 _NEVER_PASSED_ON = (
     "RAY_ADDRESS",  # a leftover would send every child to another cluster
@@ -20,6 +22,9 @@ _NEVER_PASSED_ON = (
     "WANDB_API_KEY_FILE",
     "RAY_AUTH_TOKEN_FILE",
 )
+_WANDB = "WANDB_API_KEY"
+_OF_THE_CLUSTER = ("RAY_AUTH_TOKEN", TOKEN_MODE)
+"""The token, and the mode that would make a Ray of the child's own ask for one."""
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
@@ -60,6 +65,40 @@ def for_given_ray(
     if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
         found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes' own tokens: that Ray knows where
     return found
+
+
+def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return what the bridge gets of a node's environment: nothing secret but Ray's own.
+
+    It talks to Ray alone; RAY_JOB_HEADERS may be what opens the dashboard of a Ray that is given.
+    """
+    own = {name: full[name] for name in (*_OF_THE_CLUSTER, "RAY_JOB_HEADERS") if name in full}
+    others = {name: text for name, text in full.items() if name not in own}
+    harmless = {name: text for name, text in others.items() if not secrets_in(name, text)}
+    return {**_without(harmless, settings.wandb_api_key, settings.ray_auth_token), **own}
+
+
+def for_service(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return what a service gets: neither W&B's key nor the cluster's token is its business."""
+    left = {name: text for name, text in full.items() if name not in (*_OF_THE_CLUSTER, _WANDB)}
+    return _without(left, settings.wandb_api_key, settings.ray_auth_token)
+
+
+def for_prepare(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return what a prepare step gets: all of the user's own, and not the cluster's token."""
+    left = {name: text for name, text in full.items() if name not in _OF_THE_CLUSTER}
+    return _without(left, settings.ray_auth_token)
+
+
+def _without(environ: Mapping[str, str], *secrets: Secret | None) -> dict[str, str]:
+    """Leave out each variable that repeats one of these secrets, whatever its name."""
+    texts = [secret.reveal() for secret in secrets if secret is not None]
+    long = [text for text in texts if len(text) >= SHORTEST]  # a short one is in many a word
+    return {
+        name: text
+        for name, text in environ.items()
+        if text not in texts and not any(secret in text for secret in long)
+    }
 
 
 def chosen_for_display(
@@ -111,7 +150,7 @@ def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
     interface = facts.interface_of(node_ip)
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
-    if settings.wandb_api_key is None:
+    if settings.wandb_api_key is None and not facts.wandb_login:
         chosen["WANDB_MODE"] = "offline"  # without a key W&B asks a terminal that is not there
     return chosen
 

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_public
+from agent.base.ports import collisions, meetings, port_map
+from agent.settings.rules import port_problems, reward_port
 from agent.work.where import NODE_IP
 
 if TYPE_CHECKING:
-    from agent.base.ports import Ports
+    from agent.base.errors import Problem
+    from agent.base.ports import PortBase, Ports
     from agent.plan.ray_start import OwnRay
     from agent.settings import Settings
+    from agent.topology.given_ray import GivenRay
     from agent.topology.resolve import Topology
     from agent.work.services import ServiceSpec
 
@@ -50,6 +54,23 @@ def listeners(
     if topology.is_head:
         others = (*_head_of_ray(ports, ray.dashboard_host, guard), *others)
     return (*others, agent, *_node_of_ray(ports, guard))
+
+
+def port_clashes(
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    base: PortBase,
+    given: GivenRay | None = None,
+) -> tuple[Problem, ...]:
+    """Find what would meet on one port of this run's map, as its platform begins it.
+
+    Beside a Ray on another machine only the agent and the reward server listen here.
+    """
+    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
+    reward = reward_port(settings, command)
+    if given is not None and given.session is None:
+        return port_problems(meetings({"agent": ports.agent}, reward))
+    return port_problems(collisions(ports, reward))
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:

@@ -7,13 +7,14 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.errors import Problem, SettingsError
+from agent.base.errors import SettingsError
 from agent.base.own_command import own_command
-from agent.base.ports import Ports, collisions, port_map
-from agent.checks import examine
+from agent.base.ports import Ports, port_map
+from agent.checks import about_names, examine
+from agent.checks.job_checks import job_program
 from agent.node.ray_versions import honours_token
 from agent.plan.address import address_of
-from agent.plan.listeners import listeners
+from agent.plan.listeners import listeners, port_clashes
 from agent.plan.plan import BRIDGE, RAY, Plan, PlannedProcess
 from agent.plan.ray_start import OwnRay
 from agent.plan.stop_budget import share
@@ -51,7 +52,7 @@ def make_plan(
     all_services = _services(settings, topology, loaded.command, facts)
     services = tuple(s for s in all_services if _is_here(s.where, topology))
     steps = _steps(settings, topology)
-    ports = _ports(settings, topology, all_services)
+    ports = _ports(settings, topology, loaded.command)
     guarded = settings.ray_auth_token is not None and honours_token(facts.ray)
     ray = OwnRay(
         settings,
@@ -81,8 +82,12 @@ def make_plan(
         budget=share(settings.stop_grace),
         waits=planned_waits(settings, topology, steps, all_services, has_job=job is not None),
         listeners=listeners(settings, topology, services, ray, guarded=guarded),
-        findings=examine(facts, settings, topology),
-        notes=(*loaded.notes, *claim.notes, *_notes(settings, topology)),
+        findings=(
+            *examine(facts, settings, topology),
+            *job_program(facts, settings, topology),
+            *about_names(loaded.slips),
+        ),
+        notes=(*loaded.notes, *claim.notes, *_notes(settings, topology, facts)),
         on_done=settings.on_done or _default_on_done(topology, facts),
     )
 
@@ -91,6 +96,15 @@ def temp_dir(facts: Facts, job_id: str | None = None) -> str:
     """Return Ray's temp dir: ours alone, on a shared host this job's alone.
 
     It is short, since socket paths end at 107 bytes, 62 of which Ray's session needs.
+    """
+    return f"{private_folder(facts, job_id)}/ray"
+
+
+def private_folder(facts: Facts, job_id: str | None = None) -> str:
+    """Return the folder around Ray's temp dir, which nobody else may enter.
+
+    Ray opens its temp dir to everybody at each start (mode 0777, 2.40 to 2.60), so that dir itself
+    could not keep others out.
     """
     user = "" if facts.uid == 0 else f"-{facts.uid}"
     job = "" if job_id is None else f"-j{job_id}"
@@ -134,23 +148,20 @@ def _processes(
     return (*ray, PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log"))
 
 
-def _ports(settings: Settings, topology: Topology, services: tuple[ServiceSpec, ...]) -> Ports:
+def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | None) -> Ports:
     """Lay out the ports from where the platform begins, and keep them clear of each other."""
     base = topology.claim.ports
-    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-    met = collisions(ports, next((spec.port for spec in services if spec.port is not None), None))
-    if met:
-        names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
-        expected = "ports clear of each other; without these variables `plan` shows the rest"
-        raise SettingsError(tuple(Problem(names, line, expected) for line in met))
-    return ports
+    clashes = port_clashes(settings, command, base, topology.given_ray)
+    if clashes:
+        raise SettingsError(clashes)
+    return port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
 
 
 def _default_on_done(topology: Topology, facts: Facts) -> str:
     return "hold" if topology.claim.restarts and facts.is_first_process else "exit"
 
 
-def _notes(settings: Settings, topology: Topology) -> tuple[str, ...]:
+def _notes(settings: Settings, topology: Topology, facts: Facts) -> tuple[str, ...]:
     given = topology.given_ray
     if topology.is_idle:
         return ()
@@ -161,6 +172,8 @@ def _notes(settings: Settings, topology: Topology) -> tuple[str, ...]:
         elsewhere = "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
         notes = (f"{whose}: {there}, {grace}",)
         return (*notes, elsewhere) if settings.prepare and given.session is None else notes
+    if settings.wandb_api_key is None and facts.wandb_login:
+        return ("WANDB_API_KEY is not set: W&B has this machine's `wandb login`",)
     if settings.wandb_api_key is None:
         return ("WANDB_API_KEY is not set: W&B stays offline",)
     return ()

@@ -9,6 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from agent.node.process_limits import starting
 from agent.runtime.beats import beats
 
 if TYPE_CHECKING:
@@ -81,7 +82,8 @@ class JobOutput:
 
     def start(self) -> None:
         """Begin to copy."""
-        self._thread.start()
+        with starting("the copy of the job's output"):
+            self._thread.start()
 
     def finish(self, limit: float) -> None:
         """Copy what is left, for at most `limit` seconds."""

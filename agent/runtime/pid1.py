@@ -22,7 +22,13 @@ def become_init() -> int | None:
     global _over_us  # noqa: PLW0603 - a fact of this process, which none of its children inherits
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:  # not even a second process: this container's pids.max is 1
+        os.write(
+            2, f"pod-agent: no room for a process: {error.strerror}; raise pids.max\n".encode()
+        )
+        return 69
     if child == 0:
         os.setsid()  # a terminal's Ctrl-C then reaches the agent once, through us
         signal.pthread_sigmask(signal.SIG_SETMASK, before)  # children would inherit the mask

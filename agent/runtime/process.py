@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import subprocess
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agent.base.outcome import name_of_code, shell_code
+from agent.node.process_limits import starting
 from agent.record.log import say
 from agent.runtime import orphans
 from agent.runtime.pipes import PipeReader, Pipes, PipeWriter
@@ -72,7 +74,7 @@ class Child:
 
         What it leaves running in its group ends with it, unless `rest_stays`.
         """
-        with _opened(name, log) as output:
+        with _opened(name, log) as output, starting(name):
             process = _spawn(
                 argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
@@ -83,7 +85,7 @@ class Child:
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command that is talked to through its stdin and stdout."""
-        with _opened(name, log) as errors:
+        with _opened(name, log) as errors, starting(name):
             process = _spawn(
                 argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
@@ -233,14 +235,37 @@ def start_time(pid: int) -> int:
         return 0
 
 
+_CONTROLS = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
+    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
+)
+"""Colours, titles and whatever else only a terminal understands; what parts lines stays."""
+_PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
+_BOILERPLATE = re.compile(
+    r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
+      | authentication_token_setup\.py:\d+\ -- | network_util\.cc:
+      | (?:^|--\ )(?:Some\ Ray\ subprocesses\ exited\ unexpectedly:
+        | Remaining\ processes\ will\ be\ killed\. | -----\ (?:BEGIN|END)\ .*)$
+    """,
+    re.VERBOSE,
+)
+"""Lines of `ray start` that stand there at every start, or at every end (2.40 to 2.60)."""
+_ENDED_PART = re.compile(r"\[exit code=")
+
+
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
-    """Return a file's last non-empty lines, joined and cut to `longest` characters."""
+    """Return a file's last lines that tell something, joined and cut to `longest` characters."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 8192))
+            file.seek(max(0, file.tell() - 16_384))
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    last = [line.strip() for line in text.splitlines() if line.strip()][-lines:]
-    return " | ".join(last)[-longest:]
+    said = [line.rstrip() for line in _CONTROLS.sub("", text).splitlines() if line.strip()]
+    telling = [line for line in said if not _BOILERPLATE.search(line)] or said
+    last = telling[-lines:]
+    ended = next((line for line in reversed(telling) if _ENDED_PART.search(line)), None)
+    if ended is not None and ended not in last:
+        last = [ended, *last[1:]]  # which part of Ray it was that ended
+    return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]

@@ -7,7 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem, SettingsError
-from agent.settings.model import FIELD_OF, FORMS_OF_SECRETS, KNOWN, SECRETS, VARIABLES, Settings
+from agent.settings.model import (
+    FIELD_OF,
+    FORMS_OF_SECRETS,
+    KNOWN,
+    SECRETS,
+    THEIRS,
+    VARIABLES,
+    Settings,
+)
 from agent.settings.rules import contradictions
 
 if TYPE_CHECKING:
@@ -26,6 +34,8 @@ class Loaded:
     """The job given after `--`, as argv."""
     origins: Mapping[str, str]
     notes: tuple[str, ...] = ()
+    slips: tuple[str, ...] = ()
+    """Variables whose names are nearly ours, each in a sentence with the one that was meant."""
 
 
 def read_secret_file(path: str) -> str:
@@ -54,9 +64,11 @@ def load(
         for problem in contradictions(settings, tuple(command) if command is not None else None)
         if not bad & set(problem.variable.split(" + "))
     ]
+    slips = slips_of_the_hand(environ)
     if problems:
-        raise SettingsError(tuple(problems))
-    return Loaded(settings, tuple(command) if command is not None else None, origins, tuple(notes))
+        raise SettingsError(tuple(problems), slips)
+    words = tuple(command) if command is not None else None
+    return Loaded(settings, words, origins, tuple(notes), slips)
 
 
 def _collect(
@@ -106,6 +118,25 @@ def _check_names(environ: Mapping[str, str], problems: list[Problem], notes: lis
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
     if foreign:
         notes.append(f"not ours and ignored: {', '.join(foreign)}")
+
+
+def slips_of_the_hand(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Find near misses of our names that begin with no AGENT_: any tool may own such a name."""
+    ours = [name for name in KNOWN if not name.startswith("AGENT_")]
+    found = []
+    for name in sorted(n for n in environ if not n.startswith("AGENT_") and n not in THEIRS):
+        upper = name.upper()
+        meant = next((k for k in ours if nearly_equal(upper, k) or _swapped(upper, k)), None)
+        if meant is not None and not {name, meant} & ({*ours} & {*environ}):
+            found.append(f"{name} is no variable of ours (did you mean {meant}?)")
+    return tuple(found)
+
+
+def _swapped(one: str, other: str) -> bool:
+    """Say whether two neighbours changed places."""
+    a, b = one.replace("_", ""), other.replace("_", "")
+    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
+    return len(a) == len(b) and a[at:] == b[at + 1 : at + 2] + b[at : at + 1] + b[at + 2 :]
 
 
 def nearly_equal(one: str, other: str) -> bool:

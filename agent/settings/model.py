@@ -226,3 +226,6 @@ FORMS_OF_SECRETS = {
 
 KNOWN = (*FIELD_OF, *FORMS_OF_SECRETS)
 """Every name that is read."""
+
+THEIRS = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_API_KEY_FILE", "WANDB_MODE")
+"""Names of Ray's and W&B's own that resemble ours: never taken for a slip of the hand."""

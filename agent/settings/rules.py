@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
-from agent.base.ports import collisions, port_map
+from agent.base.ports import by_hand, meetings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -107,16 +107,23 @@ def _about_safety(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _about_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    ports = port_map(settings.ray_port, settings.dashboard_port, settings.port)
+def reward_port(settings: Settings, command: tuple[str, ...] | None) -> int | None:
+    """Return the port of the reward server that this run starts itself, if it does."""
     wish = settings.reward or ("builtin" if wants_reward_url(settings, command) else "off")
-    runs_one = wish != "off" and not is_url(wish)
-    for collision in collisions(ports, settings.reward_port if runs_one else None):
-        yield Problem(
-            "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT",
-            collision,
-            "ports that keep clear of each other",
-        )
+    return None if wish == "off" or is_url(wish) else settings.reward_port
+
+
+def port_problems(lines: list[str]) -> tuple[Problem, ...]:
+    """Return what meets on one port as problems of the variables that could part them."""
+    names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
+    expected = "ports clear of each other; without these variables `plan` shows the rest"
+    return tuple(Problem(names, line, expected) for line in lines)
+
+
+def _about_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    """Judge what was set by hand; where the other ports begin only the platform tells."""
+    set_ports = by_hand(settings.ray_port, settings.dashboard_port, settings.port)
+    yield from port_problems(meetings(set_ports, reward_port(settings, command)))
 
 
 def _about_workers(settings: Settings) -> Iterator[Problem]:

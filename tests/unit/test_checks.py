@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from agent.checks import CHECKS, Finding, Level, examine
-from agent.node.facts import MIB, Facts
+from agent.node.facts import MIB, Facts, Folder
 from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of
 
 TOKEN = {"RAY_AUTH_TOKEN": SECRET}
@@ -18,6 +18,7 @@ CLICK = replace(MACHINE, ray="2.40.0", python="3.10.13", click="8.3.1", enums_co
 PUBLIC = replace(
     MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("8.8.4.4",)}, default_source="8.8.4.4"
 )
+OURS = Folder("/tmp/pod-agent", is_folder=True, uid=0, mode=0o700)
 PODS = {"RUNPOD_POD_ID": "podaaa", "HEAD_POD_ID": "podaaa"}
 
 
@@ -141,6 +142,44 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "tmp": ("/tmp", {}, replace(MACHINE, temp_free=2048 * MIB), Level.OK, "2048 MiB free"),
     "full tmp": ("/tmp", {}, replace(MACHINE, temp_free=2047 * MIB), Level.WARN, "2047 MiB free"),
+    "no temp dir": ("temp dir", {}, MACHINE, Level.OK, "still to be made"),
+    "our temp dir": ("temp dir", {}, replace(MACHINE, ray_temp=OURS), Level.OK, "ours alone"),
+    "our open temp dir": (
+        "temp dir",
+        {},
+        replace(MACHINE, ray_temp=replace(OURS, mode=0o777)),
+        Level.OK,
+        "ours alone",
+    ),
+    "linked temp dir": (
+        "temp dir",
+        {},
+        replace(MACHINE, ray_temp=replace(OURS, is_folder=False)),
+        Level.FAIL,
+        "/tmp/pod-agent, where Ray is to keep its sockets and logs, is a link",
+    ),
+    "another's temp dir": (
+        "temp dir",
+        {},
+        replace(MACHINE, ray_temp=replace(OURS, uid=1234)),
+        Level.FAIL,
+        "belongs to another user (uid 1234)",
+    ),
+    "strangers in our temp dir": (
+        "temp dir",
+        {},
+        replace(MACHINE, ray_temp=replace(OURS, mode=0o777, strangers=("ray",))),
+        Level.FAIL,
+        "who put ray into it",
+    ),
+    "ray's path": ("ray's path", {}, MACHINE, Level.OK, "the same to a shell"),
+    "path with a space": (
+        "ray's path",
+        {},
+        replace(MACHINE, ray_python="/home/me/my work/.venv/bin/python"),
+        Level.FAIL,
+        "'/home/me/my work/.venv/bin/python' has a space",
+    ),
     "gpus as promised": ("GPUs", {**PODS, "RUNPOD_GPU_COUNT": "8"}, POD, Level.OK, "8 seen"),
     "gpus lost": (
         "GPUs",

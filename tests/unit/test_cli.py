@@ -94,6 +94,52 @@ def test_usage_is_2(arguments: tuple[str, ...]) -> None:
     assert agent(*arguments).returncode == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "python", "train.py"), "pod-agent run -- python train.py"),
+        (("run", "python", "train.py", "--", "--lr", "1"), "run -- python train.py --lr 1"),
+        (("plan", "python", "a b"), "pod-agent plan -- python 'a b'"),
+        (("python", "train.py"), "pod-agent run -- python train.py"),
+        (("staus",), "no verb 'staus': did you mean 'status'?"),
+        (("docter", "--json"), "did you mean 'doctor'?"),
+        (("rehersal",), "did you mean 'rehearsal'?"),
+        (("run", "--no-such"), "unrecognized arguments: --no-such"),
+    ],
+)
+def test_a_slip_on_the_command_line(arguments: tuple[str, ...], words: str) -> None:
+    """A forgotten -- and a mistyped verb are told with what was meant, as a usage error."""
+    done = agent(*arguments)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> None:
+    """78 within a moment, by `run`; `plan` shows it and stays 0."""
+    env = {"AGENT_LOG_DIR": str(tmp_path), "RAY_WORKERS": "3", "AGENT_PORT": "21970"}
+    env |= {"AGENT_RAY_PORT": "21960", "AGENT_DASHBOARD_PORT": "21961", "AGENT_REWARD": "off"}
+    began = time.monotonic()
+    done = agent("run", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
+    assert time.monotonic() - began < 10
+    assert done.returncode == 78, done.stderr
+    last = done.stderr.strip().splitlines()[-1]
+    assert "'./no-such-train.sh' is not there" in last
+    assert "WARN names: RAY_WORKERS is no variable of ours" in done.stderr
+    shown = agent("plan", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
+    assert shown.returncode == 0
+    assert "FAIL job: the program after --: './no-such-train.sh'" in shown.stdout
+    told = agent("doctor", env={"RAY_WORKERS": "3"}, cwd=tmp_path)
+    assert "warn names: RAY_WORKERS" in told.stdout
+
+
+def test_a_near_miss_explains_a_refusal() -> None:
+    """Where the mistyped name is why a worker knows no head, the refusal says so."""
+    done = agent("plan", env={"RAY_WORKER": "1", "HEAD_PODID": "abc"})
+    assert done.returncode == 78
+    assert "HEAD_PODID is no variable of ours (did you mean HEAD_POD_ID?)" in done.stderr
+
+
 def test_status_without_a_head_is_69() -> None:
     """Nobody there: 69, with what was tried."""
     done = agent("status", env={"AGENT_PORT": "21999"})

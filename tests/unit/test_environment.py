@@ -3,13 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.node.facts import MIB
-from agent.plan.environment import chosen_for_display, for_node, object_store
+from agent.plan.environment import (
+    chosen_for_display,
+    for_bridge,
+    for_node,
+    for_prepare,
+    for_service,
+    object_store,
+)
 from agent.settings.redact import MASK
 from unit.worlds import MACHINE, POD, SECRET, settings_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.settings import Settings
 
 NODE, HEAD = "10.0.0.5", "10.0.0.1"
 
@@ -82,6 +95,66 @@ def test_a_secrets_file_becomes_its_value() -> None:
     assert not named.keys() & found.keys()
     assert (found["RAY_AUTH_TOKEN"], found["WANDB_API_KEY"]) == (SECRET, f"{SECRET}-w")
     assert "WANDB_MODE" not in found
+
+
+CLUSTER, W_AND_B = f"{SECRET}-cluster", f"{SECRET}-wandb"
+OWN = {
+    "HF_TOKEN": f"{SECRET}-hf",
+    "OPENAI_API_KEY": f"{SECRET}-openai",
+    "DATABASE_URL": f"postgres://app:{SECRET}-db@db/rl",
+    "PGPASSWORD": f"{SECRET}-pg",
+    "RAY_REDIS_PASSWORD": f"{SECRET}-redis",
+    "HTTPS_PROXY": f"http://me:{SECRET}-proxy@proxy:3128",
+    "AGENT_PREPARE": f"HF_TOKEN={SECRET}-step python get.py",
+    "APP_CONFIG": f'{{"api_key": "{SECRET}-json"}}',
+}
+"""Secrets of the user's own, in every place in which they are known."""
+PLAIN = {"PATH": "/bin", "HF_HOME": "/hf", "INPUT_KEY": "message", "LD_LIBRARY_PATH": "/lib"}
+COPIES = {"CLUSTER_COPY": CLUSTER, "WANDB_COPY": f"key={W_AND_B}"}
+MANY = {**OWN, **PLAIN, **COPIES, "RAY_AUTH_TOKEN": CLUSTER, "WANDB_API_KEY": W_AND_B}
+ALL = {*OWN, *COPIES, "RAY_AUTH_TOKEN", "WANDB_API_KEY"}
+
+
+@pytest.mark.parametrize(
+    ("child", "secret"),
+    [
+        (None, ALL),
+        (for_bridge, {"RAY_AUTH_TOKEN"}),
+        (for_service, {*OWN}),
+        (for_prepare, {*OWN, "WANDB_API_KEY", "WANDB_COPY"}),
+    ],
+    ids=["ray and the job", "bridge", "service", "prepare step"],
+)
+def test_each_child_gets_the_secrets_that_it_needs(
+    child: Callable[[Mapping[str, str], Settings], dict[str, str]] | None, secret: set[str]
+) -> None:
+    """Ray and the job get all; the others none that is not theirs, under whatever name."""
+    settings, full = settings_of(MANY), of(MANY)
+    found = full if child is None else child(full, settings)
+    assert {name for name, text in found.items() if SECRET in text} == secret
+    assert found.items() >= PLAIN.items()
+    assert found["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert found.items() <= full.items()
+
+
+def test_the_bridge_asks_as_ray_wants_to_be_asked() -> None:
+    """The token's mode and the headers for a dashboard go with it; a service has neither."""
+    environ = {**MANY, "RAY_JOB_HEADERS": '{"Authorization": "Bearer headers-secret"}'}
+    settings, full = settings_of(environ), of(environ)
+    bridge = for_bridge(full, settings)
+    assert bridge["RAY_AUTH_MODE"] == "token"
+    assert bridge["RAY_JOB_HEADERS"] == environ["RAY_JOB_HEADERS"]
+    assert "RAY_AUTH_MODE" not in for_service(full, settings)
+    assert "RAY_AUTH_MODE" not in for_prepare(full, settings)
+    assert for_bridge(of({}), settings_of({}))["RAY_AUTH_MODE"] == "disabled"
+
+
+def test_a_short_secret_takes_nothing_else_along() -> None:
+    """A key of one letter, which is in every value, costs no child its PATH."""
+    environ = {"WANDB_API_KEY": "b", "RAY_AUTH_TOKEN": "n", "PATH": "/bin", "COPY": "b"}
+    found = for_service(of(environ), settings_of(environ))
+    assert found["PATH"] == "/bin"
+    assert not {"COPY", "WANDB_API_KEY", "RAY_AUTH_TOKEN"} & found.keys()
 
 
 def test_a_leftover_address_is_dropped() -> None:

@@ -8,7 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.base.errors import SettingsError
 from agent.base.ports import collisions, port_map
+from agent.boot import planning
+from agent.plan.listeners import port_clashes
+from agent.topology.platforms import claim_of
+from unit.captured import changed, plan_of, read
+from unit.worlds import settings_of
 
 PORT = st.integers(1024, 65_535)
 
@@ -55,3 +61,52 @@ def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: i
     clear = [n for n in numbers if not ports.first_worker <= n <= ports.last_worker]
     fine = len(set(clear)) == len(numbers) - 2 and max(numbers) <= 65_535
     assert (collisions(ports, reward) == []) == fine
+
+
+@pytest.mark.parametrize(
+    ("environ", "words"),
+    [
+        ({"AGENT_PORT": "8265"}, "dashboard and agent on 8265"),
+        ({"AGENT_RAY_PORT": "10001"}, "gcs and client on 10001"),
+        ({"AGENT_PORT": "9999"}, "object manager and client on 10001"),
+        ({"AGENT_REWARD_PORT": "8266"}, "agent and reward server on 8266"),
+        ({"AGENT_REWARD_PORT": "6379"}, "gcs and reward server on 6379"),
+        ({"AGENT_REWARD_PORT": "12000"}, "which Ray's workers use"),
+    ],
+)
+def test_a_port_that_meets_a_default_is_refused(environ: dict[str, str], words: str) -> None:
+    """Where the platform shifts nothing, a port of the defaults' is told, by all the variables."""
+    with pytest.raises(SettingsError) as caught:
+        planning.plan_of(environ, None)
+    told = caught.value.problems
+    assert "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT" in told[0].variable
+    assert words in " ".join(problem.got for problem in told)
+
+
+@pytest.mark.parametrize("name", ["AGENT_REWARD_PORT", "AGENT_DASHBOARD_PORT"])
+def test_under_slurm_the_defaults_are_nobodys(name: str) -> None:
+    """Where the job's id shifts the ports, nothing is on 6379, so anybody may have it."""
+    environ, facts = read("slurm-head")
+    plan = plan_of({**environ, name: "6379"}, facts)
+    assert 6379 in (plan.settings.reward_port, plan.settings.dashboard_port)
+
+
+def test_beside_a_ray_elsewhere_its_ports_are_nobodys() -> None:
+    """In a RayJob's submitter only agent and reward server listen: those two must differ."""
+    environ, facts = read("kuberay-submitter-head")
+    given = claim_of(environ, settings_of(environ)).ray
+    plan_of({**environ, "AGENT_REWARD_PORT": "6379"}, facts)
+    met = {**environ, "AGENT_REWARD_PORT": "8266"}
+    base = plan_of(environ, facts).topology.claim.ports
+    (problem,) = port_clashes(settings_of(met), None, base, given)
+    assert problem.got == "agent and reward server on 8266"
+
+
+def test_ports_are_told_together_with_the_topology() -> None:
+    """Two heads and one port for two: both are told at once."""
+    environ = changed("dstack-head", {"RAY_WORKER": "1", "AGENT_REWARD_PORT": "6379"})
+    with pytest.raises(SettingsError) as caught:
+        planning.plan_of(environ, None)
+    told = " ".join(problem.sentence() for problem in caught.value.problems)
+    assert "gcs and reward server on 6379" in told
+    assert "RAY_WORKER=1" in told

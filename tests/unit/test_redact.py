@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import json
+import shlex
+import time
+from urllib.parse import quote, urlencode
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,31 +15,144 @@ from hypothesis import strategies as st
 from agent.settings.redact import MASK, Redactor, looks_secret, redactor_for
 from unit.worlds import SECRET, settings_of
 
+IS_SECRET = [
+    *("RAY_AUTH_TOKEN", "WANDB_API_KEY", "RUNPOD_API_KEY", "HF_TOKEN"),
+    *("HUGGING_FACE_HUB_TOKEN", "OPENAI_API_KEY", "OPENAI_APIKEY", "AWS_SECRET_ACCESS_KEY"),
+    *("AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN", "GITHUB_TOKEN", "DB_PASSWORD"),
+    *("DB_PASS", "MYSQL_PWD", "PGPASSWORD", "MYSQL_ROOT_PASSWORD"),
+    *("SSH_PASSPHRASE", "REDIS_PASSWD", "GITHUB_PAT", "AZURE_DEVOPS_EXT_PAT"),
+    *("my_secret", "CLIENT_SECRET", "SECRET_KEY", "SECRETS"),
+    *("GOOGLE_CREDENTIALS", "CREDENTIAL", "PRIVATE_KEY", "SSH_PRIVATE_KEY"),
+    *("ENCRYPTION_KEY", "SIGNING_KEY", "AUTHORIZATION", "BASIC_AUTH"),
+    *("DOCKER_AUTH_CONFIG", "SLURM_JWT", "SLACK_WEBHOOK_URL", "npm-auth.token"),
+    *("WANDB_KEY", "apiKey", "accessToken", "S3_ACCESS_KEY"),
+    *("RUNPOD_APIKEY", "PASSWORD", "RABBITMQ_DEFAULT_PASS"),
+]
+IS_NONE = [
+    *("RAY_AUTH_TOKEN_PATH", "WANDB_API_KEY_FILE", "RAY_AUTH_MODE", "TOKENIZERS_PARALLELISM"),
+    *("KEYBOARD", "MONKEY", "PATH", "PWD"),
+    *("OLDPWD", "AGENT_JOB", "INPUT_KEY", "LABEL_KEY"),
+    *("PROMPT_KEY", "REWARD_KEY", "SORT_KEY", "KEY"),
+    *("PUBLIC_KEY", "SSH_PUBLIC_KEY", "MAX_TOKENS", "MAX_TOKEN_LEN"),
+    *("NEW_TOKENS", "NUM_TOKENS", "EOS_TOKEN", "EOS_TOKEN_ID"),
+    *("PAD_TOKEN", "SSH_AUTH_SOCK", "GIT_AUTHOR_NAME", "XAUTHORITY"),
+    *("BYPASS", "COMPASS", "PASSENGER", "NUM_PASSES"),
+    *("PASS_AT_K", "GOOGLE_APPLICATION_CREDENTIALS", "SSL_KEY_FILE", "TOKEN_URL"),
+    *("SECRET_NAME", "CREDENTIALS_DIRECTORY", "DISPATCH", "PATTERN"),
+    *("AUTHOR"),
+]
+
+
+@pytest.mark.parametrize("name", IS_SECRET)
+def test_names_that_tell_of_a_secret(name: str) -> None:
+    """A secret is known by its variable's name, and its value is masked."""
+    assert looks_secret(name)
+    assert redactor_for({name: SECRET}, None).clean(f"a {SECRET} b") == f"a {MASK} b"
+
+
+@pytest.mark.parametrize("name", IS_NONE)
+def test_names_that_only_sound_like_one(name: str) -> None:
+    """A path to a secret, a count of tokens, a column's key: what they say stays readable."""
+    assert not looks_secret(name)
+    text = "message-of-the-day, message"
+    assert redactor_for({name: "message-of-the-day"}, None).clean(text) == text
+
 
 @pytest.mark.parametrize(
-    ("name", "secret"),
+    ("name", "value"),
     [
-        ("RAY_AUTH_TOKEN", True),
-        ("WANDB_API_KEY", True),
-        ("RUNPOD_API_KEY", True),
-        ("HF_TOKEN", True),
-        ("AWS_SECRET_ACCESS_KEY", True),
-        ("OPENAI_APIKEY", True),
-        ("DB_PASSWORD", True),
-        ("my_secret", True),
-        ("GOOGLE_CREDENTIALS", True),
-        ("RAY_AUTH_TOKEN_PATH", False),
-        ("WANDB_API_KEY_FILE", False),
-        ("TOKENIZERS_PARALLELISM", False),
-        ("KEYBOARD", False),
-        ("MONKEY", False),
-        ("PATH", False),
-        ("AGENT_JOB", False),
+        ("HF_TOKEN", "true"),
+        ("HF_TOKEN", "abc"),
+        ("DB_PASSWORD", "disabled"),
+        ("GIT_AUTH", "/usr/lib/git-core/git-askpass"),
+        ("APP_SECRET", "/run/secrets/app"),
+        ("APP_SECRET", "~/.config/app"),
+        ("DATABASE_URL", "postgres://db.lan:5432/rl"),
+        ("HTTP_PROXY", "http://proxy.lan:3128"),
+        ("GIT_REPO", "ssh://git@example.org/a.git"),
+        ("AGENT_JOB_ARGS", "--eos_token=<|endoftext|> --max-tokens=131072 --label-key=message"),
     ],
 )
-def test_names_that_tell_of_a_secret(name: str, secret: bool) -> None:  # noqa: FBT001 - a column
-    """A secret is known by its variable's name; a path to one is none."""
-    assert looks_secret(name) is secret
+def test_a_value_that_is_no_secret_tears_no_hole(name: str, value: str) -> None:
+    """Short values, ordinary words, paths and URLs without a password stay readable."""
+    assert redactor_for({name: value}, None).clean(f"it is {value}") == f"it is {value}"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "hidden", "shown"),
+    [
+        ("DATABASE_URL", "postgres://app:hunter22@db:5432/rl", "hunter22", "postgres://app:"),
+        ("SENTRY_DSN", "https://pub:hunter22@o1.example/3", "hunter22", "@o1.example/3"),
+        ("ANY", "redis://:hunter22@cache:6379", "hunter22", "cache:6379"),
+        ("HTTPS_PROXY", "http://me:p%40ssw0rd@proxy:1", "p@ssw0rd", "proxy:1"),
+        ("REPO", "https://0123456789abcdef0123@example.org/a", "0123456789abcdef0123", "/a"),
+        ("PG", "host=db user=app password=hunter22 port=5432", "hunter22", "user=app"),
+        ("PG", "host=db password='hunter 22'", "hunter 22", "host=db"),
+        ("STORE", "AccountName=a;AccountKey=Zm9vYmFyCg==;End=b", "Zm9vYmFyCg==", "AccountName=a"),
+        ("AGENT_RUNTIME_ENV", '{"env_vars": {"HF_TOKEN": "hunter22"}}', "hunter22", "env_vars"),
+        ("AGENT_PREPARE", "HF_TOKEN=hunter22 python get.py", "hunter22", "python get.py"),
+        ("AGENT_PREPARE", "curl -H 'Authorization: Bearer hunter22'", "hunter22", "curl"),
+        ("AGENT_JOB_ARGS", "--hf-token=hunter22 --steps=3", "hunter22", "--steps=3"),
+        ("INNOCENT", "hf_abcdefghijklmnopqrstuv", "hf_abcdefghijklmnopqrstuv", ""),
+        ("INNOCENT", "sk-proj-abcdefghijklmnopqrstuv", "sk-proj-abcdefghijklmnopqrstuv", ""),
+    ],
+)
+def test_a_secret_within_a_value(name: str, value: str, hidden: str, shown: str) -> None:
+    """A password in a URL or connection string is masked alone; what is around it stays."""
+    cleaned = redactor_for({name: value}, None).clean(f"{value} and {hidden}")
+    assert hidden not in cleaned
+    assert MASK in cleaned
+    assert shown in cleaned
+
+
+AWKWARD = 'it\'s a "q\\uote" +/ü&=%'
+KEY = "-----BEGIN KEY-----\nAAAAfirst0\nBBBBsecond\n-----END KEY-----\n"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps({"a": AWKWARD}),
+        json.dumps({"a": AWKWARD}, ensure_ascii=False),
+        repr(AWKWARD),
+        shlex.quote(AWKWARD),
+        f"https://example.org/?q={quote(AWKWARD, safe='')}",
+        f"https://example.org/{quote(AWKWARD)}",
+        urlencode({"q": AWKWARD}),
+        base64.b64encode(AWKWARD.encode()).decode(),
+        f"Basic {base64.b64encode(f'user:{AWKWARD}'.encode()).decode()}",
+        f"Basic {base64.b64encode(f'me:{AWKWARD}'.encode()).decode()}",
+        base64.urlsafe_b64encode(f"xyz:{AWKWARD}:and more".encode()).decode(),
+    ],
+)
+def test_a_secret_in_another_form(text: str) -> None:
+    """Escaped, quoted or encoded, a secret is still one."""
+    cleaned = Redactor([AWKWARD]).clean(text)
+    assert MASK in cleaned
+    assert "uote" not in cleaned
+    assert len(cleaned) < len(text) - 8
+
+
+def test_each_line_of_a_long_secret() -> None:
+    """A key of many lines is masked line by line, as a log shows it; its frame is no secret."""
+    redactor = redactor_for({"SSH_PRIVATE_KEY": KEY}, None)
+    assert redactor.clean("| BBBBsecond |\n| AAAAfirst0 |") == f"| {MASK} |\n| {MASK} |"
+    assert redactor.clean(json.dumps(KEY.strip())) == f'"{MASK}"'
+    assert redactor.clean("-----BEGIN KEY-----") == "-----BEGIN KEY-----"
+
+
+def test_a_label_key_masks_no_message() -> None:
+    """INPUT_KEY=message, as a recipe has it, leaves the word alone everywhere."""
+    redactor = redactor_for({"INPUT_KEY": "message", "LABEL_KEY": "answer"}, None)
+    assert redactor.clean("a message, an answer") == "a message, an answer"
+
+
+def test_a_long_value_is_read_in_a_moment() -> None:
+    """The largest value that an environment can hold, of whatever letters, costs no second."""
+    began = time.monotonic()
+    for piece in ("a", "a.", "a:", "://", "x=", '"a":"', "://a:", "Bearer "):
+        redactor_for({"BIG": piece * (131_000 // len(piece))}, None)
+    assert time.monotonic() - began < 3
 
 
 WORDS = st.text("ab\n.*", max_size=12)

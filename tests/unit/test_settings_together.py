@@ -44,6 +44,45 @@ def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
     assert f"{meant} (did you mean that?)" in sentence
 
 
+@pytest.mark.parametrize(
+    ("typo", "meant"),
+    [
+        ("HEAD_PODID", "HEAD_POD_ID"),
+        ("HAED_POD_ID", "HEAD_POD_ID"),
+        ("head_pod_id", "HEAD_POD_ID"),
+        ("EXPECTED_WORKER", "EXPECTED_WORKERS"),
+        ("EXPECTED_WROKERS", "EXPECTED_WORKERS"),
+        ("RAY_WORKERS", "RAY_WORKER"),
+        ("DEBUG_RAYS", "DEBUG_RAY"),
+        ("WANDB_APIKEY", "WANDB_API_KEY"),
+        ("RAY_AUTH_TOKENS", "RAY_AUTH_TOKEN"),
+        ("RAY_AUTHTOKEN_PATH", "RAY_AUTH_TOKEN_PATH"),
+    ],
+)
+def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None:
+    """A name without AGENT_ may be another tool's: it is taken for a slip, and only warned of."""
+    (slip,) = load({typo: SECRET}).slips
+    assert slip == f"{typo} is no variable of ours (did you mean {meant}?)"
+    with pytest.raises(SettingsError) as caught:
+        load({typo: SECRET, "AGENT_PORT": "x"})
+    assert caught.value.hints == (slip,)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("RAY_DEBUG", "RAY_ADDRESS", "RAY_AUTH_MODE", "WANDB_MODE", "WANDB_PROJECT", "RAY_TMPDIR"),
+        *("WORKERS", "RAY", "HEAD", "RUNPOD_POD_ID", "RAY_AUTH_TOKEN_FILE"),
+        "RAY_DEBUG_POST_MORTEM",
+    ],
+)
+def test_others_names_are_no_slips(name: str, tmp_path: Path) -> None:
+    """Ray's and W&B's own variables are never taken for ours, nor is what is known."""
+    (tmp_path / "secret").write_text(SECRET)
+    assert load({name: f"{tmp_path}/secret"}).slips == ()
+    assert load({"RAY_WORKER": "0", "RAY_WORKERS": "4"}).slips == ()
+
+
 def test_foreign_names_are_named_in_one_note() -> None:
     """Other tools' AGENT_ names do no harm, and are named once, all together."""
     foreign = {"AGENT_TOOLSDIRECTORY": "/t", "AGENT_NAME": "ci", "AGENT_JOBSTATUS": "ok"}
@@ -178,11 +217,13 @@ WITH_URL = [*TRAIN, "--reward={reward_url}"]
             None,
             ["AGENT_MIN_WORKERS + EXPECTED_WORKERS", "3 of 2"],
         ),
-        ({"AGENT_PORT": "8265"}, None, ["AGENT_PORT", "dashboard", "8265"]),
-        ({"AGENT_RAY_PORT": "10001"}, None, ["AGENT_RAY_PORT", "client", "10001"]),
-        ({"AGENT_PORT": "9999"}, None, ["AGENT_PORT", "client", "10001"]),
-        ({"AGENT_REWARD_PORT": "8266"}, None, ["AGENT_REWARD_PORT", "reward server on 8266"]),
-        ({"AGENT_REWARD_PORT": "12000"}, None, ["AGENT_REWARD_PORT", "Ray's workers"]),
+        (
+            {"AGENT_PORT": "7000", "AGENT_DASHBOARD_PORT": "7003"},
+            None,
+            ["AGENT_PORT", "dashboard and dashboard agent on 7003"],
+        ),
+        ({"AGENT_PORT": "7000", "AGENT_RAY_PORT": "7000"}, None, ["gcs and agent on 7000"]),
+        ({"AGENT_PORT": "5000"}, None, ["AGENT_REWARD_PORT", "agent and reward server on 5000"]),
         ({"AGENT_PORT": "65530"}, None, ["AGENT_PORT", "above 65535"]),
     ],
 )
@@ -204,6 +245,8 @@ def test_contradictions(
         ({"AGENT_JOB_ARGS": "--steps 3"}, None),
         ({"AGENT_JOB_ARGS": "--steps 3", "AGENT_JOB": "rehearsal"}, None),
         ({"AGENT_RAY_PORT": "7000", "AGENT_DASHBOARD_PORT": "7001", "AGENT_PORT": "7010"}, None),
+        ({"AGENT_REWARD_PORT": "6379"}, None),  # which is whose depends on the platform
+        ({"AGENT_PORT": "5000", "AGENT_REWARD": "off"}, TRAIN),
     ],
 )
 def test_what_goes_together(environ: dict[str, str], command: list[str] | None) -> None:

@@ -1,0 +1,176 @@
+"""One question over HTTP: nobody in between, nothing followed, an end to time and size."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import socket
+import threading
+import time
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.control.http import ask
+from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+class Peer:
+    """Whoever answers, and what it was asked."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.asked: list[bytes] = []
+        self.over = threading.Event()
+
+    @property
+    def url(self) -> str:
+        """Return where it answers."""
+        return f"http://127.0.0.1:{self.port}/status"
+
+
+@contextmanager
+def answering(answer: Callable[[socket.socket, Peer], None]) -> Iterator[Peer]:
+    """Answer every connection in this way, until the block ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        peer = Peer(listener.getsockname()[1])
+
+        def serve() -> None:
+            while True:
+                try:
+                    connection, _ = listener.accept()
+                except OSError:
+                    return
+                with connection, suppress(OSError):
+                    peer.asked.append(connection.recv(65_536))
+                    if peer.asked[-1]:
+                        answer(connection, peer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield peer
+        finally:
+            peer.over.set()
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join(10)
+
+
+def reply(body: bytes, head: str = "200 OK") -> Callable[[socket.socket, Peer], None]:
+    """Make an answer of this body."""
+    first = f"HTTP/1.1 {head}\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+
+    def answer(connection: socket.socket, _peer: Peer) -> None:
+        connection.sendall(first + body)
+
+    return answer
+
+
+def test_an_answer_comes_whole_with_its_status() -> None:
+    """Status and body come back, also those of a refusal."""
+    with answering(reply(b'{"a": 1}')) as peer:
+        answer = ask(peer.url)
+        assert (answer.status, json.loads(answer.body), answer.evidence) == (200, {"a": 1}, "")
+    with answering(reply(b"no", "401 Unauthorized")) as peer:
+        assert ask(peer.url).status == 401
+
+
+def test_only_our_own_header_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a netrc entry nor a proxy of the environment takes the call."""
+    netrc = tmp_path / "netrc"
+    netrc.write_text("machine 127.0.0.1 login somebody password else\n")
+    monkeypatch.setenv("NETRC", str(netrc))
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("all_proxy", "http://127.0.0.1:9")
+    with answering(reply(b"{}")) as peer:
+        assert ask(peer.url, SECRET).status == 200
+        assert ask(peer.url).status == 200
+    assert f"Authorization: Bearer {SECRET}\r\n".encode() in peer.asked[0]
+    assert b"authorization" not in peer.asked[1].lower()
+
+
+def test_a_redirect_is_not_followed() -> None:
+    """The token goes nowhere else."""
+    with answering(reply(b"{}")) as other:
+        elsewhere = reply(b"", f"302 Found\r\nLocation: {other.url}")
+        with answering(elsewhere) as peer:
+            assert ask(peer.url, SECRET).status == 302
+    assert [asked for asked in other.asked if asked] == []
+
+
+def test_a_drip_has_an_end() -> None:
+    """A byte now and then, which no timeout of a socket minds, ends with the limit."""
+
+    def drip(connection: socket.socket, peer: Peer) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        while not peer.over.wait(0.1):
+            connection.sendall(b" ")
+
+    with answering(drip) as peer:
+        began = time.monotonic()
+        assert ask(peer.url, limit=1.0).evidence == "no answer within 1 s"
+        assert time.monotonic() - began < 3
+
+
+def test_a_flood_has_an_end() -> None:
+    """An answer without end, or one that unpacks to one, costs no memory to speak of."""
+
+    def flood(connection: socket.socket, peer: Peer) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+        while not peer.over.is_set():
+            connection.sendall(b"x" * 65_536)
+
+    with answering(flood) as peer:
+        assert ask(peer.url, largest=1 << 20).evidence == "an answer of more than 1048576 bytes"
+    packed = gzip.compress(b"x" * (1 << 22))
+    with answering(reply(packed, "200 OK\r\nContent-Encoding: gzip")) as peer:
+        assert ask(peer.url, largest=1 << 20).body == packed
+    with answering(reply(b"x" * (1 << 20))) as peer:
+        assert len(ask(peer.url, largest=1 << 20).body) == 1 << 20
+
+
+def nothing(_connection: socket.socket, _peer: Peer) -> None:
+    """Hang up."""
+
+
+def nonsense(connection: socket.socket, _peer: Peer) -> None:
+    """Speak no HTTP."""
+    connection.sendall(b"\x00\xffSSH-2.0-nobody\r\n\r\n")
+
+
+def half(connection: socket.socket, _peer: Peer) -> None:
+    """Hang up in the middle of an answer."""
+    connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nhalf")
+
+
+@pytest.mark.parametrize("answer", [nothing, nonsense, half])
+def test_what_is_no_answer_says_why(answer: Callable[[socket.socket, Peer], None]) -> None:
+    """Whatever listens there, it is a sentence and no traceback."""
+    with answering(answer) as peer:
+        found = ask(peer.url)
+    assert found.status == 0
+    assert found.evidence
+    assert "\n" not in found.evidence
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("http://127.0.0.1:9/status", "connection refused"),
+        ("http://nobody.invalid:1/status", "name"),
+        ("http://[::1]:9/status", ""),
+        (f"http://{'a' * 70}.lan/status", ""),
+        ("http://:99999/", ""),
+    ],
+)
+def test_where_nobody_is(url: str, words: str) -> None:
+    """No listener, no such name, no such host: each in its own words."""
+    found = ask(url)
+    assert found.status == 0
+    assert words in found.evidence
+    assert found.evidence

@@ -1,0 +1,130 @@
+"""The job's program is looked up before the boot, as the shell will look that runs it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.checks import Level
+from agent.node.job_program import fault_of
+from unit.captured import read
+from unit.worlds import MACHINE, plan_of
+
+SCRIPTS = {
+    "fine": "#!/bin/sh\n",
+    "by-env": "#!/usr/bin/env sh\n",
+    "split": "#!/usr/bin/env -S A=1 sh -e\n",
+    "no-line": "true\n",
+    "empty": "",
+    "gone": "#!/no/such/python3\n",
+    "env-gone": "#!/usr/bin/env python0.9\n",
+    "split-gone": "#!/usr/bin/env -S python0.9 -u\n",
+    "windows": "#!/bin/sh\r\n",
+    "by-folder": "#!/tmp\n",
+}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make a folder of programs, good and bad, and go there."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in SCRIPTS.items():
+        Path(name).write_text(text, newline="")
+        Path(name).chmod(0o755)
+    Path("plain").write_text("print()")
+    Path("folder").mkdir()
+    Path("link").symlink_to("nowhere")
+    (tmp_path / "bin").mkdir()
+    Path("bin/only-read").write_text("#!/bin/sh\n")
+    Path("bin/tool").symlink_to("/bin/sh")
+    return tmp_path
+
+
+ROWS = {
+    "sh": "",
+    "tool": "",
+    "./fine": "",
+    "./by-env": "",
+    "./split": "",
+    "./no-line": "",
+    "./empty": "",
+    sys.executable: "",
+    "nosuch": "is not on PATH",
+    "": "is empty",
+    "fine": "the file here is run as ./fine",
+    "python train.py": "give its words one by one",
+    "CUDA_VISIBLE_DEVICES=0": "env NAME=",
+    "-c": "begins with a dash",
+    "./nosuch": "is not there, seen from",
+    "/nosuch": "is not there",
+    "~/train.sh": "`~` stays as it is",
+    "./plain": "may not be executed",
+    "only-read": "may not be executed",
+    "./folder": "is a folder",
+    "./link": "is a link to nothing",
+    "./gone": "is a script for /no/such/python3, which is not there",
+    "./env-gone": "is a script for python0.9, which is not on PATH",
+    "./split-gone": "is a script for python0.9, which is not on PATH",
+    "./windows": "first line ends as Windows' do",
+    "./by-folder": "is a script for /tmp, which cannot be run",
+}
+
+
+@pytest.mark.parametrize(("word", "fault"), ROWS.items())
+def test_it_is_looked_up_as_the_shell_does(here: Path, word: str, fault: str) -> None:
+    """What is told agrees with what `exec` then does, for every way to miss a program."""
+    path = f"{here}/bin:/usr/bin:/bin"
+    told = fault_of(word, path)
+    assert fault in told
+    assert bool(told) == bool(fault)
+    quoted = f"exec {subprocess.list2cmdline([word])}" if not word else f"exec '{word}'"
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{quoted} </dev/null"],
+        env={"PATH": path},
+        capture_output=True,
+        check=False,
+        timeout=20,
+    )
+    assert (done.returncode != 0) == bool(fault)
+
+
+def test_an_unset_path_is_the_shells_own() -> None:
+    """Without PATH a shell has one of its own; an empty entry means the current folder."""
+    assert fault_of("sh", None) == ""
+    assert fault_of("sh", "/nowhere") == "is not on PATH"
+
+
+MISSING = replace(MACHINE, program_fault="'nosuch' is not on PATH")
+
+
+@pytest.mark.parametrize(
+    ("environ", "is_judged"),
+    [
+        ({}, True),
+        ({"AGENT_REWARD": "off"}, True),
+        ({"AGENT_RUNTIME_ENV": "{}"}, False),
+        ({"AGENT_WORKING_DIR": "/work"}, False),
+        ({"AGENT_PREPARE": "make data"}, False),
+        ({"AGENT_PREPARE_EACH": "pip install x"}, False),
+        ({"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.9"}, False),
+    ],
+)
+def test_it_is_judged_where_nothing_could_bring_it(
+    environ: dict[str, str],
+    is_judged: bool,  # noqa: FBT001 - a column
+) -> None:
+    """On the head it is 78 before the boot; not where a step or an upload may bring it."""
+    found = [f for f in plan_of(environ, MISSING, ["nosuch"]).findings if f.check == "job"]
+    assert bool(found) == is_judged
+    assert all(f.level is Level.FAIL and "'nosuch' is not on PATH" in f.what for f in found)
+
+
+@pytest.mark.parametrize("name", ["kuberay-submitter-head", "kuberay-head"])
+def test_a_ray_that_is_given_has_its_own_programs(name: str) -> None:
+    """Where the job runs on somebody else's Ray, nobody can tell from here."""
+    plan = plan_of(read(name)[0], MISSING, ["nosuch"])
+    assert "job" not in {finding.check for finding in plan.findings}

@@ -1,0 +1,101 @@
+"""No room for another process: an end with 69 that names the limit, not a bug."""
+
+from __future__ import annotations
+
+import errno
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.boot.run import _agent_error_in
+from agent.node.process_limits import NoRoomError, no_room, starting
+
+ROOT = Path(__file__).parents[2]
+FULL = """
+import os, pwd, resource, sys, threading
+from pathlib import Path
+import anyio
+from agent.node import ray_python
+from agent.node.process_limits import NoRoomError
+from agent.runtime.names import lookup_briefly
+from agent.runtime.process import Child
+
+async def start(piped):
+    make = Child.start_piped if piped else Child.start
+    await make("ray start", ["/bin/true"], {}, lambda: Path("/dev/null"))
+
+def main():
+    anyio.run(start, False)  # imports all that it needs while there is room, and the right to read
+    ray_python.look_at("/bin/true")
+    resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+    if os.getuid() == 0:  # whom no such limit holds
+        os.setuid(65534)
+    for call in (
+        lambda: anyio.run(start, False),
+        lambda: anyio.run(start, True),
+        lambda: ray_python.look_at("/bin/true"),
+        lambda: lookup_briefly("localhost", 1.0),
+    ):
+        try:
+            call()
+        except NoRoomError as error:
+            print(error.exit_code, error.sentence())
+        else:
+            print("started")
+
+main()
+"""
+
+
+def test_a_full_machine_is_said_with_its_limit() -> None:
+    """Every way in which a child or a thread is started ends with 69, limit and remedy."""
+    done = subprocess.run(
+        [sys.executable, "-c", FULL],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 4, done.stderr
+    for line in lines:
+        assert line.startswith("69 ")
+        assert "could not be started: no room for another process or thread" in line
+        assert "`ulimit -u` is 1" in line
+        assert "Raise the limit" in line
+    assert lines[0].startswith("69 ray start could not")
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (BlockingIOError(errno.EAGAIN, "again"), "no room"),
+        (OSError(errno.ENOMEM, "memory"), "no memory"),
+        (MemoryError(), "no memory"),
+        (RuntimeError("can't start new thread"), "no room"),
+    ],
+)
+def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
+    """Each form of the refusal is known, also where a task group has wrapped it."""
+    with pytest.raises(NoRoomError) as caught, starting("the job"):
+        raise error
+    assert words in caught.value.sentence()
+    group = RuntimeError("several")
+    group.exceptions = (error,)  # type: ignore[attr-defined] # as a group of exceptions has it
+    found = _agent_error_in(group)
+    assert found is not None
+    assert (found.exit_code, words in found.reason) == (69, True)
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(errno.ENOENT, "none"), RuntimeError("a bug"), ValueError("a bug")]
+)
+def test_any_other_error_stays_what_it_is(error: Exception) -> None:
+    """A missing program or a bug is not taken for a full machine."""
+    assert no_room("the job", error) is None
+    assert _agent_error_in(error) is None
+    with pytest.raises(type(error)), starting("the job"):
+        raise error

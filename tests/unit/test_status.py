@@ -1,0 +1,54 @@
+"""`status` beside whoever may listen on the agent's port."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from agent.control import ask
+from unit.test_http import answering, reply
+
+WORKER = {"role": "worker", "phase": "waiting", "waits": []}
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        (b"<html>", "no agent"),
+        (b"[]", "no agent"),
+        (b"[" * 100_000, "no agent"),
+        (b"\xff", "no agent"),
+        (json.dumps(WORKER).encode(), "no agent"),
+        (json.dumps({**WORKER, "head": {"host": "nobody.invalid", "port": 9}}).encode(), "nobody"),
+        (json.dumps({**WORKER, "role": "head"}).encode(), "another version"),
+    ],
+)
+def test_whatever_answers(body: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """A stranger on the port, or an agent of another version: 69 and a sentence."""
+    with answering(reply(body)) as peer:
+        assert ask.show({"AGENT_PORT": str(peer.port)}, as_json=False, watch=False) == 69
+    assert words in capsys.readouterr().err
+
+
+def test_the_head_of_a_worker_must_be_a_head(capsys: pytest.CaptureFixture[str]) -> None:
+    """A worker whose head is said to be itself does not send us in circles."""
+    environ: dict[str, str] = {}
+
+    def answer(connection: object, peer: object) -> None:
+        head = {"host": "127.0.0.1", "port": peer.port}  # type: ignore[attr-defined] # a Peer
+        body = json.dumps({**WORKER, "head": head}).encode()
+        reply(body)(connection, peer)  # type: ignore[arg-type] # same
+
+    with answering(answer) as peer:
+        environ["AGENT_PORT"] = str(peer.port)
+        assert ask.show(environ, as_json=False, watch=False) == 69
+    assert "is a worker's, not the head's" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("head", "code"), [("200 OK", 0), ("503 Not yet", 69), ("302 Found", 69)])
+def test_live(head: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The health check is 0 for a living agent alone."""
+    with answering(reply(b"", head)) as peer:
+        assert ask.is_live({"AGENT_PORT": str(peer.port)}) == code
+    assert (capsys.readouterr().err == "") == (code == 0)
