@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import sys
@@ -13,7 +12,9 @@ from agent import __version__
 from agent.base.errors import AgentError, SettingsError
 from agent.boot import planning as start
 from agent.record.log import say
+from agent.record.writer import finish_all
 from agent.runtime.exiting import exit_now
+from agent.runtime.streams import make_streams_safe
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.settings.show import text_table
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
-    _make_streams_safe()
+    make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     before, command = _split(arguments)
     options = _parser().parse_args(before)
@@ -44,17 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SettingsError as error:
         return _tell_settings(error)
     except AgentError as error:
+        finish_all()  # what was said comes before
         print(_clean(f"pod-agent: {error.sentence()}"), file=sys.stderr)
         return error.exit_code
     return code
-
-
-def _make_streams_safe() -> None:
-    """Let no word fail for want of a stream, or for what a stream's encoding lacks."""
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
