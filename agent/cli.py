@@ -6,14 +6,16 @@ import argparse
 import json
 import os
 import sys
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent import __version__
 from agent.base.errors import AgentError, SettingsError
 from agent.boot import planning as start
 from agent.record.log import say
-from agent.record.writer import finish_all
-from agent.runtime.exiting import exit_now
+from agent.record.writer import FLUSH_LIMIT, finish_all
+from agent.runtime.exiting import exit_now, in_time
 from agent.runtime.streams import make_streams_safe
 from agent.settings import load
 from agent.settings.redact import redactor_for
@@ -43,11 +45,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except SettingsError as error:
-        return _tell_settings(error)
+        return _fail(error.exit_code, partial(_tell_settings, error))
     except AgentError as error:
-        finish_all()  # what was said comes before
-        print(_clean(f"pod-agent: {error.sentence()}"), file=sys.stderr)
-        return error.exit_code
+        sentence = _clean(f"pod-agent: {error.sentence()}")
+        return _fail(error.exit_code, partial(print, sentence, file=sys.stderr))
+    return code
+
+
+def _fail(code: int, tell: Callable[[], None]) -> int:
+    """Tell why it failed, though perhaps nobody reads it; return the code."""
+    heard = False
+
+    def told() -> None:
+        nonlocal heard
+        with suppress(OSError):
+            tell()
+            sys.stderr.flush()
+            heard = True
+
+    finish_all()  # what was said comes before
+    in_time(FLUSH_LIMIT, told)
+    if not heard:  # Python's own end would wait for the reader, or make it 120
+        exit_now(code)
     return code
 
 
@@ -173,7 +192,7 @@ def _env(_options: argparse.Namespace, _command: list[str] | None) -> int:
     return 0
 
 
-def _tell_settings(error: SettingsError) -> int:
+def _tell_settings(error: SettingsError) -> None:
     print("pod-agent: the settings are wrong, nothing was started:", file=sys.stderr)
     for problem in error.problems:
         print(_clean(f"  {problem.sentence()}"), file=sys.stderr)
@@ -183,7 +202,6 @@ def _tell_settings(error: SettingsError) -> int:
         f"{error.remedy}",
         file=sys.stderr,
     )
-    return error.exit_code
 
 
 def _clean(text: str) -> str:

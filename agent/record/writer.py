@@ -149,7 +149,7 @@ class Writer:
 
     def open(self, opener: Callable[[], int]) -> None:
         """Say where the lines go, with those that were put before; opened by the thread."""
-        self._place = Place(opener, self._trouble)
+        self._place = Place(opener, self._tell)
         _living.append(self)
         if self._lines:
             self._start()
@@ -180,6 +180,11 @@ class Writer:
             self._start()
         if self._thread is not None:
             self._thread.join(max(0.0, limit))
+
+    def _tell(self, why: str) -> None:
+        """Tell of trouble, but for that of the end: the last words are to be the last."""
+        if not self._closing:
+            self._trouble(why)
 
     def _encoded(self, line: str) -> bytes:
         return f"{line}\n".encode(self.encoding, errors="backslashreplace")

@@ -122,6 +122,12 @@ class _Way:
     def _run(self, former: threading.Thread | None) -> None:
         if former is not None:
             former.join()
+        try:
+            self._copy_all()
+        except OSError as error:  # what a disk may do to an open file, or to a look at a folder
+            self._complain_of(error)
+
+    def _copy_all(self) -> None:
         source = self._opened()
         if source is None:
             return
@@ -151,17 +157,17 @@ class _Way:
         except (FileNotFoundError, NotADirectoryError):
             return None  # Ray has not made it yet
         except OSError as error:
-            self._complain(f"the job's output cannot be read: {error.strerror} ({self._source})")
+            self._complain_of(error)
             return None
 
     def _pass_over(self, source: BinaryIO) -> int:
         """Go to where this begins; Ray's lines before it are found as they were the first time."""
         left = self._skip
-        for _ in beats(self._over, self._step):  # the bridge may still be writing it anew
-            while not self._own.found and (chunk := self._read(source, min(_CHUNK, left))):
-                left -= len(chunk)
-                self._own.feed(chunk)
-            if self._own.found or left == 0:
+        while left and not self._own.found:
+            chunk = self._read(source, min(_CHUNK, left))
+            left -= len(chunk)
+            self._own.feed(chunk)
+            if not chunk and self._over.wait(self._step):  # the bridge may be writing it anew
                 break
         self._own.let_go()
         return source.seek(self._skip)
@@ -180,8 +186,11 @@ class _Way:
         try:
             return source.read(most)
         except OSError as error:
-            self._complain(f"the job's output cannot be read: {error.strerror} ({self._source})")
+            self._complain_of(error)
             return b""
+
+    def _complain_of(self, error: OSError) -> None:
+        self._complain(f"the job's output cannot be read: {error.strerror} ({self._source})")
 
     def _hand_on(self, chunk: bytes) -> bool:
         return not chunk or self._place.write(chunk, self._may_try_again)

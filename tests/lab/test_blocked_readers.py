@@ -59,3 +59,24 @@ def test_a_stderr_that_nobody_reads(cluster: Cluster) -> None:
         10,
     )
     holder.kill()
+
+
+@pytest.mark.pods(1)
+def test_streams_that_are_closed_or_left(cluster: Cluster) -> None:
+    """`>&-`, `2>&-`, both, and `| head -1`: the code is the job's, and so is what job.log has."""
+    pod = cluster.pods[0]
+    holder = pod.start(["sleep", "infinity"])
+    env = {**cluster.env, "RUNPOD_POD_ID": pod.name}
+    job = "seq 20000; echo last; exit 5"
+    for ways in (">&-", "2>&-", ">&- 2>&-", "| head -1"):
+        inner = f'{AGENT} run -- sh -c "$1"'
+        line = f"{{ {inner}; echo $? >/tmp/code; }} {ways}"
+        done = holder.exec(["sh", "-c", line, "sh", job], env=env, timeout=BOOT)
+        assert (pod.tmp / "code").read_text() == "5\n", f"{ways}: {done.stderr}"
+        assert cluster.file(0, "job.log").read_text().splitlines()[-2:] == ["20000", "last"]
+        assert cluster.outcome(0)["exit_code"] == 5
+        read = {">&-": [], "2>&-": ["last"], ">&- 2>&-": [], "| head -1": ["1"]}[ways]
+        assert done.stdout.splitlines()[-1:] == read
+        told = "" if "2>&-" in ways else "(exit code 5). Its output is in job.log\n"
+        assert done.stderr.endswith(told)
+        assert bool(done.stderr) == bool(told)

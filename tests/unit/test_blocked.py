@@ -9,14 +9,14 @@ import os
 import subprocess
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 LIMIT = 60.0
 """Longest that any of these may take, on a machine that is busy."""
@@ -223,6 +223,79 @@ def test_a_reader_that_leaves(source: Path, tmp_path: Path, unbuffered: str) -> 
     assert (tmp_path / "code").read_text() == "7\n"
     assert copy.read_bytes() == source.read_bytes()
     assert done.stderr.decode().endswith(f"passed on {source.stat().st_size}\n")
+
+
+@pytest.mark.parametrize("stderr", ["unread", "full"])
+def test_a_refusal_that_nobody_reads_still_ends(stderr: str) -> None:
+    """Wrong settings end with 78, whether the words get through or not."""
+    agent = str(Path(sys.executable).parent / "pod-agent")
+    env = {**CLEAN, "RAY_WORKER": "maybe"}
+    if stderr == "full":
+        with Path("/dev/full").open("wb") as full:
+            code = subprocess.run([agent], env=env, stderr=full, timeout=LIMIT, check=False)
+    else:
+        with unread_pipe() as pipe:
+            os.set_blocking(pipe, False)
+            with suppress(BlockingIOError):  # until it is full
+                while True:
+                    os.write(pipe, b"x" * 4096)
+            os.set_blocking(pipe, True)
+            code = subprocess.run([agent], env=env, stderr=pipe, timeout=LIMIT, check=False)
+    assert code.returncode == 78
+
+
+LITTLE_ROOM = """
+import resource, sys, threading
+from pathlib import Path
+from agent.record.log import keep_in, say
+from agent.runtime.exiting import exit_now
+
+def allow(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+file = Path(sys.argv[1])
+allow(10_000)
+keep_in(file)
+for number in range(1000):
+    say(f"sentence {number}")
+for line in sys.stdin:
+    say(line.strip())
+    allow(resource.RLIM_INFINITY)
+exit_now(7)
+"""
+
+
+def test_a_disk_that_has_room_again_gets_all_that_was_said(tmp_path: Path) -> None:
+    """Full in the middle of a line; once there is room the file goes on, and lacks nothing."""
+    file = tmp_path / "agent.log"
+    with subprocess.Popen(
+        [sys.executable, "-c", LITTLE_ROOM, str(file)],
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=CLEAN,
+        text=True,
+    ) as running:
+        assert running.stdin is not None
+        assert running.stderr is not None
+        heard = []
+        while "File too large" not in (line := running.stderr.readline()):
+            heard.append(line)
+        told = [line]
+        assert file.stat().st_size == 10_000
+        print("there is room again", file=running.stdin, flush=True)
+        while "can be written again" not in line:
+            line = running.stderr.readline()
+            (heard if "sentence" in line else told).append(line)
+        running.stdin.close()
+        assert running.wait(LIMIT) == 7
+    assert [line[9:] for line in told] == [
+        "WARN agent.log cannot be written: File too large\n",
+        "there is room again\n",
+        "WARN agent.log can be written again\n",
+    ]
+    kept = [line[9:] for line in file.read_text().splitlines(keepends=True)]
+    sentences = [f"sentence {number}\n" for number in range(1000)]
+    assert [line for line in kept if line.startswith("sentence")] == sentences
+    assert [line for line in kept if line not in sentences] == [line[9:] for line in told]
 
 
 TAKEOVER = """
