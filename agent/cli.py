@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
 import shlex
 import sys
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent import __version__
 from agent.base.errors import AgentError, SettingsError
 from agent.boot import planning
 from agent.record.log import say
-from agent.runtime.exiting import exit_now
+from agent.record.writer import FLUSH_LIMIT, finish_all
+from agent.runtime.exiting import exit_now, in_time
+from agent.runtime.streams import make_streams_safe
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.settings.show import text_table
@@ -30,7 +33,7 @@ _TAKE_A_COMMAND = ("run", "plan")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb; return its exit code."""
-    _make_streams_safe()
+    make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     before, command = _split(arguments)
     options = _parse(before, command)
@@ -44,19 +47,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except SettingsError as error:
-        return _tell_settings(error)
+        return _fail(error.exit_code, partial(_tell_settings, error))
     except AgentError as error:
-        print(_clean(f"pod-agent: {error.sentence()}"), file=sys.stderr)
-        return error.exit_code
+        sentence = _clean(f"pod-agent: {error.sentence()}")
+        return _fail(error.exit_code, partial(print, sentence, file=sys.stderr))
     return code
 
 
-def _make_streams_safe() -> None:
-    """Let no word fail for want of a stream, or for what a stream's encoding lacks."""
-    sys.stdout = sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    sys.stderr = sys.stderr or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+def _fail(code: int, tell: Callable[[], None]) -> int:
+    """Tell why it failed, though perhaps nobody reads it; return the code."""
+    heard = False
+
+    def told() -> None:
+        nonlocal heard
+        with suppress(OSError):
+            tell()
+            sys.stderr.flush()
+            heard = True
+
+    finish_all()  # what was said comes before
+    in_time(FLUSH_LIMIT, told)
+    if not heard:  # Python's own end would wait for the reader, or make it 120
+        exit_now(code)
+    return code
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
@@ -212,7 +225,7 @@ def _env(_options: argparse.Namespace, _command: list[str] | None) -> int:
     return 0
 
 
-def _tell_settings(error: SettingsError) -> int:
+def _tell_settings(error: SettingsError) -> None:
     print("pod-agent: the settings are wrong, nothing was started:", file=sys.stderr)
     for problem in error.problems:
         print(_clean(f"  {problem.sentence()}"), file=sys.stderr)
@@ -224,7 +237,6 @@ def _tell_settings(error: SettingsError) -> int:
         f"{error.remedy}",
         file=sys.stderr,
     )
-    return error.exit_code
 
 
 def _clean(text: str) -> str:

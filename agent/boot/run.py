@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -19,12 +20,16 @@ from agent.plan.plan import log_root
 from agent.record.log import configure, say
 from agent.record.run_folder import RunFolder
 from agent.runtime import orphans
+from agent.runtime.exiting import in_time
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.plan.plan import Plan
+
+_WRITE_LIMIT = 2.0
+"""Longest that the end waits for a disk to take outcome.json."""
 
 
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
@@ -40,11 +45,16 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     else:
         folder = RunFolder.waiting(root, topology.node_name, redactor)
     outcome = _live(NodeRun(plan, redactor, folder, started), run_id)
+    if not in_time(_WRITE_LIMIT, partial(_keep, outcome, folder)):
+        say("outcome.json could not be written: the disk stalls", "warning")
+    return outcome
+
+
+def _keep(outcome: Outcome, folder: RunFolder) -> None:
     try:
         outcome.write(folder.path)
     except OSError as error:
         say(f"outcome.json could not be written: {error.strerror}", "warning")
-    return outcome
 
 
 def _live(node_run: NodeRun, run_id: str) -> Outcome:

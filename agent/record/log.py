@@ -2,93 +2,196 @@
 
 from __future__ import annotations
 
-import json
+import os
+import re
 import sys
-import time
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timezone
-from typing import TYPE_CHECKING, TextIO
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from agent.record.writer import Writer, appending
 from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
+
+    from structlog.typing import EventDict, Processor
 
 _COLOURS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}
 _RESET = "\033[0m"
+_FOREIGN = ("rich", "better_exceptions", "twisted")
+_CONTROLS = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
+"""What forges lines or colours at a terminal, or turns the direction of text; a tab does not."""
+
+Shown = tuple[str, str]
+"""A line as a reader sees it, and as the file keeps it."""
 
 
-@dataclass(frozen=True)
-class _Style:
-    """How a line looks, to a reader and in the file."""
-
-    node: str = ""
-    as_json: bool = False
-    coloured: bool = False
-
-    def render(self, sentence: str, level: str) -> tuple[str, str]:
-        if self.as_json:
-            now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-            fields = {"event": sentence, "level": level, "timestamp": now, "node": self.node}
-            line = json.dumps(fields, ensure_ascii=False)
-            return line, line
-        now = time.strftime("%H:%M:%S", time.gmtime())
-        plain = " ".join(filter(None, (now, self.node, _MARKS.get(level), sentence)))
-        colour = _COLOURS.get(level, "") if self.coloured else ""
-        return (f"{colour}{plain}{_RESET}" if colour else plain), plain
+@contextmanager
+def _without(names: tuple[str, ...]) -> Iterator[None]:
+    """Hide modules from an import: structlog takes them up where it finds them."""
+    hidden = [name for name in names if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # Python's own way to say: not there
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]
 
 
-class _Output:
-    """Where lines go: stderr always, a file as soon as there is one."""
+# --- the chain -------------------------------------------------------------------------------
+
+
+def _masked(redactor: Redactor) -> Processor:
+    """Mask secrets, in whatever field they stand."""
+
+    def mask(_logger: object, _method: str, event: EventDict) -> EventDict:
+        return {name: redactor.clean(str(text)) for name, text in event.items()}
+
+    return mask
+
+
+def _escaped(_logger: object, _method: str, event: EventDict) -> EventDict:
+    """Show control characters escaped, so that no name forges a line; after the masking."""
+    return {name: _CONTROLS.sub(_escape, text) for name, text in event.items()}
+
+
+def _escape(match: re.Match[str]) -> str:
+    return match[0].encode("unicode_escape").decode()
+
+
+def _named(node: str) -> Processor:
+    """Add this node's name."""
+
+    def name(_logger: object, _method: str, event: EventDict) -> EventDict:
+        return {**event, "node": node}
+
+    return name
+
+
+def _as_console(*, coloured: bool) -> Callable[[object, str, EventDict], Any]:
+    """Write it for a person, with colour for a terminal and without for the file."""
+
+    def render(_logger: object, _method: str, event: EventDict) -> tuple[tuple[Shown], object]:
+        level = event["level"]
+        words = (event["timestamp"], event["node"], _MARKS.get(level), event["event"])
+        plain = " ".join(filter(None, words))
+        colour = _COLOURS.get(level) if coloured else None
+        return ((f"{colour}{plain}{_RESET}" if colour else plain, plain),), {}
+
+    return render
+
+
+def _as_json(render: Processor) -> Callable[[object, str, EventDict], Any]:
+    """Write it for machines, alike for all."""
+
+    def both(logger: object, method: str, event: EventDict) -> tuple[tuple[Shown], object]:
+        line = str(render(logger, method, event))
+        return ((line, line),), {}
+
+    return both
+
+
+def _chain(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
+    """Return the logger whose methods turn a sentence into its two lines."""
+    # Late, for verbs that log nothing. It costs 11 ms where asyncio is there already, 33 more with
+    # rich, which its tracebacks would use (structlog 26.1).
+    with _without(_FOREIGN):
+        import structlog  # noqa: PLC0415 - see above
+
+    to_json = structlog.processors.JSONRenderer(ensure_ascii=False)
+    render = _as_json(to_json) if as_json else _as_console(coloured=coloured)
+    steps: list[Processor] = [
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper("iso" if as_json else "%H:%M:%S", utc=True),
+        _named(node),
+        _masked(redactor),
+        _escaped,
+        render,
+    ]
+    everything = structlog.make_filtering_bound_logger(0)
+    return structlog.wrap_logger(
+        structlog.ReturnLogger(), processors=steps, wrapper_class=everything, context_class=dict
+    ).bind()
+
+
+# --- where lines go --------------------------------------------------------------------------
+
+
+class _Log:
+    """Sentences in, lines out: to stderr always, to a file as soon as there is one."""
 
     def __init__(self) -> None:
-        self.file: TextIO | None = None
-        self.redactor = Redactor(())
-        self.style = _Style()
-        self.early: list[str] = []
+        self._make: Callable[[], Any] = partial(
+            _chain, Redactor(()), "", as_json=False, coloured=False
+        )
+        self._logger: Any = None
+        self._shown = Writer(
+            "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._trouble("stderr")
+        )
+        self._shown.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        self._kept = self._file("agent.log")
 
-    def emit(self, shown: str, kept: str) -> None:
-        with suppress(OSError, ValueError):  # a reader that left must not stop the job
-            sys.stderr.write(self.redactor.clean(shown) + "\n")
-            sys.stderr.flush()
-        line = self.redactor.clean(kept) + "\n"
-        if self.file is None:
-            self.early.append(line)
-            return
-        try:
-            self.file.write(line)
-            self.file.flush()
-        except OSError as error:
-            self.file = None
-            self.emit(f"agent.log cannot be written any more: {error.strerror}", kept)
+    def configure(self, make: Callable[[], Any]) -> None:
+        self._make, self._logger = make, None
+
+    def keep_in(self, path: Path | Callable[[], Path]) -> None:
+        if self._kept.is_open:
+            self._kept.close()
+            self._kept = self._file("agent.log")
+        self._kept.open(appending(path))
+
+    def say(self, sentence: str, level: str) -> None:
+        shown, kept = self._render(sentence, level)
+        self._shown.put(shown)
+        self._kept.put(kept)
+
+    def _render(self, sentence: str, level: str) -> Shown:
+        if self._logger is None:
+            self._logger = self._make()
+        lines: Shown = getattr(self._logger, level)(sentence)
+        return lines
+
+    def _file(self, name: str) -> Writer:
+        return Writer(name, lost=self._lost(1), trouble=self._trouble(name))
+
+    def _lost(self, which: int) -> Callable[[int], str]:
+        """Return what writes the line that stands for those that were lost."""
+
+        def line(count: int) -> str:
+            return self._render(f"{count} lines of this log were lost here", "warning")[which]
+
+        return line
+
+    def _trouble(self, name: str) -> Callable[[str], None]:
+        """Return what tells of a place that cannot be written, and that it can be again."""
+
+        def tell(why: str) -> None:
+            what = f"cannot be written: {why}" if why else "can be written again"
+            self.say(f"{name} {what}", "warning")
+
+        return tell
 
 
-_output = _Output()
+_log = _Log()
 
 
 def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: str) -> None:
     """Set the style: json for machines; colour only on a terminal, and never with NO_COLOR."""
-    coloured = style == "auto" and sys.stderr.isatty() and not environ.get("NO_COLOR")
-    _output.redactor = redactor
-    _output.style = _Style(node, as_json=style == "json", coloured=coloured)
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    coloured = style == "auto" and terminal and not environ.get("NO_COLOR")
+    as_json = style == "json"
+    _log.configure(partial(_chain, redactor, node, as_json=as_json, coloured=coloured))
 
 
-def keep_in(path: Path) -> None:
-    """Write the log to a file from now on, with what was said before."""
-    try:
-        _output.file = path.open("a", encoding="utf-8", errors="backslashreplace")
-        _output.file.writelines(_output.early)
-        _output.file.flush()
-    except OSError as error:
-        _output.file = None
-        say(f"{path} cannot be written: {error.strerror}", "warning")
-        return
-    _output.early.clear()
+def keep_in(path: Path | Callable[[], Path]) -> None:
+    """Write the log to a file from now on, with what was said before; opened in its own time."""
+    _log.keep_in(path)
 
 
 def say(sentence: str, level: str = "info") -> None:
-    """Log one sentence."""
-    _output.emit(*_output.style.render(sentence, level))
+    """Log one sentence; returns at once."""
+    _log.say(sentence, level)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import os
 import re
-import sys
 import threading
-from contextlib import suppress
+import time
+from contextlib import closing
+from copy import copy as copy_of
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from agent.node.process_limits import starting
+from agent.record.log import say
+from agent.record.writer import Place, appending
 from agent.runtime.beats import beats
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _CHUNK = 1 << 16
 _STEP = 0.05
+_COPY_STEP = 0.2
+_LONGEST_FIRST_LINE = 4096
+"""Ray's own first line is far shorter; a job may write on for ever without ending one."""
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
 
 
@@ -31,15 +38,28 @@ class WithoutPreamble:
         self._line = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
         self._kept = b""
         self._at_start = True
-        self._found = False
+        self.found = False
+
+    @property
+    def held(self) -> int:
+        """How many bytes were taken in and not given out, since they may be Ray's."""
+        return len(self._kept)
+
+    def twin(self) -> WithoutPreamble:
+        """Return another, for the same text on another way."""
+        return copy_of(self)
+
+    def let_go(self) -> None:
+        """Give up what is held: it was given out in an earlier life."""
+        self._kept = b""
 
     def feed(self, chunk: bytes, *, last: bool = False) -> bytes:
         """Take a chunk in; return what is the job's own, all of it at the `last`."""
-        if self._found:
+        if self.found:
             return chunk
         data, self._kept = self._kept + chunk, b""
         if self._at_start:
-            if b"\n" not in data and not last:
+            if b"\n" not in data and not last and len(data) < _LONGEST_FIRST_LINE:
                 self._kept = data
                 return b""
             self._at_start = False
@@ -47,7 +67,7 @@ class WithoutPreamble:
             data = data[match.end() :] if match else data
         at = data.find(self._line)
         if at >= 0:
-            self._found = True
+            self.found = True
             return data[:at] + data[at + len(self._line) :]
         held = 0 if last else self._held(data)
         self._kept = data[len(data) - held :]
@@ -55,9 +75,12 @@ class WithoutPreamble:
 
     def _held(self, data: bytes) -> int:
         """Return how much of the end may be the beginning of Ray's line."""
-        longest = min(len(data), len(self._line) - 1)
-        lengths = range(longest, 0, -1)
-        return next((n for n in lengths if data.endswith(self._line[:n])), 0)
+        at = data.find(self._line[:1], max(0, len(data) - len(self._line) + 1))
+        while at >= 0:
+            if self._line.startswith(data[at:]):
+                return len(data) - at
+            at = data.find(self._line[:1], at + 1)
+        return 0
 
 
 def driver_log(sessions: str, job_id: str) -> Path:
@@ -65,56 +88,173 @@ def driver_log(sessions: str, job_id: str) -> Path:
     return Path(sessions, "session_latest").resolve() / "logs" / f"job-driver-{job_id}.log"
 
 
-class JobOutput:
-    """Copies the driver's log while the job runs, in a thread: a slow reader blocks only it.
+class _Way:
+    """One way of the source's bytes, in a thread of its own: a place that blocks blocks only it."""
 
-    Ray writes the driver's output to a file on the node where the driver runs, which is the
-    head; reading the file loses nothing when the dashboard's log stream drops. Where the head is
-    another machine, the bridge writes such a file here.
-    """
-
-    def __init__(self, source: Path, own: WithoutPreamble, copy: Path) -> None:
+    def __init__(  # noqa: PLR0913 - all of it is one way's own
+        self,
+        source: Path,
+        own: WithoutPreamble,
+        place: Place,
+        skip: int,
+        step: float,
+        complain: Callable[[str], None],
+    ) -> None:
         self._source = source
         self._own = own
-        self._copy = copy
+        self._place = place
+        self._skip = skip
+        self._step = step
+        self._complain = complain
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="job output", daemon=True)
+        self.passed_on = skip
+
+    def begin(self, name: str, former: threading.Thread | None) -> threading.Thread:
+        """Start the thread; it waits for the one that writes to the same place."""
+        thread = threading.Thread(target=self._run, args=(former,), name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def end(self) -> None:
+        """Ask for the end: what is in the source by now is the last."""
+        self._over.set()
+
+    def _run(self, former: threading.Thread | None) -> None:
+        if former is not None:
+            former.join()
+        try:
+            self._copy_all()
+        except OSError as error:  # what a disk may do to an open file, or to a look at a folder
+            self._complain_of(error)
+
+    def _copy_all(self) -> None:
+        source = self._opened()
+        if source is None:
+            return
+        with source, closing(self._place):
+            read = self._pass_over(source)
+            for chunk in self._chunks(source):
+                read += len(chunk)
+                if not self._hand_on(self._own.feed(chunk)):
+                    return
+                self.passed_on = read - self._own.held
+            if self._hand_on(self._own.feed(b"", last=True)):
+                self.passed_on = read
+
+    def _opened(self) -> BinaryIO | None:
+        """Wait for the source to be there; None where it never was."""
+        for _ in beats(self._over, self._step):
+            if source := self._open():
+                return source
+        source = self._open()
+        if source is None and not self._source.parent.is_dir():
+            self._complain(f"the job's output cannot be read: {self._source.parent} is not there")
+        return source
+
+    def _open(self) -> BinaryIO | None:
+        try:
+            return self._source.open("rb", buffering=0)
+        except (FileNotFoundError, NotADirectoryError):
+            return None  # Ray has not made it yet
+        except OSError as error:
+            self._complain_of(error)
+            return None
+
+    def _pass_over(self, source: BinaryIO) -> int:
+        """Go to where this begins; Ray's lines before it are found as they were the first time."""
+        left = self._skip
+        while left and not self._own.found:
+            chunk = self._read(source, min(_CHUNK, left))
+            left -= len(chunk)
+            self._own.feed(chunk)
+            if not chunk and self._over.wait(self._step):  # the bridge may be writing it anew
+                break
+        self._own.let_go()
+        return source.seek(self._skip)
+
+    def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
+        """Read what comes until the end is asked for, and then what was there by then."""
+        for _ in beats(self._over, self._step):
+            while not self._over.is_set() and (chunk := self._read(source, _CHUNK)):
+                yield chunk
+        left = os.fstat(source.fileno()).st_size - source.tell()
+        while left > 0 and (chunk := self._read(source, min(_CHUNK, left))):
+            left -= len(chunk)
+            yield chunk
+
+    def _read(self, source: BinaryIO, most: int) -> bytes:
+        try:
+            return source.read(most)
+        except OSError as error:
+            self._complain_of(error)
+            return b""
+
+    def _complain_of(self, error: OSError) -> None:
+        self._complain(f"the job's output cannot be read: {error.strerror} ({self._source})")
+
+    def _hand_on(self, chunk: bytes) -> bool:
+        return not chunk or self._place.write(chunk, self._may_try_again)
+
+    def _may_try_again(self, pause: float) -> bool:
+        if self._over.is_set():
+            return False
+        self._over.wait(pause)
+        return True
+
+
+class JobOutput:
+    """Copies the driver's log while the job runs: to stdout, and beside it to a file.
+
+    Ray writes the driver's output to a file on the node where the driver runs, which is the
+    head; reading the file loses nothing when the dashboard's log stream drops, and holds nothing
+    in memory for a reader that is slow. Where the head is another machine, the bridge writes such
+    a file here. An agent that takes over from a killed one begins at `skip` bytes of the source;
+    the output of a further attempt waits until the former attempt's has been written.
+    """
+
+    def __init__(self, source: Path, own: WithoutPreamble, copy: Path, *, skip: int = 0) -> None:
+        self._said: set[str] = set()
+        self._saying = threading.Lock()
+        stdout = Place(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
+        kept = Place(appending(copy), partial(self._on_trouble, copy.name))
+        self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain)
+        self._to_copy = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def passed_on(self) -> int:
+        """How many bytes of the source have been handed on to stdout."""
+        return self._to_stdout.passed_on
 
     def start(self) -> None:
         """Begin to copy."""
-        with starting("the copy of the job's output"):
-            self._thread.start()
+        for way, name in ((self._to_stdout, "job output"), (self._to_copy, "job.log")):
+            try:
+                _latest[name] = way.begin(name, _latest.get(name))
+            except RuntimeError as error:  # pids.max
+                say(f"the job's output cannot be passed on: {error}", "warning")
+                return
+            self._threads.append(_latest[name])
 
     def finish(self, limit: float) -> None:
         """Copy what is left, for at most `limit` seconds."""
-        self._over.set()
-        self._thread.join(limit)
+        until = time.monotonic() + limit
+        for way in (self._to_stdout, self._to_copy):
+            way.end()
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
-    def _run(self) -> None:
-        for _ in beats(self._over, _STEP):
-            if self._source.exists():
-                break
-        if not self._source.exists():
-            return
-        with self._source.open("rb") as source, self._copy.open("ab") as copy:
-            for chunk in self._chunks(source):
-                self._pass_on(self._own.feed(chunk), copy)
-            self._pass_on(self._own.feed(b"", last=True), copy)
+    def _on_trouble(self, name: str, why: str) -> None:
+        say(f"{name} {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
 
-    def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
-        for _ in beats(self._over, _STEP):
-            while chunk := source.read(_CHUNK):
-                yield chunk
-        while chunk := source.read(_CHUNK):
-            yield chunk
+    def _complain(self, sentence: str) -> None:
+        """Say what is wrong with the source, once for both ways."""
+        with self._saying:
+            is_new = sentence not in self._said
+            self._said.add(sentence)
+        if is_new:
+            say(sentence, "warning")
 
-    @staticmethod
-    def _pass_on(chunk: bytes, copy: BinaryIO) -> None:
-        if not chunk:
-            return
-        with suppress(OSError):  # a full disk costs the copy, not the output
-            copy.write(chunk)
-            copy.flush()
-        with suppress(OSError, ValueError):  # the reader left; the job goes on
-            sys.stdout.buffer.write(chunk)
-            sys.stdout.flush()
+
+_latest: dict[str, threading.Thread] = {}
+"""Who writes to each place now, or did so last."""

@@ -1,0 +1,255 @@
+"""Writing that blocks nobody: a thread for each place, and a queue of lines that has an end."""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import os
+import select
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+MOST = 1 << 20
+"""Bytes that wait for a place that takes none."""
+FLUSH_LIMIT = 1.0
+"""Longest that the end of the process waits for all writers together."""
+_PIECE = 1 << 16
+_SURE = 4096
+"""What a pipe that is ready takes without blocking (PIPE_BUF)."""
+_PAUSES = (1.0, 2.0, 5.0)
+"""Between tries at a place that fails; the last again and again."""
+_NOBODY_READS = {errno.EPIPE, errno.EBADF}
+_living: list[Writer] = []
+
+
+def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
+    """Return what opens a file at its end; a path that may change is given as a function."""
+
+    def opened() -> int:
+        place = path() if callable(path) else path
+        return os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    return opened
+
+
+class Place:
+    """A descriptor, opened when first needed: for one thread, which it may block for ever.
+
+    What fails is tried again, so that writing resumes once a disk has room; `trouble` is told
+    why when that begins, and '' when it is over. Where nobody reads any more all is well.
+    """
+
+    def __init__(self, opener: Callable[[], int], trouble: Callable[[str], None]) -> None:
+        self._opener = opener
+        self._trouble = trouble
+        self._fd: int | None = None
+        self._left = False
+        self._failures = 0
+
+    def write(self, data: bytes, may_try_again: Callable[[float], bool]) -> bool:
+        """Write all of it; false where it was given up, since no further try was allowed."""
+        rest = memoryview(data)
+        while rest and not self._left:
+            written = self._write_some(rest)
+            rest = rest[written or 0 :]
+            if written is None and not self._left and not may_try_again(self._pause()):
+                return False
+        if self._failures and not self._left:
+            self._failures = 0
+            self._trouble("")
+        return True
+
+    def is_ready(self) -> bool:
+        """Say whether a few bytes can be written without blocking."""
+        if self._fd is None:
+            self._fd = self._opener()
+        return self._poll(0)
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _pause(self) -> float:
+        return _PAUSES[min(self._failures, len(_PAUSES)) - 1]
+
+    def _write_some(self, data: memoryview) -> int | None:
+        """Write what the place takes; return how much that was, None where it failed."""
+        try:
+            if self._fd is None:
+                self._fd = self._opener()
+            return os.write(self._fd, data)
+        except BlockingIOError:  # somebody else made the pipe so
+            self._poll(None)
+            return 0
+        except OSError as error:
+            self._note(error)
+            return None
+
+    def _poll(self, limit: float | None) -> bool:
+        assert self._fd is not None  # noqa: S101 - it was opened
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(limit))
+
+    def _note(self, error: OSError) -> None:
+        if error.errno in _NOBODY_READS:
+            self._left = True
+            return
+        if error.errno == errno.ESTALE:  # a network disk that came back as another
+            self.close()
+        self._failures += 1
+        if self._failures == 1:
+            self._trouble(error.strerror or str(error))
+
+
+class Writer:
+    """Writes lines to one place, in order, from a thread of its own.
+
+    A place that takes nothing costs the oldest of the waiting lines, never the last words; where
+    they would have stood, one line says how many they were.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opener: Callable[[], int] | None = None,
+        *,
+        most: int = MOST,
+        lost: Callable[[int], str] = "({} lines were lost here)".format,
+        trouble: Callable[[str], None] = lambda _why: None,
+    ) -> None:
+        self.name = name
+        self.encoding = "utf-8"
+        self._most = most
+        self._lost_line = lost
+        self._trouble = trouble
+        self._place: Place | None = None
+        # Its lock can be taken twice by one thread: a signal's handler may come between.
+        self._changed = threading.Condition()
+        self._lines: deque[bytes] = deque()
+        self._waiting = 0
+        self._lost = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        if opener is not None:
+            self.open(opener)
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether the lines have a place to go."""
+        return self._place is not None
+
+    def open(self, opener: Callable[[], int]) -> None:
+        """Say where the lines go, with those that were put before; opened by the thread."""
+        self._place = Place(opener, self._tell)
+        _living.append(self)
+        if self._lines:
+            self._start()
+
+    def put(self, line: str) -> None:
+        """Take one line, without its end; returns at once."""
+        data = self._encoded(line)
+        with self._changed:
+            self._lines.append(data)
+            self._waiting += len(data)
+            while self._waiting > self._most:
+                self._waiting -= len(self._lines.popleft())
+                self._lost += 1
+            self._changed.notify()
+        if self._thread is None:
+            self._start()
+
+    def close(self) -> None:
+        """Ask the thread to write what waits and to end; what fails now is not tried again."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    def finish(self, limit: float) -> None:
+        """Write what waits, for at most `limit` seconds."""
+        self.close()
+        if self._thread is None and self._lines:
+            self._start()
+        if self._thread is not None:
+            self._thread.join(max(0.0, limit))
+
+    def _tell(self, why: str) -> None:
+        """Tell of trouble, but for that of the end: the last words are to be the last."""
+        if not self._closing:
+            self._trouble(why)
+
+    def _encoded(self, line: str) -> bytes:
+        return f"{line}\n".encode(self.encoding, errors="backslashreplace")
+
+    def _start(self) -> None:
+        with self._changed:
+            place = self._place
+            if place is None or self._thread is not None:
+                return
+            thread: threading.Thread | None
+            thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no thread can be had (pids.max)
+                thread = None
+            self._thread = thread
+        if thread is None:
+            self._write_here(place)  # rather by hand than never
+
+    def _run(self) -> None:
+        assert self._place is not None  # noqa: S101 - no thread is started before
+        while data := self._take(_PIECE, wait=True):
+            if not self._place.write(data, self._may_try_again):
+                break
+        self._place.close()
+
+    def _write_here(self, place: Place) -> None:
+        """Write what can be written without a thread and without waiting for a pipe's reader."""
+        try:
+            while place.is_ready() and (data := self._take(_SURE, wait=False)):
+                place.write(data, lambda _pause: False)
+        except OSError:
+            return  # it waits in the queue
+
+    def _take(self, most: int, *, wait: bool) -> bytes:
+        """Take lines out of the queue; nothing at the end."""
+        taken = []
+        with self._changed:
+            while wait and not self._lines and not self._lost and not self._closing:
+                self._changed.wait()
+            lost, self._lost = self._lost, 0
+            while self._lines and most > 0:
+                taken.append(self._lines.popleft())
+                most -= len(taken[-1])
+            self._waiting -= sum(map(len, taken))
+        if lost:
+            taken.insert(0, self._encoded(self._lost_line(lost)))
+        return b"".join(taken)
+
+    def _may_try_again(self, pause: float) -> bool:
+        with self._changed:
+            if self._closing:
+                return False
+            self._changed.wait_for(lambda: self._closing, pause)
+        return True
+
+
+def finish_all(limit: float = FLUSH_LIMIT) -> None:
+    """Have every writer write what waits, for at most `limit` seconds in all."""
+    until = time.monotonic() + limit
+    writers: Sequence[Writer] = tuple(_living)
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        writer.finish(until - time.monotonic())
+
+
+atexit.register(finish_all)
