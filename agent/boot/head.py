@@ -27,6 +27,7 @@ from agent.decisions.head import workers
 from agent.decisions.items import Step
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 from agent.record.log import say
+from agent.record.outcome_file import write_outcome
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
@@ -265,7 +266,7 @@ class Head:
         """Stay with the verdict where a platform would start the container again."""
         if self._plan.on_done != "hold" or not outcome.is_jobs_verdict:
             return outcome
-        outcome.write(self._stage.folder.path)
+        write_outcome(self._stage.folder.path, outcome)
         say(f"{outcome.sentence()}")
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await self._inbox.take(None), StopAsked):

@@ -15,6 +15,7 @@ from agent.boot.node_run import Stage
 from agent.checks import Level
 from agent.plan.plan import log_root, new_run_id
 from agent.record.log import configure, say
+from agent.record.outcome_file import write_outcome
 from agent.record.run_folder import RunFolder
 from agent.runtime import orphans
 from agent.settings.redact import redactor_for
@@ -38,10 +39,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     else:
         folder = RunFolder.waiting(root, topology.node_name, redactor)
     outcome = _live(Stage(plan, redactor, folder, started), run_id)
-    try:
-        outcome.write(folder.path)
-    except OSError as error:
-        say(f"outcome.json could not be written: {error.strerror}", "warning")
+    write_outcome(folder.path, outcome)
     return outcome
 
 

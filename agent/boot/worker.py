@@ -19,6 +19,7 @@ from agent.decisions.worker import story as worker
 from agent.node.addresses import source_towards
 from agent.plan import environment
 from agent.record.log import say
+from agent.record.outcome_file import write_outcome
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
@@ -241,7 +242,7 @@ class Worker:
         """Stay with the verdict where a platform would start the container again."""
         if self._plan.on_done != "hold" or not outcome.is_jobs_verdict:
             return
-        outcome.write(self._stage.folder.path)
+        write_outcome(self._stage.folder.path, outcome)
         say(f"{outcome.sentence()}")
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await self._inbox.take(None), StopAsked):
