@@ -7,9 +7,9 @@ import math
 import os
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agent.record.files import Claim, read_small, safe, why, write_atomically
 
@@ -127,8 +127,7 @@ def _started(data: Mapping[str, object]) -> Started:
 # --- what /proc says ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Stat:
+class Stat(NamedTuple):
     """What matters here of /proc/<pid>/stat."""
 
     state: str
@@ -136,12 +135,11 @@ class Stat:
     start: int
 
 
-@dataclass(frozen=True)
-class Seen:
+class Seen(NamedTuple):
     """What /proc says: where we are, and the processes that were asked for and exist."""
 
     place: Place
-    processes: Mapping[int, Stat] = field(default_factory=dict)
+    processes: Mapping[int, Stat]
 
 
 def parse_stat(text: str) -> Stat | None:
@@ -211,8 +209,7 @@ def living(record: NodeRecord) -> tuple[Started, ...]:
     return living_of(record, see(one.pid for one in (record.agent, *record.started)))
 
 
-@dataclass(frozen=True)
-class Found:
+class Found(NamedTuple):
     """What is found where a node's folder is to be."""
 
     claim: Claim
@@ -277,8 +274,7 @@ def is_at_work(folder: Path, now: float) -> bool:
 # --- what still lives of other runs ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Foreign:
+class Foreign(NamedTuple):
     """Another run of which something still lives on this node."""
 
     run_id: str

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 _LOCK = ".agent.lock"
 _MOST_LIVES = 50
 """Of so many former lives each file is kept."""
-_PATIENCE = 1.0
+_PATIENCE = 0.1
+_WAITING = "no-head-"
 
 
 class RunFolder:
@@ -65,9 +66,12 @@ class RunFolder:
 
     @classmethod
     def waiting(cls, root: Path, node: str, redactor: Redactor) -> RunFolder:
-        """Make the folder of a worker that does not know its run yet."""
-        name = f"no-head-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        return cls(root, name, node, redactor, link=False)
+        """Make the folder of a worker that does not know its run yet.
+
+        One that starts again and again before there is a head goes on in the same.
+        """
+        name = f"{_WAITING}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
+        return cls(root, _waited_in(root, safe(node)) or name, node, redactor, link=False)
 
     def file(self, name: str) -> Path:
         """Return the path of a file in it."""
@@ -153,7 +157,8 @@ class RunFolder:
         if not self._moving.acquire(timeout=_PATIENCE):
             return  # the disk holds up who writes: the next word of the head brings us back
         try:
-            self._move_into(target, run_id)
+            if self.path.parent != target:
+                self._move_into(target, run_id)
         except OSError as error:
             self._refused = run_id
             self._tell(f"the log stays in {self.path}: {why(error)}", "warning")
@@ -198,6 +203,15 @@ class RunFolder:
             with suppress(OSError):
                 rest.unlink()
         return True
+
+
+def _waited_in(root: Path, node: str) -> str | None:
+    """Name the folder in which this node waited last, where it found no head then."""
+    try:
+        found = [path.name for path in root.glob(f"{_WAITING}*") if (path / node).is_dir()]
+    except OSError:  # the folder that is made next says it
+        return None
+    return max(found, default=None)
 
 
 def _enter(path: Path) -> tuple[FileLock, Found] | None:

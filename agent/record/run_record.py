@@ -8,7 +8,7 @@ import re
 import time
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from agent.base.errors import PreflightError
 from agent.record.files import (
@@ -226,8 +226,7 @@ def _without_secrets(argv: list[str]) -> list[str]:
 # --- which run this is -------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GoesOn:
+class GoesOn(NamedTuple):
     """Whether a run that was found goes on, and why not."""
 
     yes: bool
@@ -250,8 +249,7 @@ def goes_on(record: RunRecord | None, fingerprint: str, node: str = "") -> GoesO
     return GoesOn(yes=True)
 
 
-@dataclass(frozen=True)
-class Chosen:
+class Chosen(NamedTuple):
     """The run that this head lives in."""
 
     run_id: str
@@ -263,8 +261,7 @@ class Chosen:
     """Held as long as this head lives: no other takes the run meanwhile."""
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A run that this one may be, as found on the disk."""
 
     run_id: str

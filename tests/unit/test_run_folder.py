@@ -199,6 +199,16 @@ def test_a_worker_that_hears_its_run_again_stays(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "run-2" / "pod1"
 
 
+def test_a_worker_that_finds_no_head_again_and_again(tmp_path: Path) -> None:
+    """It goes on in the folder in which it waited before; another node waits in its own."""
+    (tmp_path / "no-head-20200101-000000" / "pod1").mkdir(parents=True)
+    for _ in range(3):
+        folder = RunFolder.waiting(tmp_path, "pod1", REDACTOR)
+        assert folder.path == tmp_path / "no-head-20200101-000000" / "pod1"
+        folder.close()
+    assert RunFolder.waiting(tmp_path, "pod2", REDACTOR).path.parent != folder.path.parent
+
+
 def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
     """Head and workers of one run, and a worker's twin, each have their own folder."""
     head = in_run(tmp_path)
