@@ -89,9 +89,9 @@ class Cluster:
         return read_outcome(self.file(pod, "outcome.json").parent)
 
 
-def read_outcome(folder: Path) -> dict[str, Any]:
+def read_outcome(folder: Path, file: str = "outcome.json") -> dict[str, Any]:
     """Read a node's outcome.json from its run folder."""
-    data = json.loads((folder / "outcome.json").read_text())
+    data = json.loads((folder / file).read_text())
     assert isinstance(data, dict)
     return data
 

@@ -149,9 +149,9 @@ class SlurmCluster:
         self.jobs.append(Job(self, number, output, sbatch))
         return self.jobs[-1]
 
-    def outcome(self, run: str, node: str) -> dict[str, Any]:
-        """Read a node's outcome.json of a run."""
-        return read_outcome(self._shared / "agent-logs" / run / node)
+    def outcome(self, run: str, node: str, file: str = "outcome.json") -> dict[str, Any]:
+        """Read a node's outcome.json of a run, or the one of a former life."""
+        return read_outcome(self._shared / "agent-logs" / run / node, file)
 
 
 @dataclass(frozen=True)
@@ -221,6 +221,6 @@ class Job:
 
         self._wait("no process is left of", gone, timeout)
 
-    def outcomes(self, run: str | None = None) -> dict[str, dict[str, Any]]:
-        """Read every node's outcome.json."""
-        return {name: self.cluster.outcome(run or self.id, name) for name in self.cluster.nodes}
+    def outcomes(self, file: str = "outcome.json") -> dict[str, dict[str, Any]]:
+        """Read every node's outcome.json, or the one of a former life."""
+        return {name: self.cluster.outcome(self.id, name, file) for name in self.cluster.nodes}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import signal
 from dataclasses import dataclass
 from enum import Enum
@@ -11,7 +10,6 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
 
 class Kind(str, Enum):
@@ -63,12 +61,6 @@ class Outcome:
             remedy=str(data.get("remedy", "")),
             is_jobs_verdict=data.get("is_jobs_verdict") is True,
         )
-
-    def write(self, folder: Path) -> None:
-        """Write outcome.json so that a reader never sees half of it."""
-        part = folder / ".outcome.json"
-        part.write_text(json.dumps(self.to_dict(), indent=2) + "\n")
-        part.rename(folder / "outcome.json")
 
 
 def shell_code(returncode: int) -> int:

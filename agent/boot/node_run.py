@@ -11,6 +11,7 @@ import anyio
 
 from agent.decisions.shared import StopAsked
 from agent.record.log import keep_in, say
+from agent.record.outcome_file import write_outcome
 from agent.record.waits import WaitTeller
 from agent.runtime import orphans
 from agent.runtime.process import Child
@@ -94,7 +95,7 @@ class NodeRun:
         """Stay with the verdict where a platform would start the container again."""
         if self.plan.on_done != "hold" or not outcome.is_jobs_verdict:
             return
-        outcome.write(self.folder.path)
+        write_outcome(self.folder.path, outcome)
         say(outcome.sentence())
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await next_event(), StopAsked):

@@ -18,6 +18,7 @@ from agent.node.process_limits import no_room
 from agent.plan.make_plan import new_run_id
 from agent.plan.plan import log_root
 from agent.record.log import configure, say
+from agent.record.outcome_file import write_outcome
 from agent.record.run_folder import RunFolder
 from agent.runtime import orphans
 from agent.runtime.exiting import in_time
@@ -51,10 +52,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
 
 
 def _keep(outcome: Outcome, folder: RunFolder) -> None:
-    try:
-        outcome.write(folder.path)
-    except OSError as error:
-        say(f"outcome.json could not be written: {error.strerror}", "warning")
+    write_outcome(folder.path, outcome)
 
 
 def _live(node_run: NodeRun, run_id: str) -> Outcome:

@@ -108,7 +108,7 @@ def test_a_task_that_dies_takes_the_others_along(slurm: SlurmCluster) -> None:
 
 
 def test_requeue(slurm: SlurmCluster) -> None:
-    """The second run of a job has a folder of its own, and goes through."""
+    """The second run of a job goes on in the same folders, where the first's outcome is kept."""
     job = slurm.submit("requeued", f'sh -c "{ONCE}"')
     job.wait_for("^running$")
     slurm.run("scontrol", "requeue", job.id)
@@ -117,7 +117,8 @@ def test_requeue(slurm: SlurmCluster) -> None:
     slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
     job.wait_for("^second run$")
     assert job.state(END, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
-    first, second = job.outcomes().values(), job.outcomes(f"{job.id}-r1").values()
+    first = job.outcomes("outcome.former-1.json").values()
+    second = job.outcomes().values()
     assert [one["culprit"] for one in first] == ["SIGTERM"] * 2
     assert [(one["kind"], one["exit_code"]) for one in second] == [("done", 0)] * 2
 

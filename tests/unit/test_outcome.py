@@ -1,9 +1,8 @@
-"""The end of a run: codes, sentences, files, and the grace that is shared out."""
+"""The end of a run: codes, sentences, and the grace that is shared out."""
 
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
@@ -13,9 +12,6 @@ from agent.base.errors import AgentError, PreflightError, Problem, SettingsError
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code, stopped
 from agent.decisions.verdict import JobReport, verdict_of
 from agent.plan.stop_budget import share
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 OUTCOMES = st.builds(
     Outcome,
@@ -49,22 +45,6 @@ def test_what_is_no_outcome(data: dict[str, object]) -> None:
     """Anything else is refused with an error that callers expect."""
     with pytest.raises((KeyError, ValueError)):
         Outcome.from_dict(data)
-
-
-def test_the_file_has_the_contracts_fields(tmp_path: Path) -> None:
-    """outcome.json has the fields that the contract names, and no half-written twin beside it."""
-    Outcome(Kind.LOST, 75, "Ray was lost", "running", "ray", "Run again").write(tmp_path)
-    data = json.loads((tmp_path / "outcome.json").read_text())
-    contract = {
-        "kind": "lost",
-        "exit_code": 75,
-        "phase": "running",
-        "culprit": "ray",
-        "reason": "Ray was lost",
-        "remedy": "Run again",
-    }
-    assert {field: data.get(field) for field in contract} == contract
-    assert [file.name for file in tmp_path.iterdir()] == ["outcome.json"]
 
 
 def test_kinds_are_the_contracts() -> None:

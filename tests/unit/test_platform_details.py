@@ -16,7 +16,7 @@ OWN = "10.0.0.5"
     ("name", "changes", "run_id"),
     [
         ("slurm-head", {}, "4711"),
-        ("slurm-requeued-head", {}, "4711-r1"),
+        ("slurm-requeued-head", {}, "4711"),
         ("slurm-head", {"SLURM_RESTART_COUNT": "0"}, "4711"),
         ("aws-batch-head", {}, "8f1c3c2e-5d5c-4e0e-9b6e-2f3d6a1c7b11"),
         (
@@ -30,7 +30,7 @@ OWN = "10.0.0.5"
     ],
 )
 def test_the_runs_id(name: str, changes: dict[str, str], run_id: str | None) -> None:
-    """The platform's job names the run; another attempt of it has a folder of its own."""
+    """The platform's job names the run, under Slurm a requeued one too."""
     assert plan_of(changed(name, changes), read(name)[1]).topology.claim.run_id == run_id
 
 

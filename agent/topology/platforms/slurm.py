@@ -52,7 +52,7 @@ def detect(environ: Mapping[str, str], settings: Settings) -> Claim | None:
         gpus_per_node=_gpus(environ),
         cpus=_cpus(environ, claim.rank),
         memory=_memory(environ),
-        run_id=_run_id(environ, job),
+        run_id=job,  # requeued or not: the run goes on where it was
         job_id=job,
         ports=shifted(int(job)),
         owns_machine=False,  # others' jobs may share the host: only our own Ray is ever stopped
@@ -154,12 +154,6 @@ def _hosts(environ: Mapping[str, str], span: Span) -> tuple[str, ...]:
         return nodelist.expand(text)
     except nodelist.NodelistError as error:
         raise fault(span.nodes, str(error), "hosts such as gpu-[01-03],b2") from None
-
-
-def _run_id(environ: Mapping[str, str], job: str) -> str:
-    """Name the run by the job; a job that was requeued keeps its id, but not its folder."""
-    restarts = number(environ, "SLURM_RESTART_COUNT") or 0
-    return f"{job}-r{restarts}" if restarts else job
 
 
 def _gpus(environ: Mapping[str, str]) -> int | None:

@@ -1,0 +1,137 @@
+"""Keeps `node.json` as things change: in a thread, since the disk may stall."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.record.files import why
+from agent.record.node_record import process_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+    from agent.record.node_record import NodeRecord
+
+_STEP = 0.5
+"""Least time between two writes of what changes all the time."""
+_TOUCH = 30.0
+"""A sign of life for those who share the disk, but not our pids."""
+_MOST = 200
+"""So many processes are remembered; services that die again and again must not add up."""
+
+
+class NodeRecorder:
+    """Takes changes at any time from any thread, and never waits for the disk."""
+
+    def __init__(
+        self,
+        record: NodeRecord,
+        where: Callable[[], AbstractContextManager[Path]],
+        tell: Callable[[str], None],
+    ) -> None:
+        self._record = record
+        self._where = where
+        self._tell = tell
+        self._changed = threading.Condition()
+        self._urgent = True
+        self._dirty = True
+        self._over = False
+        self._told = False
+        self._thread = threading.Thread(target=self._run, name="node record", daemon=True)
+
+    @property
+    def record(self) -> NodeRecord:
+        """Return what was recorded, be it written or not."""
+        return self._record
+
+    def start(self) -> None:
+        """Begin to write."""
+        self._thread.start()
+
+    def started(self, name: str, pid: int) -> None:
+        """Note a process that was started; one that has ended already is none."""
+        process = process_of(name, pid)
+        if process is not None:
+            with self._changed:
+                kept = [one for one in self._record.started if one.pid != pid][-_MOST + 1 :]
+                self._note(replace(self._record, started=(*kept, process)), urgent=True)
+
+    def ended(self, pid: int) -> None:
+        """Note that a process is gone."""
+        with self._changed:
+            kept = tuple(one for one in self._record.started if one.pid != pid)
+            self._note(replace(self._record, started=kept), urgent=True)
+
+    def in_session(self, folder: str) -> None:
+        """Note the folder of Ray's session."""
+        with self._changed:
+            self._note(replace(self._record, session=folder), urgent=True)
+
+    def in_run(self, run_id: str) -> None:
+        """Note the run that this node has heard of."""
+        with self._changed:
+            self._note(replace(self._record, run_id=run_id), urgent=True)
+
+    def passed_on(self, count: int) -> None:
+        """Note how many bytes of the job's output were passed on, all in all."""
+        with self._changed:
+            self._note(replace(self._record, passed_on=count), urgent=False)
+
+    def close(self, limit: float = 1.0) -> None:
+        """Write that this agent left in good order; a disk that stalls is left to itself."""
+        with self._changed:
+            self._over = True
+            self._note(replace(self._record, ended=True), urgent=True)
+        if self._thread.is_alive():
+            self._thread.join(limit)
+
+    def _note(self, record: NodeRecord, *, urgent: bool) -> None:
+        if record == self._record:
+            self._changed.notify()
+            return
+        self._record, self._dirty = record, True
+        self._urgent = self._urgent or urgent
+        self._changed.notify()
+
+    def _run(self) -> None:
+        last = -_STEP
+        while True:
+            with self._changed:
+                while (left := self._left(last)) > 0:
+                    self._changed.wait(left)
+                record, durable, must_write = self._record, self._urgent, self._dirty
+                self._urgent = self._dirty = False
+                over = self._over
+            self._keep(record, durable=durable, must_write=must_write)
+            last = time.monotonic()
+            if over:
+                return
+
+    def _left(self, last: float) -> float:
+        """Return how long there is nothing to do."""
+        if self._urgent or self._over:
+            return 0.0
+        return last + (_STEP if self._dirty else _TOUCH) - time.monotonic()
+
+    def _keep(self, record: NodeRecord, *, durable: bool, must_write: bool) -> None:
+        with self._where() as path:
+            if not must_write and self._touch(path):
+                return
+            error = record.write(path, durable=durable)
+        if error is not None and not self._told:
+            self._told = True
+            self._tell(f"node.json cannot be written: {why(error)}")
+
+    @staticmethod
+    def _touch(path: Path) -> bool:
+        try:
+            os.utime(path)
+        except OSError:
+            return False
+        return True

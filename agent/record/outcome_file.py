@@ -1,0 +1,56 @@
+"""`outcome.json`: how the run ended on this node, for whoever asks later."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from agent.record.files import why, write_atomically
+from agent.record.log import say
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from agent.base.outcome import Outcome
+    from agent.record.run_record import Attempt
+
+FILE = "outcome.json"
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A time in which a service did not answer; UTC, ISO 8601."""
+
+    service: str
+    node: str
+    since: str
+    until: str | None = None
+
+    def in_outcome(self) -> dict[str, object]:
+        """Return it as outcome.json has it."""
+        return {
+            "service": self.service,
+            "node": self.node,
+            "from": self.since,
+            "to": self.until,
+        }
+
+
+def write_outcome(
+    folder: Path,
+    outcome: Outcome,
+    attempts: Sequence[Attempt] = (),
+    outages: Sequence[Outage] = (),
+) -> OSError | None:
+    """Write outcome.json so that a reader never sees half of it; say it where it cannot be."""
+    data = {
+        **outcome.to_dict(),
+        "attempts": [attempt.in_outcome() for attempt in attempts],
+        "outages": [outage.in_outcome() for outage in outages],
+    }
+    error = write_atomically(folder / FILE, json.dumps(data, indent=2) + "\n")
+    if error is not None:
+        say(f"outcome.json could not be written: {why(error)}", "warning")
+    return error

@@ -1,0 +1,400 @@
+"""events.jsonl: every event comes back as it was, within bounds, without a secret."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import types
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.outcome import Kind, Outcome
+from agent.decisions.head.state import HeadEvent
+from agent.decisions.shared import StopAsked, Wait
+from agent.decisions.worker.state import WorkerEvent
+from agent.record import events as e
+from agent.record.codec import NotReadableError, from_data, hints_of, to_data
+from agent.settings.redact import MASK, Redactor
+from unit.disks import full_disk, needs_mount
+from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BEGAN = e.Began("head", "run-1", "2025-01-01T00:00:00Z", "1.0")
+ROLES: tuple[e.Role, ...] = ("head", "worker")
+TEXTS = st.text(st.characters(codec="utf-8"))
+
+
+def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401, PLR0911 - any type there is
+    """Return a strategy for every value of a type, by its hints."""
+    origin, args = get_origin(hint), get_args(hint)
+    if isinstance(hint, type) and is_dataclass(hint):
+        return instances(hint)
+    if origin in {Union, types.UnionType}:
+        return st.one_of(*map(values, args))
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(values(args[0]), max_size=3).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(values, args))
+    if isinstance(origin, type) and issubclass(origin, dict | types.MappingProxyType | Mapping):
+        return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
+    if hint is float:
+        return st.floats(allow_nan=False) | st.integers()
+    return TEXTS if hint is str else st.from_type(hint)
+
+
+def instances(kind: type) -> st.SearchStrategy[Any]:
+    """Return a strategy for every instance of a dataclass."""
+    hints = hints_of(kind)
+    return st.builds(kind, **{f.name: values(hints[f.name]) for f in fields(kind) if f.init})
+
+
+def again(at: float, event: object, kinds: Mapping[str, type]) -> tuple[float, object]:
+    """Write an event as JSON and read it back."""
+    return e.from_json(json.loads(json.dumps(e.to_json(at, event))), kinds)
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [(role, name) for role in ROLES for name in sorted(e.kinds_on(role))]
+)
+@given(data=st.data(), at=st.floats(0, 1e9))
+def test_every_event_comes_back(role: e.Role, name: str, data: st.DataObject, at: float) -> None:
+    """Whatever happens to a head or a worker, what is read is what was written."""
+    kinds = e.kinds_on(role)
+    event = data.draw(instances(kinds[name]))
+    assert again(at, event, kinds) == (at, event)
+
+
+def test_all_kinds_are_known() -> None:
+    """Every member of the unions has its name, and no two share one."""
+    for role, union in {"head": HeadEvent, "worker": WorkerEvent}.items():
+        members = (*get_args(union), *get_args(e.RecordEvent))
+        kinds = e.kinds_on("head" if role == "head" else "worker")
+        assert sorted(kinds) == sorted(kind.__name__ for kind in members)
+    with pytest.raises(ValueError, match="two kinds of events are called Began"):
+        e.kinds_of(e.RecordEvent, make_dataclass("Began", []))
+
+
+# --- the codec ---------------------------------------------------------------------------------
+
+
+class Colour(Enum):
+    """An enum whose values are no texts."""
+
+    RED = (1, 2)
+    BLUE = (3, 4)
+
+
+class Level(Enum):
+    """An enum of numbers."""
+
+    LOW = 1
+    HIGH = 2
+
+
+@dataclass(frozen=True)
+class Left:
+    """One member of a union."""
+
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Right:
+    """Another, with the same fields."""
+
+    value: int = 0
+
+
+@dataclass(frozen=True)
+class Everything:
+    """All that an event may be made of."""
+
+    side: Left | Right
+    sides: tuple[Left | Right | None, ...]
+    by_number: Mapping[int, Left]
+    by_text: Mapping[str, str | None]
+    by_colour: Mapping[Colour, tuple[int, str]]
+    nested: Mapping[str, Mapping[str, tuple[float, ...]]]
+    colour: Colour
+    level: Level | None
+    word: Literal["a", "b", 1, True]
+    number: int | float | str | bool | None
+    real: float
+    path: Path
+    names: frozenset[str]
+    listed: list[int]
+    nothing: tuple[()] = ()
+    made: int = field(default=7, init=False)
+    more: Everything | None = None
+
+
+EVERYTHING = st.builds(
+    Everything,
+    values(Left | Right),
+    values(tuple[Left | Right | None, ...]),
+    st.dictionaries(st.integers(), values(Left), max_size=2),
+    st.dictionaries(st.sampled_from(["is", "a", "text"]) | TEXTS, st.none() | TEXTS, max_size=3),
+    st.dictionaries(st.sampled_from(Colour), st.tuples(st.integers(), TEXTS)),
+    st.dictionaries(TEXTS, st.dictionaries(TEXTS, st.lists(st.floats(allow_nan=False)).map(tuple))),
+    st.sampled_from(Colour),
+    st.none() | st.sampled_from(Level),
+    st.sampled_from(["a", "b", 1, True]),
+    st.none() | st.integers() | st.floats(allow_nan=False) | TEXTS | st.booleans(),
+    st.floats(allow_nan=False) | st.integers(),
+    st.sampled_from([Path("/tmp/a"), Path("b")]),
+    st.frozensets(TEXTS, max_size=3),
+    st.lists(st.integers(), max_size=3),
+)
+
+
+@given(EVERYTHING, st.booleans())
+def test_whatever_an_event_is_made_of_comes_back(
+    value: Everything,
+    nest: bool,  # noqa: FBT001 - drawn
+) -> None:
+    """Members of a union keep apart, numbers keep their type, keys need not be texts."""
+    if nest:
+        value = replace(value, more=value)
+    _, found = again(0.0, value, {"Everything": Everything})
+    assert found == value
+    assert isinstance(found, Everything)
+    assert (type(found.side), type(found.number)) == (type(value.side), type(value.number))
+    assert type(found.word) is type(value.word)
+
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan, 0.1, 1e308, -0.0])
+def test_numbers_that_json_lacks(number: float) -> None:
+    """They come back too, and what is written is JSON for every reader."""
+    text = json.dumps(to_data(number, str), allow_nan=False)
+    found = from_data(float, json.loads(text))
+    assert repr(found) == repr(number)
+
+
+@pytest.mark.parametrize(
+    ("hint", "data"),
+    [
+        (int, True),
+        (int, 1.0),
+        (int, "1"),
+        (bool, 1),
+        (str, None),
+        (float, "1"),
+        (float, {"is": "float", "text": "1"}),
+        (float, {"is": "float"}),
+        (Left, {"value": 1}),
+        (Left, {"is": "Right", "value": 1}),
+        (Left, {"is": "Left", "value": "1"}),
+        (Everything, {"is": "Everything"}),
+        (Left | Right, 3),
+        (Colour, "GREEN"),
+        (Level, True),
+        (Literal["a"], "b"),
+        (tuple[int, int], [1]),
+        (tuple[int, ...], "12"),
+        (dict[str, int], [[1]]),
+        (dict[str, int], "x"),
+        (dict[str, int], {"is": "Left", "value": 1}),
+        (list[int], {}),
+        (Path, 3),
+        (bytes, "x"),
+    ],
+)
+def test_what_cannot_be_read(hint: object, data: object) -> None:
+    """Data of another type are refused with one error, never taken for something else."""
+    with pytest.raises(NotReadableError):
+        from_data(hint, data)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        None,
+        [],
+        {},
+        {"at": 1.0},
+        {"at": "1", "event": "Ended", "data": {"seconds": 1.0}},
+        {"at": True, "event": "Ended", "data": {"seconds": 1.0}},
+        {"at": 1.0, "event": "Unheard", "data": {}},
+        {"at": 1.0, "event": ["Ended"], "data": {}},
+        {"at": 1.0, "event": "Ended", "data": []},
+        {"at": 1.0, "event": "Ended", "data": {}},
+        {"at": 1.0, "event": "Ended", "data": {"seconds": None}},
+    ],
+)
+def test_what_is_no_event(data: object) -> None:
+    """Lines of others are refused with the same error."""
+    with pytest.raises(NotReadableError):
+        e.from_json(data, e.kinds_on("head"))
+
+
+def test_fields_of_a_newer_agent_are_passed_over() -> None:
+    """A further field does not hide the event."""
+    data = {"at": 1, "event": "Ended", "data": {"seconds": 1.0, "why": "new"}}
+    assert e.from_json(data, e.kinds_on("worker")) == (1, e.Ended(1.0))
+
+
+# --- secrets -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "secret", [SECRET, 'se"cret-"quoted', "back\\slash-secret", "line\nbreak-secret", "schlüssel-ß"]
+)
+def test_no_secret_in_any_value(tmp_path: Path, secret: str) -> None:
+    """A secret is masked wherever a text is, whatever JSON makes of its letters."""
+    outcome = Outcome(Kind.LOST, 75, f"a {secret} b", "running", secret)
+    log = log_in(tmp_path, Redactor([secret]).clean)
+    log.append(1.0, e.Decided(outcome))
+    log.append(2.0, e.Waiting((Wait(secret, 3.0, secret),)))
+    text = (tmp_path / e.FILE).read_text()
+    assert secret not in text
+    assert json.dumps(secret)[1:-1] not in text
+    found = [event for _, event in e.read_events(tmp_path)][1:]
+    masked = Outcome(Kind.LOST, 75, f"a {MASK} b", "running", MASK)
+    assert found == [e.Decided(masked), e.Waiting((Wait(MASK, 3.0, MASK),))]
+
+
+def test_a_secret_in_a_mappings_key() -> None:
+    """Keys are texts, too."""
+    assert to_data({SECRET: 1}, Redactor([SECRET]).clean) == {MASK: 1}
+
+
+# --- the file ----------------------------------------------------------------------------------
+
+
+def log_in(
+    folder: Path,
+    clean: Callable[[str], str] = str,
+    began: e.Began = BEGAN,
+    most_bytes: int = e.MOST_BYTES,
+) -> e.EventLog:
+    """Return the event log of a folder."""
+    return e.EventLog(lambda: nullcontext(folder / e.FILE), clean, began, most_bytes)
+
+
+def read(folder: Path) -> list[object]:
+    """Return a folder's events but for those that say who began."""
+    return [event for _, event in e.read_events(folder) if not isinstance(event, e.Began)]
+
+
+def test_events_are_read_in_their_order(tmp_path: Path) -> None:
+    """A header says whose they are; times have milliseconds."""
+    log = log_in(tmp_path)
+    assert log.append(0.12345, StopAsked(15)) is None
+    assert log.append(2, e.Ended(2.0)) is None
+    assert list(e.read_events(tmp_path)) == [
+        (0.123, BEGAN),
+        (0.123, StopAsked(15)),
+        (2, e.Ended(2.0)),
+    ]
+
+
+def test_a_file_of_two_lives(tmp_path: Path) -> None:
+    """A node that was the head's and then a worker's: each line is read as its own's."""
+    prepared = {role: e.kinds_on(role)["Prepared"] for role in ("head", "worker")}
+    for role in ("head", "worker", "head"):
+        log = log_in(tmp_path, began=e.Began("head" if role == "head" else "worker"))
+        log.append(1.0, prepared[role]())
+    found = [type(event) for event in read(tmp_path)]
+    assert found == [prepared["head"], prepared["worker"], prepared["head"]]
+
+
+@pytest.mark.parametrize("torn", [b'{"at": 1.0, "event": "En', b"{}", b"\xff\xfe", b"null", b"["])
+def test_a_torn_line_is_passed_over(tmp_path: Path, torn: bytes) -> None:
+    """What a killed agent left half written costs only itself, for the next agent too."""
+    log_in(tmp_path).append(1.0, e.Ended(1.0))
+    with (tmp_path / e.FILE).open("ab") as file:
+        file.write(torn)
+    assert read(tmp_path) == [e.Ended(1.0)]
+    log_in(tmp_path).append(2.0, e.Ended(2.0))
+    unread: list[str] = []
+    found = [event for _, event in e.read_events(tmp_path, unread.append)]
+    assert found == [BEGAN, e.Ended(1.0), BEGAN, e.Ended(2.0)]
+    assert len(unread) == 1
+    assert unread[0].startswith("events.jsonl, line 3: ")
+
+
+def test_the_file_stays_within_bounds(tmp_path: Path) -> None:
+    """It is rotated once, the newest stay, each part says whose it is, and order holds."""
+    log = log_in(tmp_path, most_bytes=4000)
+    for number in range(1000):
+        assert log.append(float(number), e.PhaseEntered(str(number))) is None
+    sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
+    assert set(sizes) == {e.FILE, e.FORMER}
+    assert max(sizes.values()) <= 4000 + 300
+    phases = [int(event.phase) for event in read(tmp_path) if isinstance(event, e.PhaseEntered)]
+    assert phases == list(range(phases[0], 1000))
+    assert len(phases) > 40
+    for name in sizes:
+        first = (tmp_path / name).read_text().splitlines()[0]
+        assert json.loads(first)["event"] == "Began"
+
+
+def test_what_cannot_be_recorded_is_noted(tmp_path: Path) -> None:
+    """An event too large, or made of what JSON cannot hold, is named in its place."""
+
+    @dataclass(frozen=True)
+    class Odd:
+        """An event that holds what no file can."""
+
+        what: object
+
+    log = log_in(tmp_path, most_bytes=2000)
+    for event in (Odd(object()), "no event", e.PhaseEntered("x" * 5000)):
+        assert log.append(math.nan, event) is None
+    assert read(tmp_path) == [
+        e.Unrecorded("Odd", "TypeError: object cannot be recorded"),
+        e.Unrecorded("str", "TypeError: str cannot be recorded"),
+        e.Unrecorded("PhaseEntered", "it has 5060 bytes"),
+    ]
+
+
+def test_every_event_is_one_line_for_every_reader(tmp_path: Path) -> None:
+    """Line breaks of any kind and halves of letters stay inside their line."""
+    log = log_in(tmp_path)
+    for text in ("a\nb", "\x85", "\u2028", "\x1c", "\ud800", os.fsdecode(b"\xff"), "ü"):
+        log.append(1.0, e.PhaseEntered(text))
+    lines = (tmp_path / e.FILE).read_text().splitlines()
+    assert len(lines) == 8
+    assert [event.phase for event in read(tmp_path) if isinstance(event, e.PhaseEntered)] == [
+        *("a\nb", "\x85", "\u2028", "\x1c", "\ud800", "\udcff", "ü")
+    ]
+
+
+def test_a_folder_that_is_gone_ends_nothing(tmp_path: Path) -> None:
+    """The error is returned; once there is a folder, the header comes first."""
+    folder = tmp_path / "later"
+    log = log_in(folder)
+    assert isinstance(log.append(1.0, e.Ended(1.0)), FileNotFoundError)
+    assert list(e.read_events(folder)) == []
+    folder.mkdir()
+    assert log.append(2.0, e.Ended(2.0)) is None
+    assert list(e.read_events(folder)) == [(2.0, BEGAN), (2.0, e.Ended(2.0))]
+
+
+@needs_mount
+def test_a_full_disk_loses_whole_lines_only(tmp_path: Path) -> None:
+    """What does not fit is told and leaves no half line; later events go on."""
+    with full_disk(tmp_path / "disk", "size=64k") as disk:
+        log = log_in(disk)
+        errors = [log.append(float(n), e.PhaseEntered("x" * 1500)) for n in range(60)]
+        failed = [error for error in errors if error is not None]
+        assert failed
+        assert {error.strerror for error in failed} == {"No space left on device"}
+        unread: list[str] = []
+        kept = list(e.read_events(disk, unread.append))
+        assert len(kept) == 1 + 60 - len(failed)
+        assert unread == []
+        (disk / e.FILE).write_bytes(b"")
+        assert log.append(99.0, e.Ended(99.0)) is None
+        assert read(disk) == [e.Ended(99.0)]

@@ -1,0 +1,420 @@
+"""node.json: which processes are meant, and which of them still live here."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.record.files import Claim, FileLock
+from agent.record.node_record import (
+    FILE,
+    Found,
+    NodeRecord,
+    Place,
+    Seen,
+    Started,
+    Stat,
+    foreign,
+    is_at_work,
+    living,
+    living_of,
+    may_hold,
+    own_record,
+    parse_stat,
+    process_of,
+    read_place,
+)
+from agent.record.node_recorder import NodeRecorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Place("boot-1", "pid:[1]", "node-a")
+AGENT = Started("agent", 10, 1000)
+RAY = Started("ray start", 20, 2000)
+RECORD = NodeRecord("pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12)
+RUNS = Stat("S", 1, 1000)
+
+
+@contextmanager
+def sleeper() -> Iterator[Started]:
+    """Run a process that does nothing, and end it."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = process_of("sleep", process.pid)
+        assert started is not None
+        try:
+            yield started
+        finally:
+            process.kill()
+
+
+def await_true(check: Callable[[], bool], limit: float = 10.0) -> None:
+    """Wait for a condition, with a deadline."""
+    until = time.monotonic() + limit
+    while not check():
+        assert time.monotonic() < until, "it never came"
+        threading.Event().wait(0.01)
+
+
+PROCESSES = st.builds(Started, st.text(), st.integers(), st.integers())
+
+
+@given(
+    st.builds(
+        NodeRecord,
+        st.text(),
+        st.text(),
+        st.builds(Place, st.text(), st.text(), st.text()),
+        PROCESSES,
+        st.lists(PROCESSES).map(tuple),
+        st.text(),
+        st.integers(0),
+        st.booleans(),
+    )
+)
+def test_a_record_survives_the_disk(record: NodeRecord) -> None:
+    """What is read is what was written."""
+    assert NodeRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"agent": None},
+        {"agent": {"name": "agent", "pid": "10", "start": 1}},
+        {"started": None},
+        {"started": [[]]},
+        {"place": []},
+        {"place": {"boot_id": 1}},
+        {"passed_on": True},
+        {"ended": 0},
+        {"node": None},
+    ],
+)
+def test_what_is_no_record(change: dict[str, object]) -> None:
+    """Anything else is no record, with a reason."""
+    assert isinstance(NodeRecord.from_dict({**RECORD.to_dict(), **change}), str)
+
+
+# --- what lives --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("place", "processes", "found"),
+    [
+        (HERE, {10: RUNS, 20: Stat("R", 10, 2000)}, (AGENT, RAY)),
+        (HERE, {20: Stat("R", 1, 2000)}, (RAY,)),
+        (HERE, {10: Stat("S", 1, 1001)}, ()),
+        (HERE, {10: Stat("Z", 1, 1000)}, ()),
+        (HERE, {11: RUNS}, ()),
+        (HERE, {}, ()),
+        (replace(HERE, boot_id="boot-2"), {10: RUNS}, ()),
+        (replace(HERE, pid_namespace="pid:[2]"), {10: RUNS}, ()),
+        (replace(HERE, hostname="renamed"), {10: RUNS}, (AGENT,)),
+    ],
+)
+def test_what_lives_by_what_proc_says(
+    place: Place, processes: dict[int, Stat], found: tuple[Started, ...]
+) -> None:
+    """A pid counts only here, with its start time, and not once it has ended."""
+    assert living_of(RECORD, Seen(place, processes)) == found
+
+
+@pytest.mark.parametrize("unknown", [Place("", "pid:[1]"), Place("boot-1", ""), Place("", "")])
+def test_an_unknown_place_is_nobodys(unknown: Place) -> None:
+    """Where a machine tells neither boot nor namespace, no pid can be known again."""
+    assert living_of(replace(RECORD, place=unknown), Seen(unknown, {10: RUNS})) == ()
+
+
+def test_a_real_process_lives_until_it_ends() -> None:
+    """From /proc: alive, a zombie, gone; another process of that pid does not count."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        started = process_of("sleep", process.pid)
+        assert started is not None
+        record = replace(own_record("pod0", "run-1"), started=(started,))
+        assert living(record) == (record.agent, started)
+        reused = replace(started, start=started.start - 1)
+        assert living(replace(record, started=(reused,))) == (record.agent,)
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert living(record) == (record.agent,)
+    assert living(record) == (record.agent,)
+    assert process_of("sleep", process.pid) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("sleep", True), ("a) R 1 2 3 (b", True), ("x\ny", True), (None, False)],
+)
+def test_a_stat_with_any_name(name: str | None, found: bool) -> None:  # noqa: FBT001 - a table's column
+    """A process may be called anything; a text that is no stat is none."""
+    rest = "S 7 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1"
+    text = "" if name is None else f"42 ({name}) {rest}"
+    assert parse_stat(text) == (Stat("S", 7, 12345) if found else None)
+
+
+def test_where_we_are() -> None:
+    """The kernel names the boot and the namespace."""
+    assert read_place().sees(read_place())
+
+
+# --- whose folder it is ------------------------------------------------------------------------
+
+ELSEWHERE = Place("boot-2", "pid:[7]", "node-b")
+RESTARTED = Place("boot-1", "pid:[7]", "node-a")
+OURS, THEIRS, UNKNOWN = Claim.OURS, Claim.THEIRS, Claim.UNKNOWN
+AT = {place: replace(RECORD, place=place) for place in (HERE, ELSEWHERE, RESTARTED)}
+
+
+def found(
+    claim: Claim,
+    record: NodeRecord | None,
+    *,
+    is_new: bool = False,
+    agent_lives: bool = False,
+    age: float = math.inf,
+) -> Found:
+    """Return what is found in a folder, which was there before as a rule."""
+    return Found(claim, is_new, record, agent_lives, age)
+
+
+@pytest.mark.parametrize(
+    ("there", "free"),
+    [
+        (found(OURS, None, is_new=True), True),
+        (found(UNKNOWN, None, is_new=True), True),
+        (found(THEIRS, None, is_new=True), False),
+        (found(OURS, None, is_new=False), True),
+        (found(UNKNOWN, None, is_new=False), False),
+        (found(OURS, AT[HERE], age=1.0), True),
+        (found(OURS, AT[HERE], agent_lives=True, age=1.0), False),
+        (found(THEIRS, AT[HERE], age=math.inf), False),
+        (found(UNKNOWN, AT[HERE], age=1.0), True),
+        (found(OURS, replace(AT[HERE], node="pod:0"), age=1.0), False),
+        (found(OURS, AT[RESTARTED], age=1.0), True),
+        (found(UNKNOWN, AT[RESTARTED], age=1.0), False),
+        (found(UNKNOWN, AT[RESTARTED], age=91.0), True),
+        (found(OURS, AT[ELSEWHERE], age=1.0), False),
+        (found(OURS, AT[ELSEWHERE], age=91.0), True),
+        (found(OURS, replace(AT[ELSEWHERE], ended=True), age=1.0), True),
+        (found(THEIRS, replace(AT[ELSEWHERE], ended=True), age=1.0), False),
+    ],
+)
+def test_whose_folder_it_is(there: Found, free: bool) -> None:  # noqa: FBT001 - a table's column
+    """Ours: new, left, dead here, a restarted pod's, or long silent elsewhere."""
+    assert may_hold(there, "pod0", HERE) is free
+
+
+def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+    """A second taker is refused, in this process too; after the release it is not."""
+    path = tmp_path / ".lock"
+    first, second = FileLock(path), FileLock(path)
+    assert first.take() is Claim.OURS
+    assert second.take() is Claim.THEIRS
+    first.release()
+    assert second.take() is Claim.OURS
+    assert second.now_on_disk() == pytest.approx(time.time(), abs=5)
+    second.release()
+
+
+def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
+    """A child that outlives us must not hold our folder."""
+    lock = FileLock(tmp_path / ".lock")
+    assert lock.take() is Claim.OURS
+    with sleeper():
+        lock.release()
+        again = FileLock(tmp_path / ".lock")
+        assert again.take() is Claim.OURS
+        again.release()
+
+
+# --- other runs --------------------------------------------------------------------------------
+
+
+def test_what_lives_of_another_run(tmp_path: Path) -> None:
+    """Another run's process on this node is found and named; our own run's, and we, are not."""
+    mine = own_record("pod0", "run-1")
+    for run in ("run-1", "run-2", "run-3"):
+        (tmp_path / run / "pod0").mkdir(parents=True)
+    with sleeper() as process:
+        mine.write(tmp_path / "run-2" / "pod0" / FILE)
+        assert foreign(tmp_path, "run-1", "pod0") is None
+        record = replace(mine, agent=process)
+        record.write(tmp_path / "run-1" / "pod0" / FILE)
+        assert foreign(tmp_path, "run-1", "pod0") is None
+        found = foreign(tmp_path, "run-9", "pod0")
+        assert found is not None
+        assert (found.run_id, found.living, found.agent_lives) == ("run-1", (process,), True)
+        assert found.sentence() == (
+            f"run run-1 still lives here: `pod-agent stop` (sleep (pid {process.pid}))"
+        )
+        assert foreign(tmp_path, "run-9", "pod1") is None
+        left = replace(mine, agent=replace(process, start=1), started=(process,))
+        left.write(tmp_path / "run-1" / "pod0" / FILE)
+        found = foreign(tmp_path, "run-9", "pod0")
+        assert found is not None
+        assert not found.agent_lives
+    assert foreign(tmp_path, "run-9", "pod0") is None
+
+
+def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
+    """A node's second folder is looked at as well, and broken records are passed over."""
+    folder = tmp_path / "run-1"
+    for name, text in {"pod0": "{", "pod0-2": "", "pod0-x": "[]"}.items():
+        (folder / name).mkdir(parents=True)
+        (folder / name / FILE).write_text(text)
+    (tmp_path / "file").write_text("")
+    with sleeper() as process:
+        replace(own_record("pod0", "run-1"), agent=process).write(folder / "pod0-2" / FILE)
+        found = foreign(tmp_path, "run-2", "pod0")
+    assert found is not None
+    assert found.folder == folder / "pod0-2"
+
+
+def test_only_the_newest_runs_are_looked_at(tmp_path: Path) -> None:
+    """A log dir of years costs no more than one of days."""
+    with sleeper() as process:
+        record = replace(own_record("pod0", "x"), agent=process)
+        for number in range(25):
+            (tmp_path / f"run-{number}" / "pod0").mkdir(parents=True)
+        record.write(tmp_path / "run-0" / "pod0" / FILE)
+        os.utime(tmp_path / "run-0", (1, 1))
+        assert foreign(tmp_path, "own", "pod0") is None
+        record.write(tmp_path / "run-24" / "pod0" / FILE)
+        assert foreign(tmp_path, "own", "pod0") is not None
+    assert foreign(tmp_path / "nothing", "own", "pod0") is None
+
+
+def test_those_above_us_do_not_count(tmp_path: Path) -> None:
+    """An agent that another's job started does not refuse for its sake."""
+    parent = process_of("agent", os.getppid())
+    assert parent is not None
+    (tmp_path / "run-1" / "pod0").mkdir(parents=True)
+    record = replace(own_record("pod0", "run-1"), agent=parent)
+    record.write(tmp_path / "run-1" / "pod0" / FILE)
+    assert foreign(tmp_path, "run-2", "pod0") is None
+
+
+def test_who_is_at_work(tmp_path: Path) -> None:
+    """Here its process tells; elsewhere, how fresh the record is."""
+    now = time.time()
+    assert not is_at_work(tmp_path, now)
+    with sleeper() as process:
+        record = replace(own_record("pod0", "run-1"), agent=process)
+        record.write(tmp_path / FILE)
+        assert is_at_work(tmp_path, now)
+        replace(record, ended=True).write(tmp_path / FILE)
+        assert not is_at_work(tmp_path, now)
+        record.write(tmp_path / FILE)
+    assert not is_at_work(tmp_path, now)
+    replace(record, place=ELSEWHERE).write(tmp_path / FILE)
+    assert is_at_work(tmp_path, now)
+    assert not is_at_work(tmp_path, now + 3600)
+
+
+# --- the writer --------------------------------------------------------------------------------
+
+
+class Kept:
+    """A recorder, its file, and what it said."""
+
+    def __init__(self, folder: Path, hold: AbstractContextManager[object] | None = None) -> None:
+        self.path = folder / FILE
+        self.said: list[str] = []
+        self.writes = 0
+        self._hold = hold or nullcontext()
+        self.recorder = NodeRecorder(own_record("pod0", "run-1"), self._where, self.said.append)
+        self.recorder.start()
+
+    @contextmanager
+    def _where(self) -> Iterator[Path]:
+        with self._hold:
+            self.writes += 1
+            yield self.path
+
+    def read(self) -> NodeRecord | None:
+        """Return what is on the disk."""
+        found = NodeRecord.read(self.path)
+        return None if isinstance(found, str) else found
+
+
+def test_processes_are_recorded_at_once(tmp_path: Path) -> None:
+    """What was started, by pid and start time; what ended goes, and what never was is not there."""
+    kept = Kept(tmp_path)
+    with sleeper() as process:
+        kept.recorder.started("sleep", process.pid)
+        kept.recorder.started("gone", 2**22 + 1)
+        kept.recorder.in_session("/tmp/ray/session_1")
+        kept.recorder.in_run("run-2")
+        await_true(lambda: kept.read() == kept.recorder.record)
+        assert kept.recorder.record.started == (process,)
+        assert kept.recorder.record.session == "/tmp/ray/session_1"
+        kept.recorder.ended(process.pid)
+        kept.recorder.close()
+    written = kept.read()
+    assert written is not None
+    assert (written.started, written.run_id, written.ended) == ((), "run-2", True)
+
+
+def test_a_counter_is_written_now_and_then(tmp_path: Path) -> None:
+    """A hundred thousand changes make few writes, and the last of them is kept."""
+    kept = Kept(tmp_path)
+    await_true(lambda: kept.read() is not None)
+    began = time.monotonic()
+    for count in range(100_000):
+        kept.recorder.passed_on(count)
+    await_true(lambda: getattr(kept.read(), "passed_on", 0) == 99_999)
+    assert kept.writes <= 3 + (time.monotonic() - began) / 0.5
+    kept.recorder.close()
+
+
+def test_a_disk_that_stalls_holds_nobody_up(tmp_path: Path) -> None:
+    """While the disk does not answer, changes are taken in at once, and the end comes in time."""
+    disk = threading.Lock()
+    with disk:
+        kept = Kept(tmp_path, disk)
+        began = time.monotonic()
+        for count in range(1000):
+            kept.recorder.passed_on(count)
+            kept.recorder.in_session(str(count))
+        kept.recorder.close(0.1)
+        assert time.monotonic() - began < 2.0
+        assert kept.read() is None
+    await_true(lambda: kept.read() is not None)
+
+
+def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
+    """A record that cannot be written is a word, not an end."""
+    kept = Kept(tmp_path / "gone")
+    for count in range(3):
+        kept.recorder.in_session(str(count))
+        await_true(lambda count=count: kept.writes > count)  # type: ignore[misc] # bound early
+    kept.recorder.close()
+    assert kept.said == ["node.json cannot be written: No such file or directory"]
+
+
+def test_what_is_started_does_not_add_up() -> None:
+    """A service that dies a thousand times leaves a bounded record."""
+    recorder = NodeRecorder(own_record("a", "b"), lambda: nullcontext(Path("none")), print)
+    fake = tuple(Started("x", pid, 1) for pid in range(-300, 0))
+    recorder = NodeRecorder(
+        replace(recorder.record, started=fake), lambda: nullcontext(Path("none")), print
+    )
+    recorder.started("python", os.getpid())
+    assert len(recorder.record.started) == 200
+    assert recorder.record.started[-1].pid == os.getpid()
+    assert sys.executable
