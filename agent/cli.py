@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from agent import __version__
 from agent.base.errors import AgentError, SettingsError
-from agent.boot import planning as start
+from agent.boot import planning
 from agent.record.log import say
 from agent.runtime.exiting import exit_now
 from agent.settings import load
@@ -176,7 +176,7 @@ def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:
     from agent.plan.show import render  # noqa: PLC0415 - one verb, one import
 
     environ = dict(os.environ)
-    plan = start.plan_of(environ, command)
+    plan = planning.plan_of(environ, command)
     print(render(plan, redactor_for(environ, plan.settings)))
     return 0
 
@@ -185,7 +185,7 @@ def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent.checks import Level  # noqa: PLC0415 - one verb, one import
     from agent.plan.show import finding_line  # noqa: PLC0415 - one verb, one import
 
-    findings = start.examine_machine(dict(os.environ))
+    findings = planning.examine_machine(dict(os.environ))
     failed = any(finding.level is Level.FAIL for finding in findings)
     if options.json:
         rows = [

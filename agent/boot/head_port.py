@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
 
     from agent.base.outcome import Outcome
-    from agent.control.reports import Desk
+    from agent.control.reports import Reports
     from agent.plan.plan import Plan
 
 
@@ -42,9 +42,9 @@ def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
-async def farewell(desk: Desk, limit: float, may_call: int) -> None:
+async def farewell(reports: Reports, limit: float, may_call: int) -> None:
     """Let the workers hear the end, and say who has not."""
-    silent, unheard = await desk.farewell(limit, may_call)
+    silent, unheard = await reports.farewell(limit, may_call)
     for name in silent:
         say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
     if unheard:

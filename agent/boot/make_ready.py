@@ -34,16 +34,16 @@ _RAY_MARKS = (
 )
 
 
-def make_room(plan: Plan) -> Outcome | None:
+def make_ready(plan: Plan) -> Outcome | None:
     """Prepare this machine; return the refusal where this run could not live on it."""
     _raise_open_files(plan.facts.nofile_hard)
-    if plan.ray is not None:
-        _remove_stale_ray(plan.ray.temp_dir, everything=plan.topology.owns_machine)
+    if plan.own_ray is not None:
+        _remove_stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
     busy = free_ports(facts, plan.settings, plan.topology)
     failed = [f for f in plan.failed() if f.check != busy.check]
-    if not failed and plan.ray is not None:
-        made = own_folder(plan.ray.temp_dir, plan.facts)
+    if not failed and plan.own_ray is not None:
+        made = own_folder(plan.own_ray.session, plan.facts)
         if made is not None:
             failed = [temp_dir(replace(plan.facts, ray_temp=made), plan.settings, plan.topology)]
     return _refusal([*failed, busy] if busy.level is Level.FAIL else failed)

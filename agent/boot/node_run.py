@@ -1,4 +1,4 @@
-"""What both stories stand on: the clock, the folder, this node's address, and the way out."""
+"""One run on one node, as both stories need it: clock, folder, waits, children, and the way out."""
 
 from __future__ import annotations
 
@@ -9,26 +9,24 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.base.errors import PreflightError, UnavailableError
-from agent.base.outcome import Outcome, stopped
-from agent.node.addresses import source_towards
+from agent.decisions.shared import StopAsked
 from agent.record.log import keep_in, say
-from agent.record.waits import Narrator
+from agent.record.waits import WaitTeller
 from agent.runtime import orphans
-from agent.runtime.names import resolve
 from agent.runtime.process import Child
-from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
+    from agent.base.outcome import Outcome
     from agent.decisions.shared import Said, Wait
-    from agent.plan.plan import Address, Plan
+    from agent.plan.plan import Plan
     from agent.record.run_folder import RunFolder
     from agent.settings.redact import Redactor
+    from agent.work.prepare import PrepareStep
 
 
-class Stage:
+class NodeRun:
     """One run on one node."""
 
     def __init__(self, plan: Plan, redactor: Redactor, folder: RunFolder, started: float) -> None:
@@ -36,7 +34,7 @@ class Stage:
         self.redactor = redactor
         self.folder = folder
         self._started = started
-        self._narrator = Narrator(folder.record, say)
+        self._waits = WaitTeller(folder.record, say)
         keep_in(folder.file("agent.log"))
 
     def now(self) -> float:
@@ -53,11 +51,11 @@ class Stage:
 
     def show_waits(self, waits: tuple[Wait, ...]) -> None:
         """Tell of what is waited for, as it changes."""
-        self._narrator.tell(waits, self.now())
+        self._waits.tell(waits, self.now())
 
     def patience(self, deadline: float | None) -> float | None:
         """Return how long to wait for an event: to the deadline, or until waits must be told."""
-        return self._narrator.patience(deadline, self.now())
+        return self._waits.patience(deadline, self.now())
 
     async def start(self, name: str, argv: list[str], env: Mapping[str, str], log: str) -> Child:
         """Start a child whose output goes to a file of the run folder."""
@@ -65,10 +63,10 @@ class Stage:
         self.record("started", name=name, pid=child.pid)
         return child
 
-    async def run_shell(self, name: str, command: str, env: Mapping[str, str], log: str) -> str:
-        """Run a shell command to its end; return '' or how it failed."""
-        say(f"{name}: running (output in {log})")
-        child = await self.start(name, ["/bin/sh", "-c", command], env, log)
+    async def run_step(self, step: PrepareStep, env: Mapping[str, str]) -> str:
+        """Run a prepare step to its end; return '' or how it failed."""
+        say(f"{step.name}: running (output in {step.log})")
+        child = await self.start(step.name, step.argv, env, step.log)
         try:
             code = await child.wait()
         finally:
@@ -77,100 +75,25 @@ class Stage:
                     await child.stop(1.0)
         return "" if code == 0 else child.end_sentence(code)
 
+    def ended(self, outcome: Outcome) -> None:
+        """Say and record how it ends."""
+        self.record("outcome", outcome={**asdict(outcome), "kind": outcome.kind.value})
+        say(f"leaving: {outcome.reason}")
+
+    async def hold(self, outcome: Outcome, next_event: Callable[[], Awaitable[object]]) -> None:
+        """Stay with the verdict where a platform would start the container again."""
+        if self.plan.on_done != "hold" or not outcome.is_jobs_verdict:
+            return
+        outcome.write(self.folder.path)
+        say(outcome.sentence())
+        say("holding the pod, which would be started again: stop it when you have what you need")
+        while not isinstance(await next_event(), StopAsked):
+            continue
+
     async def sweep(self, limit: float) -> None:
         """End whatever of ours is left."""
         for name in await orphans.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
-
-
-async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
-    """Return this node's address; where a name must tell it, wait until it does."""
-    if address.ip is not None:
-        return address.ip
-
-    async def check() -> str | NotYet:
-        if address.towards is not None:
-            return await _by_route(address.towards)
-        return await _by_names(address, addresses)
-
-    try:
-        return await until(check, limit, step=0.1)
-    except TimedOutError as error:
-        if "no address of this node" in error.evidence:
-            raise _not_ours(address, error.evidence, addresses) from None
-        raise UnavailableError(
-            f"this node's address could not be found as {address.how}",
-            why=error.evidence,
-            remedy="Check DNS, or set AGENT_NODE_IP"
-            if address.towards
-            else "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
-            culprit="DNS",
-        ) from None
-
-
-async def _by_route(host: str) -> str | NotYet:
-    found = await resolve(host)
-    if isinstance(found, str):
-        return NotYet(found)
-    return source_towards(found[0]) or NotYet(f"no route to {host} ({found[0]})")
-
-
-async def _by_names(address: Address, addresses: tuple[str, ...]) -> str | NotYet:
-    evidence = []
-    for name in address.names:
-        found = await resolve(name)
-        if isinstance(found, str):
-            evidence.append(found)
-            continue
-        mine = next((a for a in found if a in addresses), None)
-        if mine is not None:
-            return mine
-        evidence.append(f"{name} is {', '.join(found)}, no address of this node")
-        if address.must_be_own:
-            raise _not_ours(address, evidence[-1], addresses)
-    return NotYet("; ".join(evidence))
-
-
-def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
-    own = ", ".join(addresses) or "none"
-    return PreflightError(
-        f"this node is not the head it is taken for ({address.how})",
-        why=f"{evidence} (it has: {own})",
-        remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
-        "set RAY_WORKER=1",
-        culprit="HEAD_POD_ID",
-    )
-
-
-class StopSwitch:
-    """The first request to stop, for the time before a story listens for it."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._scope: anyio.CancelScope | None = None
-
-    def ask(self, signum: int) -> None:
-        """Note the request and end what is under way."""
-        self.signum = signum
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def guard(self) -> anyio.CancelScope:
-        """Return a scope that a request to stop cancels."""
-        self._scope = anyio.CancelScope()
-        if self.signum is not None:
-            self._scope.cancel()
-        return self._scope
-
-    def outcome(self, *, expected: bool) -> Outcome:
-        """Return the end that was asked for."""
-        assert self.signum is not None  # noqa: S101 - asked only after a guard was cancelled
-        return stopped(self.signum, expected=expected)
-
-
-def as_record(outcome: Outcome) -> dict[str, object]:
-    """Return an outcome as an event's data."""
-    return {**asdict(outcome), "kind": outcome.kind.value}
 
 
 async def stop_ray(child: Child, grace: float) -> None:

@@ -14,7 +14,7 @@ from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
 from agent.node.read_facts import gather, look_at_folder
 from agent.plan.listeners import port_clashes
-from agent.plan.plan import Plan, make_plan, private_folder
+from agent.plan.make_plan import make_plan, private_folder
 from agent.runtime import pid1
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
+    from agent.plan.plan import Plan
     from agent.settings import Loaded
 
 _LOOKUP_LIMIT = 2.0
@@ -52,7 +53,7 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.slips)
     facts = _with_own_name(facts, topology)
-    facts = replace(facts, ray_temp=look_at_folder(private_folder(facts, topology.job_id)))
+    facts = replace(facts, ray_temp=look_at_folder(private_folder(facts, topology.claim.job_id)))
     return make_plan(loaded, topology, facts, environ, runtime_env)
 
 
@@ -62,7 +63,7 @@ def _port_clashes(
     """Judge the ports where the platform is known, also where its word is contradicted."""
     settings, command = loaded.settings, loaded.command
     if topology is not None:
-        return port_clashes(settings, command, topology.ports, topology.given_ray)
+        return port_clashes(settings, command, topology.claim.ports, topology.given_ray)
     try:
         claim = claim_of(environ, settings)
     except SettingsError:

@@ -10,11 +10,12 @@ import anyio
 
 from agent.base.errors import AgentError
 from agent.base.outcome import Kind, Outcome
-from agent.boot import planning as start
-from agent.boot.node_run import Stage
+from agent.boot import planning
+from agent.boot.node_run import NodeRun
 from agent.checks import Level
 from agent.node.process_limits import no_room
-from agent.plan.plan import log_root, new_run_id
+from agent.plan.make_plan import new_run_id
+from agent.plan.plan import log_root
 from agent.record.log import configure, say
 from agent.record.run_folder import RunFolder
 from agent.runtime import orphans
@@ -29,16 +30,16 @@ if TYPE_CHECKING:
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Boot this node and live its story; raises SettingsError before anything is touched."""
     started = time.monotonic()
-    plan = start.plan_of(environ, command)
+    plan = planning.plan_of(environ, command)
     topology = plan.topology
     redactor = redactor_for(environ, plan.settings)
     configure(plan.settings.log, environ, redactor, topology.node_name)
-    root, run_id = log_root(plan.settings), topology.run_id or new_run_id()
+    root, run_id = log_root(plan.settings), topology.claim.run_id or new_run_id()
     if topology.is_head:
         folder = RunFolder(root, run_id, topology.node_name, redactor)
     else:
         folder = RunFolder.waiting(root, topology.node_name, redactor)
-    outcome = _live(Stage(plan, redactor, folder, started), run_id)
+    outcome = _live(NodeRun(plan, redactor, folder, started), run_id)
     try:
         outcome.write(folder.path)
     except OSError as error:
@@ -46,23 +47,23 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     return outcome
 
 
-def _live(stage: Stage, run_id: str) -> Outcome:
+def _live(node_run: NodeRun, run_id: str) -> Outcome:
     """Live the story to its end, whatever that is; nothing of ours is left then."""
-    plan = stage.plan
+    plan = node_run.plan
     orphans.become_subreaper()
-    say(f"pod-agent on {plan.topology.platform}: {plan.topology.sentence()}")
+    say(f"pod-agent on {plan.topology.claim.platform}: {plan.topology.sentence()}")
     for note in plan.notes:
         say(note)
     for finding in plan.findings:
         if finding.level is Level.WARN:
             say(finding.sentence(), "warning")
     try:
-        outcome = anyio.run(_story, stage, run_id)
+        outcome = anyio.run(_story, node_run, run_id)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
         orphans.kill_descendants()
         outcome = bug() if error is None else error.outcome()
-    stage.record("end", seconds=round(stage.now(), 3))
+    node_run.record("end", seconds=round(node_run.now(), 3))
     return outcome
 
 
@@ -76,16 +77,16 @@ def bug() -> Outcome:
     return Outcome(Kind.BUG, 70, f"a bug in the agent: {last}", remedy=remedy)
 
 
-async def _story(stage: Stage, run_id: str) -> Outcome:
-    if stage.plan.topology.is_head:
+async def _story(node_run: NodeRun, run_id: str) -> Outcome:
+    if node_run.plan.topology.is_head:
         from agent.boot import head  # noqa: PLC0415 - a worker needs none of it
 
-        return await head.run(stage, run_id)
-    if stage.plan.topology.is_idle:
-        return _idle(stage.plan)
+        return await head.run(node_run, run_id)
+    if node_run.plan.topology.is_idle:
+        return _idle(node_run.plan)
     from agent.boot import worker  # noqa: PLC0415 - a head needs none of it
 
-    return await worker.run(stage)
+    return await worker.run(node_run)
 
 
 def _idle(plan: Plan) -> Outcome:

@@ -1,4 +1,4 @@
-"""A service beside the job: started, asked until it answers, and watched to its end."""
+"""Services of this node: started, asked until they are ready, and watched to their end."""
 
 from __future__ import annotations
 
@@ -7,41 +7,49 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.decisions.head import state as h
-from agent.runtime.probes import reward_answers
+from agent.decisions.items import ServiceGone, ServiceReady, ServiceWaits
+from agent.runtime.readiness import Probe
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agent.boot.node_run import Stage
+    from agent.boot.node_run import NodeRun
     from agent.runtime.process import Child
-    from agent.work.services import Service
+    from agent.work.services import ServiceSpec
+    from agent.work.where import Place
+
+    Word = ServiceReady | ServiceWaits | ServiceGone
 
 
-class Attendant:
-    """Runs services and tells what becomes of them."""
+class Services:
+    """Runs this node's services and tells what becomes of them."""
 
-    def __init__(self, stage: Stage, tell: Callable[[h.HeadEvent], None]) -> None:
-        self._stage = stage
+    def __init__(self, run: NodeRun, tell: Callable[[Word], None]) -> None:
+        self._run = run
         self._tell = tell
         self._running: dict[str, Child] = {}
 
-    async def serve(self, service: Service, env: Mapping[str, str]) -> None:
-        """Run a service, tell when it answers, and tell when it ends."""
-        if service.argv is None:
-            await self._probe(service)
+    async def serve(
+        self, spec: ServiceSpec, place: Place, env: Mapping[str, str], generation: int = 1
+    ) -> None:
+        """Run a service, tell when it is ready, and tell when it ends."""
+        if spec.argv is None:
+            await self._probe(spec, place, generation)
             return
-        log = f"{service.name.replace(' ', '-')}.log"
-        own = dict(service.env)
-        child = await self._stage.start(service.name, list(service.argv), {**env, **own}, log)
-        self._running[service.name] = child
+        former = self._running.get(spec.name)
+        if former is not None and former.running:
+            await former.stop(self._run.plan.budget.services)
+        full = {**env, **dict(spec.env)}
+        child = await self._run.start(spec.name, spec.command(place), full, spec.log)
+        self._running[spec.name] = child
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._probe, service)
+            tasks.start_soon(self._probe, spec, place, generation)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         child.signal_group(signal.SIGKILL)  # what is left of it would hold its port
-        self._tell(h.ServiceGone(service.name, child.end_sentence(code)))
+        end = child.end_sentence(code)
+        self._tell(ServiceGone(spec.name, end, generation=generation))
 
     async def stop(self, grace: float) -> None:
         """Stop them all, side by side."""
@@ -49,13 +57,15 @@ class Attendant:
             for child in self._running.values():
                 tasks.start_soon(child.stop, grace)
 
-    async def _probe(self, service: Service) -> None:
+    async def _probe(self, spec: ServiceSpec, place: Place, generation: int) -> None:
+        probe = Probe(spec.ready, place, self._run.folder.file(spec.log))
+
         async def check() -> bool | NotYet:
-            evidence = await reward_answers(service.url)
+            evidence = await probe.ask()
             return NotYet(evidence) if evidence else True
 
         def tell(evidence: str) -> None:
-            self._tell(h.ServiceWaits(service.name, evidence))
+            self._tell(ServiceWaits(spec.name, evidence, generation=generation))
 
         await until(check, None, longest=0.5, on_evidence=tell)
-        self._tell(h.ServiceReady(service.name))
+        self._tell(ServiceReady(spec.name, generation=generation))

@@ -2,49 +2,71 @@
 
 from __future__ import annotations
 
+import secrets
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot import make_ready as room
+from agent.base.errors import PreflightError
+from agent.boot import make_ready
 from agent.boot.head_status import waits_of
-from agent.boot.node_run import Stage, as_record, stop_ray
+from agent.boot.node_run import NodeRun, stop_ray
+from agent.boot.run_services import Services
 from agent.control.client import HeadLink
-from agent.control.protocol import Reply, Report
+from agent.control.protocol import LONGEST_TEXT, Bye, Hello, Reply, Report
 from agent.control.sockets import bind
-from agent.decisions.items import Step
+from agent.decisions import worker
+from agent.decisions.head.workers import ItemWord
+from agent.decisions.items import StepOver
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 from agent.decisions.worker import state as w
-from agent.decisions.worker import story as worker
 from agent.node.addresses import source_towards
-from agent.plan import environment
+from agent.plan.listeners import may_listen_on
+from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.runtime import signals
 from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
+from agent.runtime.process import tail_of
 from agent.runtime.waiting import NotYet, until
 from agent.settings.rules import NO_JOB
+from agent.work.services import digest
+from agent.work.where import Place
 
 if TYPE_CHECKING:
     import socket
 
+    from aiohttp import web
+
     from agent.base.outcome import Outcome
     from agent.runtime.process import Child
+    from agent.work.prepare import PrepareStep
 
 _GOODBYE = 1.0
 _ANNOUNCE = 5.0
+_TAIL_LINES = 20
 
 
 class Worker:
     """One run of a worker."""
 
-    def __init__(self, stage: Stage) -> None:
-        self._stage = stage
-        self._plan = stage.plan
-        self._inbox: Inbox[w.WorkerEvent] = Inbox(stage.redactor.clean_fields)
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._plan = run.plan
+        self._id = secrets.token_hex(8)
+        self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
         self._ray: Child | None = None
+        self._services = Services(run, self._inbox.put)
         self._state = worker.start(self._goal())
-        self._tell_head = Telling(self)
+        self._reply: Reply | None = None
+        """The head's last word, for the hello to a head that was started anew."""
+        self._logs: dict[str, str] = {}
+        """Ends of logs that the head asked for, until it has them."""
+        self._sent: dict[str, str] = {}
+        """Those of the last report."""
+        self._told: tuple[object, ...] = ()
         self._own_ip = ""
         self._addressed = anyio.Event()
 
@@ -60,12 +82,12 @@ class Worker:
             plan.ports.agent,
             plan.ports.gcs,
             plan.token,
+            self._hello,
             self._report,
             self._inbox.put,
             self._on_reply,
         )
-        self._tell_head.link = link
-        unfit = room.make_room(plan)
+        unfit = make_ready.make_ready(plan)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(signals.watch, lambda signum: self._inbox.put(StopAsked(signum)))
             tasks.start_soon(link.run)
@@ -73,57 +95,83 @@ class Worker:
                 self._inbox.put(Unfit(unfit))
             else:
                 tasks.start_soon(self._serve, sockets)
-                if plan.settings.prepare_each:
-                    tasks.start_soon(self._prepare, plan.settings.prepare_each)
-            leave = await self._decide(tasks)
+                if plan.steps:
+                    tasks.start_soon(self._prepare)
+            leave = await self._decide(tasks, link)
             await self._leave(link, leave)
-            await self._hold(leave.outcome)
+            await self._run.hold(leave.outcome, partial(self._inbox.take, None))
             tasks.cancel_scope.cancel()
         return leave.outcome
 
     def _goal(self) -> w.Goal:
-        settings, topology = self._plan.settings, self._plan.topology
+        plan = self._plan
         return w.Goal(
-            head=topology.head_host or "",
-            head_deadline=settings.wait_head,
-            prepare_deadline=settings.wait_prepare,
-            silence_limit=settings.node_grace,
-            has_prepare=settings.prepare_each is not None,
-            stays=settings.job == NO_JOB,
+            head=plan.topology.head_host or "",
+            limits={wait.key: wait.seconds for wait in plan.waits},
+            steps=plan.steps,
+            services=plan.services,
+            stays=plan.settings.job == NO_JOB,
         )
 
     # --- deciding -------------------------------------------------------------------------------
 
-    async def _decide(self, tasks: anyio.abc.TaskGroup) -> w.Leave:
+    async def _decide(self, tasks: anyio.abc.TaskGroup, link: HeadLink) -> w.Leave:
         """Take events one by one until a decision is to leave."""
         while True:
             if self._inbox.is_empty:  # else what is waited for may be over
-                self._stage.show_waits(worker.waits(self._state))
-            limit = self._stage.patience(worker.deadline(self._state))
+                self._run.show_waits(worker.waits(self._state))
+            limit = self._run.patience(worker.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
-            if not isinstance(event, w.HeadSpoke | w.HeadSilent):
-                self._stage.record(type(event).__name__, data=event)
+            if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
+                self._run.record(type(event).__name__, data=event)
             before = self._state
-            self._state, actions = worker.decide(self._state, event, self._stage.now())
+            self._state, actions = worker.decide(self._state, event, self._run.now())
             if self._state.phase is not before.phase:
-                self._stage.record("phase", phase=self._state.phase.value)
+                self._run.record("phase", phase=self._state.phase.value)
             for action in actions:
                 if isinstance(action, w.Leave):
                     return action
                 await self._perform(action, tasks)
-            self._tell_head.if_changed()
+            self._tell_if_changed(link)
+
+    def _tell_if_changed(self, link: HeadLink) -> None:
+        """Report at once what a person at the head would want to know at once."""
+        state = self._state
+        news = (state.phase, state.joined, state.preparing, state.tries, state.services)
+        if (*news, state.obeyed) != self._told or self._logs:
+            self._told = (*news, state.obeyed)
+            link.report_now()
 
     async def _perform(self, action: w.WorkerAction, tasks: anyio.abc.TaskGroup) -> None:
         match action:
             case Said():
-                self._stage.speak(action)
+                self._run.speak(action)
             case w.StartRay(head_ip):
                 await self._start_ray(tasks, head_ip)
             case w.StopRay():
                 if self._ray is not None:
                     tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
+            case w.StartService(name, generation):
+                spec = next(spec for spec in self._plan.services if spec.name == name)
+                place, env = self._place(), self._env()
+                tasks.start_soon(self._services.serve, spec, place, env, generation)
+            case w.RunStep(name):
+                step = next(step for step in self._plan.steps if step.name == name)
+                tasks.start_soon(self._run_step, step)
+            case w.SendLog(name):
+                self._send_log(name)
 
     # --- what comes up --------------------------------------------------------------------------
+
+    def _place(self) -> Place:
+        head, rank = self._state.head_ip or "", self._plan.topology.claim.rank
+        ip = self._own_ip or source_towards(head) or "127.0.0.1"
+        known_rank = "" if rank is None else str(rank)
+        return Place(ip, head, known_rank, str(self._run.folder.path))
+
+    def _env(self) -> dict[str, str]:
+        place = self._place()
+        return self._plan.environment(place.node_ip, place.head_ip)
 
     async def _start_ray(self, tasks: anyio.abc.TaskGroup, head_ip: str) -> None:
         plan = self._plan
@@ -131,10 +179,10 @@ class Worker:
         if node_ip is None:
             self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
             return
+        process = plan.process(RAY)
+        argv = process.command(Place(node_ip, head_ip))
         env = plan.environment(node_ip, head_ip)
-        assert plan.ray is not None  # noqa: S101 - a node whose Ray is given lives no story
-        argv = plan.ray.worker(node_ip, head_ip)
-        self._ray = await self._stage.start("ray start", argv, env, "ray-start.log")
+        self._ray = await self._run.start(process.name, argv, env, process.log)
         tasks.start_soon(self._watch_ray, self._ray, node_ip)
 
     async def _watch_ray(self, child: Child, node_ip: str) -> None:
@@ -155,30 +203,68 @@ class Worker:
             tasks.cancel_scope.cancel()
         self._inbox.put(w.RayExited(child.end_sentence(code)))
 
-    async def _prepare(self, command: str) -> None:
-        plan = self._plan
-        env = environment.passed_on(plan.environ, plan.settings)
-        name = "AGENT_PREPARE_EACH"
-        evidence = await self._stage.run_shell(name, command, env, "prepare-each.log")
-        self._inbox.put(w.Prepared(evidence))
+    async def _prepare(self) -> None:
+        for step in self._plan.steps:
+            if not await self._run_step(step):
+                return
+
+    async def _run_step(self, step: PrepareStep) -> bool:
+        """Run a step and tell how it went; say whether it succeeded."""
+        env = self._plan.environment_before_addresses()
+        failure = await self._run.run_step(step, env)
+        self._inbox.put(StepOver(step.name, failure))
+        return not failure
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
-        """Serve this node's own probes and status: on loopback, then on its address too."""
+        """Serve this node's own probes and status: on loopback, and on its address.
+
+        Until the head's name has resolved, that is the address of the default route: there a
+        platform's probes call, and they must not wait for the head.
+        """
         from agent.control import server  # noqa: PLC0415 - aiohttp is not needed to begin
 
-        port = self._plan.ports.agent
         site = server.Site(token=self._plan.token, ready=self._is_ready, status=self._status)
         runner = await site.open(sockets)
+        early = self._plan.address.ip or self._plan.facts.default_source
         try:
+            first = await self._listen_on(runner, early)
             await self._addressed.wait()
-            if not self._own_ip.startswith("127."):
-                await server.listen(runner, bind([self._own_ip], port))
+            if self._own_ip != early:
+                await self._listen_on(runner, self._own_ip)
+                if first is not None:
+                    await first.stop()
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
 
+    async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> web.BaseSite | None:
+        """Open the agent's port on an address, where that may be."""
+        from agent.control import server  # noqa: PLC0415 - same
+
+        if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
+            return None
+        with suppress(PreflightError):  # probes by that address fail; the run does not need them
+            (site,) = await server.listen(runner, bind([ip], self._plan.ports.agent))
+            return site
+        say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
+        return None
+
     # --- what the head hears --------------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        plan, last = self._plan, self._reply
+        return Hello(
+            name=plan.topology.node_name,
+            rank=plan.topology.claim.rank,
+            ray=plan.facts.ray,
+            python=plan.facts.python,
+            services=digest(plan.all_services),
+            run_id="" if last is None else last.run_id,
+            attempt=0 if last is None else last.attempt,
+            fingerprint="" if last is None else last.fingerprint,
+            facts=plan.facts.to_wire(),
+        )
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
@@ -187,24 +273,49 @@ class Worker:
             self._addressed.set()
         following = state.phase is w.Phase.FOLLOWING
         waits = () if following else worker.waits(state)
+        self._sent = dict(self._logs)
+        leaving = state.phase is w.Phase.LEAVING and state.verdict is not None
         return Report(
-            name=plan.topology.node_name,
+            id=self._id,
             ip=plan.address.ip or node_ip,
-            rank=plan.topology.rank,
             phase=state.phase.value,
             detail="; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
             if state.verdict is None
             else state.verdict.reason,
             joined=state.joined,
-            preparing=state.prepare.step is Step.PENDING,
-            leaving=state.phase is w.Phase.LEAVING,
+            preparing=state.preparing,
             error=state.ray_evidence,
-            ray=plan.facts.ray,
-            python=plan.facts.python,
+            items=tuple(
+                ItemWord(name, item.step, item.evidence, item.generation)
+                for name, item in state.services.items()
+            ),
+            logs=self._sent or None,
+            obeyed=0 if state.obeyed is None else state.obeyed.number,
+            obeyed_by="" if state.obeyed is None else state.obeyed.by,
+            bye=self._bye(state.verdict) if leaving and state.verdict else None,
         )
 
+    def _bye(self, verdict: Outcome) -> Bye:
+        log = self._run.folder.file("agent.log")
+        return Bye(verdict.reason, tail_of(log, _TAIL_LINES, LONGEST_TEXT))
+
+    def _send_log(self, name: str) -> None:
+        """Get the end of a log ready for the next report: of a log that this node has."""
+        known = {"agent": "agent.log", "ray": self._plan.process(RAY).log}
+        known |= {spec.name: spec.log for spec in self._plan.services}
+        known |= {step.name: step.log for step in self._plan.steps}
+        if name not in known:
+            say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
+            return
+        self._logs[name] = tail_of(self._run.folder.file(known[name]), _TAIL_LINES, LONGEST_TEXT)
+
     def _on_reply(self, reply: Reply) -> None:
-        self._stage.folder.belongs_to(reply.run_id)
+        for name, text in self._sent.items():
+            if self._logs.get(name) == text:
+                del self._logs[name]
+        if not reply.wants_hello:
+            self._reply = reply
+        self._run.folder.belongs_to(reply.run_id)
 
     def _is_ready(self) -> bool:
         return self._state.phase is not w.Phase.LEAVING
@@ -213,14 +324,18 @@ class Worker:
         plan, state = self._plan, self._state
         return {
             "role": "worker",
-            "platform": plan.topology.platform,
+            "platform": plan.topology.claim.platform,
             "name": plan.topology.node_name,
-            "rank": plan.topology.rank,
+            "rank": plan.topology.claim.rank,
             "phase": state.phase.value,
-            "seconds": round(self._stage.now(), 1),
-            "waits": waits_of(worker.waits(state), self._stage.now()),
+            "seconds": round(self._run.now(), 1),
+            "waits": waits_of(worker.waits(state), self._run.now()),
             "head": {"host": state.head_ip or plan.topology.head_host, "port": plan.ports.agent},
             "head_phase": state.head_phase,
+            "services": [
+                {"name": name, "state": item.step.value, "detail": item.evidence}
+                for name, item in state.services.items()
+            ],
             "last_error": state.ray_evidence,
             "verdict": None if state.verdict is None else state.verdict.to_dict(),
         }
@@ -228,43 +343,16 @@ class Worker:
     # --- the end --------------------------------------------------------------------------------
 
     async def _leave(self, link: HeadLink, leave: w.Leave) -> None:
-        self._stage.record("outcome", outcome=as_record(leave.outcome))
-        say(f"leaving: {leave.outcome.reason}")
+        self._run.ended(leave.outcome)
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.goodbye, _ANNOUNCE if leave.head_must_hear else _GOODBYE)
+            tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
-        await self._stage.sweep(budget.leftovers)
-
-    async def _hold(self, outcome: Outcome) -> None:
-        """Stay with the verdict where a platform would start the container again."""
-        if self._plan.on_done != "hold" or not outcome.is_jobs_verdict:
-            return
-        outcome.write(self._stage.folder.path)
-        say(f"{outcome.sentence()}")
-        say("holding the pod, which would be started again: stop it when you have what you need")
-        while not isinstance(await self._inbox.take(None), StopAsked):
-            continue
+        await self._run.sweep(budget.leftovers)
 
 
-class Telling:
-    """Reports at once what a person at the head would want to know at once."""
-
-    def __init__(self, of: Worker) -> None:
-        self._worker = of
-        self._told: tuple[object, ...] = ()
-        self.link: HeadLink | None = None
-
-    def if_changed(self) -> None:
-        """Report now if the phase, or whether this node has joined, has changed."""
-        state = self._worker._state  # noqa: SLF001 - its own worker's
-        facts = (state.phase, state.joined, state.prepare.step, state.tries)
-        if facts != self._told and self.link is not None:
-            self._told = facts
-            self.link.report_now()
-
-
-async def run(stage: Stage) -> Outcome:
+async def run(node_run: NodeRun) -> Outcome:
     """Be a worker."""
-    return await Worker(stage).run()
+    return await Worker(node_run).run()

@@ -39,9 +39,10 @@ class Bridge:
         self._stop = threading.Event()
         self._write = threading.Lock()
         self._jobs: Jobs | None = None
-        self._submitted = threading.Event()
-        self._cancelled = threading.Event()
-        self._ended = threading.Event()
+        # By the ids of attempts; only ever added to.
+        self._submitted: set[str] = set()
+        self._cancelled: set[str] = set()
+        self._ended: set[str] = set()
 
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
@@ -94,7 +95,7 @@ class Bridge:
             if nodes != known:
                 known = nodes
                 self._tell(event="nodes", nodes=nodes)
-            step = _NODES_STEP_LATER if self._submitted.is_set() else _NODES_STEP
+            step = _NODES_STEP_LATER if self._submitted else _NODES_STEP
 
     def _warm_up(self) -> None:
         """Meet the dashboard while workers are still awaited: its first answer takes longest."""
@@ -110,13 +111,13 @@ class Bridge:
             self._jobs = self._jobs or jobs
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
+        job_id = str(command["id"])
         for _ in beats(self._stop, 0.1):
-            if self._cancelled.is_set():
+            if job_id in self._cancelled:
                 with suppress(Exception):  # an earlier bridge may have submitted it
-                    (self._jobs or Jobs(self._dashboard)).stop(str(command["id"]))
-                self._tell(
-                    event="submit-failed", evidence="stopped before Ray took it", final=False
-                )
+                    (self._jobs or Jobs(self._dashboard)).stop(job_id)
+                stopped = "stopped before Ray took it"
+                self._tell(event="submit-failed", id=job_id, evidence=stopped, final=False)
                 return
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
@@ -124,17 +125,18 @@ class Bridge:
                 break
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 final = is_final(error)
-                self._tell(event="submit-failed", evidence=_first_line(error), final=final)
+                why = _first_line(error)
+                self._tell(event="submit-failed", id=job_id, evidence=why, final=final)
                 if final:
                     return
-        self._submitted.set()
-        self._tell(event="submitted")
-        if self._cancelled.is_set():  # asked while the submission was under way
+        self._submitted.add(job_id)
+        self._tell(event="submitted", id=job_id)
+        if job_id in self._cancelled:  # asked while the submission was under way
             self._stop_job(command)
         copying = None
         if command.get("mirror"):
             copying = self._start(self._copy_output, command)
-        self._follow(str(command["id"]), copying)
+        self._follow(job_id, copying)
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Keep a copy of the driver's log here; without a place for it the job goes on."""
@@ -154,7 +156,7 @@ class Bridge:
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 self._tell(event="job-silent", evidence=f"its output: {_first_line(error)}")
                 continue
-            if self._ended.is_set():
+            if job_id in self._ended:
                 return
 
     def _follow(self, job_id: str, copying: threading.Thread | None) -> None:
@@ -168,23 +170,24 @@ class Bridge:
                 self._tell(event="job-silent", evidence=_first_line(error))
                 continue
             if report["ended"] and copying is not None:
-                self._ended.set()
+                self._ended.add(job_id)
                 copying.join(_OUTPUT_LIMIT)  # the verdict ends the run, and the copy with it
             if report != told or time.monotonic() >= told_at + _HEARTBEAT:
                 told, told_at = report, time.monotonic()
-                self._tell(event="job", **report)
+                self._tell(event="job", id=job_id, **report)
             if report["ended"]:
                 return
 
     def _stop_job(self, command: Mapping[str, Any]) -> None:
-        self._cancelled.set()
+        job_id = str(command["id"])
+        self._cancelled.add(job_id)
         for _ in beats(self._stop, 0.2):
             try:
                 jobs = self._jobs or Jobs(self._dashboard)
-                jobs.stop(str(command["id"]))
+                jobs.stop(job_id)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 self._tell(event="job-silent", evidence=_first_line(error))
-                if self._submitted.is_set():
+                if job_id in self._submitted:
                     continue
             return
 

@@ -109,14 +109,13 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
                 )
             )
         case "submitted":
-            return h.Submitted()
+            return h.Submitted(str(data["id"]))
         case "submit-failed":
-            return h.SubmitWaits(data["evidence"], final=data["final"])
+            return h.SubmitWaits(str(data["id"]), data["evidence"], final=data["final"])
         case "job":
-            return h.JobHeard(
-                JobReport(
-                    data["status"], data["message"], data["driver_exit_code"], data["error_type"]
-                )
+            report = JobReport(
+                data["status"], data["message"], data["driver_exit_code"], data["error_type"]
             )
+            return h.JobHeard(str(data["id"]), report)
         case _:
             return h.RaySilent(str(data["evidence"]))

@@ -75,13 +75,13 @@ def temp_dir(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
 
 def gpus(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """A container that lost its GPUs looks healthy until the job waits for them for ever."""
-    promised = topology.gpus_per_node
+    promised = topology.claim.gpus_per_node
     if settings.num_gpus is not None or not promised or facts.gpus >= promised:
         return Finding("GPUs", Level.OK, f"{facts.gpus} seen")
     return Finding(
         "GPUs",
         Level.WARN,
-        f"{facts.gpus} seen, {promised} promised by {topology.platform}",
+        f"{facts.gpus} seen, {promised} promised by {topology.claim.platform}",
         "Restart the pod; set AGENT_NUM_GPUS if this is as it should be",
     )
 

@@ -64,7 +64,7 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
         )
     if settings.ray_auth_token is None:
         alone = topology.expected_workers == 0 and topology.is_head
-        dashboard = settings.dashboard_port or topology.ports.dashboard
+        dashboard = settings.dashboard_port or topology.claim.ports.dashboard
         return Finding(
             "token",
             Level.OK if alone else Level.WARN,

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
-from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Reply, Report
-from agent.decisions.worker.state import HeadSilent, HeadSpoke, WorkerEvent
+from agent.base.addresses import in_url
+from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Hello, Reply, Report, skew
+from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
 from agent.runtime.names import resolve
 from agent.runtime.probes import port_answers, reason
@@ -26,6 +28,14 @@ _BARE_AFTER = 2
 """So many looks at an open GCS without an agent beside it make a head without an agent."""
 
 
+class _Unheard(NamedTuple):
+    """Why there was no reply."""
+
+    evidence: str
+    from_an_agent: bool = False
+    """True where an agent answered, though not as hoped: Ray is then no bare one."""
+
+
 class HeadLink:
     """One worker's line to the head: resolves it anew whenever it falls silent."""
 
@@ -35,6 +45,7 @@ class HeadLink:
         agent_port: int,
         gcs_port: int,
         token: str | None,
+        hello: Callable[[], Hello],
         report: Callable[[str], Report],
         tell: Callable[[WorkerEvent], None],
         on_reply: Callable[[Reply], None],
@@ -43,6 +54,8 @@ class HeadLink:
         self._agent_port = agent_port
         self._gcs_port = gcs_port
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._hello = hello
+        self._says_hello = True
         self._report = report
         self._tell = tell
         self._on_reply = on_reply
@@ -52,6 +65,8 @@ class HeadLink:
         self._changed = anyio.Event()
         self._silent_since: float | None = None
         self._looks_bare = 0
+        self._is_stranger = False
+        """True while the head holds the verdict of a run that is none of this agent's."""
 
     def report_now(self) -> None:
         """Say what changed here, without waiting for the held report to come back."""
@@ -65,7 +80,7 @@ class HeadLink:
         async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
             step = _STEP
             while True:
-                if await self._once(session):
+                if await self._once(session) and not self._is_stranger:
                     step = _STEP
                     continue
                 with anyio.move_on_after(step):  # a change here is worth an earlier try
@@ -79,25 +94,25 @@ class HeadLink:
                 self._silence(found)
                 return False
             self._ip = found[self._turn % len(found)]
-        evidence = await self._exchange(session, self._ip)
-        if not evidence:
+        unheard = await self._exchange(session, self._ip)
+        if unheard is None:
             self._silent_since, self._looks_bare = None, 0
             return True
-        if await self._is_bare(self._ip, evidence):
+        if not unheard.from_an_agent and await self._is_bare(self._ip):
             self._silent_since = None
             self._tell(HeadSpoke(self._ip, None, ray_ready=True))
             return False
-        self._silence(evidence)
+        self._silence(unheard.evidence)
         self._ip = None  # its address may have changed, or another of its addresses is the one
         self._turn += 1
         return False
 
-    async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> str:
+    async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _Unheard | None:
         """Send one report and take the reply; a change here cuts the wait for news short."""
         self._changed = anyio.Event()
         report = self._report(source_towards(ip) or "")
         hold = LONGEST_HOLD if self._news >= 0 else 0.0
-        evidence = ""  # where it was cut short
+        unheard: _Unheard | None = None  # also where it was cut short
         async with anyio.create_task_group() as group:
 
             async def watch() -> None:
@@ -105,49 +120,70 @@ class HeadLink:
                 group.cancel_scope.cancel()
 
             group.start_soon(watch)
-            evidence = await self._send(session, ip, report, hold)
+            unheard = await self._send(session, ip, report, hold)
             group.cancel_scope.cancel()
-        return evidence
+        return unheard
 
     async def _send(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
-    ) -> str:
-        """Post a report and pass the reply on; return '' or why there was none."""
+    ) -> _Unheard | None:
+        """Post a report and pass the reply on; return why there was none, if there was none."""
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
         try:
             return await self._post(session, ip, report, hold)
         except aiohttp.ClientConnectorError as error:
-            return f"{reason(error.os_error)} by {ip}:{self._agent_port}"
+            return _Unheard(f"{reason(error.os_error)} by {ip}:{self._agent_port}")
         except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-            return f"no answer from {ip}:{self._agent_port}"
+            return _Unheard(f"no answer from {ip}:{self._agent_port}")
         except (aiohttp.ClientError, OSError) as error:
-            return f"{reason(error)} ({ip}:{self._agent_port})"
+            return _Unheard(f"{reason(error)} ({ip}:{self._agent_port})")
 
     async def _post(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
-    ) -> str:
-        body = {**report.to_dict(), "news": self._news, "hold": hold}
-        url = f"http://{f'[{ip}]' if ':' in ip else ip}:{self._agent_port}{REPORT_PATH}"
+    ) -> _Unheard | None:
+        hello = self._hello() if self._says_hello else None
+        body = replace(report, news=self._news, hold=hold, hello=hello).to_dict()
+        url = f"http://{in_url(ip)}:{self._agent_port}{REPORT_PATH}"
         async with session.post(url, json=body) as answer:
             if answer.status == 401:
-                return f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
+                why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
+                return _Unheard(why, from_an_agent=True)
             if answer.status != 200:
-                return f"{ip}:{self._agent_port} answered {answer.status}"
+                said = (await answer.text(errors="replace"))[:200].strip()
+                return _Unheard(f"{ip}:{self._agent_port} answered {answer.status} {said}".strip())
             try:
-                reply = Reply.from_dict(await answer.json())
+                data = await answer.json()
+                refusal = skew(data, "the head")
+                reply = None if refusal else Reply.from_dict(data)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-                return f"{ip}:{self._agent_port} does not speak as a head's agent"
-        self._news = reply.news
-        self._on_reply(reply)
-        self._tell(
-            HeadSpoke(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal)
-        )
-        return ""
+                return _Unheard(f"{ip}:{self._agent_port} does not speak as a head's agent")
+        if reply is None:
+            self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
+            return None
+        self._take(ip, reply)
+        return None
 
-    async def _is_bare(self, ip: str, evidence: str) -> bool:
+    def _take(self, ip: str, reply: Reply) -> None:
+        """Pass on what the head said."""
+        self._says_hello = reply.wants_hello or reply.held
+        # a stranger's question is asked again until it is welcome, and not answered in a hurry
+        self._news = -1 if reply.wants_hello else reply.news
+        self._is_stranger = reply.held
+        if not reply.held:
+            self._on_reply(reply)
+        self._tell(
+            HeadSpoke(
+                *(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal),
+                held=reply.held,
+            )
+        )
+        for order in reply.orders:
+            self._tell(Ordered(order))
+
+    async def _is_bare(self, ip: str) -> bool:
         """Say whether GCS answers where no agent does: a plain `ray start --head`."""
-        if "asks for another" in evidence or await port_answers(ip, self._gcs_port):
+        if await port_answers(ip, self._gcs_port):
             self._looks_bare = 0
             return False
         self._looks_bare += 1
@@ -164,8 +200,8 @@ class HeadLink:
                 if isinstance(found, str):
                     return NotYet(found)
                 report = self._report(source_towards(found[0]) or "")
-                evidence = await self._send(session, found[0], report, 0.0)
-                return NotYet(evidence) if evidence else True
+                unheard = await self._send(session, found[0], report, 0.0)
+                return True if unheard is None else NotYet(unheard.evidence)
 
             with anyio.move_on_after(limit):
                 await until(told, None, step=_STEP)

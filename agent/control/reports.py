@@ -1,68 +1,172 @@
-"""What the head's port serves: one reply for all workers, and news as soon as there are any."""
+"""What the head's port does with reports: one reply for all workers, and orders for each."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import secrets
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.control.protocol import Reply, Report, disagreement
-from agent.decisions.head.state import Worker, WorkerReported
+from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
+from agent.decisions.head.state import WorkerReplaced, WorkerReported
+from agent.decisions.head.workers import Worker
+from agent.decisions.shared import Order, OrderKind
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.base.outcome import Outcome
+
+HELD = "held"
+_SILENT = LONGEST_HOLD + 5.0
+"""An agent that lives is heard of more often than this."""
 
 
-class Desk:
-    """Takes reports in and hands the current reply out; a report may wait for the next one."""
+@dataclass
+class _Known:
+    """One worker's agent, as this port knows it."""
+
+    hello: Hello
+    refusal: str
+    orders: list[Order] = field(default_factory=list)
+    """Those that it has not taken in yet."""
+    ordered: int = 0
+    waiting: int = 0
+    """Reports of it that are held back now: while there is one, it certainly lives."""
+    heard: float = 0.0
+    said_goodbye: bool = False
+    wake: anyio.Event = field(default_factory=anyio.Event)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a worker must agree with the head about."""
+
+    ray: str | None
+    python: str
+    services: str
+
+
+class Reports:
+    """Takes reports in and hands replies out; a report may wait for the next news."""
 
     def __init__(
         self,
         reply: Reply,
-        versions: tuple[str | None, str],
-        tell: Callable[[WorkerReported], None],
+        expected: Expected,
+        tell: Callable[[WorkerReported | WorkerReplaced], None],
         clock: Callable[[], float],
+        on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
     ) -> None:
         self._reply = reply
-        self._versions = versions
+        self._expected = expected
         self._tell = tell
         self._clock = clock
+        self._on_bye = on_bye
+        self._id = secrets.token_hex(8)
         self._news = anyio.Event()
-        self._here: dict[str, str] = {}
-        self._heard: set[str] = set()
+        self._known: dict[str, _Known] = {}
+        self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._report = anyio.Event()
+        self._is_over = False
+        self.logs: dict[tuple[str, str], str] = {}
+        """Ends of logs that workers sent, by agent and name."""
 
-    def publish(self, phase: str, *, ray_ready: bool, verdict: Outcome | None) -> None:
+    def publish(self, **changed: object) -> None:
         """Change the reply; everyone who waits for news is answered at once."""
-        new = replace(self._reply, phase=phase, ray_ready=ray_ready, verdict=verdict)
+        new = replace(self._reply, **changed)  # type: ignore[arg-type]  # names of its fields
         if new == self._reply:
             return
         self._reply = replace(new, news=self._reply.news + 1)
         self._news.set()
         self._news = anyio.Event()
 
+    def order(self, key: str, kind: OrderKind, name: str = "", generation: int = 1) -> None:
+        """Have one worker do something; an agent that is not known any more does nothing."""
+        known = self._known.get(key)
+        if known is None:
+            return
+        known.ordered += 1
+        known.orders.append(Order(self._id, known.ordered, kind, name, generation))
+        known.wake.set()
+
     async def take(self, report: Report) -> Reply:
         """Take one report in; answer when there is news, or when its patience ends."""
-        refusal = disagreement(self._versions, (report.ray, report.python))
-        self._note(report, refusal)
-        if refusal:
-            return replace(self._reply, refusal=refusal)
-        if report.news == self._reply.news and report.hold > 0:
-            with anyio.move_on_after(report.hold):
-                await self._news.wait()
-        return self._reply
+        known = self._known.get(report.id)
+        if report.hello is not None and known is None and not self._is_over:
+            known = self._welcome(report.id, report.hello)
+        if known is None:
+            return self._to_a_stranger()
+        self._note(known, report)
+        if known.refusal:
+            return replace(self._reply, refusal=known.refusal)
+        obeyed = report.obeyed if report.obeyed_by == self._id else 0
+        known.orders = [order for order in known.orders if order.number > obeyed]
+        if report.news == self._reply.news and report.hold > 0 and not known.orders:
+            await self._hold(known, report.hold)
+        return replace(self._reply, orders=tuple(known.orders))
 
-    def _note(self, report: Report, refusal: str) -> None:
-        key = f"{report.name}@{report.ip}"
-        self._heard.add(key)
-        if report.leaving or refusal:
-            self._here.pop(key, None)
-        else:
-            self._here[key] = report.name
-        self._tell(WorkerReported(_worker(key, report, refusal, self._clock())))
+    def refuse(self, why: str) -> Reply:
+        """Answer an agent whose reports cannot be read."""
+        return replace(self._reply, verdict=None, refusal=why)
+
+    def _to_a_stranger(self) -> Reply:
+        """Answer an agent that was never welcomed: nobody learns of an end that is not its own."""
+        if self._is_over:
+            return replace(self._reply, phase=HELD, verdict=None, ray_ready=False, held=True)
+        return replace(self._reply, verdict=None, wants_hello=True)
+
+    async def _hold(self, known: _Known, limit: float) -> None:
+        known.waiting += 1
+        known.wake = anyio.Event()
+        try:
+            with anyio.move_on_after(limit):
+                async with anyio.create_task_group() as group:
+
+                    async def until(event: anyio.Event) -> None:
+                        await event.wait()
+                        group.cancel_scope.cancel()
+
+                    group.start_soon(until, self._news)
+                    group.start_soon(until, known.wake)
+        finally:
+            known.waiting -= 1
+
+    def _welcome(self, key: str, hello: Hello) -> _Known:
+        """Get to know an agent, which may be a later life of one that is known."""
+        self._replace_others(key, hello, 0.0)
+        theirs = (hello.ray, hello.python)
+        refusal = disagreement((self._expected.ray, self._expected.python), theirs)
+        if not refusal and hello.services != self._expected.services:
+            refusal = (
+                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes"
+            )
+        known = self._known[key] = _Known(hello, refusal)
+        self._namesakes.setdefault((hello.name, hello.rank), []).append(key)
+        return known
+
+    def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
+        """Forget agents of the same name and rank that no longer live.
+
+        Two machines may share a host name: one whose report is held here lives for certain.
+        """
+        namesakes = self._namesakes.get((hello.name, hello.rank), [])
+        for other in [one for one in namesakes if one != key]:
+            known = self._known[other]
+            if not known.waiting and self._clock() - known.heard >= silent_for:
+                namesakes.remove(other)
+                del self._known[other]
+                self._tell(WorkerReplaced(other))
+
+    def _note(self, known: _Known, report: Report) -> None:
+        if report.bye is not None and not known.said_goodbye:
+            self._on_bye(known.hello.name, report.bye)
+        known.said_goodbye = report.bye is not None
+        for name, text in (report.logs or {}).items():
+            self.logs[report.id, name] = text
+        known.heard = self._clock()
+        self._replace_others(report.id, known.hello, _SILENT)
+        self._tell(WorkerReported(_worker(known, report, known.heard)))
         self._report.set()
 
     async def farewell(self, limit: float, unheard: int) -> tuple[list[str], int]:
@@ -70,28 +174,36 @@ class Desk:
 
         So many that were never heard of may be about to call: a head that ends within its first
         second must not leave them to wait for it until their own deadline. Return the names of
-        those who said no goodbye, and how many never called.
+        those who said no goodbye, and how many never called. Whoever calls for the first time
+        after this belongs to another run.
         """
-        awaited = len(self._heard) + unheard
+        awaited = len(self._known) + unheard
         with anyio.move_on_after(limit):
-            while self._here or len(self._heard) < awaited:
+            while self._here() or len(self._known) < awaited:
                 self._report = anyio.Event()
                 await self._report.wait()
-        return list(self._here.values()), max(0, awaited - len(self._heard))
+        self._is_over = True
+        return self._here(), max(0, awaited - len(self._known))
+
+    def _here(self) -> list[str]:
+        """Name those who have neither left nor been refused."""
+        known = self._known.values()
+        return [k.hello.name for k in known if not k.said_goodbye and not k.refusal]
 
 
-def _worker(key: str, report: Report, refusal: str, now: float) -> Worker:
+def _worker(known: _Known, report: Report, now: float) -> Worker:
     return Worker(
-        key=key,
-        name=report.name,
+        key=report.id,
+        name=known.hello.name,
         ip=report.ip,
-        rank=report.rank,
+        rank=known.hello.rank,
         phase=report.phase,
         detail=report.detail,
         heard=now,
         joined=report.joined,
         preparing=report.preparing,
-        refused=refusal,
-        gone=report.leaving,
+        refused=known.refusal,
+        gone=report.bye is not None,
         error=report.error,
+        items=report.items,
     )

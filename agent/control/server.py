@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 
 from agent.control import page
-from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report
+from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Awaitable, Callable
 
-    from agent.control.reports import Desk
+    from agent.control.reports import Reports
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -34,12 +34,12 @@ class Site:
         token: str | None,
         ready: Callable[[], bool],
         status: Callable[[], dict[str, object]],
-        desk: Desk | None = None,
+        reports: Reports | None = None,
     ) -> None:
         self._token = token
         self._ready = ready
         self._status = status
-        self._desk = desk
+        self._reports = reports
 
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
         """Serve on sockets that are bound already; the caller cleans the runner up."""
@@ -55,7 +55,9 @@ class Site:
                 web.post(REPORT_PATH, self._guarded(self._report)),
             ]
         )
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.2)
+        runner = web.AppRunner(
+            app, access_log=None, shutdown_timeout=0.2, handler_cancellation=True
+        )
         await runner.setup()
         await listen(runner, sockets)
         return runner
@@ -110,19 +112,25 @@ class Site:
         return web.Response(text=text, content_type="text/html", status=status)
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
-        if self._desk is None:
+        if self._reports is None:
             return web.json_response({"error": "this node is a worker"}, status=409)
         try:
-            report = Report.from_dict(json.loads(await request.read()))
+            data = json.loads(await request.read())
+            refusal = skew(data, "this worker")
+            if refusal:
+                return web.json_response(self._reports.refuse(refusal).to_dict())
+            report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return web.json_response({"error": str(error)}, status=400)
-        return web.json_response((await self._desk.take(report)).to_dict())
+        return web.json_response((await self._reports.take(report)).to_dict())
 
 
-async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> None:
-    """Serve on these sockets too."""
-    for listener in sockets:
-        await web.SockSite(runner, listener).start()
+async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[web.BaseSite]:
+    """Serve on these sockets too; return what serves them, each to be stopped by itself."""
+    sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in sockets]
+    for site in sites:
+        await site.start()
+    return sites
 
 
 def _same(given: str, wanted: str) -> bool:

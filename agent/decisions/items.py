@@ -1,9 +1,16 @@
-"""Things that must come up, and how far each has come."""
+"""Things that must come up on a node, how far each has come, and how often it was restarted."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+
+HERE = "head"
+"""Stands for the head's own node where a worker's would be named by its agent's id."""
+
+FORGOTTEN_AFTER = 600.0
+"""A restart counts no more after so many quiet seconds: four a week are not four a minute."""
+LONGEST_PAUSE = 30.0
 
 
 class Step(str, Enum):
@@ -21,6 +28,87 @@ class Item:
     step: Step = Step.PENDING
     evidence: str = ""
     restarts: int = 0
+    """Restarts that are not forgotten yet."""
     answered: bool = False
     """True once it was ready, whatever came after."""
     deadline: float | None = None
+    """By when a restarted one must be ready; the first start has the plan's own limit."""
+    generation: int = 1
+    """Counts its starts: word of an earlier one says nothing of this one."""
+    restarted: float | None = None
+    """When it was restarted last."""
+    again_at: float | None = None
+    """When it is to be started again, where it is dead and waits for that."""
+
+    def ready(self) -> Item:
+        """Return it as it is once it is ready."""
+        return replace(
+            self, step=Step.READY, evidence="", answered=True, deadline=None, again_at=None
+        )
+
+    def lost(self, evidence: str) -> Item:
+        """Return it as it is once it has ended or failed."""
+        return replace(self, step=Step.LOST, evidence=evidence)
+
+    def counted(self, now: float) -> int:
+        """Return how many restarts still count."""
+        quiet = self.restarted is not None and now >= self.restarted + FORGOTTEN_AFTER
+        return 0 if quiet else self.restarts
+
+    def pause(self, now: float) -> float:
+        """Return how long to wait before its next start: not at all at first, then ever longer."""
+        before = self.counted(now)
+        return 0.0 if before == 0 else min(LONGEST_PAUSE, 2.0 ** (before - 1))
+
+    def again(self, now: float, within: float | None = None) -> Item:
+        """Return it as it is when it is started again."""
+        return replace(
+            self,
+            step=Step.PENDING,
+            restarts=self.counted(now) + 1,
+            generation=self.generation + 1,
+            restarted=now,
+            again_at=None,
+            deadline=None if within is None else now + within,
+        )
+
+
+# --- what can happen to them ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ServiceReady:
+    """A service answered a real request; a `generation` of None stands for the current one."""
+
+    name: str
+    node: str = HERE
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class ServiceWaits:
+    """A service does not answer as it should, so far."""
+
+    name: str
+    evidence: str
+    node: str = HERE
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class ServiceGone:
+    """A service's process ended."""
+
+    name: str
+    evidence: str
+    node: str = HERE
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class StepOver:
+    """A prepare step is over; `failure` says how it failed, or is empty."""
+
+    name: str
+    failure: str = ""
+    node: str = HERE

@@ -1,11 +1,14 @@
-"""What both stories share: waits as data, and the shape of a decision."""
+"""What both stories share: waits as data, and what can happen to either."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
     from agent.base.outcome import Outcome
 
 
@@ -13,14 +16,25 @@ if TYPE_CHECKING:
 class Wait:
     """Something waited for: what, until when, and the last that was heard of it."""
 
+    key: str
+    """Names it for the program: a planned wait's key."""
     what: str
     deadline: float
-    evidence: str = ""
+    known: str | Callable[[], str] = ""
+    """What is known of it; a function where that takes more than a look."""
+    is_following: bool = False
+    """True where a story merely goes on: nothing is late, and nobody need be told."""
 
-    def sentence(self, now: float) -> str:
+    @property
+    def evidence(self) -> str:
+        """Return the last that was heard of it."""
+        return self.known if isinstance(self.known, str) else self.known()
+
+    def sentence(self, now: float, evidence: str | None = None) -> str:
         """Say what is missing, why as far as known, and how long there is."""
         left = max(0, round(self.deadline - now))
-        why = f", {self.evidence}" if self.evidence else ""
+        evidence = self.evidence if evidence is None else evidence
+        why = f", {evidence}" if evidence else ""
         return f"waiting for {self.what}{why} ({left} s left)"
 
     def over(self, now: float) -> bool:
@@ -49,12 +63,42 @@ class StopAsked:
 
 
 @dataclass(frozen=True)
+class SignalHeard:
+    """A signal came that is meant for the job: it is told what became of it."""
+
+    sentence: str
+
+
+class OrderKind(str, Enum):
+    """What a head may have a worker do; all but the last name a thing of the worker's own plan."""
+
+    START_SERVICE = "start-service"
+    RUN_STEP = "run-step"
+    SEND_LOG = "send-log"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Order:
+    """One order: names only, never a command, a path, an environment or a URL."""
+
+    by: str
+    """The head's agent by its id: another one counts anew."""
+    number: int
+    """Counts its orders to one worker, so that none is carried out twice."""
+    kind: OrderKind
+    name: str = ""
+    generation: int = 1
+
+
+@dataclass(frozen=True)
 class Unfit:
     """This node's own checks forbid the run."""
 
     outcome: Outcome
 
 
-def listed(names: list[str] | tuple[str, ...]) -> str:
+def listed(names: Iterable[str]) -> str:
     """Join names as a person would."""
-    return ", ".join(names[:-1]) + " and " + names[-1] if len(names) > 1 else "".join(names)
+    *first, last = [*names] or [""]
+    return f"{', '.join(first)} and {last}" if first else last

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
+
+_SETUP_FAILURE = "RUNTIME_ENV_SETUP_FAILURE"
+_SETUP_WORDS = re.compile(
+    r"runtime_env setup failed|failed to set up (the )?runtime", re.IGNORECASE
+)
+"""How Rays say it that give no error type (before 2.43)."""
+_AGENT_WORDS = re.compile(
+    r"runtime env agent (network error|timed out)|connect to (the )?runtime env agent"
+    r"|fate shares with the agent",
+    re.IGNORECASE,
+)
+"""How Ray says that not the runtime_env is at fault, but its own process that sets it up (2.60)."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +35,21 @@ class JobReport:
     def ended(self) -> bool:
         """Say whether the job is over."""
         return self.status in TERMINAL
+
+    @property
+    def first_line(self) -> str:
+        """Return the beginning of Ray's message."""
+        lines = self.message.strip().splitlines()
+        return lines[0] if lines else "no message"
+
+    @property
+    def blames_runtime_env(self) -> bool:
+        """Say whether the runtime_env could not be set up, by a fault of its own."""
+        if _AGENT_WORDS.search(self.message):
+            return False
+        if self.error_type:
+            return _SETUP_FAILURE in self.error_type.upper()
+        return bool(_SETUP_WORDS.search(self.message))
 
 
 def verdict_of(report: JobReport, loss: str = "") -> Outcome:
@@ -40,19 +68,18 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
             f"the job failed with exit code {name_of_code(code)}{after}",
             remedy="Its output is in job.log",
         )
-    first_line = report.message.strip().splitlines()[0] if report.message.strip() else "no message"
-    if "RUNTIME_ENV" in report.error_type.upper() or "runtime_env" in report.message.lower():
+    if report.blames_runtime_env:
         return Outcome(
             Kind.REFUSED,
             78,
-            f"the job's runtime_env could not be set up: {first_line}",
+            f"the job's runtime_env could not be set up: {report.first_line}",
             culprit="AGENT_RUNTIME_ENV",
             remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
         )
     return Outcome(
         Kind.LOST,
         75,
-        f"the job failed without an exit code of its own: {first_line}{after}",
+        f"the job failed without an exit code of its own: {report.first_line}{after}",
         culprit="job",
     )
 

@@ -8,18 +8,16 @@ from typing import TYPE_CHECKING
 from agent.base.addresses import is_public
 from agent.base.ports import collisions, meetings, port_map
 from agent.settings.rules import port_problems, reward_port
-from agent.work.services import reward_service
+from agent.work.where import NODE_IP
 
 if TYPE_CHECKING:
     from agent.base.errors import Problem
     from agent.base.ports import PortBase, Ports
-    from agent.plan.ray_start import RayStart
+    from agent.plan.ray_start import OwnRay
     from agent.settings import Settings
     from agent.topology.given_ray import GivenRay
     from agent.topology.resolve import Topology
-
-NODE_IP = "{node_ip}"
-"""Stands for this node's address where only the run will find it."""
+    from agent.work.services import ServiceSpec
 
 
 @dataclass(frozen=True)
@@ -35,8 +33,8 @@ class Listener:
 def listeners(
     settings: Settings,
     topology: Topology,
-    command: tuple[str, ...] | None,
-    ray: RayStart,
+    services: tuple[ServiceSpec, ...],
+    ray: OwnRay,
     *,
     guarded: bool,
 ) -> tuple[Listener, ...]:
@@ -46,15 +44,16 @@ def listeners(
     ports, guard = ray.ports, "token" if guarded else "none"
     ours = "none" if settings.ray_auth_token is None else "token"
     agent = Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", ours)
-    head: tuple[Listener, ...] = ()
-    reward = reward_service(settings, command, NODE_IP)
-    if topology.is_head and reward is not None and reward.port is not None:
-        head = (Listener(str(reward.port), reward.name, reward.bind, "none (scores only)"),)
+    others = tuple(
+        Listener(str(spec.port), spec.name, spec.bind, "none (scores only)")
+        for spec in services
+        if spec.port is not None
+    )
     if topology.given_ray is not None:
-        return (*head, agent)
+        return (*others, agent)
     if topology.is_head:
-        head = (*_head_of_ray(ports, ray.dashboard_host, guard), *head)
-    return (*head, agent, *_node_of_ray(ports, guard))
+        others = (*_head_of_ray(ports, ray.dashboard_host, guard), *others)
+    return (*others, agent, *_node_of_ray(ports, guard))
 
 
 def port_clashes(

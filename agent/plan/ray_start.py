@@ -1,4 +1,4 @@
-"""The command lines of `ray start`, head and worker."""
+"""A Ray of our own: the command lines of `ray start`, head and worker."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.base.addresses import in_url, reached_at
 from agent.node.facts import MIB
 from agent.plan.environment import object_store
+from agent.work.where import HEAD_IP, NODE_IP
 
 if TYPE_CHECKING:
     from agent.base.ports import Ports
@@ -16,43 +18,54 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class RayStart:
-    """All that both command lines rest on; the head's address comes when it is known."""
+class OwnRay:
+    """A Ray that this node starts and stops: all that its command lines rest on."""
 
     settings: Settings
     facts: Facts
     ports: Ports
-    temp_dir: str
+    session: str
+    """The folder of its sessions, ours alone."""
     dashboard_host: str
     allotted_memory: int | None = None
     """What a shared node allots to this job; Ray would take the whole machine's for its own."""
 
-    def head(self, node_ip: str) -> list[str]:
-        """Return the argv that starts Ray's head on this node."""
+    @property
+    def gcs(self) -> str:
+        """Return where its GCS answers, as the head itself calls it."""
+        return f"{NODE_IP}:{self.ports.gcs}"
+
+    @property
+    def dashboard(self) -> str:
+        """Return the URL of its dashboard, as the head itself calls it."""
+        return f"http://{in_url(reached_at(self.dashboard_host))}:{self.ports.dashboard}"
+
+    def command(self, *, is_head: bool) -> tuple[str, ...]:
+        """Return the argv of `ray start`, with placeholders for the addresses."""
+        return (*self._common(), *(self._of_head() if is_head else self._of_worker()))
+
+    def _of_head(self) -> list[str]:
         ports = self.ports
         return [
-            *self._common(node_ip),
             "--head",
             f"--port={ports.gcs}",
             f"--dashboard-host={self.dashboard_host}",
             f"--dashboard-port={ports.dashboard}",
             f"--ray-client-server-port={ports.client}",
-            f"--temp-dir={self.temp_dir}",
+            f"--temp-dir={self.session}",
             "--disable-usage-stats",
         ]
 
-    def worker(self, node_ip: str, head_ip: str) -> list[str]:
-        """Return the argv that joins this node to the head's Ray."""
-        host = f"[{head_ip}]" if ":" in head_ip else head_ip
-        return [*self._common(node_ip), f"--address={host}:{self.ports.gcs}"]
+    def _of_worker(self) -> list[str]:
+        return [f"--address={HEAD_IP}:{self.ports.gcs}"]
 
-    def _common(self, node_ip: str) -> list[str]:
+    def _common(self) -> list[str]:
         ports, settings = self.ports, self.settings
         argv = [
             *self.facts.ray_command,
             "start",
             "--block",
-            f"--node-ip-address={node_ip}",
+            f"--node-ip-address={NODE_IP}",
             f"--node-manager-port={ports.node_manager}",
             f"--object-manager-port={ports.object_manager}",
             f"--dashboard-agent-listen-port={ports.dashboard_agent}",

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from agent.checks import Level
 from agent.plan import environment
-from agent.plan.listeners import NODE_IP
-from agent.plan.plan import HEAD_IP, log_root
+from agent.plan.plan import BRIDGE, log_root
+from agent.work.where import HEAD_IP, NODE_IP, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.checks import Finding
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
+    from agent.work.job import Job
 
 _SIGN = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
@@ -67,7 +68,7 @@ def _who(plan: Plan) -> Iterator[str]:
     if host is None and topology.given_ray is not None:
         host = topology.given_ray.gcs_host
     yield f"role:      {topology.sentence()}"
-    yield f"platform:  {topology.platform}"
+    yield f"platform:  {topology.claim.platform}"
     yield f"node:      {topology.node_name}"
     yield f"head:      {host}"
     yield f"address:   {plan.address.ip or 'found at run'} ({plan.address.how})"
@@ -78,41 +79,44 @@ def _who(plan: Plan) -> Iterator[str]:
 
 
 def _commands(plan: Plan) -> Iterator[str]:
-    node_ip = plan.address.ip or NODE_IP
+    place = Place(node_ip=plan.address.ip or NODE_IP)
     if plan.topology.is_idle:
         yield f"none: {_owner(plan)} starts Ray here, and the agent at the head submits the job"
         return
-    if plan.ray is not None and plan.topology.owns_machine:
-        yield "first:  a stale Ray on this pod is ended"
-    elif plan.ray is not None:
-        yield f"first:  a stale Ray of our own is ended (one with {plan.ray.temp_dir})"
-    if plan.settings.prepare_each:
-        yield f"prepare (each): {plan.settings.prepare_each}"
-    if plan.settings.prepare and plan.topology.is_head:
-        yield f"prepare: {plan.settings.prepare}"
-    yield f"ray:    {_ray(plan, node_ip)}"
-    if not plan.topology.is_head:
-        return
-    service = plan.service(node_ip)
-    if service is not None:
-        how = shlex.join(service.argv) if service.argv else "run by others, probed here"
-        yield f"{service.name}: {how}"
-        yield f"  ready when POST {service.url} answers a scoring request"
-    if plan.job is None:
+    if plan.own_ray is not None:
+        mine = f"a stale Ray of our own is ended (one with {plan.own_ray.session})"
+        yield "first:  " + (
+            "a stale Ray on this pod is ended" if plan.topology.owns_machine else mine
+        )
+    for step in plan.steps:
+        each = " (each)" if step.where.kind == "every" else ""
+        yield f"prepare{each}: {step.command}"
+    if plan.own_ray is None:
+        where = f"at {plan.launch.gcs} and {plan.launch.dashboard}"
+        yield f"ray:    {_owner(plan)}'s, {where}: neither started nor stopped here"
+    for process in plan.processes:
+        if process.name == BRIDGE:
+            yield from _services(plan, place)
+        yield f"{process.label + ':':<8}{shlex.join(process.command(place))}"
+    if plan.topology.is_head:
+        yield from _job(plan.job)
+
+
+def _services(plan: Plan, place: Place) -> Iterator[str]:
+    for spec in plan.services:
+        own = shlex.join(spec.command(place)) if spec.argv else "run by others, probed here"
+        yield f"{spec.name}: {own}"
+        again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
+        yield f"  {spec.ready.sentence(place)}{again}"
+
+
+def _job(job: Job | None) -> Iterator[str]:
+    if job is None:
         yield "job:    none: the cluster stays until it is stopped"
-    else:
-        yield f"submit: {shlex.join(plan.bridge_command(node_ip))}"
-        yield f"job:    {shlex.join(plan.job.argv)}"
-        if plan.job.runtime_env:
-            yield f"  runtime_env: {', '.join(sorted(plan.job.runtime_env))}"
-
-
-def _ray(plan: Plan, node_ip: str) -> str:
-    if plan.ray is None:
-        gcs, dashboard = plan.bridge_addresses(node_ip)
-        return f"{_owner(plan)}'s, at {gcs} and {dashboard}: neither started nor stopped here"
-    head = plan.topology.is_head
-    return shlex.join(plan.ray.head(node_ip) if head else plan.ray.worker(node_ip, HEAD_IP))
+        return
+    yield f"job:    {shlex.join(job.argv)}"
+    if job.runtime_env:
+        yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
 
 
 def _owner(plan: Plan) -> str:
@@ -131,7 +135,7 @@ def _environment(plan: Plan) -> Iterator[str]:
         return
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
     chosen = environment.chosen_for_display(plan.environ, plan.settings, full)
-    if plan.address.ip is None and plan.ray is not None:
+    if plan.address.ip is None and plan.own_ray is not None:
         chosen |= {
             name: plan.environ.get(name, "{interface of node_ip}")
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Budget:
+class StopBudget:
     """Seconds for each part of a stop; the parts sum to less than the whole."""
 
     job: float
@@ -19,11 +19,11 @@ class Budget:
     """For the last of the job's output to be copied."""
 
 
-def share(grace: float) -> Budget:
+def share(grace: float) -> StopBudget:
     """Give the job what the others leave; a small grace shrinks every part alike."""
     scale = min(1.0, grace / 25.0)
     farewell, services, ray, leftovers, output = (x * scale for x in (2.0, 3.0, 3.0, 1.5, 2.0))
     # farewell, services and Ray take their time side by side; KILL and the exit itself take some
     side_by_side = max(farewell, services, ray)
     job = grace - side_by_side - leftovers - output - 4.0 * scale
-    return Budget(job, farewell, services, ray, leftovers, output)
+    return StopBudget(job, farewell, services, ray, leftovers, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,7 +15,16 @@ _REMINDER = 30.0
 _QUIET = 2.0
 
 
-class Narrator:
+@dataclass
+class _Told:
+    """What was said of a wait, and when; and when it was last looked at."""
+
+    gist: str
+    at: float
+    looked: float
+
+
+class WaitTeller:
     """Says what is waited for when that changes, and again every half minute."""
 
     def __init__(
@@ -22,21 +32,18 @@ class Narrator:
     ) -> None:
         self._record = record
         self._say = say
-        self._told: dict[str, tuple[str, float]] = {}
-        self._recorded: tuple[Wait, ...] = ()
+        self._told: dict[str, _Told] = {}
         self._due: float | None = None
 
     def tell(self, waits: tuple[Wait, ...], now: float) -> None:
         """Say what is new since it was told last, and what was told half a minute ago."""
-        if waits != self._recorded:
-            self._recorded = waits
-            listed = [{"what": w.what, "until": w.deadline, "evidence": w.evidence} for w in waits]
-            self._record({"at": round(now, 3), "event": "waits", "waits": listed})
-        news = [wait for wait in waits if not wait.what.startswith("word ")]  # following is none
+        news = [wait for wait in waits if not wait.is_following]
         self._due = min((self._tell_one(wait, now) for wait in news), default=None)
-        gone = self._told.keys() - {wait.what for wait in waits}
+        gone = sorted(self._told.keys() - {wait.what for wait in waits})
         for what in gone:
             del self._told[what]
+        if gone:
+            self._record({"at": round(now, 3), "event": "waits over", "waits": gone})
 
     def patience(self, deadline: float | None, now: float) -> float | None:
         """Return how long nothing need be done: to the deadline, or until there is a word due."""
@@ -44,12 +51,23 @@ class Narrator:
         return max(0.0, min(times) - now) if times else None
 
     def _tell_one(self, wait: Wait, now: float) -> float:
-        """Say this wait if it is time to; return when it will be."""
-        gist = re.sub(r"\d+", "", wait.evidence)
-        old, at = self._told.get(wait.what, ("", -_REMINDER))
-        due = at + (_REMINDER if gist == old else _QUIET)
-        if now < due:
-            return due
-        self._told[wait.what] = (gist, now)
-        self._say(wait.sentence(now))
+        """Say this wait if it is time to; return when to look at it again.
+
+        Evidence that takes a look at every worker is looked at rarely, however often they report.
+        """
+        told = self._told.get(wait.what)
+        if told is not None:
+            quiet = told.at if isinstance(wait.known, str) else max(told.at, told.looked)
+            if now < quiet + _QUIET:
+                return quiet + _QUIET
+        evidence = wait.evidence
+        gist = re.sub(r"\d+", "", evidence)
+        if told is not None:
+            told.looked = now
+            if gist == told.gist and now < told.at + _REMINDER:
+                return told.at + _REMINDER
+        self._told[wait.what] = _Told(gist, now, now)
+        row = {"what": wait.what, "until": wait.deadline, "evidence": evidence}
+        self._record({"at": round(now, 3), "event": "waits", "waits": [row]})
+        self._say(wait.sentence(now, evidence))
         return now + _REMINDER

@@ -79,7 +79,7 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
     timeout = aiohttp.ClientTimeout(total=limit)
     try:
         async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=not _is_private(url)) as session,
+            aiohttp.ClientSession(timeout=timeout, trust_env=not is_private(url)) as session,
             session.post(url, json=SAMPLE) as reply,
         ):
             body = b""
@@ -95,7 +95,7 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
         return reason(cause)
 
 
-def _is_private(url: str) -> bool:
+def is_private(url: str) -> bool:
     """Say whether a URL names an address rather than a host that a proxy might know."""
     host = url.split("//", 1)[-1].split("/", 1)[0].rsplit(":", 1)[0].strip("[]")
     return is_ip(host)

@@ -38,7 +38,7 @@ class GivenRay:
         return f"{host}:{self.gcs_port}"
 
 
-def unheeded(settings: Settings, given: GivenRay) -> Iterator[Problem]:
+def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
     """Name every setting that could only reach a Ray of our own: silence would be a lie."""
     owner = given.owner
     flags = {

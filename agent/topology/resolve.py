@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
-from agent.base.ports import DEFAULTS, PortBase
 from agent.topology.conflicts import conflicts
-from agent.topology.given_ray import unheeded
+from agent.topology.given_ray import settings_without_effect
 from agent.topology.platforms import claim_of
 from agent.topology.platforms.runpod import own_pod
 
@@ -23,40 +22,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Topology:
-    """Role, rank, and the way to the head, each with its evidence."""
+    """Role and the way to the head: the platform's word, with the user's own weighed against it."""
 
-    platform: str
+    claim: Claim
+    """What the platform says of this node; where the fields here differ, the user's word won."""
     is_head: bool
     node_name: str
     expected_workers: int
     head_host: str | None
     """Name or address of the head; None where this is the head and nothing names it."""
+    evidence: tuple[str, ...]
     must_own_head_host: bool = False
     """True where this node is the head only if the head's name turns out to be its own."""
-    own_names: tuple[str, ...] = ()
-    """Names under which the other nodes know this one."""
-    rank: int | None = None
-    nodes: int | None = None
-    gpus_per_node: int | None = None
-    cpus: int | None = None
-    """CPUs and bytes of memory that a shared node allots to this job."""
-    memory: int | None = None
-    run_id: str | None = None
-    job_id: str | None = None
-    """What keeps this job apart from others on the same host; None where there are none."""
-    interface: str | None = None
-    """The interface that the platform uses between nodes, where it is known for one."""
-    seen_at: str | None = None
-    """Where the platform saw this node, or another: to be believed if the address is its own."""
     owns_machine: bool = False
     """True in a container of our own, where any Ray that runs is a stale one of ours."""
-    restarts: bool = False
-    """True where the platform starts a container again whose first process has ended."""
-    ports: PortBase = DEFAULTS
-    given_ray: GivenRay | None = None
-    """The Ray that the platform starts and stops; None where that is the agent's work."""
-    evidence: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+
+    @property
+    def given_ray(self) -> GivenRay | None:
+        """Return the Ray that the platform starts and stops; None where that is our work."""
+        return self.claim.ray
 
     @property
     def role(self) -> str:
@@ -70,7 +54,8 @@ class Topology:
 
     def sentence(self) -> str:
         """Describe this node in one line: worker, rank 2 of 3: DSTACK_NODE_RANK=2, …."""
-        place = "" if self.rank is None else f", rank {self.rank} of {self.nodes}"
+        rank, nodes = self.claim.rank, self.claim.nodes
+        place = "" if rank is None else f", rank {rank} of {nodes}"
         return f"{self.role}{place}: {', '.join(self.evidence)}"
 
 
@@ -82,32 +67,18 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     pod = own_pod(environ)
     problems = [*conflicts(settings, claim, facts, pod, is_head=is_head, head_host=head_host)]
     if claim.ray is not None and is_head:
-        problems += unheeded(settings, claim.ray)
+        problems += settings_without_effect(settings, claim.ray)
     if problems:
         raise SettingsError(tuple(problems))
     return Topology(
-        platform=claim.platform,
+        claim=claim,
         is_head=is_head,
         node_name=claim.node_name or facts.hostname,
         expected_workers=_expected(settings, claim, head_host),
         head_host=head_host,
-        must_own_head_host=is_head and claim.must_own_head_host and settings.ray_worker is None,
-        own_names=claim.own_names,
-        rank=claim.rank,
-        nodes=claim.nodes,
-        gpus_per_node=claim.gpus_per_node,
-        cpus=claim.cpus,
-        memory=claim.memory,
-        run_id=claim.run_id,
-        job_id=claim.job_id,
-        interface=claim.interface,
-        seen_at=claim.seen_at,
-        owns_machine=claim.owns_machine or facts.is_first_process,
-        restarts=claim.restarts,
-        ports=claim.ports,
-        given_ray=claim.ray,
         evidence=(*why, *host_evidence),
-        notes=claim.notes,
+        must_own_head_host=is_head and claim.must_own_head_host and settings.ray_worker is None,
+        owns_machine=claim.owns_machine or facts.is_first_process,
     )
 
 

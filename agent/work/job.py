@@ -11,9 +11,13 @@ from agent.settings.rules import NO_JOB
 from agent.work.recipes import RECIPES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from agent.settings import Settings
 
-PLACEHOLDERS = ("nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir")
+PLACEHOLDERS = (
+    *("nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir", "attempt"),
+)
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
@@ -36,6 +40,18 @@ class Joined:
     head_ip: str
     reward_url: str
     log_dir: str
+    attempt: int = 1
+
+
+def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
+    """Return the nodes that count, the GPUs that each has at least, and all GPUs together.
+
+    Where some nodes have GPUs and others none, as a head without any, only the former count.
+    """
+    having = [count for count in gpus if count > 0]
+    if not having:
+        return len(gpus), 0, 0
+    return len(having), min(having), sum(having)
 
 
 def job_of(

@@ -10,16 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import podlab
+from benchmark import decisions
 from benchmark.figures import Follow, Run, order, table, targets
 from benchmark.follow import follow
 from benchmark.measure import measure
-from benchmark.systems import SYSTEMS
+from benchmark.systems import SYSTEMS, former
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 CANNOT = 77
-SLOW = "symmetric-run"
+SLOW, FORMER = "symmetric-run", "former"
 EPILOG = """\
 exit codes: 0; 1 where a run failed or a target was missed; 77 where no lab can be made
 
@@ -57,6 +58,17 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="N",
         help="repeat a run that others' work disturbs up to N times (default 2)",
     )
+    parser.add_argument(
+        "--former",
+        type=Path,
+        metavar="CHECKOUT",
+        help="beside the agent of another checkout, in which ./scripts/setup has run",
+    )
+    parser.add_argument(
+        "--decisions",
+        action="store_true",
+        help="only what the head's decisions cost per report, at 1,000 and 5,000 workers",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")
     return parser
@@ -89,6 +101,11 @@ def schedule(systems: Sequence[str], rounds: int, slow_rounds: int) -> Iterator[
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print."""
     options = make_parser().parse_args(argv)
+    if options.decisions:
+        return decisions.main()
+    if options.former is not None:
+        SYSTEMS[FORMER] = former(options.former)
+        options.peers.append(FORMER)
     if (reason := podlab.missing()) is not None:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return CANNOT

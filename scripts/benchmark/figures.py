@@ -18,7 +18,14 @@ DISTURBANCE = 1.0
 """CPU-seconds of others until the job's start; three pods take about 25 of their own."""
 GONE_RATIO = 0.25
 NOTHING = "-"
-PAIRS = (("agent", "handmade"), ("handmade", "symmetric-run"), ("agent", "symmetric-run"))
+PAIRS = (
+    ("agent", "former"),
+    ("agent", "handmade"),
+    ("handmade", "symmetric-run"),
+    ("agent", "symmetric-run"),
+)
+FORMER_RATIO = 1.05
+"""A new version may not be slower than the former one by more than this."""
 
 
 @dataclass
@@ -145,7 +152,11 @@ def targets(runs: Sequence[Run], follow: Follow | None) -> list[Target]:
     ]
     launch = values(runs, "agent", "ray start launched")
     shares = follow.shares if follow else []
+    before = ratios(runs, "agent", "former", "time to job")
+    after = ratios(runs, "agent", "former", "start to all gone")
     return [
+        Target("time to job, agent/former", FORMER_RATIO, _middle(before)),
+        Target("start to all gone, agent/former", FORMER_RATIO, _middle(after)),
         Target("time to job, agent/handmade", JOB_RATIO, median(job) if job else None),
         Target("start to all gone, agent/symmetric-run", GONE_RATIO, _middle(gone)),
         Target("last pod's exit after the job's end", LEAVE_LIMIT, max(exits, default=None), " s"),

@@ -31,7 +31,7 @@ class Boot:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB) -> Boot:
+def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB, where: Path = BIN) -> Boot:
     """Boot with the agent: one identical environment, the pod's own id apart."""
     env = {
         "RUNPOD_POD_ID": pod.name,
@@ -40,7 +40,16 @@ def agent(pods: Sequence[Pod], pod: Pod, job: str = JOB) -> Boot:
         "AGENT_ON_DONE": "exit",
         "AGENT_LOG_DIR": "/tmp/logs",
     }
-    return Boot([str(BIN / "pod-agent"), "run", "--", "sh", "-c", job], env)
+    return Boot([str(where / "pod-agent"), "run", "--", "sh", "-c", job], env)
+
+
+def former(checkout: Path) -> Callable[[Sequence[Pod], Pod], Boot]:
+    """Return how a former version of the agent boots: another checkout that was set up."""
+
+    def boot(pods: Sequence[Pod], pod: Pod) -> Boot:
+        return agent(pods, pod, where=checkout.resolve() / ".venv" / "bin")
+
+    return boot
 
 
 def handmade(pods: Sequence[Pod], pod: Pod) -> Boot:

@@ -6,15 +6,19 @@ import json
 import shlex
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
 from agent.base.own_command import own_command
 from agent.node.facts import MIB, Facts
-from agent.plan.plan import Plan, make_plan
+from agent.plan.make_plan import make_plan
 from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
+
+if TYPE_CHECKING:
+    from agent.plan.plan import Plan
 
 FOLDER = Path(__file__).with_name("platforms")
 NAMES = sorted(path.stem for path in FOLDER.glob("*.env"))

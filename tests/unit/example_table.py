@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.plan.plan import Plan, make_plan
+from agent.plan.make_plan import make_plan
 from agent.settings import load
 from agent.topology.resolve import resolve
 from unit.clusters import cluster
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
     from types import ModuleType
+
+    from agent.plan.plan import Plan
 
 VERL = "verl.trainer.main_ppo"
 OPENRLHF = "openrlhf.cli.train_ppo_ray"

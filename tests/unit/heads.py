@@ -4,15 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head import story as head
 from agent.decisions.shared import Said, StopAsked, Tick
 from agent.decisions.verdict import JobReport
+from agent.plan import waits as planned
+from agent.work.prepare import PrepareStep
+from agent.work.services import Listens, Scores, ServiceSpec
+from agent.work.where import ON_EVERY, ON_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.base.outcome import Outcome
+    from agent.decisions.head.workers import ItemWord
 
 REWARD = "reward server"
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
@@ -20,6 +25,33 @@ NODES = {n: h.RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 6)}
 HEAD = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
 
 History = list[tuple[float, h.HeadEvent]]
+
+REWARD_SPEC = ServiceSpec(
+    REWARD, "builtin", ("serve",), Scores("http://{node_ip}:5000/x"), 300.0, "AGENT_WAIT_REWARD"
+)
+RETRIEVER = "retriever"
+RETRIEVER_SPEC = ServiceSpec(
+    RETRIEVER, "serve", ("serve",), Listens(8000), 300.0, "within", where=ON_EVERY
+)
+SPECS = {REWARD: REWARD_SPEC, RETRIEVER: RETRIEVER_SPEC}
+STEPS = (
+    PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE"),
+    PrepareStep("AGENT_PREPARE", "make", ON_HEAD, 7200.0, "AGENT_WAIT_PREPARE"),
+)
+LIMITS = {
+    planned.HEAD: 100.0,
+    planned.WORKERS: 200.0,
+    planned.SUBMIT: 120.0,
+    planned.JOB: 120.0,
+    planned.NODE: 60.0,
+}
+SUBMITTED = h.Submitted("run-1")
+PREPARED: list[h.HeadEvent] = [h.StepOver(step.name) for step in STEPS]
+
+
+def waits(evidence: str, attempt: int = 1, *, final: bool = False) -> h.SubmitWaits:
+    """Return Ray's word that it does not take an attempt."""
+    return h.SubmitWaits(f"run-{attempt}", evidence, final=final)
 
 
 def goal(  # noqa: PLR0913 - what a run may be asked for
@@ -30,21 +62,21 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     services: tuple[str, ...] = (),
     prepare: bool = False,
     given: bool = False,
+    retries: int = 0,
 ) -> h.Goal:
     """Return a goal with times that are easy to tell apart."""
     return h.Goal(
+        limits=LIMITS,
+        job_stop_grace=16.0,
         expected_workers=workers,
         least_workers=workers if least is None else least,
-        head_deadline=100.0,
-        workers_deadline=200.0,
-        reward_deadline=300.0,
-        prepare_deadline=7200.0,
-        node_grace=60.0,
-        job_stop_grace=16.0,
         wants_job=job,
-        services=services,
-        steps=("AGENT_PREPARE_EACH", "AGENT_PREPARE") if prepare else (),
+        services=tuple(SPECS[name] for name in services),
+        steps=STEPS if prepare else (),
+        longest_prepare=7200.0,
+        retries=retries,
         ray="KubeRay's Ray" if given else h.OUR_RAY,
+        ray_is_given=given,
         ray_restarts=0 if given else h.RAY_RESTARTS,
     )
 
@@ -66,32 +98,34 @@ def word(  # noqa: PLR0913 - what a worker may say
     detail: str = "",
     refused: str = "",
     heard: float = 0.0,
+    items: tuple[ItemWord, ...] = (),
 ) -> h.WorkerReported:
     """Return a worker's report, by its number."""
     name, ip = f"pod{n}", f"10.0.0.{n}"
     return h.WorkerReported(
         h.Worker(
-            f"{name}@{ip}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone
+            *(f"agent{n}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone),
+            items=items,
         )
     )
 
 
-def job(status: str, code: int | None = None, message: str = "") -> h.JobHeard:
+def job(status: str, code: int | None = None, message: str = "", attempt: int = 1) -> h.JobHeard:
     """Return Ray's word of the job."""
-    return h.JobHeard(JobReport(status, message, code))
+    return h.JobHeard(f"run-{attempt}", JobReport(status, message, code))
 
 
 WITH_REWARD = goal(services=(REWARD,))
 SERVING = goal(1, job=False)
 READY = (5.0, h.ServiceReady(REWARD))
-RUNNING: History = [(3.0, nodes()), (4.0, h.Submitted()), (5.0, job("RUNNING"))]
+RUNNING: History = [(3.0, nodes()), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
 PAIR: History = [
     (3.0, nodes(2)),
     (4.0, word(2)),
-    (5.0, h.Submitted()),
+    (5.0, SUBMITTED),
     (6.0, job("RUNNING")),
 ]
-SERVED: History = [(3.0, nodes()), READY, (6.0, h.Submitted()), (7.0, job("RUNNING"))]
+SERVED: History = [(3.0, nodes()), READY, (6.0, SUBMITTED), (7.0, job("RUNNING"))]
 LOST = h.ServiceGone(REWARD, "exit code 1")
 """Well-known beginnings of a story."""
 

@@ -29,7 +29,7 @@ def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
     assert [plan.topology.is_head for plan in plans] == [True] + [False] * (example.nodes - 1)
     for plan in plans:
         platform = PLATFORM.get(example.cluster, example.cluster)
-        assert plan.topology.platform == platform
+        assert plan.topology.claim.platform == platform
         assert plan.topology.expected_workers == example.nodes - 1
         assert [finding for finding in plan.findings if finding.level is not Level.OK] == []
         assert plan.token == TOKEN
@@ -54,8 +54,8 @@ def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
     words = fill(job.argv, Joined(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
     assert [w for w in words if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
     assert not [w for w in words if "$" in w or '"' in w]  # a shell was meant to see it
-    service = plan_of(launches[0], example, 0).service("10.0.0.1")
-    asked = None if service is None or service.argv is None else " ".join(service.argv)
+    services = plan_of(launches[0], example, 0).services
+    asked = next((" ".join(spec.argv) for spec in services if spec.argv), None)
     assert example.reward is None if asked is None else str(example.reward) in asked
     for rank, launch in enumerate(launches[1:], 1):
         assert plan_of(launch, example, rank).job is None

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head import story as head
 from agent.decisions.head.state import Phase
-from agent.decisions.head.workers import min_gpus
+from agent.work.job import sizes
 from unit.heads import (
+    HEAD,
     LOST,
     NODES,
     PAIR,
+    PREPARED,
     READY,
     REWARD,
     RUNNING,
     SERVED,
     SERVING,
+    SUBMITTED,
     TERM,
     TICK,
     WITH_REWARD,
@@ -25,6 +30,7 @@ from unit.heads import (
     goal,
     job,
     nodes,
+    waits,
     word,
 )
 
@@ -71,7 +77,7 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
     "data is prepared": (goal(prepare=True), [(3, nodes())], Phase.BOOTING, []),
     "data is there": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.Prepared())],
+        [(3, nodes()), (9, PREPARED[0]), (9, PREPARED[1])],
         Phase.SUBMITTING,
         ["Submit"],
     ),
@@ -107,12 +113,12 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
     ),
     "Ray does not take the job yet": (
         goal(),
-        [(3, nodes()), (4, h.SubmitWaits("No available agent"))],
+        [(3, nodes()), (4, waits("No available agent"))],
         Phase.SUBMITTING,
         ["Submit"],
     ),
     "the job runs": (goal(), RUNNING, Phase.RUNNING, ["Submit"]),
-    "submitted is said twice": (goal(), [*RUNNING, (9, h.Submitted())], Phase.RUNNING, ["Submit"]),
+    "submitted is said twice": (goal(), [*RUNNING, (9, SUBMITTED)], Phase.RUNNING, ["Submit"]),
     "a node is short": (goal(1), [*PAIR, (9, nodes(dead=(2,)))], Phase.RUNNING, ["Submit"]),
     "it is back in time": (
         goal(1),
@@ -128,7 +134,7 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
     ),
     "more than needed may go": (
         goal(1),
-        [(3, nodes(2, 3)), (4, h.Submitted()), (9, nodes(2)), (80, TICK)],
+        [(3, nodes(2, 3)), (4, SUBMITTED), (9, nodes(2)), (80, TICK)],
         Phase.RUNNING,
         ["Submit"],
     ),
@@ -136,7 +142,7 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
         WITH_REWARD,
         [*SERVED, (9, LOST), (12, h.ServiceReady(REWARD))],
         Phase.RUNNING,
-        ["Submit", "RestartService"],
+        ["Submit", "StartService"],
     ),
     "asked to stop": (goal(), [*RUNNING, (9, TERM)], Phase.STOPPING, ["Submit", "StopJob"]),
     "asked to stop while submitting": (
@@ -147,7 +153,7 @@ UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
     ),
     "submitted late, then silent for a while": (
         goal(),
-        [(3, nodes()), (110, h.Submitted()), (229, TICK)],
+        [(3, nodes()), (110, SUBMITTED), (229, TICK)],
         Phase.RUNNING,
         ["Submit"],
     ),
@@ -196,7 +202,16 @@ def test_the_fewest_gpus_count() -> None:
     few = h.RayNode("few", "10.0.0.9", gpus=4.0)
     dead = h.RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
     story = Story(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
-    assert min_gpus(story.state) == 4
+    assert sizes(story.state.gpus_by_node()) == (3, 4, 20)
+
+
+def test_a_head_without_gpus_is_not_counted_where_others_have_some() -> None:
+    """A CPU-only head does not make the GPUs of each node 0."""
+    bare = replace(HEAD, gpus=0.0)
+    story = Story(goal(2), [(3, h.RayNodes((bare, *nodes(2, 3).nodes[1:])))])
+    assert sizes(story.state.gpus_by_node()) == (2, 8, 16)
+    none = [replace(node, gpus=0.0) for node in nodes(2, 3).nodes]
+    assert sizes(Story(goal(2), [(3, h.RayNodes(tuple(none)))]).state.gpus_by_node()) == (3, 0, 0)
 
 
 def test_waits_carry_deadline_and_evidence() -> None:

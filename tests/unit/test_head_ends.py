@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from agent.base.outcome import Kind, Outcome
+from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head import story as head
 from agent.decisions.head.state import Phase
 from agent.decisions.shared import Unfit
 from unit.heads import (
@@ -25,8 +25,15 @@ from unit.heads import (
     goal,
     job,
     nodes,
+    waits,
     word,
 )
+
+DEATHS: History = [
+    *((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)),
+    (90, LOST),
+]
+"""A reward server dies; it is started again at once, after one second, after two."""
 
 ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     "Ray never starts": (
@@ -143,14 +150,14 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "data fails": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.Prepared("AGENT_PREPARE", "exit code 2"))],
+        [(3, nodes()), (9, h.StepOver("AGENT_PREPARE", "exit code 2"))],
         69,
         "AGENT_PREPARE",
         ["AGENT_PREPARE failed: exit code 2"],
     ),
     "every node's step fails on the head": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.Prepared("AGENT_PREPARE_EACH", "exit code 2"))],
+        [(3, nodes()), (9, h.StepOver("AGENT_PREPARE_EACH", "exit code 2"))],
         69,
         "AGENT_PREPARE_EACH",
         ["AGENT_PREPARE_EACH failed: exit code 2"],
@@ -166,14 +173,14 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     "interrupted while booting": (goal(1), [(4, INT)], 130, "SIGINT", ["SIGINT"]),
     "Ray never takes the job": (
         goal(),
-        [(3, nodes()), (9, h.SubmitWaits("No available agent")), (123, TICK)],
+        [(3, nodes()), (9, waits("No available agent")), (123, TICK)],
         69,
         "ray",
         ["could not be submitted: No available agent"],
     ),
     "Ray refuses the job": (
         goal(),
-        [(3, nodes()), (9, h.SubmitWaits("bad runtime_env", final=True))],
+        [(3, nodes()), (9, waits("bad runtime_env", final=True))],
         78,
         "AGENT_RUNTIME_ENV",
         ["bad runtime_env"],
@@ -226,7 +233,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "the reward server is lost for good": (
         WITH_REWARD,
-        [*SERVED, (10, LOST), (20, LOST), (30, LOST), (40, LOST), (41, job("STOPPED"))],
+        [*SERVED, *DEATHS, (91, job("STOPPED"))],
         69,
         REWARD,
         ["lost for good: exit code 1"],
@@ -262,7 +269,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "stopped before Ray took it": (
         goal(),
-        [(3, nodes()), (4, TERM), (5, h.SubmitWaits("stopped before Ray took it"))],
+        [(3, nodes()), (4, TERM), (5, waits("stopped before Ray took it"))],
         143,
         "SIGTERM",
         [],
@@ -270,12 +277,78 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     "serving, stopped": (SERVING, [(3, nodes(2)), (9, TERM)], 0, "SIGTERM", ["SIGTERM"]),
     "serving, interrupted while booting": (SERVING, [(9, INT)], 0, "SIGINT", ["SIGINT"]),
     "serving, Ray dies": (SERVING, [(3, nodes(2)), (9, h.RayGone("exit 1"))], 75, "ray", ["lost"]),
-    "serving, a node is lost": (
+    "serving, stopped while a node is lost": (
         SERVING,
-        [(3, nodes(2)), (9, nodes(dead=(2,))), (69, TICK)],
+        [(3, nodes(2)), (9, nodes(dead=(2,))), (500, TICK), (501, TERM)],
+        0,
+        "SIGTERM",
+        ["SIGTERM"],
+    ),
+    "a given Ray falls silent: the job is stopped first": (
+        goal(given=True),
+        [*RUNNING, (125, TICK), (130, job("STOPPED"))],
         75,
-        "node",
-        ["AGENT_NODE_GRACE"],
+        "ray",
+        ["nothing of the job for 120"],
+    ),
+    "a given Ray never takes the job, and must not take it later": (
+        goal(given=True),
+        [(3, nodes()), (9, waits("No available agent")), (123, TICK), (124, waits("stopped"))],
+        69,
+        "ray",
+        ["could not be submitted: No available agent"],
+    ),
+    "attempts are used up": (
+        goal(retries=1),
+        [
+            *RUNNING,
+            (9, h.RayGone("exit 1")),
+            (12, nodes()),
+            (13, h.Submitted("run-2")),
+            (14, job("RUNNING", attempt=2)),
+            (20, h.RayGone("exit 2")),
+        ],
+        75,
+        "ray",
+        ["exit 2"],
+    ),
+    "a job that fails by itself is its own verdict": (
+        goal(retries=3),
+        [*RUNNING, (9, job("FAILED", 75))],
+        75,
+        "job",
+        ["exit code 75"],
+    ),
+    "asked to stop while a lost attempt stops": (
+        goal(1, retries=1),
+        [*PAIR, (9, nodes(dead=(2,))), (69, TICK), (70, TERM), (71, job("STOPPED"))],
+        143,
+        "SIGTERM",
+        ["SIGTERM"],
+    ),
+    "a runtime_env is at fault": (
+        goal(),
+        [*RUNNING, (9, job("FAILED", None, "runtime_env setup failed: no such package"))],
+        78,
+        "AGENT_RUNTIME_ENV",
+        ["no such package"],
+    ),
+    "a traceback through Ray's agent is the runtime_env's fault all the same": (
+        goal(),
+        [*RUNNING, (9, job("FAILED", None, "runtime_env setup failed: runtime_env_agent.py"))],
+        78,
+        "AGENT_RUNTIME_ENV",
+        [],
+    ),
+    "Ray's runtime_env agent died": (
+        goal(),
+        [
+            *RUNNING,
+            (9, job("FAILED", None, "runtime_env setup failed: Runtime Env Agent timed out in 10")),
+        ],
+        75,
+        "job",
+        ["timed out"],
     ),
 }
 

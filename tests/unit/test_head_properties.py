@@ -6,10 +6,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.outcome import shell_code
+from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head import story as head
 from agent.decisions.head.state import Phase
-from unit.heads import INT, REWARD, TERM, TICK, History, Story, goal, job, nodes, word
+from unit.heads import (
+    INT,
+    PREPARED,
+    REWARD,
+    SUBMITTED,
+    TERM,
+    TICK,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    waits,
+    word,
+)
 
 OURS = {0, 69, 75, 78, 130, 143}
 
@@ -21,17 +35,18 @@ def times(number: int, *events: h.HeadEvent) -> list[h.HeadEvent]:
 
 FINE = [
     *times(2, TICK),
-    *times(4, nodes(2, 3, 4), h.Submitted(), job("RUNNING")),
+    *times(4, nodes(2, 3, 4), SUBMITTED, job("RUNNING")),
+    *times(2, h.Submitted("run-2"), job("RUNNING", attempt=2)),
     *times(1, nodes(), nodes(2), nodes(3, dead=(2,)), nodes(dead=(2, 3, 4)), nodes(up=False)),
     *times(1, word(2, rank=1), word(3, rank=2), word(3, joined=False, detail="no route")),
     *times(1, word(2, joined=False, preparing=True), word(4, refused="version mismatch")),
-    *times(1, word(3, gone=True), h.SubmitWaits("not yet"), job("PENDING")),
-    *times(3, h.Prepared()),
+    *times(1, word(3, gone=True), waits("not yet"), job("PENDING")),
+    *times(3, *PREPARED),
 ]
 BAD = [
     *times(4, TERM),
-    *times(1, INT, h.RayGone("exit 1"), h.Prepared("AGENT_PREPARE", "exit 2")),
-    *times(1, h.SubmitWaits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
+    *times(1, INT, h.RayGone("exit 1"), h.StepOver("AGENT_PREPARE", "exit 2")),
+    *times(1, waits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
     *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),
 ]
 OF_SERVICE = [
@@ -47,6 +62,7 @@ GOALS = st.builds(
     services=st.sampled_from([(), (REWARD,)]),
     prepare=st.booleans(),
     given=st.booleans(),
+    retries=st.sampled_from([0, 0, 1, 3]),
 )
 PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
 
@@ -56,8 +72,8 @@ def histories(draw: st.DrawFn) -> tuple[h.Goal, History]:
     """Draw a goal and what happens, on a clock that never goes back."""
     of = draw(GOALS)
     events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
-    boot = times(1, nodes(2, 3, 4), h.Prepared(), *map(h.ServiceReady, of.services))
-    begin = draw(st.sampled_from([[*boot, h.Submitted(), job("RUNNING")], boot, []]))
+    boot = times(1, nodes(2, 3, 4), *PREPARED, *(h.ServiceReady(spec.name) for spec in of.services))
+    begin = draw(st.sampled_from([[*boot, SUBMITTED, job("RUNNING")], boot, []]))
     now, history = 1.0, [(1.0, event) for event in begin]
     for _ in range(draw(st.integers(0, 25))):
         now += draw(st.sampled_from(PAUSES))
@@ -76,17 +92,22 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.Goal, History]) -> None:
     of, history = drawn
     story, order = Story(of, []), list(Phase)
     for at, event in history:
-        before = story.state.phase
+        before, attempt = story.state.phase, story.state.attempt.number
         story.take(event, at)
         after = story.state.phase
-        assert order.index(after) >= order.index(before)
+        if story.state.attempt.number == attempt:  # another attempt begins anew
+            assert order.index(after) >= order.index(before)
+        assert story.state.attempt.number - attempt in {0, 1}
         has_end = head.deadline(story.state) is not None
         assert has_end or after is Phase.LEAVING or serves(story)
         assert [wait.what for wait in head.waits(story.state) if not wait.what] == []
     deeds = list(story.kinds())
-    assert deeds.count("Submit") <= int(of.wants_job)
-    assert deeds.count("StopJob") <= deeds.count("Submit")
-    assert deeds.count("RestartRay") <= of.ray_restarts
+    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.Submit)]
+    assert len(set(submitted)) == len(submitted) <= of.wants_job * (of.retries + 1)
+    assert {deed.id for deed in story.deeds if isinstance(deed, h.StopJob)} <= set(submitted)
+    assert deeds.count("StopJob") <= len(submitted)
+    assert deeds.count("Retry") == len(story.state.earlier) <= of.retries
+    assert deeds.count("RestartRay") <= (of.ray_restarts + 1) * (of.retries + 1)
     assert deeds.count("Leave") == (story.state.phase is Phase.LEAVING)
     assert "Leave" not in deeds[:-1]
 

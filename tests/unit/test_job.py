@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.work.job import PLACEHOLDERS, Joined, entrypoint, fill, job_of
-from agent.work.services import reward_service
+from agent.work.services import reward_service, reward_url
+from agent.work.where import Place
 from unit.worlds import settings_of
 
 PYTHON = "/opt/ray/bin/python3"
@@ -44,6 +45,7 @@ def test_placeholders(word: str, filled: str) -> None:
 def test_the_contracts_placeholders() -> None:
     """Exactly these are filled, and each has a value."""
     names = {"nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir"}
+    names |= {"attempt"}
     assert set(PLACEHOLDERS) == names
     assert "{" not in "".join(fill(tuple(f"{{{name}}}" for name in PLACEHOLDERS), JOINED))
 
@@ -108,13 +110,12 @@ def test_which_reward_server_runs(
 ) -> None:
     """The wish decides; without one, whether the job asks for the server's address."""
     settings = settings_of(environ, list(command) if command else None)
-    service = reward_service(settings, command, "10.0.0.1")
+    service = reward_service(settings, command)
     if service is None:
         kind = None
-    elif not service.supervised:
+    elif service.argv is None:
         kind = "probed"
     else:
-        assert service.argv is not None
         kind = "shell" if service.argv[0] == "/bin/sh" else "builtin"
     assert kind == wanted
 
@@ -122,18 +123,16 @@ def test_which_reward_server_runs(
 def test_a_reward_servers_address_is_the_heads() -> None:
     """The job and the other nodes get the head's address, never loopback."""
     settings = settings_of({"AGENT_REWARD_PORT": "5005", "AGENT_REWARD_PATH": "/score"})
-    service = reward_service(settings, None, "10.0.0.1")
+    service = reward_service(settings, None)
     assert service is not None
-    assert service.url == "http://10.0.0.1:5005/score"
-    sixth = reward_service(settings, None, "fd00::1")
-    assert sixth is not None
-    assert sixth.url == "http://[fd00::1]:5005/score"
+    assert reward_url([service], Place("10.0.0.1")) == "http://10.0.0.1:5005/score"
+    assert reward_url([service], Place("fd00::1")) == "http://[fd00::1]:5005/score"
 
 
 def test_a_shell_reward_server_is_told_port_and_path() -> None:
     """A server of the user's own finds in its environment where it will be asked."""
     settings = settings_of({"AGENT_REWARD": "python serve.py", "AGENT_REWARD_PORT": "5005"})
-    service = reward_service(settings, None, "10.0.0.1")
+    service = reward_service(settings, None)
     assert service is not None
     assert service.argv == ("/bin/sh", "-c", "python serve.py")
     assert dict(service.env) == {

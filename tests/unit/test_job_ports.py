@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from agent.base.errors import SettingsError
 from agent.base.ports import DEFAULTS, Ports, collisions, port_map, shifted
-from agent.plan.plan import temp_dir
+from agent.plan.make_plan import temp_dir
 from agent.settings import load
 from agent.topology.platforms import port_base, skypilot
 from unit.captured import plan_of, read
@@ -86,7 +86,7 @@ def test_head_and_workers_agree(platform: str) -> None:
     """A worker computes the same ports as its head."""
     head, worker = (plan_of(*read(f"{platform}-{role}")) for role in ("head", "worker"))
     assert head.ports == worker.ports != port_map(None, None, None)
-    assert our_ray(head).temp_dir == our_ray(worker).temp_dir
+    assert our_ray(head).session == our_ray(worker).session
 
 
 def test_skypilots_ray_keeps_its_ports() -> None:

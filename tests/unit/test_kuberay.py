@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from agent.boot.head_goal import goal_of
+from agent.decisions.head import start
 from agent.plan.show import render
 from agent.settings.redact import redactor_for
 from agent.topology.given_ray import GivenRay
@@ -76,8 +78,10 @@ def test_where_kuberays_ray_answers(name: str, changes: dict[str, str], given: G
     """The head's own flags tell it in its container; the dashboard's address in a submitter."""
     plan = changed_plan(name, changes)
     assert plan.topology.given_ray == given
-    assert plan.ray is None
-    assert plan.bridge_addresses("10.0.0.5") == (given.gcs, given.dashboard)
+    assert plan.own_ray is None
+    assert plan.launch == given
+    bridge = [process.argv[-2:] for process in plan.processes]
+    assert bridge == ([(given.gcs, given.dashboard)] if plan.topology.is_head else [])
 
 
 def test_addresses_with_colons_are_bracketed() -> None:
@@ -95,8 +99,8 @@ def test_addresses_with_colons_are_bracketed() -> None:
 def test_the_submissions_id(name: str, run: str | None, job: str) -> None:
     """A RayJob looks for its job under its own id; elsewhere the run's id is made into one."""
     plan = plan_of(*read(name))
-    assert plan.topology.run_id == run
-    assert plan.job_id("run-7") == job
+    assert plan.topology.claim.run_id == run
+    assert start(goal_of(plan, "run-7")).attempt.id == job
 
 
 @pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])

@@ -31,7 +31,7 @@ WORKER: dict[str, Any] = {
 def status(history: History) -> dict[str, Any]:
     """Return a head's status after a history."""
     plan = plan_of({"RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "2"})
-    return status_of(Story(goal(2, services=(REWARD,)), history).state, plan, "run-1", "one", 9.0)
+    return status_of(Story(goal(2, services=(REWARD,)), history).state, plan, "run-1", 1, 9.0)
 
 
 def test_the_status_tells_all_of_it() -> None:
@@ -44,14 +44,20 @@ def test_the_status_tells_all_of_it() -> None:
         ("10.0.0.3", True),
     ]
     assert found["nodes"][1]["heard_seconds_ago"] == 7.0
-    assert found["services"] == [{"name": REWARD, "state": "pending", "detail": EVIL}]
+    reward = {"name": REWARD, "state": "pending", "detail": EVIL, "restarts": 0}
+    assert found["services"] == [reward]
     assert found["waits"] == [{"what": REWARD, "evidence": EVIL, "seconds_left": 291.0}]
-    assert found["job"] == {"name": "rehearsal", "status": "not submitted"}
+    assert found["job"] == {"name": "rehearsal", "status": "not submitted", "attempt": 1}
 
 
 def test_the_status_follows_the_job() -> None:
     """The job's status is Ray's word; the verdict is there at the end."""
-    running = [*SERVED, (5.0, h.ServiceReady(REWARD)), (6.0, h.Submitted()), (7.0, job("RUNNING"))]
+    running = [
+        *SERVED,
+        (5.0, h.ServiceReady(REWARD)),
+        (6.0, h.Submitted("run-1")),
+        (7.0, job("RUNNING")),
+    ]
     assert status(running)["job"]["status"] == "running"
     assert status(running)["verdict"] is None
     assert status([*running, (8.0, TERM)])["verdict"]["exit_code"] == 143

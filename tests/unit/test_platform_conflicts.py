@@ -280,4 +280,4 @@ def test_the_hand_wins(
 ) -> None:
     """What the user set stands; platforms step back where their evidence is weaker."""
     t = plan_of(changed(name, changes), read(name)[1]).topology
-    assert (t.platform, t.role, t.expected_workers, t.head_host) == expected
+    assert (t.claim.platform, t.role, t.expected_workers, t.head_host) == expected

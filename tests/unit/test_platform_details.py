@@ -31,7 +31,7 @@ OWN = "10.0.0.5"
 )
 def test_the_runs_id(name: str, changes: dict[str, str], run_id: str | None) -> None:
     """The platform's job names the run; another attempt of it has a folder of its own."""
-    assert plan_of(changed(name, changes), read(name)[1]).topology.run_id == run_id
+    assert plan_of(changed(name, changes), read(name)[1]).topology.claim.run_id == run_id
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_the_runs_id(name: str, changes: dict[str, str], run_id: str | None) -> 
 def test_ray_counts_what_was_allotted(changes: dict[str, str], cpus: int) -> None:
     """On a shared node Ray may use the job's CPUs, never more than the machine allows."""
     plan = plan_of(changed("slurm-worker", changes), read("slurm-worker")[1])
-    assert f"--num-cpus={cpus}" in our_ray(plan).worker("10.0.0.5", "10.0.0.9")
+    assert f"--num-cpus={cpus}" in our_ray(plan).command(is_head=False)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_ray_counts_what_was_allotted(changes: dict[str, str], cpus: int) -> Non
 def test_ray_counts_the_memory_that_was_allotted(memory: str, flags: list[str]) -> None:
     """Each Ray would otherwise take the whole machine's memory for its own."""
     plan = plan_of(changed("slurm-worker", {"SLURM_MEM_PER_NODE": memory}), read("slurm-worker")[1])
-    given = [word for word in our_ray(plan).worker("10.0.0.5", "10.0.0.9") if "memory=" in word]
+    given = [word for word in our_ray(plan).command(is_head=False) if "memory=" in word]
     assert given == flags
 
 
@@ -79,7 +79,7 @@ def test_ray_counts_the_memory_that_was_allotted(memory: str, flags: list[str]) 
 def test_slurms_gpus_come_with_their_kind(changes: dict[str, str], gpus: int | None) -> None:
     """A count by kind is added up; what cannot be read is only a hint that is missing."""
     environ = changed("slurm-worker", changes)
-    assert plan_of(environ, read("slurm-worker")[1]).topology.gpus_per_node == gpus
+    assert plan_of(environ, read("slurm-worker")[1]).topology.claim.gpus_per_node == gpus
 
 
 @pytest.mark.parametrize(

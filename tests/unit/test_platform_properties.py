@@ -76,7 +76,7 @@ def test_one_role_or_one_error(environ: dict[str, str]) -> None:
     assert topology.is_head or topology.head_host is not None
     assert topology.evidence
     assert topology.expected_workers >= 0
-    assert topology.rank is None or 0 <= topology.rank < (topology.nodes or 0)
+    assert topology.claim.rank is None or 0 <= topology.claim.rank < (topology.claim.nodes or 0)
     if "RAY_WORKER" in environ:
         assert topology.is_head == (environ["RAY_WORKER"].strip() in {"0", "false"})
     assert render(plan, redactor_for(environ, plan.settings)).startswith("role: ")
@@ -108,7 +108,7 @@ def test_one_head_that_all_workers_find(platform: str, nodes: int) -> None:
     """Over all ranks there is one head, and every worker goes to an address of the head's."""
     plans = [plan_of(node.environ, node.facts) for node in cluster(platform, nodes)]
     heads = [plan for plan in plans if plan.topology.is_head]
-    assert [plan.topology.platform for plan in plans] == [platform.partition(",")[0]] * nodes
+    assert [plan.topology.claim.platform for plan in plans] == [platform.partition(",")[0]] * nodes
     assert len(heads) == 1
     head = heads[0]
     for plan in plans:
@@ -119,9 +119,9 @@ def test_one_head_that_all_workers_find(platform: str, nodes: int) -> None:
             assert head.facts.own_address_of(host) in found
             assert not plan.facts.is_own(host)
         assert plan.ports == head.ports
-        assert (plan.ray is None) == (head.ray is None) == (platform == "kuberay")
-        if plan.ray is not None:
-            assert plan.ray.temp_dir == our_ray(head).temp_dir
+        assert (plan.own_ray is None) == (head.own_ray is None) == (platform == "kuberay")
+        if plan.own_ray is not None:
+            assert plan.own_ray.session == our_ray(head).session
     assert head.address.ip in (None, *head.facts.addresses())
     assert len({plan.topology.node_name for plan in plans}) == nodes
 
@@ -151,7 +151,7 @@ def test_ranks_are_in_the_evidence(platform: str) -> None:
     """The sentence reads: worker, rank 2 of 3, and the variables that say so."""
     for rank, node in enumerate(cluster(platform, 3)):
         topology = plan_of(node.environ, node.facts).topology
-        assert topology.rank == rank
+        assert topology.claim.rank == rank
         assert topology.sentence().startswith(f"{topology.role}, rank {rank} of 3: ")
         assert all("=" in word or "begins with" in word for word in topology.evidence)
 

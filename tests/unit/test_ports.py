@@ -97,7 +97,9 @@ def test_beside_a_ray_elsewhere_its_ports_are_nobodys() -> None:
     given = claim_of(environ, settings_of(environ)).ray
     plan_of({**environ, "AGENT_REWARD_PORT": "6379"}, facts)
     met = {**environ, "AGENT_REWARD_PORT": "8266"}
-    (problem,) = port_clashes(settings_of(met), None, plan_of(environ, facts).topology.ports, given)
+    (problem,) = port_clashes(
+        settings_of(met), None, plan_of(environ, facts).topology.claim.ports, given
+    )
     assert problem.got == "agent and reward server on 8266"
 
 

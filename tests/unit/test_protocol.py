@@ -1,36 +1,79 @@
-"""The two messages between a worker's agent and the head's."""
+"""The messages between a worker's agent and the head's."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
-from agent.control.protocol import LONGEST_HOLD, Reply, Report, disagreement
+from agent.control.protocol import (
+    LONGEST_HOLD,
+    VERSION,
+    Bye,
+    Hello,
+    Reply,
+    Report,
+    disagreement,
+    skew,
+)
+from agent.decisions.head.workers import ItemWord
+from agent.decisions.items import Step
+from agent.decisions.shared import Order, OrderKind
 
 TEXT = st.text(max_size=50)
+NAME = st.text(min_size=1, max_size=50)
+HELLOS = st.builds(
+    Hello,
+    name=NAME,
+    rank=st.none() | st.integers(0, 9999),
+    ray=st.none() | TEXT,
+    python=TEXT,
+    services=TEXT,
+    run_id=TEXT,
+    attempt=st.integers(0, 99),
+    fingerprint=TEXT,
+    facts=st.none() | st.dictionaries(TEXT, st.integers() | TEXT, max_size=3),
+)
+ITEMS = st.builds(ItemWord, NAME, st.sampled_from(Step), TEXT, st.integers(1, 99))
 REPORTS = st.builds(
     Report,
-    name=st.text(min_size=1, max_size=50),
+    id=NAME,
     ip=TEXT,
-    rank=st.none() | st.integers(0, 9999),
-    phase=st.text(min_size=1, max_size=50),
+    phase=NAME,
     detail=TEXT,
     joined=st.booleans(),
     preparing=st.booleans(),
-    leaving=st.booleans(),
     error=TEXT,
-    ray=st.none() | TEXT,
-    python=TEXT,
+    items=st.lists(ITEMS, max_size=3).map(tuple),
+    logs=st.none() | st.dictionaries(NAME, TEXT, min_size=1, max_size=3),
+    obeyed=st.integers(0, 99),
+    obeyed_by=TEXT,
     news=st.integers(-1, 10**9),
     hold=st.floats(0, LONGEST_HOLD),
+    hello=st.none() | HELLOS,
+    bye=st.none() | st.builds(Bye, TEXT, TEXT),
 )
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), TEXT, TEXT, TEXT, TEXT)
+ORDERS = st.builds(Order, TEXT, st.integers(1), st.sampled_from(OrderKind), TEXT, st.integers(1))
 REPLIES = st.builds(
-    Reply, TEXT, TEXT, TEXT, st.booleans(), st.integers(1, 65_535), st.integers(0), OUTCOMES, TEXT
+    Reply,
+    epoch=st.integers(0),
+    run_id=TEXT,
+    phase=TEXT,
+    ray_ready=st.booleans(),
+    gcs_port=st.integers(1, 65_535),
+    news=st.integers(0),
+    attempt=st.integers(1, 99),
+    fingerprint=TEXT,
+    verdict=OUTCOMES,
+    refusal=TEXT,
+    held=st.booleans(),
+    wants_hello=st.booleans(),
+    orders=st.lists(ORDERS, max_size=3).map(tuple),
 )
 JSON = st.recursive(
     st.none()
@@ -41,8 +84,8 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-FIELDS = list(Report("n", "", None, "p").to_dict())
-PROPER = {"name": "pod1", "phase": "joining Ray"}
+FIELDS = [field.name for field in fields(Report)]
+PROPER = {"id": "agent1", "phase": "joining Ray"}
 
 
 @given(REPORTS)
@@ -60,9 +103,10 @@ def test_a_reply_survives_the_wire(reply: Reply) -> None:
 
 
 def test_a_report_may_be_short() -> None:
-    """Only name and phase are needed; an older worker leaves out what it does not know."""
+    """Only id and phase are needed: a beat says little where there is little to say."""
     report = Report.from_dict(PROPER)
-    assert report == Report("pod1", "", None, "joining Ray")
+    assert report == Report("agent1", "", "joining Ray")
+    assert len(json.dumps(report.to_dict())) < 250
 
 
 def test_unknown_fields_do_no_harm() -> None:
@@ -73,23 +117,24 @@ def test_unknown_fields_do_no_harm() -> None:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("name", None),
-        ("name", ""),
-        ("name", 7),
+        ("id", None),
+        ("id", ""),
+        ("id", 7),
         ("ip", 7),
-        ("rank", "2"),
-        ("rank", True),
-        ("rank", 1.5),
         ("phase", ""),
         ("phase", []),
         ("detail", {}),
         ("joined", 1),
         ("joined", "yes"),
         ("preparing", None),
-        ("leaving", 0),
         ("error", 1),
-        ("ray", 2.6),
-        ("python", 3),
+        ("items", {}),
+        ("items", [1]),
+        ("items", [{}] * 1000),
+        ("logs", []),
+        ("obeyed", "1"),
+        ("hello", 7),
+        ("bye", "gone"),
         ("news", "1"),
         ("news", True),
         ("news", 1e30),
@@ -101,6 +146,43 @@ def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
     """What is wrong is told by the field's name."""
     with pytest.raises(ValueError, match=f"^{field}: expected"):
         Report.from_dict({**PROPER, field: value})
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", None),
+        ("name", ""),
+        ("rank", "2"),
+        ("rank", True),
+        ("rank", 1.5),
+        ("ray", 2.6),
+        ("python", 3),
+        ("services", 1),
+        ("attempt", "1"),
+        ("facts", []),
+    ],
+)
+def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
+    """What is wrong with a hello is told by the field's name, too."""
+    with pytest.raises(ValueError, match=f"^{field}: expected"):
+        Report.from_dict({**PROPER, "hello": {"name": "pod1", field: value}})
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (Report("agent1", "", "p").to_dict(), ""),
+        ({"name": "pod1", "phase": "joining Ray"}, "this worker runs an earlier pod-agent"),
+        ({"protocol": VERSION + 1, "agent": "9.1"}, "this worker runs pod-agent 9.1, this one"),
+        ([], ""),
+    ],
+)
+def test_another_version_of_the_agent_is_refused_by_name(data: object, words: str) -> None:
+    """Two agents that speak differently say so, rather than misread each other."""
+    said = skew(data, "this worker")
+    assert words in said
+    assert bool(said) == bool(words)
 
 
 @pytest.mark.parametrize("data", [None, [], "report", 7, True, [PROPER]])
@@ -117,7 +199,7 @@ def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
         report = Report.from_dict(data)
     except ValueError:
         return
-    assert report.name
+    assert report.id
     assert report.phase
     assert 0 <= report.hold <= LONGEST_HOLD
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 from agent.base.outcome import Kind, Outcome
-from agent.decisions.shared import StopAsked, Tick, Unfit
+from agent.decisions import worker
+from agent.decisions.items import Step
+from agent.decisions.shared import Order, OrderKind, StopAsked, Tick, Unfit
 from agent.decisions.worker import state as w
-from agent.decisions.worker import story as worker
 from agent.decisions.worker.state import Phase, StartRay, StopRay
+from unit.heads import RETRIEVER
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
 
 GOAL = goal()
@@ -19,6 +21,7 @@ BARE: History = [(2.0, spoke(epoch=None, phase="")), (8.0, w.RayUp())]
 DOWN = w.RayExited("exit code 1")
 SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 START = StartRay("10.0.0.1")
+PREPARED = w.StepOver("AGENT_PREPARE_EACH")
 
 
 UNDER_WAY: dict[str, tuple[w.Goal, History, Phase, list[w.WorkerAction]]] = {
@@ -34,8 +37,18 @@ UNDER_WAY: dict[str, tuple[w.Goal, History, Phase, list[w.WorkerAction]]] = {
     "a head": (GOAL, [(2, spoke())], Phase.JOINING, [START]),
     "a head of a plain Ray": (GOAL, [(2, spoke(epoch=None, phase=""))], Phase.JOINING, [START]),
     "data first": (PREPARING, [(2, spoke())], Phase.FINDING, []),
-    "data is there": (PREPARING, [(2, spoke()), (9, w.Prepared())], Phase.JOINING, [START]),
-    "data was there first": (PREPARING, [(1, w.Prepared()), (2, spoke())], Phase.JOINING, [START]),
+    "data is there": (
+        PREPARING,
+        [(2, spoke()), (9, PREPARED)],
+        Phase.JOINING,
+        [START],
+    ),
+    "data was there first": (
+        PREPARING,
+        [(1, PREPARED), (2, spoke())],
+        Phase.JOINING,
+        [START],
+    ),
     "data longer than the head's deadline": (
         PREPARING,
         [(2, spoke()), (101, TICK), (500, spoke())],
@@ -66,25 +79,25 @@ UNDER_WAY: dict[str, tuple[w.Goal, History, Phase, list[w.WorkerAction]]] = {
     "a short silence": (GOAL, [*JOINED, (30, SILENT), (59, TICK)], Phase.FOLLOWING, [START]),
     "the head was started anew": (
         GOAL,
-        [*JOINED, (30, spoke(epoch="two"))],
+        [*JOINED, (30, spoke(epoch=2))],
         Phase.JOINING,
         [START, StopRay()],
     ),
     "and joined anew": (
         GOAL,
-        [*JOINED, (30, spoke(epoch="two")), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
+        [*JOINED, (30, spoke(epoch=2)), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
         Phase.FOLLOWING,
         [START, StopRay(), START],
     ),
     "anew while its Ray was starting": (
         GOAL,
-        [(2, spoke()), (3, spoke(epoch="two"))],
+        [(2, spoke()), (3, spoke(epoch=2))],
         Phase.JOINING,
         [START, StopRay()],
     ),
     "anew while its Ray was down": (
         GOAL,
-        [(2, spoke()), (3, DOWN), (3.1, spoke(epoch="two")), (3.1, TICK)],
+        [(2, spoke()), (3, DOWN), (3.1, spoke(epoch=2)), (3.1, TICK)],
         Phase.JOINING,
         [START, START],
     ),
@@ -122,7 +135,7 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
     ),
     "data fails": (
         PREPARING,
-        [(2, spoke()), (3, w.Prepared("exit code 3"))],
+        [(2, spoke()), (3, w.StepOver("AGENT_PREPARE_EACH", "exit code 3"))],
         69,
         "AGENT_PREPARE_EACH",
         ["failed: exit code 3"],
@@ -224,7 +237,7 @@ def test_what_is_said_on_the_way() -> None:
             (4, DOWN),
             (4.5, TICK),
             (8, w.RayUp()),
-            (30, spoke(epoch="two")),
+            (30, spoke(epoch=2)),
             (31, DOWN),
             (31.5, TICK),
             (35, w.RayUp()),
@@ -249,9 +262,12 @@ def test_what_is_said_on_the_way() -> None:
         ([], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
         ([(2, spoke())], {"AGENT_PREPARE_EACH": 7200}),
         ([(2, spoke(ready=False))], {"AGENT_PREPARE_EACH": 7200, "the head pod0": 100}),
-        ([(2, w.Prepared()), (90, spoke(ready=False))], {"the head pod0": 150}),
-        ([(2, w.Prepared()), (3, spoke())], {"Ray on this node to join": 123}),
-        ([(2, w.Prepared()), (3, spoke()), (9, w.RayUp())], {"word from the head pod0": 69}),
+        ([(2, PREPARED), (90, spoke(ready=False))], {"the head pod0": 150}),
+        ([(2, PREPARED), (3, spoke())], {"Ray on this node to join": 123}),
+        (
+            [(2, PREPARED), (3, spoke()), (9, w.RayUp())],
+            {"word from the head pod0": 69},
+        ),
         ([(2, StopAsked(15))], {}),
     ],
 )
@@ -265,7 +281,7 @@ def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -
 def test_a_second_join_has_no_evidence_of_the_first() -> None:
     """What was known of a raylet that came up says nothing of the next."""
     refused = w.RaySilent("connection refused by 10.0.0.2:8268")
-    history: History = [(2, spoke()), (3, refused), (8, w.RayUp()), (30, spoke(epoch="two"))]
+    history: History = [(2, spoke()), (3, refused), (8, w.RayUp()), (30, spoke(epoch=2))]
     (wait,) = worker.waits(Story(GOAL, history).state)
     assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
 
@@ -274,7 +290,7 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
     ("event", "must"),
     [
         (Unfit(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB")), True),
-        (w.Prepared("exit code 3"), True),
+        (w.StepOver("AGENT_PREPARE_EACH", "exit code 3"), True),
         (spoke(verdict=VERDICT), False),
         (TERM, False),
     ],
@@ -292,3 +308,66 @@ def test_a_tick_is_nothing_by_itself() -> None:
     before = story.state
     story.take(Tick(), 20.0)
     assert story.state == before
+
+
+def order(number: int, kind: OrderKind, name: str = "", by: str = "head1") -> w.Ordered:
+    """Return an order of a head's."""
+    return w.Ordered(Order(by, number, kind, name))
+
+
+def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
+    """An order names a thing of this worker's plan; anything else is refused and said."""
+    start = order(1, OrderKind.START_SERVICE, RETRIEVER)
+    again = order(1, OrderKind.START_SERVICE, RETRIEVER, by="head2")
+    foreign = order(2, OrderKind.START_SERVICE, "rm -rf /")
+    step, log = (
+        order(3, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"),
+        order(4, OrderKind.SEND_LOG, "x"),
+    )
+    history: History = [(2, start), (3, start), (4, foreign), (5, step), (6, log), (7, again)]
+    story = Story(PREPARING, history)
+    assert story.deeds == [
+        w.StartService(RETRIEVER, 1),
+        w.RunStep("AGENT_PREPARE_EACH"),
+        w.SendLog("x"),
+        w.StartService(RETRIEVER, 1),
+    ]
+    assert "this node's plan has no 'rm -rf /' to run" in story.said
+
+
+def test_a_service_that_was_ordered_is_told_of() -> None:
+    """How it stands is what the next report says; word of an earlier start is none."""
+    start = w.Ordered(Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER, generation=2))
+    gone = w.ServiceGone(RETRIEVER, "exit code 1", generation=1)
+    story = Story(GOAL, [(2, start), (3, w.ServiceReady(RETRIEVER, generation=2)), (4, gone)])
+    assert story.state.services[RETRIEVER].step is Step.READY
+    story.take(w.ServiceGone(RETRIEVER, "exit code 1", generation=2), 5)
+    item = story.state.services[RETRIEVER]
+    assert (item.step, item.evidence) == (Step.LOST, "exit code 1")
+
+
+def test_a_step_by_order_has_its_deadline() -> None:
+    """A step that is run again mid-run ends the worker if it hangs, and spins nobody until then."""
+    story = Story(PREPARING, [(1, PREPARED), *JOINED, (7000, spoke())])
+    story.take(order(1, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"), 7010)
+    assert worker.deadline(story.state) == 7060  # the head's silence comes first
+    story.take(spoke(), 14_200)
+    assert story.ends == []
+    story.take(TICK, 7010 + 7200)
+    assert story.ends[0].exit_code == 69
+
+
+def test_the_head_may_have_a_worker_leave() -> None:
+    """Asked to stop by its head, it ends as asked from outside."""
+    (end,) = Story(GOAL, [*JOINED, (9, order(1, OrderKind.STOP))]).ends
+    assert (end.exit_code, end.kind) == (143, Kind.STOPPED)
+
+
+def test_a_held_verdict_is_not_for_a_newcomer() -> None:
+    """A head that only holds an earlier run's verdict is waited for until it is started again."""
+    held = spoke(epoch=1, phase="held", ready=False, held=True)
+    story = Story(GOAL, [(1, held), (50, held), (60, spoke(epoch=2))])
+    assert story.deeds == [START]
+    story = Story(GOAL, [(1, held), (100, held)])
+    assert story.ends[0].exit_code == 69
+    assert "holds the verdict of an earlier run" in story.ends[0].reason

@@ -6,12 +6,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
+from agent.decisions import worker
+from agent.decisions.shared import Order, OrderKind
 from agent.decisions.worker import state as w
-from agent.decisions.worker import story as worker
 from agent.decisions.worker.state import Phase, RayStep, StartRay, StopRay
+from unit.heads import RETRIEVER
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
 
 OURS = {69, 75, 78, 130, 143}
+PREPARED = w.StepOver("AGENT_PREPARE_EACH")
+FAILED = w.StepOver("AGENT_PREPARE_EACH", "exit 2")
+ORDERS = [
+    w.Ordered(Order("head1", n, kind, name))
+    for n, kind in enumerate([OrderKind.START_SERVICE, OrderKind.RUN_STEP, OrderKind.SEND_LOG], 1)
+    for name in (RETRIEVER, "AGENT_PREPARE_EACH", "nothing of ours")
+]
 VERDICT = Outcome(Kind.JOB_FAILED, 7, "the job ended", "running")
 
 
@@ -23,12 +32,19 @@ def times(number: int, *events: w.WorkerEvent) -> list[w.WorkerEvent]:
 EVENTS = [
     *times(4, TICK),
     *times(8, spoke()),
-    *times(2, spoke(ready=False), spoke(ip="10.0.0.9"), spoke(epoch="two"), spoke(epoch=None)),
-    *times(3, w.HeadSilent("refused"), w.Prepared()),
+    *times(2, spoke(ready=False), spoke(ip="10.0.0.9"), spoke(epoch=2), spoke(epoch=None)),
+    *times(3, w.HeadSilent("refused"), PREPARED),
     *times(6, w.RayUp(), w.RayExited("exit 1")),
     *times(2, w.RaySilent("refused")),
-    *times(1, w.Prepared("exit 2"), spoke(refusal="version mismatch"), spoke(verdict=VERDICT)),
+    *times(
+        1,
+        FAILED,
+        spoke(refusal="version mismatch"),
+        spoke(verdict=VERDICT),
+    ),
     *times(1, TERM, INT),
+    *times(1, *ORDERS, w.ServiceReady(RETRIEVER), w.ServiceGone(RETRIEVER, "exit 1")),
+    *times(1, spoke(phase="held", ready=False, held=True)),
 ]
 """What can happen, in the proportions that let many histories get far."""
 PAUSES = [0.0, 0.1, 0.5, 0.5, 1.0, 1.0, 10.0, 10.0, 61.0, 119.0, 1000.0]

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.decisions import worker
 from agent.decisions.shared import Said, StopAsked, Tick
 from agent.decisions.worker import state as w
-from agent.decisions.worker import story as worker
 from agent.decisions.worker.state import Phase
+from agent.plan import waits as planned
+from agent.work.prepare import PrepareStep
+from agent.work.where import ON_EVERY
+from unit.heads import RETRIEVER_SPEC
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,25 +20,29 @@ if TYPE_CHECKING:
 
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 
+STEP = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
+LIMITS = {planned.HEAD: 100.0, planned.JOIN: 120.0, planned.NODE: 60.0}
+
 History = list[tuple[float, w.WorkerEvent]]
 
 
 def goal(*, prepare: bool = False, stays: bool = False) -> w.Goal:
     """Return a goal with times that are easy to tell apart."""
-    return w.Goal("pod0", 100.0, 7200.0, 60.0, prepare, stays)
+    return w.Goal("pod0", LIMITS, (STEP,) if prepare else (), (RETRIEVER_SPEC,), stays)
 
 
 def spoke(  # noqa: PLR0913 - what a head may say
-    epoch: str | None = "one",
+    epoch: int | None = 1,
     phase: str = "booting",
     *,
     ready: bool = True,
     ip: str = "10.0.0.1",
     verdict: Outcome | None = None,
     refusal: str = "",
+    held: bool = False,
 ) -> w.HeadSpoke:
     """Return the head's word; without an epoch it is its GCS that answers."""
-    return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal)
+    return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal, held)
 
 
 class Story:

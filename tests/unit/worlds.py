@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.node.facts import MIB, Facts
-from agent.plan.plan import Plan, make_plan
+from agent.plan.make_plan import make_plan
 from agent.settings import Settings, load
 from agent.topology.resolve import Topology, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.plan.ray_start import RayStart
+    from agent.plan.plan import Plan
+    from agent.plan.ray_start import OwnRay
 
 SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
 
@@ -62,7 +63,7 @@ def plan_of(
     return make_plan(loaded, resolve(environ, loaded.settings, facts), facts, environ, {})
 
 
-def our_ray(plan: Plan) -> RayStart:
+def our_ray(plan: Plan) -> OwnRay:
     """Return how a plan starts Ray; it must not be given."""
-    assert plan.ray is not None
-    return plan.ray
+    assert plan.own_ray is not None
+    return plan.own_ray

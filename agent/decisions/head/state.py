@@ -6,22 +6,27 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.decisions.items import Item
-from agent.decisions.shared import Said, StopAsked, Tick, Unfit
-from agent.plan.limits import SILENCE_LIMIT, SUBMIT_LIMIT
+from agent.decisions.head.workers import Fleet, RayNode, Worker
+from agent.decisions.items import HERE, Item, ServiceGone, ServiceReady, ServiceWaits, StepOver
+from agent.decisions.shared import Said, SignalHeard, StopAsked, Tick, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.base.outcome import Outcome
+    from agent.decisions.attempts import Attempt
     from agent.decisions.verdict import JobReport
+    from agent.work.prepare import PrepareStep
+    from agent.work.services import ServiceSpec
+
+__all__ = ["Fleet", "RayNode", "ServiceGone", "ServiceReady", "ServiceWaits", "StepOver", "Worker"]
 
 OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
 
 
 class Phase(str, Enum):
-    """The head's life, in order."""
+    """The head's life, in order; another attempt at the job begins anew with the first."""
 
     BOOTING = "booting"  # Ray, services, prepare step and workers come up side by side
     SUBMITTING = "submitting"
@@ -34,60 +39,42 @@ class Phase(str, Enum):
 class Goal:
     """What this run is to achieve, fixed at the start; times are on the run's own clock."""
 
-    expected_workers: int
-    least_workers: int
-    """Fewer do, once the workers' deadline has passed."""
-    head_deadline: float
-    workers_deadline: float
-    reward_deadline: float
-    prepare_deadline: float
-    node_grace: float
+    limits: Mapping[str, float]
+    """Every wait's limit, by the key under which the plan shows it."""
     job_stop_grace: float
     """How long a job may take to stop."""
+    expected_workers: int = 0
+    least_workers: int = 0
+    """Fewer do, once the workers' deadline has passed."""
     wants_job: bool = True
-    services: tuple[str, ...] = ()
-    steps: tuple[str, ...] = ()
-    """The prepare steps of this node, by their variables, in order."""
-    submit_limit: float = SUBMIT_LIMIT
-    """Longest from the first try to submit to Ray's acceptance."""
-    silence_limit: float = SILENCE_LIMIT
-    """Longest that Ray may say nothing of a running job."""
+    run_id: str = "run"
+    submission_id: str | None = None
+    """The id by which a given Ray's owner will look for the job."""
+    services: tuple[ServiceSpec, ...] = ()
+    """Those of the whole run, wherever they live."""
+    steps: tuple[PrepareStep, ...] = ()
+    """The head's own prepare steps, in the order in which they are run."""
+    longest_prepare: float = 0.0
+    """How long a worker may prepare, as long as it is heard of."""
+    retries: int = 0
+    """Further attempts at the job after a loss."""
     ray: str = OUR_RAY
     """What to call the Ray that must come up."""
+    ray_is_given: bool = False
+    """True where others start and stop it: then a job outlives this agent unless it is stopped."""
     ray_restarts: int = RAY_RESTARTS
-    """How often it may be started again; never where it is others' to start."""
-    service_restarts: int = 3
-    service_limit: float = 120.0
-    """Longest for a restarted service to answer again."""
+
+    def service(self, name: str) -> ServiceSpec:
+        """Return a service by its name."""
+        return next(spec for spec in self.services if spec.name == name)
+
+    def step(self, name: str) -> PrepareStep:
+        """Return a prepare step by its name."""
+        return next(step for step in self.steps if step.name == name)
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A worker's agent, as it last reported."""
-
-    key: str
-    name: str
-    ip: str = ""
-    rank: int | None = None
-    phase: str = ""
-    detail: str = ""
-    heard: float = 0.0
-    joined: bool = False
-    preparing: bool = False
-    refused: str = ""
-    gone: bool = False
-    error: str = ""
-
-
-@dataclass(frozen=True)
-class RayNode:
-    """A node as Ray's GCS knows it."""
-
-    node_id: str
-    ip: str
-    is_head: bool = False
-    gpus: float = 0.0
-    alive: bool = True
+Key = tuple[str, str]
+"""Names an item: the node on which it is (HERE, or a worker's agent by its id), and its name."""
 
 
 @dataclass(frozen=True)
@@ -95,32 +82,45 @@ class HeadState:
     """Everything that the head's decisions rest on."""
 
     goal: Goal
+    attempt: Attempt
     phase: Phase = Phase.BOOTING
+    since: float = 0.0
+    """When this phase began."""
     ray: Item = field(default_factory=Item)
     last_ray: str = ""
     """How the Ray before this one ended."""
-    prepare: Item = field(default_factory=Item)
-    services: Mapping[str, Item] = field(default_factory=dict)
-    workers: Mapping[str, Worker] = field(default_factory=dict)
-    ray_nodes: tuple[RayNode, ...] = ()
     gcs_answers: bool = False
     """True once GCS takes connections: from then on workers can join."""
+    ray_head: str | None = None
+    """The address of Ray's head, as GCS knows it."""
+    gpus: Mapping[str, int] = field(default_factory=dict)
+    """The GPUs of each living node by its address, as GCS knows them."""
+    services: Mapping[Key, Item] = field(default_factory=dict)
+    steps: Mapping[Key, Item] = field(default_factory=dict)
+    fleet: Fleet = field(default_factory=Fleet)
     required: int = 0
     """Workers without which the running job cannot go on."""
-    since: float = 0.0
-    """When this phase began."""
-    job_heard: float = 0.0
-    job: JobReport | None = None
     short_since: float | None = None
     """Since when fewer nodes than required are alive."""
     loss: str = ""
     """The last node lost while the job ran, for the record."""
+    earlier: tuple[Attempt, ...] = ()
+    """The attempts before this one, each with its end."""
     verdict: Outcome | None = None
     """What stands at the end; known before the job has stopped where the agent ends it."""
 
     def to(self, phase: Phase, now: float) -> HeadState:
         """Enter a phase."""
         return replace(self, phase=phase, since=now)
+
+    def gpus_by_node(self) -> list[int]:
+        """Return the GPUs of the head and of each worker that counts."""
+        head = [] if self.ray_head is None else [self.ray_head]
+        return [self.gpus.get(ip, 0) for ip in (*head, *self.fleet.alive)]
+
+    def until(self, key: str) -> float:
+        """Return the deadline of a wait that began with the attempt."""
+        return self.attempt.began + self.goal.limits[key]
 
 
 # --- what can happen ---------------------------------------------------------------------------
@@ -153,37 +153,6 @@ class RayNodes:
 
 
 @dataclass(frozen=True)
-class ServiceReady:
-    """A service answered a real request."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class ServiceWaits:
-    """A service does not answer as it should, so far."""
-
-    name: str
-    evidence: str
-
-
-@dataclass(frozen=True)
-class ServiceGone:
-    """A service's process ended."""
-
-    name: str
-    evidence: str
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """The prepare steps are over, or one has failed: which, and how."""
-
-    failed: str = ""
-    evidence: str = ""
-
-
-@dataclass(frozen=True)
 class WorkerReported:
     """A worker's agent said something."""
 
@@ -191,28 +160,40 @@ class WorkerReported:
 
 
 @dataclass(frozen=True)
+class WorkerReplaced:
+    """An agent turned out to be a later life of the same node: this one is no more."""
+
+    key: str
+
+
+@dataclass(frozen=True)
 class Submitted:
-    """Ray took the job."""
+    """Ray took an attempt."""
+
+    id: str
 
 
 @dataclass(frozen=True)
 class SubmitWaits:
-    """Ray does not take the job yet, or refuses it for good."""
+    """Ray does not take an attempt yet, or refuses it for good."""
 
+    id: str
     evidence: str
     final: bool = False
 
 
 @dataclass(frozen=True)
 class JobHeard:
-    """Ray answered about the job."""
+    """Ray answered about an attempt."""
 
+    id: str
     report: JobReport
 
 
 HeadEvent = (
     Tick
     | StopAsked
+    | SignalHeard
     | RayGone
     | GcsOpen
     | Unfit
@@ -221,8 +202,9 @@ HeadEvent = (
     | ServiceReady
     | ServiceWaits
     | ServiceGone
-    | Prepared
+    | StepOver
     | WorkerReported
+    | WorkerReplaced
     | Submitted
     | SubmitWaits
     | JobHeard
@@ -233,12 +215,16 @@ HeadEvent = (
 
 @dataclass(frozen=True)
 class Submit:
-    """Submit the job; once per attempt."""
+    """Submit the job under this id; once per attempt."""
+
+    id: str
 
 
 @dataclass(frozen=True)
 class StopJob:
-    """Ask Ray to stop the job."""
+    """Ask Ray to stop an attempt."""
+
+    id: str
 
 
 @dataclass(frozen=True)
@@ -247,10 +233,20 @@ class RestartRay:
 
 
 @dataclass(frozen=True)
-class RestartService:
-    """Start a dead service again."""
+class StartService:
+    """Start a service, on this node or by order on a worker's; `generation` counts its starts."""
 
     name: str
+    node: str = HERE
+    generation: int = 1
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Write down how this attempt ended, and that another begins."""
+
+    ended: Attempt
+    next: Attempt
 
 
 @dataclass(frozen=True)
@@ -260,4 +256,4 @@ class Leave:
     outcome: Outcome
 
 
-HeadAction = Said | Submit | StopJob | RestartRay | RestartService | Leave
+HeadAction = Said | Submit | StopJob | RestartRay | StartService | Retry | Leave

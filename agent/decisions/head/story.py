@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome, stopped
+from agent.decisions.attempts import Attempt, id_of, may_retry
 from agent.decisions.head import state as h
 from agent.decisions.head.notes import note
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
-from agent.decisions.head.waits import WORKERS, waits
-from agent.decisions.head.workers import alive_workers, describe_missing
-from agent.decisions.items import Item, Step
-from agent.decisions.shared import Said, StopAsked, Unfit, Wait, listed
+from agent.decisions.head.waits import service_deadline, service_title, waits
+from agent.decisions.items import HERE, Item, Step
+from agent.decisions.shared import Said, SignalHeard, StopAsked, Tick, Unfit, Wait, listed
 from agent.decisions.verdict import verdict_of
+from agent.plan import waits as planned
 
-__all__ = ["deadline", "decide", "start", "waits"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from agent.decisions.head.state import Key
 
 Decision = tuple[HeadState, tuple[HeadAction, ...]]
 
@@ -23,8 +28,13 @@ def start(goal: h.Goal) -> HeadState:
     """Return the head's first state."""
     return HeadState(
         goal=goal,
-        prepare=Item(Step.PENDING if goal.steps else Step.READY),
-        services={name: Item() for name in goal.services},
+        attempt=Attempt(id_of(goal.run_id, 1, goal.submission_id)),
+        services={
+            (HERE, spec.name): Item()
+            for spec in goal.services
+            if spec.where.includes(0, is_head=True)
+        },
+        steps={(HERE, step.name): Item() for step in goal.steps},
         required=goal.expected_workers,
     )
 
@@ -32,13 +42,16 @@ def start(goal: h.Goal) -> HeadState:
 def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Take in one event; return the new state and what to do about it."""
     if state.phase is Phase.LEAVING:
-        return note(state, event), ()
+        return note(state, event, now), ()
     if isinstance(event, StopAsked):
         return _on_stop(state, event, now)
-    noted = note(state, event)
+    if isinstance(event, SignalHeard):
+        return state, (Said(event.sentence),)
+    noted = note(state, event, now)
     said = _remarks(state, noted, event)
-    decision = _BY_PHASE[state.phase](noted, event, now)
-    return decision[0], (*said, *decision[1])
+    noted, ordered = _order_services(noted, event, now)
+    decision = _BY_PHASE[noted.phase](noted, event, now)
+    return decision[0], (*said, *ordered, *decision[1])
 
 
 def deadline(state: HeadState) -> float | None:
@@ -46,21 +59,66 @@ def deadline(state: HeadState) -> float | None:
     if state.phase is Phase.LEAVING:
         return None
     times = [wait.deadline for wait in waits(state)]
-    if state.short_since is not None and state.phase is Phase.RUNNING:
-        times.append(state.short_since + state.goal.node_grace)
+    if state.phase in {Phase.BOOTING, Phase.RUNNING}:
+        times += [item.again_at for item in state.services.values() if item.again_at is not None]
+    if state.short_since is not None and state.phase is Phase.RUNNING and state.goal.wants_job:
+        times.append(state.short_since + state.goal.limits[planned.NODE])
     return min(times, default=None)
 
 
-def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[Said]:
-    if isinstance(event, h.ServiceReady) and before.services[event.name].step is not Step.READY:
-        return [Said(f"{event.name} answers")]
-    if isinstance(event, h.Prepared) and not event.failed:
-        return [Said(f"{listed(after.goal.steps)}: done")]
-    was, are = alive_workers(before), alive_workers(after)
-    return [
-        *(Said(f"{name} joined Ray") for ip, name in are.items() if ip not in was),
-        *(Said(f"{name} left Ray", "warning") for ip, name in was.items() if ip not in are),
-    ]
+def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
+    """Say what a person would want to know of an event, whatever follows from it."""
+    found: list[HeadAction] = []
+    if isinstance(event, h.StepOver) and before.steps != after.steps:
+        items = after.steps.values()
+        if all(item.step is Step.READY for item in items):
+            found.append(Said(f"{listed(name for _, name in after.steps)}: done"))
+    if after.services is not before.services:
+        found += [
+            Said(f"{service_title(after, key)} answers")
+            for key, item in after.services.items()
+            if item.step is Step.READY and _step_of(before.services, key) is not Step.READY
+        ]
+    was, are = before.fleet.alive, after.fleet.alive
+    if was is not are:
+        changed = _perhaps_changed(before, after, event)
+        found += [Said(f"{are[ip]} joined Ray") for ip in changed if ip in are and ip not in was]
+        left = [was[ip] for ip in changed if ip in was and ip not in are]
+        found += [Said(f"{name} left Ray", "warning") for name in left]
+    return found
+
+
+def _perhaps_changed(before: HeadState, after: HeadState, event: HeadEvent) -> Iterable[str]:
+    """Return the addresses at which a worker may have come to count, or no longer do."""
+    if isinstance(event, h.WorkerReported):  # at thousands of workers there is no time for all
+        earlier = before.fleet.workers.get(event.worker.key)
+        return {event.worker.ip, earlier.ip if earlier else event.worker.ip}
+    return {**before.fleet.alive, **after.fleet.alive}
+
+
+def _step_of(items: Mapping[Key, Item], key: Key) -> Step | None:
+    return items[key].step if key in items else None
+
+
+def _order_services(
+    state: HeadState, event: HeadEvent, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Have a worker that reports start what shall run there, once."""
+    if not isinstance(event, h.WorkerReported):
+        return state, ()
+    worker = event.worker
+    if worker.gone or worker.refused:
+        return state, ()
+    missing = {
+        (worker.key, spec.name): Item(deadline=now + spec.within)
+        for spec in state.goal.services
+        if spec.where.includes(worker.rank, is_head=False)
+        and (worker.key, spec.name) not in state.services
+    }
+    if not missing:
+        return state, ()
+    orders = tuple(h.StartService(name, node) for node, name in missing)
+    return replace(state, services={**state.services, **missing}), orders
 
 
 # --- booting -----------------------------------------------------------------------------------
@@ -73,11 +131,10 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
         return _leave(state, event.outcome, now)
     if state.ray.step is Step.LOST:
         return _ray_did_not_start(state, now)
-    if isinstance(event, h.Prepared) and event.failed:
-        return _end(state, now, 69, f"{event.failed} failed: {event.evidence}", event.failed)
-    for name, item in state.services.items():
-        if item.step is Step.LOST and not item.answered:
-            return _end(state, now, 69, f"{name} ended before it was ready: {item.evidence}", name)
+    failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
+    if failed is not None:
+        (_, name), item = failed
+        return _end(state, now, 69, f"{name} failed: {item.evidence}", name)
     state, said, broken = _watch_services(state, now)
     if broken is not None:
         return _leave(state, broken, now)
@@ -87,13 +144,8 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
     late = next((wait for wait in pending if wait.over(now)), None)
     if late is not None:
         partial = _proceed_partially(state, pending, late, now)
-        return partial or _end(
-            state,
-            now,
-            69,
-            f"{late.what} never came in time: {late.evidence or 'no word'}",
-            late.what,
-        )
+        why = f"{late.what} never came in time: {late.evidence or 'no word'}"
+        return partial or _end(state, now, 69, why, late.what)
     if pending:
         return state, ()
     return _boot_done(state, now)
@@ -102,31 +154,38 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
 def _ray_did_not_start(state: HeadState, now: float) -> Decision:
     """Start Ray again: on a busy node its own limit of 30 s is passed now and then."""
     ray, most = state.ray, state.goal.ray_restarts
-    if ray.restarts >= most or now >= state.goal.head_deadline:
+    if ray.restarts >= most or now >= state.until(planned.HEAD):
         return _end(state, now, 69, f"Ray did not start: {ray.evidence}", "ray")
-    again = Item(Step.PENDING, restarts=ray.restarts + 1)
+    again = Item(restarts=ray.restarts + 1)
     said = Said(f"Ray did not start ({ray.evidence}): try {again.restarts} of {most}", "warning")
-    state = replace(state, ray=again, gcs_answers=False, ray_nodes=())
-    return state, (said, h.RestartRay())
+    return _without_ray(state, again), (said, h.RestartRay())
+
+
+def _without_ray(state: HeadState, ray: Item) -> HeadState:
+    """Forget what was known of a Ray that is gone."""
+    fleet = state.fleet.with_nodes(())
+    return replace(state, ray=ray, gcs_answers=False, ray_head=None, gpus={}, fleet=fleet)
 
 
 def _boot_done(state: HeadState, now: float) -> Decision:
-    nodes = f"{len(alive_workers(state)) + 1} node(s)"
+    nodes = f"{len(state.fleet.alive) + 1} node(s)"
     if not state.goal.wants_job:
         ready = Said(f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)")
         return state.to(Phase.RUNNING, now), (ready,)
-    return state.to(Phase.SUBMITTING, now), (Said(f"{nodes} ready: submitting the job"), h.Submit())
+    attempt = replace(state.attempt, submitted=now, heard=now)
+    state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
+    return state, (Said(f"{nodes} ready: submitting the job"), h.Submit(attempt.id))
 
 
 def _proceed_partially(
     state: HeadState, pending: tuple[Wait, ...], late: Wait, now: float
 ) -> Decision | None:
     """Go on with fewer workers, where that was asked for and only workers are missing."""
-    here, goal = len(alive_workers(state)), state.goal
-    if late.what != WORKERS or goal.least_workers >= state.required or here < goal.least_workers:
+    here, least = len(state.fleet.alive), state.goal.least_workers
+    if late.key != planned.WORKERS or least >= state.required or here < least:
         return None
-    missing = describe_missing(state, now)
-    state = replace(state, required=here, goal=replace(goal, expected_workers=here))
+    missing = state.fleet.describe_missing(state.required, now)
+    state = replace(state, required=here)
     said = Said(f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}", "warning")
     if len(pending) > 1:
         return state, (said,)
@@ -139,33 +198,31 @@ def _proceed_partially(
 
 def _submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if state.ray.step is Step.LOST:
-        return _end(state, now, 75, f"Ray was lost: {state.ray.evidence}", "ray")
-    if isinstance(event, h.Submitted):
-        return replace(state.to(Phase.RUNNING, now), job_heard=now), (Said("the job is submitted"),)
-    if isinstance(event, h.SubmitWaits):
-        if event.final:
-            return _end(
-                state, now, 78, f"Ray refused the job: {event.evidence}", "AGENT_RUNTIME_ENV"
-            )
-        state = replace(state, ray=replace(state.ray, evidence=event.evidence))
-    if now >= state.since + state.goal.submit_limit:
+        return _attempt_over(state, _lost(f"Ray was lost: {state.ray.evidence}"), now)
+    if isinstance(event, h.Submitted) and event.id == state.attempt.id:
+        return state.to(Phase.RUNNING, now), (Said("the job is submitted"),)
+    if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
+        why = f"Ray refused the job: {event.evidence}"
+        return _end(state, now, 78, why, "AGENT_RUNTIME_ENV")
+    if now >= state.since + state.goal.limits[planned.SUBMIT]:
         why = state.ray.evidence or "no answer from Ray's dashboard"
-        return _end(state, now, 69, f"the job could not be submitted: {why}", "ray")
+        reason = f"the job could not be submitted: {why}"
+        return _give_the_job_up(state, Outcome(Kind.UNAVAILABLE, 69, reason, culprit="ray"), now)
     return state, ()
 
 
 def _running(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    if isinstance(event, h.JobHeard):
-        state = replace(state, job_heard=now)
-        if event.report.ended:
-            return _leave(state, verdict_of(event.report, state.loss), now)
+    if isinstance(event, h.JobHeard) and event.id == state.attempt.id and event.report.ended:
+        return _attempt_over(state, verdict_of(event.report, state.loss), now)
     if state.ray.step is Step.LOST:
-        return _end(state, now, 75, f"Ray was lost on the head: {state.ray.evidence}", "ray")
-    if state.goal.wants_job and now >= state.job_heard + state.goal.silence_limit:
-        silent = round(now - state.job_heard)
-        return _end(state, now, 75, f"Ray said nothing of the job for {silent} s", "ray")
+        return _attempt_over(state, _lost(f"Ray was lost on the head: {state.ray.evidence}"), now)
+    if state.goal.wants_job and now >= state.attempt.heard + state.goal.limits[planned.JOB]:
+        silent = round(now - state.attempt.heard)
+        return _give_the_job_up(state, _lost(f"Ray said nothing of the job for {silent} s"), now)
     state, said = _watch_nodes(state, now)
-    if state.short_since is not None and now >= state.short_since + state.goal.node_grace:
+    grace = state.goal.limits[planned.NODE]
+    short = state.short_since if state.goal.wants_job else None
+    if short is not None and now >= short + grace:
         lost = Outcome(Kind.LOST, 75, f"{state.loss}, longer than AGENT_NODE_GRACE", culprit="node")
         return _stop_job(state, lost, now, said)
     state, more, broken = _watch_services(state, now)
@@ -175,11 +232,13 @@ def _running(state: HeadState, event: HeadEvent, now: float) -> Decision:
 
 
 def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    short = len(alive_workers(state)) < state.required
+    short = len(state.fleet.alive) < state.required
     if short and state.short_since is None:
-        loss = f"lost a needed node ({describe_missing(state, now)})"
-        grace = round(state.goal.node_grace)
-        said = Said(f"{loss}: the job is stopped unless it is back within {grace} s", "warning")
+        loss = f"lost a needed node ({state.fleet.describe_missing(state.required, now)})"
+        grace = round(state.goal.limits[planned.NODE])
+        follows = f"the job is stopped unless it is back within {grace} s"
+        stays = "the cluster stays, and takes it back when it comes"
+        said = Said(f"{loss}: {follows if state.goal.wants_job else stays}", "warning")
         return replace(state, short_since=now, loss=loss), (said,)
     if not short and state.short_since is not None:
         return replace(state, short_since=None), (Said("all needed nodes are back"),)
@@ -189,36 +248,80 @@ def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAct
 def _watch_services(
     state: HeadState, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    for name, item in state.services.items():
-        late = item.step is Step.PENDING and item.deadline is not None and now >= item.deadline
-        if item.step is Step.LOST and item.restarts < state.goal.service_restarts:
-            again = replace(
-                item,
-                step=Step.PENDING,
-                restarts=item.restarts + 1,
-                deadline=now + state.goal.service_limit,
-            )
-            state = replace(state, services={**state.services, name: again})
-            count = f"{again.restarts} of {state.goal.service_restarts}"
-            said = Said(f"{name} died ({item.evidence}): restart {count}", "warning")
-            return state, (said, h.RestartService(name)), None
-        if item.step is Step.LOST or late:
-            reason = f"{name} is lost for good: {item.evidence or 'it answers no more'}"
-            return state, (), Outcome(Kind.UNAVAILABLE, 69, reason, culprit=name)
-    return state, (), None
+    """Restart what died, after a pause that grows; tell what is lost for good."""
+    actions: list[HeadAction] = []
+    for key, item in state.services.items():
+        broken = _lost_for_good(state, key, item, now)
+        if broken is not None:
+            return state, tuple(actions), broken
+        if item.step is not Step.LOST:
+            continue
+        again_at = now + item.pause(now) if item.again_at is None else item.again_at
+        if now < again_at:
+            state = _with_service(state, key, replace(item, again_at=again_at))
+            continue
+        spec = state.goal.service(key[1])
+        again = item.again(now, spec.restarted_within)
+        state = _with_service(state, key, again)
+        count = f"restart {again.restarts} of {spec.restarts}"
+        title = service_title(state, key)
+        actions.append(Said(f"{title} died ({item.evidence}): {count}", "warning"))
+        actions.append(h.StartService(key[1], key[0], again.generation))
+    return state, tuple(actions), None
 
 
-# --- stopping and leaving ----------------------------------------------------------------------
+def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcome | None:
+    """Say that a service is beyond help: dead before it answered, or too often, or too late."""
+    spec, title = state.goal.service(key[1]), service_title(state, key)
+    if item.step is Step.LOST and not item.answered:
+        reason = f"{title} ended before it was ready: {item.evidence}"
+    elif item.step is Step.LOST and item.counted(now) >= spec.restarts:
+        reason = f"{title} is lost for good: {item.evidence}"
+    elif _answers_no_more(state, key, item, now):
+        reason = f"{title} is lost for good: {item.evidence or 'it answers no more'}"
+    else:
+        return None
+    return Outcome(Kind.UNAVAILABLE, 69, reason, culprit=key[1])
+
+
+def _answers_no_more(state: HeadState, key: Key, item: Item, now: float) -> bool:
+    """Say whether a restarted service is late; the first start is one of the boot's waits."""
+    first = item.restarted is None and state.phase is Phase.BOOTING
+    return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
+
+
+def _with_service(state: HeadState, key: Key, item: Item) -> HeadState:
+    return replace(state, services={**state.services, key: item})
+
+
+# --- stopping, trying again, leaving ------------------------------------------------------------
 
 
 def _on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
-    serving = not state.goal.wants_job and state.phase is Phase.RUNNING
-    outcome = stopped(event.signum, expected=serving or not state.goal.wants_job)
+    outcome = stopped(event.signum, expected=not state.goal.wants_job)
     if state.phase is Phase.STOPPING:
-        return replace(state, verdict=state.verdict or outcome), ()
+        return replace(state, verdict=_without_retry(state, outcome)), ()
     submitted = state.goal.wants_job and state.phase in {Phase.RUNNING, Phase.SUBMITTING}
     if submitted:
         return _stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping the job"),))
+    return _leave(state, outcome, now)
+
+
+def _without_retry(state: HeadState, asked: Outcome) -> Outcome:
+    """Return what a run ends with that is asked to stop while its job stops already.
+
+    Its own verdict stands, unless that was a loss after which another attempt would have followed.
+    """
+    verdict = state.verdict
+    if verdict is None or may_retry(state.attempt, verdict, state.goal.retries):
+        return asked
+    return verdict
+
+
+def _give_the_job_up(state: HeadState, outcome: Outcome, now: float) -> Decision:
+    """End an attempt of which Ray says nothing; a Ray that outlives us must not go on with it."""
+    if state.goal.ray_is_given:
+        return _stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping it"),))
     return _leave(state, outcome, now)
 
 
@@ -229,19 +332,49 @@ def _stop_job(
         after, actions = _leave(state, verdict, now)
         return after, (*said, *actions)
     state = replace(state, verdict=replace(verdict, phase=state.phase.value))
-    return state.to(Phase.STOPPING, now), (*said, h.StopJob())
+    return state.to(Phase.STOPPING, now), (*said, h.StopJob(state.attempt.id))
 
 
 def _stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     assert state.verdict is not None  # noqa: S101 - entered only with a verdict
-    ended = isinstance(event, h.JobHeard) and event.report.ended
-    refused = isinstance(event, h.SubmitWaits)
+    own = state.attempt.id
+    ended = isinstance(event, h.JobHeard) and event.id == own and event.report.ended
+    refused = isinstance(event, h.SubmitWaits) and event.id == own
     over = now >= state.since + state.goal.job_stop_grace
     if ended or refused or over or state.ray.step is Step.LOST:
         late = (Said("the job did not stop in time", "warning"),) if over and not ended else ()
-        after, actions = _leave(state, state.verdict, now)
+        gone = ended or refused  # nothing follows an attempt that may still be alive
+        after, actions = (_attempt_over if gone else _leave)(state, state.verdict, now)
         return after, (*late, *actions)
     return state, ()
+
+
+def _attempt_over(state: HeadState, end: Outcome, now: float) -> Decision:
+    """Leave with the end of an attempt, or try again where that may help."""
+    if not may_retry(state.attempt, end, state.goal.retries):
+        return _leave(state, end, now)
+    ended = state.attempt.over(now, end)
+    number = ended.number + 1
+    attempt = Attempt(id_of(state.goal.run_id, number), number, began=now)
+    most = state.goal.retries + 1
+    said = Said(f"attempt {number} of {most}: {end.reason}", "warning")
+    lost = state.ray.step is Step.LOST
+    state = replace(
+        _without_ray(state, Item()) if lost else state,
+        attempt=attempt,
+        earlier=(*state.earlier, ended),
+        required=state.goal.expected_workers,
+        short_since=None,
+        loss="",
+        verdict=None,
+    )
+    again: tuple[HeadAction, ...] = (h.RestartRay(),) if lost else ()
+    after, actions = _booting(state.to(Phase.BOOTING, now), Tick(), now)
+    return after, (said, h.Retry(ended, attempt), *again, *actions)
+
+
+def _lost(reason: str) -> Outcome:
+    return Outcome(Kind.LOST, 75, reason, culprit="ray")
 
 
 def _end(state: HeadState, now: float, code: int, reason: str, culprit: str) -> Decision:
@@ -251,7 +384,9 @@ def _end(state: HeadState, now: float, code: int, reason: str, culprit: str) -> 
 
 def _leave(state: HeadState, outcome: Outcome, now: float) -> Decision:
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
-    state = replace(state, verdict=outcome)
+    attempt = state.attempt
+    attempt = attempt if attempt.submitted is None else attempt.over(now, outcome)
+    state = replace(state, verdict=outcome, attempt=attempt)
     return state.to(Phase.LEAVING, now), (h.Leave(outcome),)
 
 

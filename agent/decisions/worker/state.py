@@ -6,12 +6,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.decisions.items import Item
-from agent.decisions.shared import Said, StopAsked, Tick, Unfit
-from agent.plan.limits import JOIN_LIMIT
+from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
+from agent.decisions.shared import Order, Said, SignalHeard, StopAsked, Tick, Unfit
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.base.outcome import Outcome
+    from agent.work.prepare import PrepareStep
+    from agent.work.services import ServiceSpec
+
+__all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "StepOver"]
 
 
 class Phase(str, Enum):
@@ -38,15 +43,14 @@ class Goal:
 
     head: str
     """The head as the user named it, for messages."""
-    head_deadline: float
-    prepare_deadline: float
-    silence_limit: float
-    """How long a joined worker bears a silent head."""
-    has_prepare: bool = False
+    limits: Mapping[str, float]
+    """Every wait's limit, by the key under which the plan shows it."""
+    steps: tuple[PrepareStep, ...] = ()
+    """Its own prepare steps, which must be over before it joins."""
+    services: tuple[ServiceSpec, ...] = ()
+    """What the head may have it run: an order for anything else is refused."""
     stays: bool = False
     """True with AGENT_JOB=none: being stopped is then what was asked for."""
-    join_limit: float = JOIN_LIMIT
-    """Longest from a join's first try to its success."""
 
 
 @dataclass(frozen=True)
@@ -58,13 +62,17 @@ class WorkerState:
     since: float = 0.0
     evidence: str = "not asked yet"
     head_ip: str | None = None
-    epoch: str | None = None
+    epoch: int | None = None
     bare: bool = False
     """True where the head is a plain `ray start --head` without an agent."""
     ray_ready: bool = False
     head_phase: str = ""
     heard: float = 0.0
-    prepare: Item = field(default_factory=Item)
+    steps: Mapping[str, Item] = field(default_factory=dict)
+    services: Mapping[str, Item] = field(default_factory=dict)
+    """What the head had it start."""
+    obeyed: Order | None = None
+    """The last order that was taken in."""
     ray: RayStep = RayStep.DOWN
     ray_evidence: str = ""
     """How `ray start` ended last."""
@@ -79,6 +87,11 @@ class WorkerState:
         """Say whether this node's Ray is up and part of the cluster, as far as it can tell."""
         return self.phase is Phase.FOLLOWING and self.ray is RayStep.UP
 
+    @property
+    def preparing(self) -> bool:
+        """Say whether a prepare step is not over yet."""
+        return any(item.step is Step.PENDING for item in self.steps.values())
+
 
 # --- what can happen ---------------------------------------------------------------------------
 
@@ -88,11 +101,13 @@ class HeadSpoke:
     """The head's agent answered; where there is none, GCS did (`epoch` is None then)."""
 
     ip: str
-    epoch: str | None
+    epoch: int | None
     ray_ready: bool
     phase: str = ""
     verdict: Outcome | None = None
     refusal: str = ""
+    held: bool = False
+    """True where it only holds the verdict of a run to which this agent never belonged."""
 
 
 @dataclass(frozen=True)
@@ -122,14 +137,27 @@ class RayExited:
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """AGENT_PREPARE_EACH is over; `evidence` says how it failed, or is empty."""
+class Ordered:
+    """The head has this worker do something."""
 
-    evidence: str = ""
+    order: Order
 
 
 WorkerEvent = (
-    Tick | StopAsked | Unfit | HeadSpoke | HeadSilent | RaySilent | RayUp | RayExited | Prepared
+    Tick
+    | StopAsked
+    | SignalHeard
+    | Unfit
+    | HeadSpoke
+    | HeadSilent
+    | RaySilent
+    | RayUp
+    | RayExited
+    | StepOver
+    | Ordered
+    | ServiceReady
+    | ServiceWaits
+    | ServiceGone
 )
 
 # --- what can be done --------------------------------------------------------------------------
@@ -148,6 +176,28 @@ class StopRay:
 
 
 @dataclass(frozen=True)
+class StartService:
+    """Start a service of the plan's."""
+
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class RunStep:
+    """Run a prepare step of the plan's."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class SendLog:
+    """Send the end of one of this node's logs with the next report."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Leave:
     """Take everything down, say goodbye, end."""
 
@@ -156,4 +206,4 @@ class Leave:
     """True where this node failed by itself, perhaps before the head was up."""
 
 
-WorkerAction = Said | StartRay | StopRay | Leave
+WorkerAction = Said | StartRay | StopRay | StartService | RunStep | SendLog | Leave

@@ -5,25 +5,29 @@ from __future__ import annotations
 from dataclasses import replace
 
 from agent.base.outcome import Kind, Outcome, stopped
-from agent.decisions.items import Item, Step
-from agent.decisions.shared import Said, StopAsked, Unfit, Wait
+from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
+from agent.decisions.shared import OrderKind, Said, SignalHeard, StopAsked, Unfit, Wait, listed
 from agent.decisions.worker.state import (
     Goal,
     HeadSilent,
     HeadSpoke,
     Leave,
+    Ordered,
     Phase,
-    Prepared,
     RayExited,
     RaySilent,
     RayStep,
     RayUp,
+    RunStep,
+    SendLog,
     StartRay,
+    StartService,
     StopRay,
     WorkerAction,
     WorkerEvent,
     WorkerState,
 )
+from agent.plan import waits as planned
 
 RETRY_PAUSE = 0.5
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
@@ -31,7 +35,7 @@ Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 def start(goal: Goal) -> WorkerState:
     """Return the worker's first state."""
-    return WorkerState(goal, prepare=Item(Step.PENDING if goal.has_prepare else Step.READY))
+    return WorkerState(goal, steps={step.name: Item() for step in goal.steps})
 
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -42,8 +46,12 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, stopped(event.signum, expected=state.goal.stays))
     if isinstance(event, Unfit):
         return _leave(state, event.outcome, head_must_hear=True)
+    if isinstance(event, SignalHeard):
+        return state, (Said(event.sentence),)
+    if isinstance(event, Ordered):
+        return _obey(state, event, now)
     state = _note(state, event, now)
-    return _end_at_any_time(state, event) or _BY_PHASE[state.phase](state, event, now)
+    return _end_at_any_time(state, event, now) or _BY_PHASE[state.phase](state, event, now)
 
 
 def deadline(state: WorkerState) -> float | None:
@@ -57,29 +65,67 @@ def deadline(state: WorkerState) -> float | None:
 def waits(state: WorkerState) -> tuple[Wait, ...]:
     """Return everything that the worker waits for in its phase, with deadline and evidence."""
     goal, found = state.goal, []
-    if state.phase is not Phase.LEAVING and state.prepare.step is Step.PENDING:
-        found.append(Wait("AGENT_PREPARE_EACH", goal.prepare_deadline, state.prepare.evidence))
+    if state.phase is Phase.LEAVING:
+        return ()
+    pending = {n: item for n, item in state.steps.items() if item.step is Step.PENDING}
+    if pending:
+        until = min(item.deadline or _within(state, name) for name, item in pending.items())
+        found.append(Wait(planned.PREPARE, listed(pending), until))
     if state.phase is Phase.FINDING and not state.ray_ready:
-        heard = state.heard + goal.silence_limit if state.heard else 0.0
-        until = max(goal.head_deadline, heard)
-        found.append(Wait(f"the head {goal.head}", until, state.evidence))
+        heard = state.heard + goal.limits[planned.NODE] if state.heard else 0.0
+        until = max(goal.limits[planned.HEAD], heard)
+        found.append(Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
     if state.phase is Phase.JOINING:
         why = state.ray_evidence or state.raylet
-        found.append(Wait("Ray on this node to join", _join_deadline(state), why))
+        found.append(Wait(planned.JOIN, "Ray on this node to join", _join_deadline(state), why))
     if state.phase is Phase.FOLLOWING:
-        until = state.heard + goal.silence_limit
-        found.append(Wait(f"word from the head {goal.head}", until, state.evidence))
+        until = state.heard + goal.limits[planned.NODE]
+        word = f"word from the head {goal.head}"
+        found.append(Wait(planned.NODE, word, until, state.evidence, is_following=True))
     return tuple(found)
 
 
+def _within(state: WorkerState, name: str) -> float:
+    """Return the limit of a prepare step."""
+    return next(step.within for step in state.goal.steps if step.name == name)
+
+
 def _join_deadline(state: WorkerState) -> float:
-    return max(state.goal.head_deadline, state.since + state.goal.join_limit)
+    limits = state.goal.limits
+    return max(limits[planned.HEAD], state.since + limits[planned.JOIN])
 
 
-def _note(  # noqa: PLR0911 - one case, one return
+def _obey(state: WorkerState, event: Ordered, now: float) -> Decision:
+    """Carry out an order, once, if it names what this worker's own plan has."""
+    order, last = event.order, state.obeyed
+    if last is not None and last.by == order.by and order.number <= last.number:
+        return state, ()
+    state = replace(state, obeyed=order)
+    services = {spec.name for spec in state.goal.services}
+    if order.kind is OrderKind.STOP:
+        why = f"the head {state.goal.head} had this node stop"
+        return _leave(state, Outcome(Kind.STOPPED, 143, why, culprit="head"))
+    if order.kind is OrderKind.SEND_LOG:  # which logs there are is known where they are read
+        return state, (SendLog(order.name),)
+    if order.kind is OrderKind.START_SERVICE and order.name in services:
+        item = Item(generation=order.generation)
+        state = replace(state, services={**state.services, order.name: item})
+        return state, (StartService(order.name, order.generation),)
+    if order.kind is OrderKind.RUN_STEP and order.name in state.steps:
+        item = Item(deadline=now + _within(state, order.name))
+        state = replace(state, steps={**state.steps, order.name: item})
+        return state, (RunStep(order.name),)
+    refused = f"an order of the head's is refused: this node's plan has no {order.name!r} to run"
+    return state, (Said(refused, "warning"),)
+
+
+def _note(  # noqa: C901, PLR0911 - one case, one return
     state: WorkerState, event: WorkerEvent, now: float
 ) -> WorkerState:
     match event:
+        case HeadSpoke() if event.held:
+            waits_too = "it holds the verdict of an earlier run, and is to be started again"
+            return replace(state, evidence=waits_too, ray_ready=False)
         case HeadSpoke() if event.epoch is None and state.epoch is not None:
             gone = "its agent is gone, though Ray's GCS still answers"
             return replace(state, evidence=gone)
@@ -103,31 +149,54 @@ def _note(  # noqa: PLR0911 - one case, one return
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet="")
         case RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
-        case Prepared(evidence):
-            return replace(state, prepare=Item(Step.LOST if evidence else Step.READY, evidence))
+        case StepOver(name, failure) if name in state.steps:
+            item = state.steps[name]
+            item = item.lost(failure) if failure else item.ready()
+            return replace(state, steps={**state.steps, name: item})
+        case ServiceReady(name, _, generation):
+            return _with_service(state, name, generation, Step.READY, "")
+        case ServiceWaits(name, evidence, _, generation):
+            return _with_service(state, name, generation, Step.PENDING, evidence)
+        case ServiceGone(name, evidence, _, generation):
+            return _with_service(state, name, generation, Step.LOST, evidence)
         case _:
             return state
 
 
-def _end_at_any_time(state: WorkerState, event: WorkerEvent) -> Decision | None:
+def _with_service(
+    state: WorkerState, name: str, generation: int | None, step: Step, evidence: str
+) -> WorkerState:
+    """Note how a service stands; the head decides what follows."""
+    item = state.services.get(name)
+    if item is None or generation not in (None, item.generation):
+        return state
+    new = replace(item, step=step, evidence=evidence)
+    return replace(state, services={**state.services, name: new})
+
+
+def _end_at_any_time(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
     if isinstance(event, HeadSpoke) and event.verdict is not None:
         return _leave(state, event.verdict)
     if isinstance(event, HeadSpoke) and event.refusal:
         return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
-    if state.prepare.step is Step.LOST:
-        name = "AGENT_PREPARE_EACH"
-        why = f"{name} failed: {state.prepare.evidence}"
-        return _leave(state, Outcome(Kind.UNAVAILABLE, 69, why, culprit=name), head_must_hear=True)
+    for name, item in state.steps.items():
+        if item.step is Step.LOST:
+            end = Outcome(Kind.UNAVAILABLE, 69, f"{name} failed: {item.evidence}", culprit=name)
+            return _leave(state, end, head_must_hear=True)
+        if item.step is Step.PENDING and now >= (item.deadline or _within(state, name)):
+            reason = f"{name} never came in time: it still runs"
+            end = Outcome(Kind.UNAVAILABLE, 69, reason, culprit=name)
+            return _leave(state, end, head_must_hear=True)
     return None
 
 
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    if isinstance(event, HeadSpoke):
+    if isinstance(event, HeadSpoke) and not event.held:
         state = replace(state, epoch=event.epoch)
     late = next((wait for wait in waits(state) if wait.over(now)), None)
     if late is not None:
         return _end(state, 69, f"{late.what} never came in time: {late.evidence}", late.what)
-    if state.ray_ready and state.prepare.step is Step.READY:
+    if state.ray_ready and not state.preparing:
         return _join(state, now)
     return state, ()
 
@@ -166,7 +235,7 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
-    if now >= state.heard + state.goal.silence_limit:
+    if now >= state.heard + state.goal.limits[planned.NODE]:
         silent = round(now - state.heard)
         why = f"the head {state.goal.head} has been silent for {silent} s ({state.evidence})"
         return _end(state, 75, why, "head")
@@ -180,7 +249,9 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
 
 def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
-    return isinstance(event, HeadSpoke) and event.epoch not in (None, state.epoch)
+    return (
+        isinstance(event, HeadSpoke) and not event.held and event.epoch not in (None, state.epoch)
+    )
 
 
 def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:

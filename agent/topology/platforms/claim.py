@@ -46,7 +46,7 @@ class Claim:
     job_id: str | None = None
     """What keeps this job apart from others on the same host."""
     interface: str | None = None
-    seen_at: str | None = None
+    reported_address: str | None = None
     """The address at which the platform saw this node, if it is one of this node's own."""
     ports: PortBase = DEFAULTS
     owns_machine: bool = False

@@ -79,7 +79,7 @@ def _by_rank(environ: Mapping[str, str]) -> Claim:
         node_name=environ.get("SLURMD_NODENAME", "").strip() or own,
         own_names=(own,) if len(hosts) > 1 else (),
         # srun's own address, as slurmd saw it: the head's where the batch script called srun
-        seen_at=environ.get("SLURM_LAUNCH_NODE_IPADDR", "").strip() or None,
+        reported_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "").strip() or None,
     )
 
 

@@ -1,33 +1,33 @@
-"""The narrator: waits are told when they change, and again now and then; all are recorded."""
+"""Telling of waits: waits are told when they change, and again now and then; all are recorded."""
 
 from __future__ import annotations
 
 from agent.decisions.shared import Wait, listed
-from agent.record.waits import Narrator
+from agent.record.waits import WaitTeller
 
 
 class Told:
-    """A narrator, and what it said and recorded."""
+    """A teller of waits, and what it said and recorded."""
 
     def __init__(self) -> None:
         self.said: list[str] = []
         self.recorded: list[dict[str, object]] = []
-        self._narrator = Narrator(self.recorded.append, self.said.append)
+        self._teller = WaitTeller(self.recorded.append, self.said.append)
 
     def tell(self, now: float, *waits: Wait) -> list[str]:
         """Show waits; return what was said of them."""
         self.said.clear()
-        self._narrator.tell(waits, now)
+        self._teller.tell(waits, now)
         return self.said.copy()
 
     def patience(self, deadline: float | None, now: float) -> float | None:
         """Return how long it can do without being called."""
-        return self._narrator.patience(deadline, now)
+        return self._teller.patience(deadline, now)
 
 
-HEAD = Wait("the head pod0", 600.0, "connection refused for 1 s")
-LATER = Wait("the head pod0", 600.0, "connection refused for 9 s")
-OTHER = Wait("the head pod0", 600.0, "no address for pod0")
+HEAD = Wait("head", "the head pod0", 600.0, "connection refused for 1 s")
+LATER = Wait("head", "the head pod0", 600.0, "connection refused for 9 s")
+OTHER = Wait("head", "the head pod0", 600.0, "no address for pod0")
 
 
 def test_a_wait_is_told_at_once_then_every_half_minute() -> None:
@@ -61,9 +61,9 @@ def test_it_asks_to_be_called_when_there_is_something_to_say() -> None:
     told.tell(1.0, OTHER)
     assert told.patience(600.0, 1.0) == 1.0
     assert told.patience(600.0, 2.5) == 0.0
-    told.tell(2.5, OTHER, Wait("reward server", 300.0))
+    told.tell(2.5, OTHER, Wait("reward server", "reward server", 300.0))
     assert told.patience(None, 2.5) == 30.0
-    told.tell(31.0, Wait("word from the head pod0", 60.0))
+    told.tell(31.0, Wait("node", "word from the head pod0", 60.0, is_following=True))
     assert told.patience(60.0, 31.0) == 29.0
     assert told.patience(None, 31.0) is None
 
@@ -72,7 +72,7 @@ def test_each_wait_has_its_own_clock() -> None:
     """A second wait is told at once, whatever was said of the first."""
     told = Told()
     told.tell(0.0, HEAD)
-    reward = Wait("reward server", 300.0)
+    reward = Wait("reward server", "reward server", 300.0)
     assert told.tell(1.0, HEAD, reward) == ["waiting for reward server (299 s left)"]
 
 
@@ -85,26 +85,43 @@ def test_what_comes_back_is_news() -> None:
 
 
 def test_following_is_no_news() -> None:
-    """A joined worker's and a running job's watch is not told, only recorded."""
+    """A joined worker's and a running job's watch is not told."""
     told = Told()
-    assert told.tell(0.0, Wait("word from the head pod0", 60.0, "running")) == []
-    assert len(told.recorded) == 1
+    following = Wait("node", "word from the head pod0", 60.0, "running", is_following=True)
+    assert told.tell(0.0, following) == []
 
 
-def test_every_change_is_recorded_once() -> None:
-    """The record has each change with its evidence, and no repetition."""
+def test_what_is_told_is_recorded_and_so_is_its_end() -> None:
+    """The record has each word with its evidence, and when a wait was over."""
     told = Told()
-    for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (LATER,)), (3.0, ())):
+    for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (OTHER,)), (3.0, ())):
         told.tell(now, *waits)
     assert [(r["at"], r["event"]) for r in told.recorded] == [
         (0.0, "waits"),
         (2.0, "waits"),
-        (3.0, "waits"),
+        (3.0, "waits over"),
     ]
     assert told.recorded[1]["waits"] == [
-        {"what": "the head pod0", "until": 600.0, "evidence": "connection refused for 9 s"}
+        {"what": "the head pod0", "until": 600.0, "evidence": "no address for pod0"}
     ]
-    assert told.recorded[2]["waits"] == []
+    assert told.recorded[2]["waits"] == ["the head pod0"]
+
+
+def test_evidence_that_costs_a_look_is_looked_at_rarely() -> None:
+    """However many reports come, all workers are looked at every two seconds at most."""
+    looks = 0
+
+    def look() -> str:
+        nonlocal looks
+        looks += 1
+        return f"{looks} of 9 joined" if looks < 3 else "all joined"
+
+    told, wait = Told(), Wait("workers", "workers", 600.0, look)
+    for step in range(80):
+        told.tell(step * 0.05, wait)
+    assert looks == 2
+    told.tell(4.0, wait)
+    assert told.said == ["waiting for workers, all joined (596 s left)"]
 
 
 def test_a_wait_that_is_over_has_no_time_left() -> None:

@@ -13,18 +13,20 @@ from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot.head_port import as_the_heads, open_port
 from agent.control.client import HeadLink
-from agent.control.protocol import Reply, Report
-from agent.control.reports import Desk
+from agent.control.protocol import Bye, Hello, Reply, Report
+from agent.control.reports import Expected, Reports
 from agent.control.server import Site
 from agent.control.sockets import bind
+from agent.decisions.head.state import WorkerReported
 from agent.plan.listeners import may_listen_on
 from unit.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
-    from agent.decisions.head.state import WorkerReported
+    from agent.decisions.head.state import WorkerReplaced
     from agent.plan.plan import Plan
 
 REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
+HELLO = Hello("pod1", 1)
 PUBLIC, PRIVATE, OWN = "8.8.8.8", "10.0.0.5", "127.0.0.2"
 
 
@@ -87,8 +89,8 @@ def test_a_heads_refusal_says_whose_it_is() -> None:
 def test_a_goodbye_waits_for_the_head() -> None:
     """A head whose port opens only after the first try hears it nevertheless."""
     port, asked = free_port(), list[str]()
-    heard: list[WorkerReported] = []
-    reply = Reply("one", "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+    heard: list[WorkerReported | WorkerReplaced] = []
+    reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 
     async def story() -> None:
         again = anyio.Event()
@@ -97,29 +99,31 @@ def test_a_goodbye_waits_for_the_head() -> None:
             asked.append(ip)
             if len(asked) == 2:
                 again.set()
-            return Report("pod1", "10.0.0.2", 1, "leaving", "disk full", leaving=True)
+            return Report("agent1", "10.0.0.2", "leaving", "disk full", bye=Bye("disk full"))
 
-        link = HeadLink("127.0.0.1", port, port, None, report, lambda _: None, lambda _: None)
+        link = HeadLink(
+            "127.0.0.1", port, port, None, lambda: HELLO, report, lambda _: None, lambda _: None
+        )
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(link.goodbye, 20.0))
                 await again.wait()
-                desk = Desk(reply, (None, ""), heard.append, lambda: 0.0)
-                site = Site(token=None, ready=lambda: True, status=dict, desk=desk)
+                reports = Reports(reply, Expected(None, "", ""), heard.append, lambda: 0.0)
+                site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
                 runner = await site.open(bind(["127.0.0.1"], port))
         await runner.cleanup()
 
     anyio.run(story)
     (said,) = heard
+    assert isinstance(said, WorkerReported)
     assert (said.worker.gone, said.worker.detail) == (True, "disk full")
 
 
 def test_a_goodbye_to_nobody_ends() -> None:
     """A head that is gone costs the limit, no more."""
-    left = Report("pod1", "", 1, "leaving", leaving=True)
-    link = HeadLink(
-        "127.0.0.1", free_port(), 1, None, lambda _: left, lambda _: None, lambda _: None
-    )
+    left = Report("agent1", "", "leaving", bye=Bye("disk full"))
+    nobody = ("127.0.0.1", free_port(), 1, None)
+    link = HeadLink(*nobody, lambda: HELLO, lambda _: left, lambda _: None, lambda _: None)
 
     async def story() -> None:
         with anyio.fail_after(5):

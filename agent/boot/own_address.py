@@ -1,0 +1,108 @@
+"""How a head finds the address by which the others know it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.base.errors import PreflightError, UnavailableError
+from agent.base.outcome import Outcome, stopped
+from agent.node.addresses import source_towards
+from agent.runtime.names import resolve
+from agent.runtime.waiting import NotYet, TimedOutError, until
+
+if TYPE_CHECKING:
+    from agent.plan.address import Address
+
+
+async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
+    """Return this node's address; where a name must tell it, wait until it does."""
+    if address.ip is not None:
+        return address.ip
+
+    foreign: list[str] = []
+
+    async def check() -> str | NotYet:
+        foreign.clear()
+        if address.towards is not None:
+            return await _by_route(address.towards)
+        return await _by_names(address, addresses, foreign)
+
+    try:
+        return await until(check, limit, step=0.1)
+    except TimedOutError as error:
+        if foreign:
+            raise _not_ours(address, error.evidence, addresses) from None
+        raise UnavailableError(
+            f"this node's address could not be found as {address.how}",
+            why=error.evidence,
+            remedy="Check DNS, or set AGENT_NODE_IP"
+            if address.towards
+            else "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
+            culprit="DNS",
+        ) from None
+
+
+async def _by_route(host: str) -> str | NotYet:
+    found = await resolve(host)
+    if isinstance(found, str):
+        return NotYet(found)
+    return source_towards(found[0]) or NotYet(f"no route to {host} ({found[0]})")
+
+
+async def _by_names(
+    address: Address, addresses: tuple[str, ...], foreign: list[str]
+) -> str | NotYet:
+    """Look own names up; those that turned out to be other nodes' are added to `foreign`."""
+    evidence = []
+    for name in address.names:
+        found = await resolve(name)
+        if isinstance(found, str):
+            evidence.append(found)
+            continue
+        mine = next((a for a in found if a in addresses), None)
+        if mine is not None:
+            return mine
+        evidence.append(f"{name} is {', '.join(found)}, no address of this node")
+        foreign.append(name)
+        if address.must_be_own:
+            raise _not_ours(address, evidence[-1], addresses)
+    return NotYet("; ".join(evidence))
+
+
+def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
+    own = ", ".join(addresses) or "none"
+    return PreflightError(
+        f"this node is not the head it is taken for ({address.how})",
+        why=f"{evidence} (it has: {own})",
+        remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
+        "set RAY_WORKER=1",
+        culprit="HEAD_POD_ID",
+    )
+
+
+class StopSwitch:
+    """The first request to stop, for the time before a story listens for it."""
+
+    def __init__(self) -> None:
+        self.signum: int | None = None
+        self._scope: anyio.CancelScope | None = None
+
+    def ask(self, signum: int) -> None:
+        """Note the request and end what is under way."""
+        self.signum = signum
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def guard(self) -> anyio.CancelScope:
+        """Return a scope that a request to stop cancels."""
+        self._scope = anyio.CancelScope()
+        if self.signum is not None:
+            self._scope.cancel()
+        return self._scope
+
+    def outcome(self, *, expected: bool) -> Outcome:
+        """Return the end that was asked for."""
+        assert self.signum is not None  # noqa: S101 - asked only after a guard was cancelled
+        return stopped(self.signum, expected=expected)

@@ -1,0 +1,96 @@
+"""What the head's agent computes for one report, in each phase, at thousands of workers."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.shared import StopAsked
+from agent.decisions.verdict import JobReport
+from agent.plan import waits as planned
+from agent.record.waits import WaitTeller
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SIZES = (1_000, 5_000)
+LIMIT = 0.2
+"""Milliseconds for one report: deciding, the waits, the deadline, and what is told of them."""
+REPORTS = 400
+LIMITS = {
+    planned.HEAD: 600.0,
+    planned.WORKERS: 600.0,
+    planned.SUBMIT: 120.0,
+    planned.JOB: 1e9,
+    planned.NODE: 60.0,
+}
+
+
+def main() -> int:
+    """Print a line for each phase and size; 1 where one is over the limit."""
+    slow = False
+    for size in SIZES:
+        for phase, state in states(size):
+            took = cost(state, size)
+            slow |= took > LIMIT
+            word = "MISSED" if took > LIMIT else "holds"
+            print(f"{word:8}{phase:12}{size:6} workers: {took:.3f} ms a report (at most {LIMIT})")
+    return int(slow)
+
+
+def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported:
+    """Return one worker's report."""
+    phase = "following the head" if joined else "joining Ray"
+    return h.WorkerReported(
+        h.Worker(
+            key=f"agent{number}",
+            name=f"pod{number}",
+            ip=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
+            rank=number,
+            phase=phase,
+            heard=heard,
+            joined=joined,
+        )
+    )
+
+
+def states(size: int) -> Iterator[tuple[str, h.HeadState]]:
+    """Return a head in each of its phases: half of its workers joined, then all."""
+    goal = h.Goal(LIMITS, 1e9, expected_workers=size, least_workers=size)
+    state = head.start(goal)
+    nodes = [h.RayNode("head", "10.255.0.1", is_head=True)]
+    for number in range(1, size + 1):
+        report = worker(number, joined=number <= size // 2)
+        state, _ = head.decide(state, report, 1.0)
+        nodes.append(h.RayNode(f"node{number}", report.worker.ip))
+    state, _ = head.decide(state, h.RayNodes(tuple(nodes)), 2.0)
+    yield "booting", state
+    for number in range(size // 2, size + 1):
+        state, _ = head.decide(state, worker(number, joined=True), 3.0)
+    yield "submitting", state
+    job = state.attempt.id
+    state, _ = head.decide(state, h.Submitted(job), 4.0)
+    state, _ = head.decide(state, h.JobHeard(job, JobReport("RUNNING")), 5.0)
+    yield "running", state
+    yield "stopping", head.decide(state, StopAsked(15), 6.0)[0]
+
+
+def cost(state: h.HeadState, size: int) -> float:
+    """Return the median of milliseconds for a report, each from another worker."""
+    teller = WaitTeller(lambda _row: None, lambda _sentence: None)
+    took = []
+    for turn in range(REPORTS):
+        number = 1 + turn * 7 % size
+        now = 10.0 + turn * 0.001
+        known = state.fleet.workers[f"agent{number}"]
+        event = h.WorkerReported(replace(known, heard=now, detail=f"word {turn}"))
+        began = time.perf_counter()
+        state, _ = head.decide(state, event, now)
+        teller.tell(head.waits(state), now)
+        teller.patience(head.deadline(state), now)
+        took.append((time.perf_counter() - began) * 1000)
+    return median(took)

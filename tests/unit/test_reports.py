@@ -1,0 +1,260 @@
+"""The head's reports: taken in, news handed out, orders given, a farewell at the end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.base.outcome import Kind, Outcome
+from agent.control.protocol import Bye, Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.decisions.head.state import WorkerReplaced
+from agent.decisions.shared import OrderKind
+
+if TYPE_CHECKING:
+    from agent.decisions.head.state import WorkerReported
+    from agent.decisions.head.workers import Worker
+
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+HELLO = Hello("pod1", 1, ray="2.60.0", python="3.11.7", services="abc")
+POD1 = Report("agent1", "10.0.0.2", "joining Ray", hello=HELLO)
+POD2 = Report("agent2", "10.0.0.3", "joining Ray", hello=replace(HELLO, name="pod2", rank=2))
+BEAT = replace(POD1, hello=None)
+BYE = Bye("asked to stop by SIGTERM", "the last line")
+DONE = Outcome(Kind.DONE, 0, "the job succeeded")
+SOON = 0.05
+LATE = 20.0
+
+
+class Counter:
+    """A head's reports, and what they told."""
+
+    def __init__(self) -> None:
+        self.heard: list[Worker] = []
+        self.replaced: list[str] = []
+        self.byes: list[tuple[str, Bye]] = []
+        self.now = 12.5
+        expected = Expected("2.60.0", "3.11.7", "abc")
+        self.reports = Reports(FIRST, expected, self._tell, lambda: self.now, self._on_bye)
+
+    def _tell(self, event: WorkerReported | WorkerReplaced) -> None:
+        if isinstance(event, WorkerReplaced):
+            self.replaced.append(event.key)
+        else:
+            self.heard.append(event.worker)
+
+    def _on_bye(self, name: str, bye: Bye) -> None:
+        self.byes.append((name, bye))
+
+    def take(self, report: Report) -> Reply:
+        """Take a report that is answered at once."""
+        return anyio.run(self.reports.take, report)
+
+
+def test_a_report_is_told_and_answered() -> None:
+    """A first report is answered at once, and the head's story hears who it was."""
+    counter = Counter()
+    assert anyio.run(counter.reports.take, replace(POD1, hold=LATE)) == FIRST
+    (worker,) = counter.heard
+    assert (worker.name, worker.ip, worker.rank, worker.heard) == ("pod1", "10.0.0.2", 1, 12.5)
+    assert not worker.gone
+
+
+def test_a_report_is_held_until_there_is_news() -> None:
+    """A worker that knows all is answered in the moment that something changes."""
+    counter, replies = Counter(), list[Reply]()
+
+    async def ask() -> None:
+        replies.append(await counter.reports.take(replace(POD1, news=0, hold=LATE)))
+
+    async def story() -> None:
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                await counter.reports.take(POD1)
+                tasks.start_soon(ask)
+                tasks.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                assert replies == []
+                counter.reports.publish(phase="running", ray_ready=True, verdict=DONE)
+
+    anyio.run(story)
+    assert {reply.news for reply in replies} == {1}
+    assert [reply.verdict for reply in replies] == [DONE, DONE]
+
+
+def test_patience_ends() -> None:
+    """Without news a held report is answered when its patience ends, with what there is."""
+    counter = Counter()
+    counter.reports.publish(phase="booting", ray_ready=False, verdict=None)  # says nothing new
+    assert anyio.run(counter.reports.take, replace(POD1, news=0, hold=SOON)) == FIRST
+
+
+def test_another_version_is_refused() -> None:
+    """A worker whose Ray differs is refused by name, and nobody waits for its goodbye."""
+    counter = Counter()
+    reply = anyio.run(counter.reports.take, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
+    assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
+    assert counter.heard[0].refused == reply.refusal
+    assert anyio.run(counter.reports.farewell, LATE, 0) == ([], 0)
+
+
+def test_farewell_waits_for_each() -> None:
+    """The head stays until every worker has said goodbye."""
+    counter = Counter()
+
+    async def leave() -> None:
+        for report in (POD1, POD2):
+            await counter.reports.take(replace(report, bye=BYE))
+
+    async def story() -> tuple[list[str], int]:
+        await counter.reports.take(POD1)
+        await counter.reports.take(POD2)
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(leave)
+                silent = await counter.reports.farewell(LATE, 0)
+        return silent
+
+    assert anyio.run(story) == ([], 0)
+    assert [worker.gone for worker in counter.heard] == [False, False, True, True]
+
+
+def test_farewell_names_those_who_stay_silent() -> None:
+    """Who does not say goodbye in time is named."""
+    counter = Counter()
+    anyio.run(counter.reports.take, POD1)
+    assert anyio.run(counter.reports.farewell, SOON, 0) == (["pod1"], 0)
+
+
+def test_farewell_waits_for_those_who_are_about_to_call() -> None:
+    """A worker that was never heard of is waited for, and told the end if it calls in time."""
+    counter, ended = Counter(), list[tuple[list[str], int]]()
+
+    async def part() -> None:
+        ended.append(await counter.reports.farewell(LATE, 1))
+
+    async def story() -> None:
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(part)
+                await anyio.wait_all_tasks_blocked()
+                assert ended == []
+                await counter.reports.take(POD1)
+                await anyio.wait_all_tasks_blocked()
+                assert ended == []
+                await counter.reports.take(replace(POD1, bye=BYE))
+
+    anyio.run(story)
+    assert ended == [([], 0)]
+    assert anyio.run(counter.reports.farewell, SOON, 2) == ([], 2)
+
+
+def test_a_stranger_is_asked_who_it_is() -> None:
+    """A beat of an agent that never said hello counts for nothing, until it has."""
+    counter = Counter()
+    reply = counter.take(BEAT)
+    assert (reply.wants_hello, reply.verdict, counter.heard) == (True, None, [])
+    assert not counter.take(POD1).wants_hello
+    assert [worker.name for worker in counter.heard] == ["pod1"]
+
+
+def test_a_worker_whose_address_changed_is_the_same() -> None:
+    """An agent is known by its own id: another address leaves no ghost behind."""
+    counter = Counter()
+    counter.take(POD1)
+    counter.take(replace(BEAT, ip="10.0.0.77"))
+    assert {worker.key for worker in counter.heard} == {"agent1"}
+    assert counter.heard[-1].ip == "10.0.0.77"
+
+
+def test_a_later_life_of_a_node_replaces_the_former() -> None:
+    """A pod that was killed and started again is one worker, whatever its address."""
+    counter = Counter()
+    counter.take(POD1)
+    counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
+    assert counter.replaced == ["agent1"]
+    assert anyio.run(counter.reports.farewell, SOON, 0) == (["pod1"], 0)
+
+
+def test_two_machines_of_one_name_are_two_workers() -> None:
+    """Two that live at once are told apart, though they share name and rank."""
+    counter = Counter()
+
+    async def story() -> None:
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                await counter.reports.take(POD1)
+                tasks.start_soon(counter.reports.take, replace(BEAT, news=0, hold=LATE))
+                await anyio.wait_all_tasks_blocked()
+                await counter.reports.take(replace(POD1, id="agent9", ip="10.0.0.99"))
+                assert counter.replaced == []
+                counter.now += 100  # the first has been silent for long, once nothing is held
+                tasks.cancel_scope.cancel()
+        await counter.reports.take(replace(BEAT, id="agent9"))
+
+    anyio.run(story)
+    assert counter.replaced == ["agent1"]
+
+
+def test_another_plan_of_services_is_refused() -> None:
+    """Nodes that would run different services do not form one cluster."""
+    reply = Counter().take(replace(POD1, hello=replace(HELLO, services="other")))
+    assert "AGENT_SERVICES differ" in reply.refusal
+
+
+def test_an_order_is_repeated_until_it_was_taken_in() -> None:
+    """It goes to one worker alone, at once, and ends when that worker has it."""
+    counter, replies = Counter(), list[Reply]()
+
+    async def story() -> None:
+        with anyio.fail_after(LATE / 2):
+            async with anyio.create_task_group() as tasks:
+                for pod in (POD1, POD2):
+                    await counter.reports.take(pod)
+
+                async def ask() -> None:
+                    replies.append(await counter.reports.take(replace(BEAT, news=0, hold=LATE)))
+
+                tasks.start_soon(ask)
+                await anyio.wait_all_tasks_blocked()
+                counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
+        other = await counter.reports.take(replace(POD2, hello=None))
+        assert other.orders == ()
+
+    anyio.run(story)
+    (order,) = replies[0].orders
+    assert (order.number, order.kind, order.name) == (1, OrderKind.START_SERVICE, "retriever")
+    assert counter.take(BEAT).orders == (order,)
+    stale = replace(BEAT, obeyed=7, obeyed_by="another head's agent")
+    assert counter.take(stale).orders == (order,)
+    assert counter.take(replace(BEAT, obeyed=1, obeyed_by=order.by)).orders == ()
+
+
+def test_logs_that_were_asked_for_are_kept() -> None:
+    """The end of a log comes with a report."""
+    counter = Counter()
+    counter.take(replace(POD1, logs={"ray": "no space left"}))
+    assert counter.reports.logs == {("agent1", "ray"): "no space left"}
+
+
+def test_a_bye_is_told_once_with_its_cause() -> None:
+    """Why a worker left, and its last words, reach the head."""
+    counter = Counter()
+    for report in (POD1, replace(BEAT, bye=BYE), replace(BEAT, bye=BYE)):
+        counter.take(report)
+    assert counter.byes == [("pod1", BYE)]
+
+
+def test_after_the_farewell_a_newcomer_hears_no_verdict() -> None:
+    """A head that holds its verdict says so, and no more, to agents of another run."""
+    counter = Counter()
+    counter.take(POD1)
+    counter.reports.publish(phase="leaving", verdict=DONE)
+    assert counter.take(POD2).verdict == DONE  # it came before the farewell ended
+    anyio.run(counter.reports.farewell, SOON, 0)
+    late = counter.take(replace(POD1, id="agent7"))
+    assert (late.held, late.phase, late.verdict, late.ray_ready) == (True, "held", None, False)
+    assert counter.take(BEAT).verdict == DONE
+    assert len({worker.key for worker in counter.heard}) == 2
