@@ -70,6 +70,10 @@ class Facts:
     known_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Names that had to be looked up to know the role or the address, and what was found."""
 
+    def owns_wholly(self, folder: Folder) -> bool:
+        """Say whether a folder is a real one of ours, in which nobody else has left anything."""
+        return folder.is_folder and folder.uid == self.uid and not folder.strangers
+
     def to_wire(self) -> dict[str, object]:
         """Return what the head is told of this machine; nothing here can hold a secret."""
         return {
@@ -85,10 +89,6 @@ class Facts:
             "nofile_hard": self.nofile_hard,
             "gpus": self.gpus,
         }
-
-    def owns_wholly(self, folder: Folder) -> bool:
-        """Say whether a folder is a real one of ours, in which nobody else has left anything."""
-        return folder.is_folder and folder.uid == self.uid and not folder.strangers
 
     def addresses(self) -> tuple[str, ...]:
         """Return this node's addresses but loopback's."""

@@ -36,6 +36,7 @@ def test_a_path_that_a_shell_takes_apart(tmp_path: Path, name: str) -> None:
     assert is_special_to_a_shell(f"{tmp_path}/{name}/.venv/bin/python") == (name in BAD)
     as_a_shell_reads_it = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {tmp_path}/{name}"],
+        cwd=tmp_path,  # one of the names is a redirection
         capture_output=True,
         text=True,
         timeout=30,
