@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,6 +24,7 @@ from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, RAY
+from agent.record.events import AttemptOver, ByeHeard, NodesCounted, PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
@@ -37,19 +37,24 @@ if TYPE_CHECKING:
     import socket
 
     from agent.base.outcome import Outcome
+    from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Bye
     from agent.runtime.process import Child
     from agent.topology.given_ray import GivenRay
     from agent.work.services import ServiceSpec
 
 
+_MOST_NODES = 256
+"""Of so many nodes the record keeps GCS's whole list."""
+
+
 class Head:
     """One run of the head."""
 
-    def __init__(self, run: NodeRun, run_id: str) -> None:
+    def __init__(self, run: NodeRun, keeper: RunKeeper) -> None:
         self._run = run
         self._plan = run.plan
-        self._run_id = run_id
+        self._keeper = keeper
         self._epoch = 0
         self._inbox: Inbox[h.HeadEvent] = Inbox(run.redactor.clean_fields)
         self._ray: Child | None = None
@@ -57,7 +62,7 @@ class Head:
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
         self._stop = StopSwitch()
-        self._state = head.start(goal_of(run.plan, run_id))
+        self._state = head.start(goal_of(run.plan, keeper.run_id, keeper.next_attempt))
         self._place = Place()
         self._env: dict[str, str] = {}
         self._listens: list[socket.socket] = []
@@ -114,7 +119,7 @@ class Head:
         try:
             outcome = await self._decide(tasks, reports, link)
             outcome = await self._leave(reports, outcome)
-            await run.hold(outcome, partial(self._inbox.take, None))
+            await run.hold(outcome, partial(self._inbox.take, None), self._keeper.attempts)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
@@ -131,15 +136,22 @@ class Head:
 
     def _begin_epoch(self) -> None:
         """Name the Ray that is about to start; a later one has a higher number."""
-        self._epoch = max(self._epoch + 1, time.time_ns() // 1_000_000)
+        self._epoch = self._keeper.new_epoch(self._plan.topology.node_name)
 
     def _first_reply(self) -> Reply:
         phase, port = h.Phase.BOOTING.value, self._plan.ports.gcs
-        return Reply(self._epoch, self._run_id, phase, ray_ready=False, gcs_port=port, news=0)
+        return Reply(
+            *(self._epoch, self._keeper.run_id, phase),
+            ray_ready=False,
+            gcs_port=port,
+            news=0,
+            attempt=self._state.attempt.number,
+            fingerprint=self._keeper.record.fingerprint,
+        )
 
     def _on_bye(self, name: str, bye: Bye) -> None:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
-        self._run.record("bye", node=name, cause=bye.cause, log=bye.log)
+        self._run.record(ByeHeard(name, bye.cause, bye.log))
 
     # --- deciding -------------------------------------------------------------------------------
 
@@ -151,11 +163,11 @@ class Head:
             limit = self._run.patience(head.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             if not self._is_mere_beat(event):
-                self._run.record(type(event).__name__, data=event)
+                self._run.record(_as_recorded(event))
             before = self._state.phase
             self._state, actions = head.decide(self._state, event, self._run.now())
             if self._state.phase is not before:
-                self._run.record("phase", phase=self._state.phase.value)
+                self._run.record(PhaseEntered(self._state.phase.value))
             for action in actions:
                 if not isinstance(action, h.Leave):
                     await self._perform(action, tasks, reports, link)
@@ -205,7 +217,9 @@ class Head:
             case h.StartService(name, node, generation):
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.Retry(ended):
-                self._run.record("attempt", number=ended.number, id=ended.id)
+                self._run.record(AttemptOver(ended.number, ended.id, ended.end))
+                if ended.end is not None:
+                    self._keeper.attempt_over(ended.end)
                 await self._finish_output()
 
     async def _serve(self, spec: ServiceSpec, generation: int = 1) -> None:
@@ -241,13 +255,15 @@ class Head:
             tasks.start_soon(watch_gcs, host, port, 0.1, self._inbox.put, self._awaits_ray)
             code = await child.wait()
             tasks.cancel_scope.cancel()
+        self._run.child_ended(child)
         self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
 
     def _link(self) -> RayLink:
         process = self._plan.process(BRIDGE)
         log = partial(self._run.folder.file, process.log)
         env = environment.for_bridge(self._env, self._plan.settings)
-        return RayLink(process.command(self._place), env, log, self._inbox.put)
+        argv, tell = process.command(self._place), self._inbox.put
+        return RayLink(argv, env, log, tell, self._run.note_child)
 
     async def _follow_ray(self, link: RayLink) -> None:
         with self._bridge_scope:
@@ -266,6 +282,7 @@ class Head:
     async def _submit(self, link: RayLink, job_id: str) -> None:
         job, state = self._plan.job, self._state
         assert job is not None  # noqa: S101 - decided only where there is one
+        self._keeper.submitted(state.attempt.number, job_id)
         nodes, least, total = sizes(state.gpus_by_node())
         joined = Joined(
             nodes=nodes,
@@ -283,7 +300,10 @@ class Head:
         else:
             source = driver_log(session, job_id)
         copy = self._run.folder.file("job.log")
-        self._output = JobOutput(source, WithoutPreamble(job_id, line), copy)
+        if session is not None:
+            self._run.node.in_session(str(source.parents[1]))
+        passed_on = self._run.node.passed_on
+        self._output = JobOutput(source, WithoutPreamble(job_id, line), copy, on_passed=passed_on)
         self._output.start()
         await link.submit(job_id, line, job.runtime_env, mirror)
 
@@ -299,6 +319,7 @@ class Head:
     async def _leave(self, reports: Reports, outcome: Outcome) -> Outcome:
         """Tell the workers and take everything down, all within the grace."""
         await self._finish_output()
+        self._keeper.over(outcome)
         self._run.ended(outcome)
         self._bridge_scope.cancel()
         budget = self._plan.budget
@@ -318,9 +339,17 @@ class Head:
         return self._state.fleet.never_heard(self._state.required)
 
     def _status(self) -> dict[str, object]:
-        return status_of(self._state, self._plan, self._run_id, self._epoch, self._run.now())
+        return status_of(self._state, self._plan, self._keeper.run_id, self._epoch, self._run.now())
 
 
-async def run(node_run: NodeRun, run_id: str) -> Outcome:
+def _as_recorded(event: h.HeadEvent) -> object:
+    """Return what the record keeps of an event: of a very long list of nodes, their number."""
+    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
+        return event
+    alive = sum(node.alive for node in event.nodes)
+    return NodesCounted(alive, len(event.nodes) - alive)
+
+
+async def run(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
     """Be the head."""
-    return await Head(node_run, run_id).run()
+    return await Head(node_run, keeper).run()

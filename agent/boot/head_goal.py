@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
 
 
-def goal_of(plan: Plan, run_id: str) -> h.Goal:
+def goal_of(plan: Plan, run_id: str, first_attempt: int = 1) -> h.Goal:
     """Take from the plan what the head's decisions need of it."""
     settings, given = plan.settings, plan.topology.given_ray
     expected = plan.topology.expected_workers
@@ -22,6 +22,7 @@ def goal_of(plan: Plan, run_id: str) -> h.Goal:
         least_workers=(settings.min_workers or 0) if partial_run else expected,
         wants_job=plan.job is not None,
         run_id=run_id,
+        first_attempt=first_attempt,
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
         steps=plan.steps,

@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.base.errors import AgentError
+from agent.base.errors import AgentError, PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot import planning
-from agent.boot.node_run import NodeRun
+from agent.boot.node_run import WRITE_LIMIT, NodeRun
 from agent.checks import Level
 from agent.node.process_limits import no_room
 from agent.plan.make_plan import new_run_id
 from agent.plan.plan import log_root
+from agent.record.events import Ended
 from agent.record.log import configure, say
 from agent.record.outcome_file import write_outcome
 from agent.record.run_folder import RunFolder
@@ -26,10 +27,12 @@ from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
+    from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
+    from agent.settings.redact import Redactor
 
-_WRITE_LIMIT = 2.0
 """Longest that the end waits for a disk to take outcome.json."""
 
 
@@ -40,22 +43,51 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     topology = plan.topology
     redactor = redactor_for(environ, plan.settings)
     configure(plan.settings.log, environ, redactor, topology.node_name)
-    root, run_id = log_root(plan.settings), topology.claim.run_id or new_run_id()
+    root, name = log_root(plan.settings), topology.node_name
+    if topology.owns_machine:
+        _refuse_another_run(root, name)
     if topology.is_head:
-        folder = RunFolder(root, run_id, topology.node_name, redactor)
+        keeper = _keeper(root, plan, redactor)
+        folder = RunFolder(root, keeper.run_id, name)
+        node_run = NodeRun(plan, redactor, folder, started, keeper.run_id)
+        outcome = _live(node_run, keeper)
+        attempts = keeper.attempts
     else:
-        folder = RunFolder.waiting(root, topology.node_name, redactor)
-    outcome = _live(NodeRun(plan, redactor, folder, started), run_id)
-    if not in_time(_WRITE_LIMIT, partial(_keep, outcome, folder)):
+        folder = RunFolder.waiting(root, name)
+        node_run = NodeRun(plan, redactor, folder, started)
+        outcome, attempts = _live(node_run, None), ()
+    if not in_time(WRITE_LIMIT, partial(write_outcome, folder.path, outcome, attempts)):
         say("outcome.json could not be written: the disk stalls", "warning")
+    node_run.close()
     return outcome
 
 
-def _keep(outcome: Outcome, folder: RunFolder) -> None:
-    write_outcome(folder.path, outcome)
+def _refuse_another_run(root: Path, node: str) -> None:
+    """Let a second agent on this node say whose node it is, before it touches anything."""
+    from agent.record.node_record import foreign  # noqa: PLC0415 - only in containers of our own
+
+    other = foreign(root, "", node)
+    if other is not None and other.agent_lives:
+        raise PreflightError(
+            other.sentence(), remedy="Stop that run, or wait for its end", culprit="run"
+        )
 
 
-def _live(node_run: NodeRun, run_id: str) -> Outcome:
+def _keeper(root: Path, plan: Plan, redactor: Redactor) -> RunKeeper:
+    """Find the run that this head goes on with, or begin a new one."""
+    from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - a worker needs none of it
+    from agent.record.run_record import choose_run, fingerprint  # noqa: PLC0415 - same
+
+    job = None if plan.job is None else plan.job.argv
+    own = fingerprint(job, plan.settings.launcher, {}, redactor.clean)
+    node = plan.topology.node_name
+    chosen = choose_run(root, plan.topology.claim.run_id, own, new_run_id, node=node)
+    for note in chosen.notes:
+        say(note)
+    return RunKeeper(root, own, chosen)
+
+
+def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     """Live the story to its end, whatever that is; nothing of ours is left then."""
     plan = node_run.plan
     orphans.become_subreaper()
@@ -66,12 +98,12 @@ def _live(node_run: NodeRun, run_id: str) -> Outcome:
         if finding.level is Level.WARN:
             say(finding.sentence(), "warning")
     try:
-        outcome = anyio.run(_story, node_run, run_id)
+        outcome = anyio.run(_story, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
         orphans.kill_descendants()
         outcome = bug() if error is None else error.outcome()
-    node_run.record("end", seconds=round(node_run.now(), 3))
+    node_run.record(Ended(round(node_run.now(), 3)))
     return outcome
 
 
@@ -85,11 +117,11 @@ def bug() -> Outcome:
     return Outcome(Kind.BUG, 70, f"a bug in the agent: {last}", remedy=remedy)
 
 
-async def _story(node_run: NodeRun, run_id: str) -> Outcome:
-    if node_run.plan.topology.is_head:
+async def _story(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+    if keeper is not None:
         from agent.boot import head  # noqa: PLC0415 - a worker needs none of it
 
-        return await head.run(node_run, run_id)
+        return await head.run(node_run, keeper)
     if node_run.plan.topology.is_idle:
         return _idle(node_run.plan)
     from agent.boot import worker  # noqa: PLC0415 - a head needs none of it

@@ -46,6 +46,7 @@ class Services:
             tasks.start_soon(self._probe, spec, place, generation)
             code = await child.wait()
             tasks.cancel_scope.cancel()
+        self._run.child_ended(child)
         self._tell(ServiceGone(spec.name, child.end_sentence(code), generation=generation))
 
     async def stop(self, grace: float) -> None:

@@ -26,6 +26,7 @@ from agent.node.addresses import source_towards
 from agent.plan import environment
 from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
+from agent.record.events import PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
@@ -130,11 +131,11 @@ class Worker:
             limit = self._run.patience(worker.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
-                self._run.record(type(event).__name__, data=event)
+                self._run.record(event)
             before = self._state
             self._state, actions = worker.decide(self._state, event, self._run.now())
             if self._state.phase is not before.phase:
-                self._run.record("phase", phase=self._state.phase.value)
+                self._run.record(PhaseEntered(self._state.phase.value))
             for action in actions:
                 if isinstance(action, w.Leave):
                     return action
@@ -206,6 +207,7 @@ class Worker:
             tasks.start_soon(tell_when_up)
             code = await child.wait()
             tasks.cancel_scope.cancel()
+        self._run.child_ended(child)
         self._inbox.put(w.RayExited(child.end_sentence(code)))
 
     async def _prepare(self) -> None:
@@ -275,7 +277,7 @@ class Worker:
             run_id="" if last is None else last.run_id,
             attempt=0 if last is None else last.attempt,
             fingerprint="" if last is None else last.fingerprint,
-            facts=plan.facts.to_wire(),
+            facts=plan.facts,
         )
 
     def _report(self, node_ip: str) -> Report:
@@ -327,7 +329,7 @@ class Worker:
                 del self._logs[name]
         if not reply.wants_hello:
             self._reply = reply
-        self._run.folder.belongs_to(reply.run_id)
+        self._run.belongs_to(reply.run_id)
 
     def _is_ready(self) -> bool:
         return self._state.phase is not w.Phase.LEAVING

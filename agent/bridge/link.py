@@ -28,7 +28,9 @@ class RayLink:
         env: Mapping[str, str],
         log: Callable[[], Path],
         tell: Callable[[h.HeadEvent], None],
+        note_child: Callable[[Child], None] = lambda _child: None,
     ) -> None:
+        self._note_child = note_child
         self._argv = argv
         self._env = env
         self._log = log
@@ -43,6 +45,7 @@ class RayLink:
                 self._child = await Child.start_piped(
                     "ray bridge", self._argv, self._env, self._log
                 )
+                self._note_child(self._child)
                 for order in self._standing:
                     await self._send(order)
                 await self._read(self._child)

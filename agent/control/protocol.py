@@ -6,7 +6,7 @@ its end a bye. The head's reply is news for all, and orders for this one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent import __version__
@@ -14,6 +14,8 @@ from agent.base.outcome import Outcome
 from agent.decisions.head.workers import ItemWord
 from agent.decisions.items import Step
 from agent.decisions.shared import Order, OrderKind
+from agent.node.facts import Facts
+from agent.record import codec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,7 +46,7 @@ class Hello:
     """The run to which it belonged before, where it comes back to a head that was restarted."""
     attempt: int = 0
     fingerprint: str = ""
-    facts: Mapping[str, object] | None = None
+    facts: Facts | None = None
     """What its machine is and allows."""
 
 
@@ -82,8 +84,9 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire: little, where there is little to say."""
-        said = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
-        return {"protocol": VERSION, "agent": __version__, **said}
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        said = {name: value for name, value in values.items() if value not in (None, "", ())}
+        return {"protocol": VERSION, "agent": __version__, **_plain(said)}
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
@@ -179,6 +182,19 @@ def disagreement(head: tuple[str | None, str], worker: tuple[str | None, str]) -
     return ""
 
 
+def _plain(values: Mapping[str, object]) -> dict[str, object]:
+    """Return values as JSON has them."""
+    return {name: _as_json(value) for name, value in values.items()}
+
+
+def _as_json(value: object) -> object:
+    if isinstance(value, Facts):
+        return codec.fields_of(value, str)
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain({field.name: getattr(value, field.name) for field in fields(value)})
+    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
+
+
 # --- reading what others wrote ------------------------------------------------------------------
 
 
@@ -188,8 +204,6 @@ def _hello(data: object) -> Hello:
     rank, ray, facts = data.get("rank"), data.get("ray"), data.get("facts")
     if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
         raise ValueError("rank: expected a whole number or null")
-    if facts is not None and not isinstance(facts, dict):
-        raise ValueError("facts: expected an object")
     return Hello(
         name=_text(data, "name", needed=True),
         rank=rank,
@@ -199,8 +213,17 @@ def _hello(data: object) -> Hello:
         run_id=_text(data, "run_id"),
         attempt=int(_number(data, "attempt", 0)),
         fingerprint=_text(data, "fingerprint"),
-        facts=facts,
+        facts=None if facts is None else _facts(facts),
     )
+
+
+def _facts(data: object) -> Facts:
+    try:
+        found = codec.of_fields(Facts, data)
+    except (codec.NotReadableError, RecursionError) as error:
+        raise ValueError(f"facts: expected what a machine is and allows ({error})") from None
+    assert isinstance(found, Facts)  # noqa: S101 - of_fields makes what it is asked for
+    return found
 
 
 def _bye(data: object) -> Bye:

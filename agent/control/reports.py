@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
-from agent.decisions.head.state import WorkerReplaced, WorkerReported
+from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.head.workers import Worker
 from agent.decisions.shared import Order, OrderKind
 
@@ -54,7 +54,7 @@ class Reports:
         self,
         reply: Reply,
         expected: Expected,
-        tell: Callable[[WorkerReported | WorkerReplaced], None],
+        tell: Callable[[WorkerIntroduced | WorkerReported | WorkerReplaced], None],
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
     ) -> None:
@@ -143,6 +143,8 @@ class Reports:
             )
         known = self._known[key] = _Known(hello, refusal)
         self._namesakes.setdefault((hello.name, hello.rank), []).append(key)
+        if hello.facts is not None:
+            self._tell(WorkerIntroduced(key, hello.name, hello.facts))
         return known
 
     def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:

@@ -74,22 +74,6 @@ class Facts:
         """Say whether a folder is a real one of ours, in which nobody else has left anything."""
         return folder.is_folder and folder.uid == self.uid and not folder.strangers
 
-    def to_wire(self) -> dict[str, object]:
-        """Return what the head is told of this machine; nothing here can hold a secret."""
-        return {
-            "hostname": self.hostname,
-            "interfaces": {name: list(found) for name, found in self.interfaces.items()},
-            "python": self.python,
-            "ray": self.ray,
-            "cpus": self.cpus,
-            "memory": self.memory,
-            "shm": self.shm,
-            "shm_free": self.shm_free,
-            "temp_free": self.temp_free,
-            "nofile_hard": self.nofile_hard,
-            "gpus": self.gpus,
-        }
-
     def addresses(self) -> tuple[str, ...]:
         """Return this node's addresses but loopback's."""
         everything = (a for found in self.interfaces.values() for a in found)

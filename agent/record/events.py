@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
-    from agent.decisions.shared import Wait
 
 FILE = "events.jsonl"
 FORMER = "events.1.jsonl"
@@ -48,10 +47,45 @@ class PhaseEntered:
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """What is waited for has changed."""
+class Waited:
+    """A wait was told: what for, until when on the run's clock, and the last that was heard."""
 
-    waits: tuple[Wait, ...] = ()
+    what: str
+    until: float
+    evidence: str
+
+
+@dataclass(frozen=True)
+class WaitsOver:
+    """What was waited for is there, or is waited for no more."""
+
+    what: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class NodesCounted:
+    """GCS's list of nodes, where it is too long to be kept whole."""
+
+    alive: int
+    dead: int
+
+
+@dataclass(frozen=True)
+class ByeHeard:
+    """A worker left: why, and the end of its log."""
+
+    node: str
+    cause: str
+    log: str
+
+
+@dataclass(frozen=True)
+class AttemptOver:
+    """An attempt at the job has ended, and another follows."""
+
+    number: int
+    id: str
+    outcome: Outcome | None
 
 
 @dataclass(frozen=True)
@@ -84,7 +118,19 @@ class Unrecorded:
     why: str
 
 
-RecordEvent = Began | PhaseEntered | Waiting | ProcessStarted | Decided | Ended | Unrecorded
+RecordEvent = (
+    Began
+    | PhaseEntered
+    | Waited
+    | WaitsOver
+    | NodesCounted
+    | ByeHeard
+    | AttemptOver
+    | ProcessStarted
+    | Decided
+    | Ended
+    | Unrecorded
+)
 Kinds = dict[str, type]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import secrets
 import threading
@@ -13,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
-from agent.record import codec, events, node_record, outcome_file
+from agent.record import events, node_record, outcome_file
 from agent.record.files import PART, FileLock, numbered, safe, why
 from agent.record.log import say
 from agent.record.node_record import Found, NodeRecord, own_record
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from agent.settings.redact import Redactor
 
 _LOCK = ".agent.lock"
 _MOST_LIVES = 50
@@ -38,19 +36,17 @@ class RunFolder:
     another machine's, holds that it takes one with a number.
     """
 
-    def __init__(  # noqa: PLR0913 - what a folder is named by, and who is told
+    def __init__(
         self,
         root: Path,
         run_id: str,
         node: str,
-        redactor: Redactor,
         *,
         link: bool = True,
         tell: Callable[[str, str], None] = say,
     ) -> None:
         self._root = root.absolute()
         self._name = node
-        self._redactor = redactor
         self._tell = tell
         self._moving = threading.RLock()
         self._refused = ""
@@ -65,13 +61,13 @@ class RunFolder:
             self._link(safe(run_id))
 
     @classmethod
-    def waiting(cls, root: Path, node: str, redactor: Redactor) -> RunFolder:
+    def waiting(cls, root: Path, node: str) -> RunFolder:
         """Make the folder of a worker that does not know its run yet.
 
         One that starts again and again before there is a head goes on in the same.
         """
         name = f"{_WAITING}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        return cls(root, _waited_in(root, safe(node)) or name, node, redactor, link=False)
+        return cls(root, _waited_in(root, safe(node)) or name, node, link=False)
 
     def file(self, name: str) -> Path:
         """Return the path of a file in it."""
@@ -86,14 +82,6 @@ class RunFolder:
     def close(self) -> None:
         """Let go of the folder: the next agent of this node goes on in it."""
         self._lock.release()
-
-    def record(self, event: dict[str, object]) -> None:
-        """Append one event to events.jsonl."""
-        plain = _plain(event, self._redactor.clean)
-        line = json.dumps(plain)
-        # a full disk must not end a running job; the log says it once
-        with suppress(OSError), self.file(events.FILE).open("a", encoding="utf-8") as file:
-            file.write(line + "\n")
 
     # --- a folder of our own --------------------------------------------------------------------
 
@@ -293,15 +281,3 @@ def _join_events(old: Path, new: Path) -> None:
     events.append_whole(new / events.FILE, b"".join(part.read_bytes() for part in parts))
     for part in parts:
         part.unlink()
-
-
-def _plain(value: object, clean: Callable[[str], str]) -> object:
-    """Return loose data as JSON can hold it, with the secrets masked."""
-    if isinstance(value, dict):
-        return {str(key): _plain(item, clean) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item, clean) for item in value]
-    try:
-        return codec.to_data(value, clean)
-    except TypeError:
-        return clean(str(value))

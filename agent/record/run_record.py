@@ -84,6 +84,10 @@ class RunRecord:
     state: State = State.BOOTING
     attempts: tuple[Attempt, ...] = ()
 
+    def at_head(self, head: str, epoch: int) -> RunRecord:
+        """Return it with the head, and the Ray, that it goes on with."""
+        return replace(self, head=head, epoch=epoch, state=State.BOOTING)
+
     def begin(self, number: int, submission_id: str, start: str) -> RunRecord:
         """Return it with an attempt that begins."""
         attempt = Attempt(number, submission_id, start)

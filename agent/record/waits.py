@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.record.events import Waited, WaitsOver
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -28,7 +30,7 @@ class WaitTeller:
     """Says what is waited for when that changes, and again every half minute."""
 
     def __init__(
-        self, record: Callable[[dict[str, object]], None], say: Callable[[str], None]
+        self, record: Callable[[Waited | WaitsOver], None], say: Callable[[str], None]
     ) -> None:
         self._record = record
         self._say = say
@@ -43,7 +45,7 @@ class WaitTeller:
         for what in gone:
             del self._told[what]
         if gone:
-            self._record({"at": round(now, 3), "event": "waits over", "waits": gone})
+            self._record(WaitsOver(tuple(gone)))
 
     def patience(self, deadline: float | None, now: float) -> float | None:
         """Return how long nothing need be done: to the deadline, or until there is a word due."""
@@ -67,7 +69,6 @@ class WaitTeller:
             if gist == told.gist and now < told.at + _REMINDER:
                 return told.at + _REMINDER
         self._told[wait.what] = _Told(gist, now, now)
-        row = {"what": wait.what, "until": wait.deadline, "evidence": evidence}
-        self._record({"at": round(now, 3), "event": "waits", "waits": [row]})
+        self._record(Waited(wait.what, wait.deadline, evidence))
         self._say(wait.sentence(now, evidence))
         return now + _REMINDER

@@ -26,7 +26,7 @@ def exit_now(code: int) -> None:
     os._exit(code)
 
 
-def in_time(limit: float, act: Callable[[], None]) -> bool:
+def in_time(limit: float, act: Callable[[], object]) -> bool:
     """Do what a stalled disk may block for ever; return whether it was done within the limit.
 
     `act` handles its own errors. Where no thread can be had it is done here.
@@ -39,7 +39,7 @@ def in_time(limit: float, act: Callable[[], None]) -> bool:
     return not thread.is_alive()
 
 
-def _begin(act: Callable[[], None]) -> threading.Thread | None:
+def _begin(act: Callable[[], object]) -> threading.Thread | None:
     thread = threading.Thread(target=act, daemon=True)
     try:
         thread.start()

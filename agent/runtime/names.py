@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.addresses import is_ip
-from agent.node.process_limits import starting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,8 +60,7 @@ class _Question:
         self._found_at = 0.0
         self._waiting: list[Callable[[], None]] = []
         self._lock = threading.Lock()
-        with starting("the lookup of a name"):
-            threading.Thread(target=self._ask, name=f"resolve {host}", daemon=True).start()
+        threading.Thread(target=self._ask, name=f"resolve {host}", daemon=True).start()
 
     def _ask(self) -> None:
         try:

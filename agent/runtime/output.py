@@ -99,7 +99,9 @@ class _Way:
         skip: int,
         step: float,
         complain: Callable[[str], None],
+        on_passed: Callable[[int], None] | None = None,
     ) -> None:
+        self._on_passed = on_passed
         self._source = source
         self._own = own
         self._place = place
@@ -137,9 +139,14 @@ class _Way:
                 read += len(chunk)
                 if not self._hand_on(self._own.feed(chunk)):
                     return
-                self.passed_on = read - self._own.held
+                self._passed(read - self._own.held)
             if self._hand_on(self._own.feed(b"", last=True)):
-                self.passed_on = read
+                self._passed(read)
+
+    def _passed(self, count: int) -> None:
+        self.passed_on = count
+        if self._on_passed is not None:
+            self._on_passed(count)
 
     def _opened(self) -> BinaryIO | None:
         """Wait for the source to be there; None where it never was."""
@@ -212,12 +219,20 @@ class JobOutput:
     the output of a further attempt waits until the former attempt's has been written.
     """
 
-    def __init__(self, source: Path, own: WithoutPreamble, copy: Path, *, skip: int = 0) -> None:
+    def __init__(
+        self,
+        source: Path,
+        own: WithoutPreamble,
+        copy: Path,
+        *,
+        skip: int = 0,
+        on_passed: Callable[[int], None] | None = None,
+    ) -> None:
         self._said: set[str] = set()
         self._saying = threading.Lock()
         stdout = Place(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
         kept = Place(appending(copy), partial(self._on_trouble, copy.name))
-        self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain)
+        self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain, on_passed)
         self._to_copy = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
         self._threads: list[threading.Thread] = []
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
 from agent.decisions.head.state import HeadEvent
-from agent.decisions.shared import StopAsked, Wait
+from agent.decisions.shared import StopAsked
 from agent.decisions.worker.state import WorkerEvent
 from agent.record import events as e
 from agent.record.codec import NotReadableError, from_data, hints_of, to_data
@@ -255,13 +255,13 @@ def test_no_secret_in_any_value(tmp_path: Path, secret: str) -> None:
     outcome = Outcome(Kind.LOST, 75, f"a {secret} b", "running", secret)
     log = log_in(tmp_path, Redactor([secret]).clean)
     log.append(1.0, e.Decided(outcome))
-    log.append(2.0, e.Waiting((Wait(secret, 3.0, secret),)))
+    log.append(2.0, e.Waited(secret, 3.0, secret))
     text = (tmp_path / e.FILE).read_text()
     assert secret not in text
     assert json.dumps(secret)[1:-1] not in text
     found = [event for _, event in e.read_events(tmp_path)][1:]
     masked = Outcome(Kind.LOST, 75, f"a {MASK} b", "running", MASK)
-    assert found == [e.Decided(masked), e.Waiting((Wait(MASK, 3.0, MASK),))]
+    assert found == [e.Decided(masked), e.Waited(MASK, 3.0, MASK)]
 
 
 def test_a_secret_in_a_mappings_key() -> None:
@@ -301,12 +301,12 @@ def test_events_are_read_in_their_order(tmp_path: Path) -> None:
 
 def test_a_file_of_two_lives(tmp_path: Path) -> None:
     """A node that was the head's and then a worker's: each line is read as its own's."""
-    prepared = {role: e.kinds_on(role)["Prepared"] for role in ("head", "worker")}
+    silent = {role: e.kinds_on(role)["RaySilent"] for role in ("head", "worker")}
     for role in ("head", "worker", "head"):
         log = log_in(tmp_path, began=e.Began("head" if role == "head" else "worker"))
-        log.append(1.0, prepared[role]())
+        log.append(1.0, silent[role]("refused"))
     found = [type(event) for event in read(tmp_path)]
-    assert found == [prepared["head"], prepared["worker"], prepared["head"]]
+    assert found == [silent["head"], silent["worker"], silent["head"]]
 
 
 @pytest.mark.parametrize("torn", [b'{"at": 1.0, "event": "En', b"{}", b"\xff\xfe", b"null", b"["])

@@ -23,6 +23,7 @@ from agent.control.protocol import (
 from agent.decisions.head.workers import ItemWord
 from agent.decisions.items import Step
 from agent.decisions.shared import Order, OrderKind
+from unit.worlds import MACHINE
 
 TEXT = st.text(max_size=50)
 PRINTABLE = st.text(max_size=50).map(lambda text: "".join(filter(str.isprintable, text)))
@@ -37,7 +38,7 @@ HELLOS = st.builds(
     run_id=PRINTABLE,
     attempt=st.integers(0, 99),
     fingerprint=PRINTABLE,
-    facts=st.none() | st.dictionaries(TEXT, st.integers() | TEXT, max_size=3),
+    facts=st.none() | st.just(MACHINE),
 )
 ITEMS = st.builds(ItemWord, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
 REPORTS = st.builds(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,12 +11,14 @@ import anyio
 from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
-from agent.decisions.head.state import WorkerReplaced
+from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced
 from agent.decisions.shared import OrderKind
+from unit.worlds import MACHINE
 
 if TYPE_CHECKING:
     from agent.decisions.head.state import WorkerReported
     from agent.decisions.head.workers import Worker
+    from agent.node.facts import Facts
 
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 HELLO = Hello("pod1", 1, ray="2.60.0", python="3.11.7", services="abc")
@@ -34,14 +37,17 @@ class Counter:
     def __init__(self) -> None:
         self.heard: list[Worker] = []
         self.replaced: list[str] = []
+        self.introduced: list[tuple[str, Facts]] = []
         self.byes: list[tuple[str, Bye]] = []
         self.now = 12.5
         expected = Expected("2.60.0", "3.11.7", "abc")
         self.reports = Reports(FIRST, expected, self._tell, lambda: self.now, self._on_bye)
 
-    def _tell(self, event: WorkerReported | WorkerReplaced) -> None:
+    def _tell(self, event: WorkerIntroduced | WorkerReported | WorkerReplaced) -> None:
         if isinstance(event, WorkerReplaced):
             self.replaced.append(event.key)
+        elif isinstance(event, WorkerIntroduced):
+            self.introduced.append((event.name, event.facts))
         else:
             self.heard.append(event.worker)
 
@@ -258,3 +264,13 @@ def test_after_the_farewell_a_newcomer_hears_no_verdict() -> None:
     assert (late.held, late.phase, late.verdict, late.ray_ready) == (True, "held", None, False)
     assert counter.take(BEAT).verdict == DONE
     assert len({worker.key for worker in counter.heard}) == 2
+
+
+def test_facts_travel_once_as_a_value() -> None:
+    """What a worker's machine is comes with its hello, through JSON, as the same value."""
+    counter = Counter()
+    hello = replace(HELLO, facts=MACHINE)
+    wire = json.loads(json.dumps(replace(POD1, hello=hello).to_dict()))
+    counter.take(Report.from_dict(wire))
+    counter.take(BEAT)
+    assert counter.introduced == [("pod1", MACHINE)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from agent.decisions.shared import Wait, listed
+from agent.record.events import Waited, WaitsOver
 from agent.record.waits import WaitTeller
 
 
@@ -11,7 +12,7 @@ class Told:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.recorded: list[dict[str, object]] = []
+        self.recorded: list[Waited | WaitsOver] = []
         self._teller = WaitTeller(self.recorded.append, self.said.append)
 
     def tell(self, now: float, *waits: Wait) -> list[str]:
@@ -96,15 +97,11 @@ def test_what_is_told_is_recorded_and_so_is_its_end() -> None:
     told = Told()
     for now, waits in ((0.0, (HEAD,)), (1.0, (HEAD,)), (2.0, (OTHER,)), (3.0, ())):
         told.tell(now, *waits)
-    assert [(r["at"], r["event"]) for r in told.recorded] == [
-        (0.0, "waits"),
-        (2.0, "waits"),
-        (3.0, "waits over"),
+    assert told.recorded == [
+        Waited("the head pod0", 600.0, "connection refused for 1 s"),
+        Waited("the head pod0", 600.0, "no address for pod0"),
+        WaitsOver(("the head pod0",)),
     ]
-    assert told.recorded[1]["waits"] == [
-        {"what": "the head pod0", "until": 600.0, "evidence": "no address for pod0"}
-    ]
-    assert told.recorded[2]["waits"] == ["the head pod0"]
 
 
 def test_evidence_that_costs_a_look_is_looked_at_rarely() -> None:

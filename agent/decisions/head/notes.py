@@ -30,6 +30,8 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence):
             return replace(state, ray=state.ray.lost(evidence), last_ray=evidence)
+        case h.WorkerIntroduced(key, _, facts):
+            return replace(state, fleet=state.fleet.with_facts(key, facts))
         case h.WorkerReported(worker):
             return _note_worker(state, worker)
         case h.WorkerReplaced(key):

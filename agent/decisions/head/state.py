@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.decisions.attempts import Attempt
     from agent.decisions.verdict import JobReport
+    from agent.node.facts import Facts
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
 
@@ -48,6 +49,8 @@ class Goal:
     """Fewer do, once the workers' deadline has passed."""
     wants_job: bool = True
     run_id: str = "run"
+    first_attempt: int = 1
+    """The number of the first attempt: those of an earlier head of the same run count."""
     submission_id: str | None = None
     """The id by which a given Ray's owner will look for the job."""
     services: tuple[ServiceSpec, ...] = ()
@@ -153,6 +156,15 @@ class RayNodes:
 
 
 @dataclass(frozen=True)
+class WorkerIntroduced:
+    """A worker's agent said what its machine is, once for its whole life."""
+
+    key: str
+    name: str
+    facts: Facts
+
+
+@dataclass(frozen=True)
 class WorkerReported:
     """A worker's agent said something."""
 
@@ -202,6 +214,7 @@ HeadEvent = (
     | ServiceWaits
     | ServiceGone
     | StepOver
+    | WorkerIntroduced
     | WorkerReported
     | WorkerReplaced
     | Submitted

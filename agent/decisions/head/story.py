@@ -26,9 +26,10 @@ Decision = tuple[HeadState, tuple[HeadAction, ...]]
 
 def start(goal: h.Goal) -> HeadState:
     """Return the head's first state."""
+    number = goal.first_attempt
     return HeadState(
         goal=goal,
-        attempt=Attempt(id_of(goal.run_id, 1, goal.submission_id)),
+        attempt=Attempt(id_of(goal.run_id, number, goal.submission_id), number),
         services={
             (HERE, spec.name): Item()
             for spec in goal.services

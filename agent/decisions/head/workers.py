@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.decisions.items import Step
+    from agent.node.facts import Facts
 
 T = TypeVar("T")
 
@@ -74,6 +75,8 @@ class Fleet:
     """All workers: their agents' words and GCS's, and what follows from both, kept counted."""
 
     workers: Mapping[str, Worker] = field(default_factory=dict)
+    facts: Mapping[str, Facts] = field(default_factory=dict)
+    """What each agent said of its machine."""
     in_ray: frozenset[str] = frozenset()
     """Addresses of the nodes that are alive in GCS, the head's apart."""
     by_ip: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +109,10 @@ class Fleet:
             new = replace(new, by_ip=_with(new.by_ip, worker.ip, worker.key))
         return new.recounted(worker.ip)
 
+    def with_facts(self, key: str, facts: Facts) -> Fleet:
+        """Take in what an agent said of its machine."""
+        return replace(self, facts=_with(self.facts, key, facts))
+
     def with_nodes(self, nodes: Iterable[RayNode]) -> Fleet:
         """Take in GCS's list."""
         there = [node.ip for node in nodes if node.alive and not node.is_head]
@@ -119,8 +126,9 @@ class Fleet:
         if worker is None:
             return self
         workers = {k: w for k, w in self.workers.items() if k != key}
+        facts = {k: f for k, f in self.facts.items() if k != key}
         preparing = self.preparing - worker.preparing
-        return replace(self, workers=workers, preparing=preparing).left_by(worker)
+        return replace(self, workers=workers, facts=facts, preparing=preparing).left_by(worker)
 
     def left_by(self, worker: Worker) -> Fleet:
         """Take an agent away from its address."""
