@@ -1,4 +1,4 @@
-"""Room for our Ray: limits raised, a stale Ray removed, ports proved free."""
+"""What a Ray of our own needs here: limits raised, a stale Ray removed, ports proved free."""
 
 from __future__ import annotations
 

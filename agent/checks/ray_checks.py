@@ -30,7 +30,7 @@ def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Fin
         missing = ", ".join(facts.ray_missing)
         what = f"{facts.ray} without its `default` extra ({missing} not installed)"
         return Finding("ray", Level.FAIL, what, remedy)
-    if breaks_command_line(facts.ray, facts.click, enums_copy=facts.enums_copy):
+    if breaks_command_line(facts.ray, facts.click, enum_copies_are_same=facts.enum_copies_are_same):
         what = f"the `ray` command of {facts.ray} cannot start with click {facts.click} on "
         what += f"Python {facts.python}"
         return Finding("ray", Level.FAIL, what, "Install another click: `pip install 'click<8.3'`")

@@ -45,7 +45,7 @@ class Facts:
     """Modules of ray[default] that are not installed."""
     click: str | None = None
     """The version of click, with which Ray's command line is written."""
-    enums_copy: bool = True
+    enum_copies_are_same: bool = True
     """Whether this Python's deep copy of an enum's member is that member; 3.10 makes a new one."""
     cpus: int = 1
     memory: int = 0

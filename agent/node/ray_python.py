@@ -45,7 +45,7 @@ class RayPython:
     """How its `ray` is run, wherever PATH points."""
     click: str | None = None
     """The version of click, with which that command is written."""
-    enums_copy: bool = True
+    enum_copies_are_same: bool = True
     """Whether this Python copies an enum's member as itself."""
 
 

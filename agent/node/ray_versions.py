@@ -22,7 +22,7 @@ def honours_token(ray: str | None) -> bool:
     return ray is None or version(ray) >= FIRST_WITH_TOKEN
 
 
-def breaks_command_line(ray: str, click: str | None, *, enums_copy: bool) -> bool:
+def breaks_command_line(ray: str, click: str | None, *, enum_copies_are_same: bool) -> bool:
     """Say whether `ray` itself ends with "is not a valid Sentinel", whatever it is asked.
 
     Rays up to 2.52 make a deep copy of one of their commands as they start, which an enum's member
@@ -30,7 +30,7 @@ def breaks_command_line(ray: str, click: str | None, *, enums_copy: bool) -> boo
     and 2.52 and click 8.3.0 to 8.5.0; not with click 8.2.1 and 8.5.1, on Python 3.11, or with Ray
     2.60. Ray 2.53 is the first without that copy.
     """
-    if enums_copy or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
+    if enum_copies_are_same or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
         return False
     first, fixed = CLICK_WITHOUT_COPIES
     found = tuple(int(number) for number in re.findall(r"\d+", click)[:3])

@@ -45,7 +45,7 @@ def gather(
         ray=ray.ray,
         ray_missing=ray.missing,
         click=ray.click,
-        enums_copy=ray.enums_copy,
+        enum_copies_are_same=ray.enum_copies_are_same,
         cpus=_cpus(Path("/sys/fs/cgroup")),
         memory=_memory(Path("/sys/fs/cgroup")),
         shm=shm.total if shm else 0,

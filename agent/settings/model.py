@@ -181,7 +181,7 @@ class Settings:
     log_dir: str = var(
         "AGENT_LOG_DIR",
         v.some_text,
-        "holds `<run id>/<node>/` with logs and outcome.json",
+        "holds `<run id>/` with run.json and `<node>/` with logs and outcome.json",
         default="./agent-logs",
     )
     log: Literal["auto", "console", "json"] = var(

