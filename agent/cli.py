@@ -159,7 +159,7 @@ class _Version(argparse.Action):
 
         ray = find(os.environ.get("PATH"))
         there = "" if ray.executable == sys.executable else f" ({ray.executable})"
-        found = f"Ray {ray.ray or 'not installed'}"
+        found = f"Ray {ray.version or 'not installed'}"
         print(f"pod-agent {__version__}, Python {ray.python}{there}, {found}")
         raise SystemExit(0)
 

@@ -62,7 +62,7 @@ class Head:
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
         self._stop = StopSwitch()
-        self._state = head.start(goal_of(run.plan, keeper.run_id, keeper.next_attempt))
+        self._state = head.first_state(goal_of(run.plan, keeper.run_id, keeper.next_attempt))
         self._place = Place()
         self._env: dict[str, str] = {}
         self._listens: list[socket.socket] = []
@@ -109,7 +109,9 @@ class Head:
             self._inbox.put(Unfit(head_port.as_the_heads(plan, unfit)))
         from agent.control.server import Site  # noqa: PLC0415 - aiohttp, while Ray boots
 
-        expected = Expected(plan.facts.ray, plan.facts.python, digest(plan.all_services))
+        expected = Expected(
+            plan.facts.ray.version, plan.facts.ray.python, digest(plan.all_services)
+        )
         reports = Reports(self._first_reply(), expected, self._inbox.put, run.now, self._on_bye)
         names = (plan.topology.node_name, plan.topology.head_host, *plan.topology.claim.own_names)
         site = Site(

@@ -61,7 +61,7 @@ class Worker:
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
         self._ray: Child | None = None
         self._services = Services(run, self._inbox.put)
-        self._state = worker.start(self._goal())
+        self._state = worker.first_state(self._goal())
         self._reply: Reply | None = None
         """The head's last word, for the hello to a head that was started anew."""
         self._logs: dict[str, str] = {}
@@ -271,8 +271,8 @@ class Worker:
         return Hello(
             name=plan.topology.node_name,
             rank=plan.topology.claim.rank,
-            ray=plan.facts.ray,
-            python=plan.facts.python,
+            ray=plan.facts.ray.version,
+            python=plan.facts.ray.python,
             services=digest(plan.all_services),
             run_id="" if last is None else last.run_id,
             attempt=0 if last is None else last.attempt,

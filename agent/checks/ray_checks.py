@@ -17,29 +17,30 @@ if TYPE_CHECKING:
 
 def ray_installed(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
     """Without Ray, in this Python, of a version that is supported, nothing can start."""
+    ray = facts.ray
     remedy = (
         "Install `ray[default]>=2.40` into the Python that runs the agent, or put the `ray` "
         "command of the Python that has it on PATH"
     )
-    if facts.ray is None:
-        what = f"not installed for {facts.ray_python} (Python {facts.python})"
+    if ray.version is None:
+        what = f"not installed for {ray.executable} (Python {ray.python})"
         return Finding("ray", Level.FAIL, what, remedy)
-    if version(facts.ray) < OLDEST:
-        return Finding("ray", Level.FAIL, f"{facts.ray} is older than 2.40", remedy)
-    if facts.ray_missing:
-        missing = ", ".join(facts.ray_missing)
-        what = f"{facts.ray} without its `default` extra ({missing} not installed)"
+    if version(ray.version) < OLDEST:
+        return Finding("ray", Level.FAIL, f"{ray.version} is older than 2.40", remedy)
+    if ray.missing:
+        missing = ", ".join(ray.missing)
+        what = f"{ray.version} without its `default` extra ({missing} not installed)"
         return Finding("ray", Level.FAIL, what, remedy)
-    if breaks_command_line(facts.ray, facts.click, enum_copies_are_same=facts.enum_copies_are_same):
-        what = f"the `ray` command of {facts.ray} cannot start with click {facts.click} on "
-        what += f"Python {facts.python}"
+    if breaks_command_line(ray.version, ray.click, enum_copies_are_same=ray.enum_copies_are_same):
+        what = f"the `ray` command of {ray.version} cannot start with click {ray.click} on "
+        what += f"Python {ray.python}"
         return Finding("ray", Level.FAIL, what, "Install another click: `pip install 'click<8.3'`")
-    return Finding("ray", Level.OK, f"{facts.ray} on Python {facts.python}")
+    return Finding("ray", Level.OK, f"{ray.version} on Python {ray.python}")
 
 
 def plain_path(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
     """Ray starts its client server and workers by an unquoted shell line (2.40 to 2.60)."""
-    python = facts.ray_python
+    python = facts.ray.executable
     if not is_special_to_a_shell(python):
         return Finding("ray's path", Level.OK, "means the same to a shell")
     return Finding(
@@ -75,13 +76,13 @@ def token(facts: Facts, settings: Settings, topology: Topology) -> Finding:
             else "Set the same RAY_AUTH_TOKEN on every node; the dashboard stays on "
             f"127.0.0.1 (reach it with `ssh -L 8265:127.0.0.1:{dashboard} HEAD`)",
         )
-    if not honours_token(facts.ray):
+    if not honours_token(facts.ray.version):
         level = Level.WARN if settings.allow_insecure else Level.FAIL
         return Finding(
             "token",
             level,
-            f"RAY_AUTH_TOKEN is set, but Ray {facts.ray} has no token auth (2.52 is the first): "
-            "Ray's own ports stay open",
+            f"RAY_AUTH_TOKEN is set, but Ray {facts.ray.version} has no token auth (2.52 is the "
+            "first): Ray's own ports stay open",
             ""
             if settings.allow_insecure
             else "Take an image with Ray 2.52 or newer, or insist (the token then guards the "
@@ -96,7 +97,7 @@ def private_bind(facts: Facts, settings: Settings, topology: Topology) -> Findin
     used = dict.fromkeys((*facts.addresses(), *asked))
     public = [a for a in used if is_ip(a) and is_public(a)]
     has_token = settings.ray_auth_token is not None
-    guarded = has_token and (topology.given_ray is not None or honours_token(facts.ray))
+    guarded = has_token and (topology.given_ray is not None or honours_token(facts.ray.version))
     if not public or guarded:
         return Finding("addresses", Level.OK, "no open port on a public address of this node")
     who = "Ray listens" if topology.given_ray is None else "agent and reward server may listen"
@@ -104,7 +105,11 @@ def private_bind(facts: Facts, settings: Settings, topology: Topology) -> Findin
         "addresses",
         Level.WARN if settings.allow_insecure else Level.FAIL,
         f"{who} on every interface, {', '.join(public)} is publicly routable, and "
-        + (f"Ray {facts.ray} has no token auth" if has_token else "RAY_AUTH_TOKEN is not set"),
+        + (
+            f"Ray {facts.ray.version} has no token auth"
+            if has_token
+            else "RAY_AUTH_TOKEN is not set"
+        ),
         ("Take an image with Ray 2.52 or newer" if has_token else "Set RAY_AUTH_TOKEN")
         + ", or insist: AGENT_ALLOW_INSECURE=1",
     )

@@ -29,24 +29,33 @@ class Folder:
 
 
 @dataclass(frozen=True)
+class RayPython:
+    """A Python, and the Ray that it has."""
+
+    executable: str
+    python: str
+    """Python's full version, which Ray compares between nodes."""
+    version: str | None
+    """Ray's own version; None where it has none."""
+    missing: tuple[str, ...] = ()
+    """Modules of ray[default] that a job submission cannot do without, and that are not there."""
+    command: tuple[str, ...] = ("ray",)
+    """How its `ray` is run, wherever PATH points."""
+    click: str | None = None
+    """The version of click, with which that command is written."""
+    enum_copies_are_same: bool = True
+    """Whether this Python copies an enum's member as itself."""
+
+
+@dataclass(frozen=True)
 class Facts:
     """What this machine is and allows."""
 
     hostname: str
     interfaces: Mapping[str, tuple[str, ...]]
     """IP addresses by the interface that carries them, loopback included."""
-    ray_python: str = sys.executable
-    """The Python that has Ray: our own, but for an image where the two are kept apart."""
-    ray_command: tuple[str, ...] = ("ray",)
-    """How the `ray` of that Python is run."""
-    python: str = ""
-    ray: str | None = None
-    ray_missing: tuple[str, ...] = ()
-    """Modules of ray[default] that are not installed."""
-    click: str | None = None
-    """The version of click, with which Ray's command line is written."""
-    enum_copies_are_same: bool = True
-    """Whether this Python's deep copy of an enum's member is that member; 3.10 makes a new one."""
+    ray: RayPython = RayPython(sys.executable, "", None)
+    """The Python that has Ray, and that Ray: our own, but for an image that keeps them apart."""
     cpus: int = 1
     memory: int = 0
     shm: int = 0

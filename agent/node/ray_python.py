@@ -16,11 +16,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
 
 from agent.base.own_command import own_command
+from agent.node.facts import RayPython
 
 PROGRAM = "ray-facts"
 """The verb with which another Python is asked about itself."""
@@ -31,28 +32,10 @@ _ASK_LIMIT = 30.0
 _DEFAULT_EXTRA = ("aiohttp", "aiohttp_cors", "opencensus")
 
 
-@dataclass(frozen=True)
-class RayPython:
-    """A Python, and the Ray that it has."""
-
-    executable: str
-    python: str
-    """Python's full version, which Ray compares between nodes."""
-    ray: str | None
-    missing: tuple[str, ...] = ()
-    """Modules of ray[default] that a job submission cannot do without, and that are not there."""
-    command: tuple[str, ...] = ("ray",)
-    """How its `ray` is run, wherever PATH points."""
-    click: str | None = None
-    """The version of click, with which that command is written."""
-    enum_copies_are_same: bool = True
-    """Whether this Python copies an enum's member as itself."""
-
-
 def find(path: str | None) -> RayPython:
     """Find the Python that has Ray: this one, the recorded one, or that of `ray` on PATH."""
     here = look_here()
-    if here.ray is not None:
+    if here.version is not None:
         return here
     other = _recorded(Path(sys.prefix) / RECORD) or of_ray_command(path)
     return here if other is None or other == sys.executable else look_at(other)

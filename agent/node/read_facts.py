@@ -22,7 +22,7 @@ from agent.node.wandb_login import has_login
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.node.ray_python import RayPython
+    from agent.node.facts import RayPython
 
 
 def gather(
@@ -39,13 +39,7 @@ def gather(
     return Facts(
         hostname=socket.gethostname(),
         interfaces=interfaces(),
-        ray_python=ray.executable,
-        ray_command=ray.command,
-        python=ray.python,
-        ray=ray.ray,
-        ray_missing=ray.missing,
-        click=ray.click,
-        enum_copies_are_same=ray.enum_copies_are_same,
+        ray=ray,
         cpus=_cpus(Path("/sys/fs/cgroup")),
         memory=_memory(Path("/sys/fs/cgroup")),
         shm=shm.total if shm else 0,

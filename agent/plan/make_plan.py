@@ -53,7 +53,7 @@ def make_plan(
     services = tuple(s for s in all_services if _is_here(s.where, topology))
     steps = _steps(settings, topology)
     ports = _ports(settings, topology, loaded.command)
-    guarded = settings.ray_auth_token is not None and honours_token(facts.ray)
+    guarded = settings.ray_auth_token is not None and honours_token(facts.ray.version)
     ray = OwnRay(
         settings,
         replace(facts, cpus=min(facts.cpus, claim.cpus or facts.cpus)),
@@ -63,7 +63,7 @@ def make_plan(
         claim.memory,
     )
     launch: Launch = topology.given_ray or ray
-    job = job_of(settings, loaded.command, runtime_env, facts.ray_python)
+    job = job_of(settings, loaded.command, runtime_env, facts.ray.executable)
     job = job if topology.is_head else None
     return Plan(
         settings=settings,
@@ -117,7 +117,7 @@ def _services(
     """Return the services of the whole run, in the order in which they are shown."""
     if topology.is_idle:
         return ()
-    return tuple(filter(None, (reward_service(settings, command, facts.ray_python),)))
+    return tuple(filter(None, (reward_service(settings, command, facts.ray.executable),)))
 
 
 def _steps(settings: Settings, topology: Topology) -> tuple[PrepareStep, ...]:
@@ -143,7 +143,7 @@ def _processes(
         ray = (PlannedProcess(RAY, "ray", argv, "ray-start.log"),)
     if not topology.is_head:
         return ray
-    bridge = own_command(facts.ray_python, "ray-bridge", launch.gcs, launch.dashboard)
+    bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
     label = "submit" if has_job else "watch"
     return (*ray, PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log"))
 

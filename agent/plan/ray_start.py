@@ -62,7 +62,7 @@ class OwnRay:
     def _common(self) -> list[str]:
         ports, settings = self.ports, self.settings
         argv = [
-            *self.facts.ray_command,
+            *self.facts.ray.command,
             "start",
             "--block",
             f"--node-ip-address={NODE_IP}",

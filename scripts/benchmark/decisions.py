@@ -61,7 +61,7 @@ def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported
 def states(size: int) -> Iterator[tuple[str, h.HeadState]]:
     """Return a head in each of its phases: half of its workers joined, then all."""
     goal = h.Goal(LIMITS, 1e9, expected_workers=size, least_workers=size)
-    state = head.start(goal)
+    state = head.first_state(goal)
     nodes = [h.RayNode("head", "10.255.0.1", is_head=True)]
     for number in range(1, size + 1):
         report = worker(number, joined=number <= size // 2)

@@ -138,10 +138,12 @@ def complete_ray(home: Path, version: str) -> None:
 
     python = (home / "ray-python").read_text()
     found = look_at(python)
-    if found.ray is not None and parsed(found.ray) < OLDEST_RAY:
-        fail(f"{python} has Ray {found.ray}", "The agent needs 2.40 or newer: take a newer image")
-    if found.ray is None or found.missing:
-        wanted = f"ray[default]=={found.ray or version}"
+    if found.version is not None and parsed(found.version) < OLDEST_RAY:
+        fail(
+            f"{python} has Ray {found.version}", "The agent needs 2.40 or newer: take a newer image"
+        )
+    if found.version is None or found.missing:
+        wanted = f"ray[default]=={found.version or version}"
         file = constraints(home)
         what = f"{wanted} does not fit beside what {python} has"
         remedy = (

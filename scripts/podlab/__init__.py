@@ -2,7 +2,7 @@
 
     with Lab(pods=3) as lab:                         # or names=["abc123", "def456"]
         head, *workers = lab.pods                    # also lab["pod0"], iteration
-        agent = head.start([python, "-m", "agent"], env={"HEAD_POD_ID": head.name}, cwd=repo)
+        agent = head.first_state([python, "-m", "agent"], env={"HEAD_POD_ID": head.name}, cwd=repo)
         agent.wait_for(r"waiting for workers")
         head.cut()
         assert agent.wait(timeout=30) == 75, agent.stderr()

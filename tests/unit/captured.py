@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
 from agent.base.own_command import own_command
-from agent.node.facts import MIB, Facts
+from agent.node.facts import MIB, Facts, RayPython
 from agent.plan.make_plan import make_plan
 from agent.plan.show import render
 from agent.settings import load
@@ -55,8 +55,7 @@ def machine(environ: dict[str, str], *, is_first_process: bool = False) -> Facts
     return Facts(
         hostname=environ.get("HOSTNAME", "node-a"),
         interfaces=ADDRESSES,
-        python="3.11.7",
-        ray="2.60.0",
+        ray=RayPython(sys.executable, "3.11.7", "2.60.0"),
         cpus=192,
         memory=2048 * 1024 * MIB,
         shm=1024 * 1024 * MIB,

@@ -134,7 +134,7 @@ class Story:
     """A head to which a history happened, and all that it did."""
 
     def __init__(self, of: h.Goal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
-        self.state = head.start(of)
+        self.state = head.first_state(of)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []
         for at, event in history:

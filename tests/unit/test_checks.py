@@ -8,14 +8,16 @@ import pytest
 
 from agent.checks import CHECKS, Finding, Level, examine
 from agent.node.facts import MIB, Facts, Folder
-from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of
+from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of, with_ray
 
 TOKEN = {"RAY_AUTH_TOKEN": SECRET}
 TWO = {"EXPECTED_WORKERS": "1"}
 INSIST = {"AGENT_ALLOW_INSECURE": "1"}
-OLD = replace(MACHINE, ray="2.51.1")
-CLICK = replace(MACHINE, ray="2.40.0", python="3.10.13", click="8.3.1", enum_copies_are_same=False)
-NEWER_PYTHON = replace(CLICK, enum_copies_are_same=True)
+OLD = with_ray(MACHINE, version="2.51.1")
+CLICK = with_ray(
+    MACHINE, version="2.40.0", python="3.10.13", click="8.3.1", enum_copies_are_same=False
+)
+NEWER_PYTHON = with_ray(CLICK, enum_copies_are_same=True)
 PUBLIC = replace(
     MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("8.8.4.4",)}, default_source="8.8.4.4"
 )
@@ -31,35 +33,41 @@ def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
 
 ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "ray": ("ray", {}, MACHINE, Level.OK, "2.60.0 on Python 3.11.7"),
-    "no ray": ("ray", {}, replace(MACHINE, ray=None), Level.FAIL, "not installed"),
-    "old ray": ("ray", {}, replace(MACHINE, ray="2.39.0"), Level.FAIL, "older than 2.40"),
-    "oldest ray": ("ray", {}, replace(MACHINE, ray="2.40.0"), Level.OK, "2.40.0"),
-    "next major": ("ray", {}, replace(MACHINE, ray="3.0.0.dev0"), Level.OK, "3.0.0"),
-    "odd version": ("ray", {}, replace(MACHINE, ray="nightly"), Level.FAIL, "nightly"),
+    "no ray": ("ray", {}, with_ray(MACHINE, version=None), Level.FAIL, "not installed"),
+    "old ray": ("ray", {}, with_ray(MACHINE, version="2.39.0"), Level.FAIL, "older than 2.40"),
+    "oldest ray": ("ray", {}, with_ray(MACHINE, version="2.40.0"), Level.OK, "2.40.0"),
+    "next major": ("ray", {}, with_ray(MACHINE, version="3.0.0.dev0"), Level.OK, "3.0.0"),
+    "odd version": ("ray", {}, with_ray(MACHINE, version="nightly"), Level.FAIL, "nightly"),
     "no extra": (
         "ray",
         {},
-        replace(MACHINE, ray_missing=("opencensus",)),
+        with_ray(MACHINE, missing=("opencensus",)),
         Level.FAIL,
         "`default` extra (opencensus",
     ),
     "click": (
         "ray",
         {},
-        replace(CLICK, click="8.3.0"),
+        with_ray(CLICK, click="8.3.0"),
         Level.FAIL,
         "click 8.3.0 on Python 3.10.13",
     ),
-    "last bad click": ("ray", {}, replace(CLICK, click="8.5.0"), Level.FAIL, "cannot start"),
-    "older click": ("ray", {}, replace(CLICK, click="8.2.1"), Level.OK, "2.40.0"),
-    "newer click": ("ray", {}, replace(CLICK, click="8.5.1"), Level.OK, "2.40.0"),
-    "unknown click": ("ray", {}, replace(CLICK, click=None), Level.OK, "2.40.0"),
-    "click, newer ray": ("ray", {}, replace(CLICK, ray="2.53.0"), Level.OK, "2.53.0"),
-    "click, last such ray": ("ray", {}, replace(CLICK, ray="2.52.1"), Level.FAIL, "cannot start"),
+    "last bad click": ("ray", {}, with_ray(CLICK, click="8.5.0"), Level.FAIL, "cannot start"),
+    "older click": ("ray", {}, with_ray(CLICK, click="8.2.1"), Level.OK, "2.40.0"),
+    "newer click": ("ray", {}, with_ray(CLICK, click="8.5.1"), Level.OK, "2.40.0"),
+    "unknown click": ("ray", {}, with_ray(CLICK, click=None), Level.OK, "2.40.0"),
+    "click, newer ray": ("ray", {}, with_ray(CLICK, version="2.53.0"), Level.OK, "2.53.0"),
+    "click, last such ray": (
+        "ray",
+        {},
+        with_ray(CLICK, version="2.52.1"),
+        Level.FAIL,
+        "cannot start",
+    ),
     "click, newer python": (
         "ray",
         {},
-        replace(CLICK, enum_copies_are_same=True),
+        with_ray(CLICK, enum_copies_are_same=True),
         Level.OK,
         "2.40.0",
     ),
@@ -73,7 +81,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         "RAY_AUTH_TOKEN is not set",
     ),
     "token": ("token", TOKEN, MACHINE, Level.OK, "ask for it"),
-    "token, first ray": ("token", TOKEN, replace(MACHINE, ray="2.52.0"), Level.OK, "ask for it"),
+    "token, first ray": (
+        "token",
+        TOKEN,
+        with_ray(MACHINE, version="2.52.0"),
+        Level.OK,
+        "ask for it",
+    ),
     "token, old ray": ("token", TOKEN, OLD, Level.FAIL, "no token auth"),
     "token, old ray, insisted": ("token", TOKEN | INSIST, OLD, Level.WARN, "no token auth"),
     "token, old ray, by name": ("token", TOKEN, OLD, Level.FAIL, "RAY_AUTH_TOKEN is set, but"),
@@ -97,7 +111,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "public, token, old ray": (
         "addresses",
         TOKEN,
-        replace(PUBLIC, ray="2.51.1"),
+        with_ray(PUBLIC, version="2.51.1"),
         Level.FAIL,
         "8.8.4.4 is publicly routable, and Ray 2.51.1 has no token auth",
     ),
@@ -183,7 +197,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "path with a space": (
         "ray's path",
         {},
-        replace(MACHINE, ray_python="/home/me/my work/.venv/bin/python"),
+        with_ray(MACHINE, executable="/home/me/my work/.venv/bin/python"),
         Level.FAIL,
         "'/home/me/my work/.venv/bin/python' has a space",
     ),

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from agent.boot.head_goal import goal_of
-from agent.decisions.head import start
+from agent.decisions.head import first_state
 from agent.plan.show import render
 from agent.settings.redact import redactor_for
 from agent.topology.given_ray import GivenRay
@@ -100,7 +100,7 @@ def test_the_submissions_id(name: str, run: str | None, job: str) -> None:
     """A RayJob looks for its job under its own id; elsewhere the run's id is made into one."""
     plan = plan_of(*read(name))
     assert plan.topology.claim.run_id == run
-    assert start(goal_of(plan, "run-7")).attempt.id == job
+    assert first_state(goal_of(plan, "run-7")).attempt.id == job
 
 
 @pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])

@@ -39,7 +39,7 @@ class OneWorker:
     """A worker's decisions behind a real link to a head's port; its deeds are kept, not done."""
 
     def __init__(self, port: int) -> None:
-        self.state = worker.start(goal(prepare=True))
+        self.state = worker.first_state(goal(prepare=True))
         self.deeds: list[w.WorkerAction] = []
         self.changed = anyio.Event()
         self.link = HeadLink(

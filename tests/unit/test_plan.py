@@ -14,7 +14,7 @@ import pytest
 from agent.base.own_command import own_command
 from agent.plan.show import duration, render
 from agent.settings.redact import redactor_for
-from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of
+from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts
@@ -153,7 +153,7 @@ def test_where_the_dashboard_listens(environ: dict[str, str], host: str) -> None
 def test_a_token_that_ray_does_not_know_guards_the_agent_alone() -> None:
     """Insisted on below Ray 2.52: the dashboard stays on loopback, the plan says what is open."""
     environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_ALLOW_INSECURE": "1"}
-    plan = plan_of(environ, replace(MACHINE, ray="2.51.1"))
+    plan = plan_of(environ, with_ray(MACHINE, version="2.51.1"))
     assert our_ray(plan).dashboard_host == "127.0.0.1"
     guards = {p.who: p.guard for p in plan.listeners}
     assert guards["agent"] == "token"

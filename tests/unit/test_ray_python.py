@@ -10,6 +10,7 @@ import pytest
 
 from agent.base.own_command import own_command
 from agent.node import ray_python
+from agent.node.facts import RayPython
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,7 +78,7 @@ def test_another_python_is_asked(tmp_path: Path) -> None:
     """A Python that has none of the agent's libraries tells what it has of Ray."""
     bare = bare_python(tmp_path)
     found = ray_python.look_at(str(bare))
-    assert (found.executable, found.ray) == (str(bare), None)
+    assert (found.executable, found.version) == (str(bare), None)
     assert "aiohttp" in found.missing
     assert found.python == sys.version.split()[0]
     assert found.command == (str(bare), "-m", "ray.scripts.scripts")
@@ -90,11 +91,11 @@ def test_without_ray_here_the_recorded_one_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the image's build recorded comes before PATH; without either it is this Python."""
-    nothing = ray_python.RayPython(sys.executable, "3.11.7", None)
+    nothing = RayPython(sys.executable, "3.11.7", None)
     other = str(bare_python(tmp_path))
     path = put_ray(tmp_path / "bin", f"#!{other}")
     monkeypatch.setattr(ray_python, "look_here", lambda: nothing)
-    monkeypatch.setattr(ray_python, "look_at", lambda python: ray_python.RayPython(python, "", "2"))
+    monkeypatch.setattr(ray_python, "look_at", lambda python: RayPython(python, "", "2"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
     assert ray_python.find("/nowhere") == nothing
     assert ray_python.find(path).executable == other

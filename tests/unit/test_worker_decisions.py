@@ -297,7 +297,7 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
 )
 def test_the_head_must_hear_of_a_workers_own_failure(event: w.WorkerEvent, must: bool) -> None:  # noqa: FBT001 - a table's column
     """What comes from this node alone is worth waiting for the head a little."""
-    _, actions = worker.decide(worker.start(PREPARING), event, 1.0)
+    _, actions = worker.decide(worker.first_state(PREPARING), event, 1.0)
     (leave,) = [action for action in actions if isinstance(action, w.Leave)]
     assert leave.head_must_hear is must
 

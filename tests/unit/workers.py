@@ -49,7 +49,7 @@ class Story:
     """A worker to which a history happened, and all that it did."""
 
     def __init__(self, of: w.Goal, history: Iterable[tuple[float, w.WorkerEvent]]) -> None:
-        self.state = worker.start(of)
+        self.state = worker.first_state(of)
         self.now = 0.0
         self.actions: list[w.WorkerAction] = []
         for at, event in history:

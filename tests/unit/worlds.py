@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from agent.node.facts import MIB, Facts
+from agent.node.facts import MIB, Facts, RayPython
 from agent.plan.make_plan import make_plan
 from agent.settings import Settings, load
 from agent.topology.resolve import Topology, resolve
@@ -21,8 +22,7 @@ SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
 MACHINE = Facts(
     hostname="node-a",
     interfaces={"lo": ("127.0.0.1", "::1"), "eth0": ("10.0.0.5",)},
-    python="3.11.7",
-    ray="2.60.0",
+    ray=RayPython(sys.executable, "3.11.7", "2.60.0"),
     cpus=16,
     memory=64 * 1024 * MIB,
     shm=32 * 1024 * MIB,
@@ -43,6 +43,11 @@ POD = replace(
     gpus=8,
 )
 """A RunPod pod: the default route leaves by eth0, the pods meet on podnet1."""
+
+
+def with_ray(facts: Facts, **changes: Any) -> Facts:  # noqa: ANN401 - any field of RayPython
+    """Return a machine with another Ray."""
+    return replace(facts, ray=replace(facts.ray, **changes))
 
 
 def settings_of(environ: Mapping[str, str], command: list[str] | None = None) -> Settings:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 Decision = tuple[HeadState, tuple[HeadAction, ...]]
 
 
-def start(goal: h.Goal) -> HeadState:
+def first_state(goal: h.Goal) -> HeadState:
     """Return the head's first state."""
     number = goal.first_attempt
     return HeadState(

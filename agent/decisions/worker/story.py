@@ -33,7 +33,7 @@ RETRY_PAUSE = 0.5
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 
-def start(goal: Goal) -> WorkerState:
+def first_state(goal: Goal) -> WorkerState:
     """Return the worker's first state."""
     return WorkerState(goal, steps={step.name: Item() for step in goal.steps})
 
