@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
 
 
+_REPEATED = (h.JobHeard, h.RaySilent, h.SubmitWaits, h.ServiceWaits, h.RayNodes)
+"""What is heard again and again, and is news only where it says something else."""
 _MOST_NODES = 256
 """Of so many nodes the record keeps GCS's whole list."""
 
@@ -65,13 +68,15 @@ class Head:
         self._state = head.first_state(goal_of(run.plan, keeper.run_id, keeper.next_attempt))
         self._place = Place()
         self._env: dict[str, str] = {}
+        self._noted: dict[type, h.HeadEvent] = {}
+        """The last event of each kind, of which some come again and again."""
         self._listens: list[socket.socket] = []
         """The agent's port on this node's own address."""
 
     async def run(self) -> Outcome:
         """Live the whole story; return how it ended."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signals.watch, self._on_signal, self._on_notice)
+            await tasks.start(signals.watch, self._on_signal, self._on_notice)
             outcome = await self._main(tasks)
             tasks.cancel_scope.cancel()
         return outcome
@@ -90,6 +95,7 @@ class Head:
         plan, run = self._plan, self._run
         # The port before all else: a second agent on this node ends here, and harms nothing.
         sockets = bind(["127.0.0.1"], plan.ports.agent)
+        run.folder.become_latest()
         ip = ""
         with self._stop.guard():
             limit = plan.settings.wait_head
@@ -178,9 +184,11 @@ class Head:
                 return actions[-1].outcome
 
     def _is_mere_beat(self, event: h.HeadEvent) -> bool:
-        """Say whether a worker only said again what is known."""
+        """Say whether an event only says again what is known."""
         if not isinstance(event, h.WorkerReported):
-            return isinstance(event, Tick)
+            kind, known = type(event), self._noted.get(type(event))
+            self._noted[kind] = event
+            return isinstance(event, Tick) or (kind in _REPEATED and event == known)
         new = event.worker
         old = self._state.fleet.workers.get(new.key)
         if old is None:
@@ -258,7 +266,7 @@ class Head:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._inbox.put(h.RayGone(f"`ray start` ended, {child.end_sentence(code)}"))
+        self._inbox.put(h.RayGone(f"`ray start` ended, {await child.end_sentence(code)}"))
 
     def _link(self) -> RayLink:
         process = self._plan.process(BRIDGE)
@@ -345,7 +353,12 @@ class Head:
 
 
 def _as_recorded(event: h.HeadEvent) -> object:
-    """Return what the record keeps of an event: of a very long list of nodes, their number."""
+    """Return what the record keeps of an event: of a very long list of nodes, their number.
+
+    Of a machine's facts it keeps no addresses: those of other networks are nobody's business.
+    """
+    if isinstance(event, h.WorkerIntroduced):
+        return replace(event, facts=replace(event.facts, interfaces={}))
     if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
         return event
     alive = sum(node.alive for node in event.nodes)

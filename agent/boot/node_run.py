@@ -131,7 +131,7 @@ class NodeRun:
                 if child.running:
                     await child.stop(1.0)
                 self.child_ended(child)
-        return "" if code == 0 else child.end_sentence(code)
+        return "" if code == 0 else await child.end_sentence(code)
 
     def ended(self, outcome: Outcome) -> None:
         """Say and record how it ends."""

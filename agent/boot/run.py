@@ -48,7 +48,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         _refuse_another_run(root, name)
     if topology.is_head:
         keeper = _keeper(root, plan, redactor)
-        folder = RunFolder(root, keeper.run_id, name)
+        folder = RunFolder(root, keeper.run_id, name, link=False)  # once its port is its own
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id)
         outcome = _live(node_run, keeper)
         attempts = keeper.attempts
@@ -69,7 +69,7 @@ def _refuse_another_run(root: Path, node: str) -> None:
     other = foreign(root, "", node)
     if other is not None and other.agent_lives:
         raise PreflightError(
-            other.sentence(), remedy="Stop that run, or wait for its end", culprit="run"
+            other.sentence(), remedy="Stop that agent (SIGTERM), or wait for its end", culprit="run"
         )
 
 
@@ -82,8 +82,9 @@ def _keeper(root: Path, plan: Plan, redactor: Redactor) -> RunKeeper:
     own = fingerprint(job, plan.settings.launcher, {}, redactor.clean)
     node = plan.topology.node_name
     chosen = choose_run(root, plan.topology.claim.run_id, own, new_run_id, node=node)
-    for note in chosen.notes:
-        say(note)
+    if chosen.notes:
+        more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
+        say(f"{chosen.notes[-1]}{more}")
     return RunKeeper(root, own, chosen)
 
 

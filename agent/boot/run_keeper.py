@@ -23,7 +23,9 @@ class RunKeeper:
         path = root / chosen.run_id / FILE
         self._writer: Latest[RunRecord] = Latest("run.json", lambda record: record.write(path))
         self._lock = chosen.lock  # held for as long as we are there
-        self.record = chosen.before or RunRecord(chosen.run_id, fingerprint, 0)
+        new = RunRecord(chosen.run_id, fingerprint, 0)
+        before = chosen.before
+        self.record = before.after_a_lost_head(iso_time(time.time())) if before else new
         self._writer.start()
 
     @property

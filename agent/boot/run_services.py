@@ -47,7 +47,7 @@ class Services:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._tell(ServiceGone(spec.name, child.end_sentence(code), generation=generation))
+        self._tell(ServiceGone(spec.name, await child.end_sentence(code), generation=generation))
 
     async def stop(self, grace: float) -> None:
         """Stop them all, side by side."""

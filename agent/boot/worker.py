@@ -30,6 +30,7 @@ from agent.record.events import PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
+from agent.runtime.last_words import in_thread
 from agent.runtime.probes import port_answers
 from agent.runtime.process import tail_of
 from agent.runtime.waiting import NotYet, until
@@ -69,6 +70,8 @@ class Worker:
         self._sent: dict[str, str] = {}
         """Those of the last report."""
         self._told: tuple[object, ...] = ()
+        self._last_words = ""
+        """The end of the log, for the goodbye."""
         self._own_ip = ""
         self._addressed = anyio.Event()
 
@@ -91,7 +94,7 @@ class Worker:
         )
         unfit = make_ready.make_ready(plan)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(signals.watch, self._on_signal, self._on_notice)
+            await tasks.start(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)
             if unfit is not None:
                 self._inbox.put(Unfit(unfit))
@@ -169,7 +172,7 @@ class Worker:
                 step = next(step for step in self._plan.steps if step.name == name)
                 tasks.start_soon(self._run_step, step)
             case w.SendLog(name):
-                self._send_log(name)
+                await self._send_log(name)
 
     # --- what comes up --------------------------------------------------------------------------
 
@@ -208,7 +211,7 @@ class Worker:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._inbox.put(w.RayExited(child.end_sentence(code)))
+        self._inbox.put(w.RayExited(await child.end_sentence(code)))
 
     async def _prepare(self) -> None:
         for step in self._plan.steps:
@@ -288,7 +291,6 @@ class Worker:
         following = state.phase is w.Phase.FOLLOWING
         waits = () if following else worker.waits(state)
         self._sent = dict(self._logs)
-        leaving = state.phase is w.Phase.LEAVING and state.verdict is not None
         return Report(
             id=self._id,
             ip=plan.address.ip or node_ip,
@@ -306,14 +308,10 @@ class Worker:
             logs=self._sent or None,
             obeyed=0 if state.obeyed is None else state.obeyed.number,
             obeyed_by="" if state.obeyed is None else state.obeyed.by,
-            bye=self._bye(state.verdict) if leaving and state.verdict else None,
+            bye=Bye(state.verdict.reason, self._last_words) if state.verdict is not None else None,
         )
 
-    def _bye(self, verdict: Outcome) -> Bye:
-        log = self._run.folder.file("agent.log")
-        return Bye(verdict.reason, tail_of(log, _TAIL_LINES, LONGEST_TEXT))
-
-    def _send_log(self, name: str) -> None:
+    async def _send_log(self, name: str) -> None:
         """Get the end of a log ready for the next report: of a log that this node has."""
         known = {"agent": "agent.log", "ray": self._plan.process(RAY).log}
         known |= {spec.name: spec.log for spec in self._plan.services}
@@ -321,7 +319,14 @@ class Worker:
         if name not in known:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
             return
-        self._logs[name] = tail_of(self._run.folder.file(known[name]), _TAIL_LINES, LONGEST_TEXT)
+        self._logs[name] = await self._end_of(known[name])
+
+    async def _end_of(self, name: str) -> str:
+        """Return the end of one of this node's logs, without a secret."""
+        path = self._run.folder.file(name)
+        return self._run.redactor.clean(
+            await in_thread(lambda: tail_of(path, _TAIL_LINES, LONGEST_TEXT))
+        )
 
     def _on_reply(self, reply: Reply) -> None:
         for name, text in self._sent.items():
@@ -358,6 +363,7 @@ class Worker:
 
     async def _leave(self, link: HeadLink, leave: w.Leave) -> None:
         self._run.ended(leave.outcome)
+        self._last_words = await self._end_of("agent.log")
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.goodbye, _ANNOUNCE if leave.head_must_hear else _GOODBYE)

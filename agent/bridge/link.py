@@ -50,7 +50,9 @@ class RayLink:
                     await self._send(order)
                 await self._read(self._child)
                 code = await self._child.wait()
-                self._tell(h.RaySilent(f"the ray bridge ended, {self._child.end_sentence(code)}"))
+                self._tell(
+                    h.RaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
+                )
                 await anyio.sleep(0.5)  # a bridge that dies at once must not be restarted in a spin
         finally:
             if self._child is not None:

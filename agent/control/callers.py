@@ -8,6 +8,8 @@ Sec-Fetch-Site; programs can, but those can call without them just as well.
 
 from __future__ import annotations
 
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.base.addresses import is_ip
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
 
 OPEN_TO_ALL = ("/livez", "/readyz")
 """Probes, which tell nothing: called by whatever name a platform has for this node."""
+
 _OF_A_CLUSTER = (".svc", ".svc.cluster.local")
 """Endings of Kubernetes' names that nobody can own on the internet."""
 
@@ -68,14 +71,38 @@ def _is_ours(name: str, names: frozenset[str]) -> bool:
     if is_ip(name) or name in names:
         return True
     in_cluster = name.endswith(_OF_A_CLUSTER)
-    return in_cluster and any(name.startswith(f"{known}.") for known in names)
+    return any(
+        name.startswith(f"{known}.")
+        and (in_cluster or name.removeprefix(f"{known}.") in _own_domains())
+        for known in names
+    )
+
+
+@cache
+def _own_domains() -> frozenset[str]:
+    """Return the domains in which this machine's resolver looks for short names."""
+    try:
+        lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.split() for line in lines)
+    words = (word for row in found if row[:1] in (["search"], ["domain"]) for word in row[1:])
+    return frozenset(word.strip(".").lower() for word in words)
 
 
 def _is_foreign(headers: Mapping[str, str], host: str | None) -> bool:
-    origin = headers.get("Origin")
+    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
+    if site in {"same-origin", "none"}:  # the browser's own word, which no page can change
+        return False
     if origin is not None:
-        return host is None or origin.partition("://")[2].lower() != host.lower()
-    return headers.get("Sec-Fetch-Site", "").lower() == "cross-site"
+        return host is None or _bare(origin.partition("://")[2]) != _bare(host)
+    return site == "cross-site"
+
+
+def _bare(host: str) -> str:
+    """Return a host without the port that goes without saying."""
+    name = host.lower()
+    return name.removesuffix(":80").removesuffix(":443")
 
 
 def _follows_a_link(headers: Mapping[str, str]) -> bool:

@@ -25,7 +25,8 @@ VERSION = 2
 REPORT_PATH = "/report"
 LONGEST_HOLD = 10.0
 """Longest that the head holds a report back while it has nothing new to say."""
-LARGEST_REPORT = 65_536
+LARGEST_REPORT = 1 << 18
+"""A hello has all interfaces of its machine, which may be a thousand."""
 LONGEST_TEXT = 2_000
 _LONGEST_NAME = 253
 """What DNS allows."""

@@ -13,7 +13,18 @@ _DEEPEST = 4
 
 
 def fault_of(word: str, path: str | None) -> str:
-    """Return why `exec WORD` will fail in the current directory, or '' where it will not."""
+    """Return why `exec WORD` will fail in the current directory, or '' where it will not.
+
+    What we may not look at (a folder of another's on PATH, a directory that is gone) is no fault:
+    the shell will tell.
+    """
+    try:
+        return _fault_of(word, path)
+    except (OSError, ValueError):
+        return ""
+
+
+def _fault_of(word: str, path: str | None) -> str:
     if word.startswith("-"):
         return "begins with a dash, so the shell takes it for an option of `exec`"
     if "/" not in word:
@@ -21,7 +32,7 @@ def fault_of(word: str, path: str | None) -> str:
         return _hint(word) if found is None else _fault(found, path)
     if not os.path.lexists(word):
         return f"is not there{_seen_from(word)}"
-    if not Path(word).exists():
+    if not os.path.exists(word):  # noqa: PTH110 - a Path's own raises where we may not look
         return "is a link to nothing"
     return _fault(Path(word), path)
 
@@ -38,7 +49,7 @@ def _on_path(word: str, path: str | None) -> Path | None:
         return None
     folders = (_SHELLS_PATH if path is None else path).split(os.pathsep)
     there = [Path(folder or ".", word) for folder in folders]
-    files = [file for file in there if file.is_file()]
+    files = [file for file in there if os.path.isfile(file)]  # noqa: PTH113 - same
     return next((f for f in files if os.access(f, os.X_OK)), files[0] if files else None)
 
 
@@ -50,13 +61,13 @@ def _hint(word: str) -> str:
         return "is not on PATH: give its words one by one, or a shell: -- bash -c '…'"
     if "=" in word:
         return "is not on PATH: variables go before pod-agent, or after `env`: -- env NAME=…"
-    if Path(word).is_file():
+    if os.path.isfile(word):  # noqa: PTH113 - same
         return f"is not on PATH: the file here is run as ./{word}, or by its interpreter"
     return "is not on PATH"
 
 
 def _fault(file: Path, path: str | None, depth: int = 0) -> str:
-    if file.is_dir():
+    if os.path.isdir(file):  # noqa: PTH112 - same
         return f"is a folder ({file})"
     if not os.access(file, os.X_OK):
         return f"may not be executed ({file}): run `chmod +x`, or name its interpreter before it"
@@ -66,7 +77,7 @@ def _fault(file: Path, path: str | None, depth: int = 0) -> str:
 
 def _fault_of_script(interpreter: list[str], path: str | None, depth: int) -> str:
     program = Path(interpreter[0])
-    if not program.exists():
+    if not _is_there(program):
         odd = " (its first line ends as Windows' do)" if interpreter[0].endswith("\r") else ""
         return f"is a script for {interpreter[0].strip()}, which is not there{odd}"
     if _fault(program, path, depth + 1):
@@ -75,6 +86,15 @@ def _fault_of_script(interpreter: list[str], path: str | None, depth: int) -> st
     if called is not None and "/" not in called and _on_path(called, path) is None:
         return f"is a script for {called.strip()}, which is not on PATH"
     return ""
+
+
+def _is_there(program: Path) -> bool:
+    """Say whether a program is there; raises PermissionError where we may not look."""
+    try:
+        program.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _interpreter(file: Path) -> list[str]:
@@ -95,6 +115,6 @@ def _called_by_env(interpreter: list[str]) -> str | None:
     argument = interpreter[1] if len(interpreter) > 1 else ""
     if argument.startswith(("-S", "--split-string")):
         words = argument.removeprefix("--split-string").removeprefix("-S").lstrip("= ").split()
-        plain = [word for word in words if not word.startswith("-") and "=" not in word]
-        return plain[0] if plain else None
+        # with options, variables or quotes before it only env itself knows which word it is
+        return words[0] if words and re.fullmatch(r"[\w.][\w./+-]*", words[0]) else None
     return argument if argument and not argument.startswith("-") else None

@@ -25,6 +25,16 @@ _NEVER_PASSED_ON = (
 _WANDB = "WANDB_API_KEY"
 _OF_THE_CLUSTER = ("RAY_AUTH_TOKEN", TOKEN_MODE)
 """The token, and the mode that would make a Ray of the child's own ask for one."""
+_FINDS = (
+    "PATH",
+    "PYTHONPATH",
+    "LD_LIBRARY_PATH",
+    "LD_PRELOAD",
+    "HOME",
+    "PYTHONHOME",
+    "VIRTUAL_ENV",
+)
+"""By these programs find their own: paths, however they may read, and never to be left out."""
 _PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
 
@@ -74,7 +84,9 @@ def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """
     own = {name: full[name] for name in (*_OF_THE_CLUSTER, "RAY_JOB_HEADERS") if name in full}
     others = {name: text for name, text in full.items() if name not in own}
-    harmless = {name: text for name, text in others.items() if not secrets_in(name, text)}
+    harmless = {
+        name: text for name, text in others.items() if name in _FINDS or not secrets_in(name, text)
+    }
     return {**_without(harmless, settings.wandb_api_key, settings.ray_auth_token), **own}
 
 
@@ -97,7 +109,7 @@ def _without(environ: Mapping[str, str], *secrets: Secret | None) -> dict[str, s
     return {
         name: text
         for name, text in environ.items()
-        if text not in texts and not any(secret in text for secret in long)
+        if name in _FINDS or (text not in texts and not any(secret in text for secret in long))
     }
 
 

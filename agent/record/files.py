@@ -127,7 +127,10 @@ class FileLock:
                 return Claim.UNKNOWN
             raise
         asking = threading.Thread(target=self._ask, args=(self._descriptor,), daemon=True)
-        asking.start()
+        try:
+            asking.start()
+        except RuntimeError:  # no thread can be had (pids.max): rather unlocked than not at all
+            return Claim.UNKNOWN
         asking.join(limit)
         if asking.is_alive():
             self._descriptor = None  # the thread's from now on

@@ -52,7 +52,10 @@ class NodeRecorder:
 
     def start(self) -> None:
         """Begin to write."""
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no thread can be had (pids.max)
+            self._tell(f"node.json is not written: {error}")
 
     def started(self, name: str, pid: int) -> None:
         """Note a process that was started; one that has ended already is none."""

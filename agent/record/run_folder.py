@@ -124,6 +124,10 @@ class RunFolder:
             with suppress(OSError):
                 (folder / name).replace(_number_for(folder / name))
 
+    def become_latest(self) -> None:
+        """Have `latest` point to this run."""
+        self._link(self.path.parent.name)
+
     def _link(self, run_id: str) -> None:
         part = self._root / f".latest-{secrets.token_hex(4)}"
         with suppress(OSError):  # a disk without links still holds the logs

@@ -88,6 +88,10 @@ class RunRecord:
         """Return it with the head, and the Ray, that it goes on with."""
         return replace(self, head=head, epoch=epoch, state=State.BOOTING)
 
+    def after_a_lost_head(self, now: str) -> RunRecord:
+        """Return it with the attempt over that a killed head left open."""
+        return self.end_attempt(now, "its head was lost", 75)
+
     def begin(self, number: int, submission_id: str, start: str) -> RunRecord:
         """Return it with an attempt that begins."""
         attempt = Attempt(number, submission_id, start)

@@ -22,6 +22,7 @@ from agent.base.outcome import name_of_code, shell_code
 from agent.node.process_limits import starting
 from agent.record.log import say
 from agent.runtime import orphans
+from agent.runtime.last_words import in_thread
 from agent.runtime.pipes import PipeReader, Pipes, PipeWriter
 
 if TYPE_CHECKING:
@@ -141,15 +142,15 @@ class Child:
                 await self._ended.wait()
             self.process.close()
 
-    def end_sentence(self, code: int) -> str:
+    async def end_sentence(self, code: int) -> str:
         """Say how it ended, with the end of its log."""
-        tail = self.tail()
+        tail = await self.tail()
         text = f"exit code {name_of_code(code)}"
         return f"{text}; its last words: {tail}" if tail else text
 
-    def tail(self, lines: int = 3, longest: int = 300) -> str:
+    async def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""
-        return tail_of(self.log(), lines, longest)
+        return await in_thread(lambda: tail_of(self.log(), lines, longest))
 
     # --- its end ----------------------------------------------------------------------------
 

@@ -7,6 +7,8 @@ import signal
 from collections import deque
 from typing import TYPE_CHECKING
 
+from anyio import TASK_STATUS_IGNORED
+
 from agent.record.log import say
 from agent.runtime import orphans
 from agent.runtime.exiting import exit_now
@@ -15,12 +17,22 @@ from agent.runtime.first_signals import NOTICES, STOPS, hand_to, heed_no_more
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from anyio.abc import TaskStatus
+
 _KEPT = 2
 """How many of one signal wait to be acted on, as two SIGINTs are more than one."""
 
 
-async def watch(stop: Callable[[int], None], notify: Callable[[int], None]) -> None:
+async def watch(
+    stop: Callable[[int], None],
+    notify: Callable[[int], None],
+    *,
+    task_status: TaskStatus[None] = TASK_STATUS_IGNORED,
+) -> None:
     """Pass on each request to stop, and each notice; a second Ctrl-C ends everything at once.
+
+    Who starts this waits until signals are heard (`await tasks.start(watch, …)`): whatever is
+    started before would be left behind by the first of them.
 
     Reaps orphans too. Once nobody listens any more the code is settled, and a late request
     (srun's, which stops all others when the first node has left with the job's code) must not
@@ -36,6 +48,7 @@ async def watch(stop: Callable[[int], None], notify: Callable[[int], None]) -> N
 
     interrupts = 0
     hand_to(tell)
+    task_status.started()
     try:
         while True:
             await some.wait()

@@ -95,14 +95,16 @@ _ORDINARY = {
     *("required", "secret", "undefined", "unlimited", "worker", "workers", "builtin", "rehearsal"),
 }
 _PATH = re.compile(
-    r"(?:~|\.{1,2})/[^\n]*|/(?:bin|boot|data|dev|etc|home|lib|lib64|media|mnt|opt|proc|root|run|runpod"
-    r"-volume|sbin|scratch|shared|srv|sys|tmp|usr|Users|var|workspace)(?:/[^\n]*)?"
+    r"(?:~|\.{1,2})/[^\n]*|/(?:app|bin|boot|code|data|dev|etc|fsx|gpfs|home|lib|lib64|lustre|media"
+    r"|mnt|models|nas|nfs|opt|proc|root|run|runpod-volume|sbin|scratch|shared|srv|storage|sys|tmp"
+    r"|usr|Users|var|workspace)(?:/[^\n]*)?"
 )
 
 _USER_INFO = re.compile(r"://([^\s/?#:@\"']*):([^\s/?#\"']+)@")
 _USER_ALONE = re.compile(r"://([^\s/?#:@\"']{20,})@")
 _PAIR = re.compile(
-    r"(?<![\w.-])-{0,2}([A-Za-z][\w.-]*)(?:=|: ?)(?:\"([^\"]+)\"|'([^']+)'|([^\s;&'\"]+))"
+    r"(?<![\w./-])-{0,2}([A-Za-z][\w.-]*)(?:=|: |:(?=[\"']))"
+    r"(?:\"([^\"]+)\"|'([^']+)'|([^\s;&'\"]+))"
 )
 _BEARER = re.compile(r"\b(?:Bearer|Basic) +([\w.~+/=-]{8,})", re.IGNORECASE)
 _MEMBER = re.compile(r'"([\w.-]+)"\s*:\s*("(?:[^"\\]|\\.)*")')

@@ -266,7 +266,7 @@ def test_talking_through_pipes(tmp_path: Path) -> None:
             await stream.receive_until(b"\n", 100)
         with pytest.raises((anyio.BrokenResourceError, anyio.ClosedResourceError)):
             await child.process.stdin.send(b"more\n")
-        assert child.end_sentence(0).endswith("oops")
+        assert (await child.end_sentence(0)).endswith("oops")
         await child.stop(0.0)
 
     run(story)
@@ -315,7 +315,7 @@ def test_a_log_that_cannot_be_opened_is_said_once(
         for _ in range(2):
             child = await Child.start("ray start", ["sh", "-c", "echo hi; exit 6"], ENV, log)
             assert await child.wait() == 6
-            assert child.end_sentence(6) == "exit code 6"
+            assert await child.end_sentence(6) == "exit code 6"
         piped = await Child.start_piped("bridge", ["sh", "-c", "echo hi >&2"], ENV, log)
         assert await piped.wait() == 0
         await piped.stop(0.0)
