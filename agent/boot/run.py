@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
 
-"""Longest that the end waits for a disk to take outcome.json."""
-
 
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Boot this node and live its story; raises SettingsError before anything is touched."""

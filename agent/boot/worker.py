@@ -142,18 +142,20 @@ class Worker:
             for action in actions:
                 if isinstance(action, w.Leave):
                     return action
-                await self._perform(action, tasks)
+                await self._perform(action, tasks, link)
             self._tell_if_changed(link)
 
     def _tell_if_changed(self, link: HeadLink) -> None:
         """Report at once what a person at the head would want to know at once."""
         state = self._state
         news = (state.phase, state.joined, state.preparing, state.tries, state.services)
-        if (*news, state.obeyed) != self._told or self._logs:
+        if (*news, state.obeyed) != self._told:
             self._told = (*news, state.obeyed)
             link.report_now()
 
-    async def _perform(self, action: w.WorkerAction, tasks: anyio.abc.TaskGroup) -> None:
+    async def _perform(
+        self, action: w.WorkerAction, tasks: anyio.abc.TaskGroup, link: HeadLink
+    ) -> None:
         match action:
             case Said():
                 self._run.speak(action)
@@ -173,6 +175,7 @@ class Worker:
                 tasks.start_soon(self._run_step, step)
             case w.SendLog(name):
                 await self._send_log(name)
+                link.report_now()
 
     # --- what comes up --------------------------------------------------------------------------
 

@@ -113,26 +113,25 @@ class Bridge:
     def _run_job(self, command: Mapping[str, Any]) -> None:
         job_id = str(command["id"])
         for _ in beats(self._stop, 0.1):
-            if job_id in self._cancelled:
-                with suppress(Exception):  # an earlier bridge may have submitted it
-                    (self._jobs or Jobs(self._dashboard)).stop(job_id)
-                stopped = "stopped before Ray took it"
-                self._tell(event="submit-failed", id=job_id, evidence=stopped, final=False)
-                return
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
-                self._jobs.submit_once(command)
+                if job_id in self._cancelled:
+                    if not self._jobs.know(job_id):
+                        stopped = "stopped before Ray took it"
+                        self._tell_unsubmitted(job_id, stopped, cancelled=True)
+                        return
+                else:
+                    self._jobs.submit_once(command)
                 break
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 final = is_final(error)
-                why = _first_line(error)
-                self._tell(event="submit-failed", id=job_id, evidence=why, final=final)
+                self._tell_unsubmitted(job_id, _first_line(error), final=final)
                 if final:
                     return
         self._submitted.add(job_id)
         self._tell(event="submitted", id=job_id)
         if job_id in self._cancelled:  # asked while the submission was under way
-            self._stop_job(command)
+            self._start(self._stop_submitted, job_id)
         copying = None
         if command.get("mirror"):
             copying = self._start(self._copy_output, command)
@@ -178,17 +177,25 @@ class Bridge:
             if report["ended"]:
                 return
 
+    def _tell_unsubmitted(
+        self, job_id: str, why: str, *, final: bool = False, cancelled: bool = False
+    ) -> None:
+        self._tell(event="submit-failed", id=job_id, evidence=why, final=final, cancelled=cancelled)
+
     def _stop_job(self, command: Mapping[str, Any]) -> None:
+        """Have Ray stop a job; one that it has not taken yet is stopped by whoever submits."""
         job_id = str(command["id"])
         self._cancelled.add(job_id)
+        if job_id in self._submitted:
+            self._stop_submitted(job_id)
+
+    def _stop_submitted(self, job_id: str) -> None:
         for _ in beats(self._stop, 0.2):
             try:
-                jobs = self._jobs or Jobs(self._dashboard)
-                jobs.stop(job_id)
+                (self._jobs or Jobs(self._dashboard)).stop(job_id)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 self._tell(event="job-silent", evidence=_first_line(error))
-                if job_id in self._submitted:
-                    continue
+                continue
             return
 
 

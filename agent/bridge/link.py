@@ -116,7 +116,9 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
         case "submitted":
             return h.Submitted(str(data["id"]))
         case "submit-failed":
-            return h.SubmitWaits(str(data["id"]), data["evidence"], final=data["final"])
+            return h.SubmitWaits(
+                str(data["id"]), data["evidence"], data["final"], data["cancelled"]
+            )
         case "job":
             report = JobReport(
                 data["status"], data["message"], data["driver_exit_code"], data["error_type"]

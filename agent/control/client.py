@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 _STEP = 0.1
 _LONGEST_STEP = 1.0
+_LONGEST_ANSWER = 1 << 20
 _BARE_AFTER = 2
 """So many looks at an open GCS without an agent beside it make a head without an agent."""
 
@@ -133,36 +135,51 @@ class HeadLink:
         try:
             return await self._post(session, ip, report, hold)
         except aiohttp.ClientConnectorError as error:
-            return _Unheard(f"{reason(error.os_error)} by {ip}:{self._agent_port}")
+            return _Unheard(f"{reason(error.os_error)} by {self._at(ip)}")
         except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-            return _Unheard(f"no answer from {ip}:{self._agent_port}")
+            return _Unheard(f"no answer from {self._at(ip)}")
         except (aiohttp.ClientError, OSError) as error:
-            return _Unheard(f"{reason(error)} ({ip}:{self._agent_port})")
+            return _Unheard(f"{reason(error)} ({self._at(ip)})")
 
     async def _post(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
     ) -> _Unheard | None:
         hello = self._hello() if self._says_hello else None
         body = replace(report, news=self._news, hold=hold, hello=hello).to_dict()
-        url = f"http://{in_url(ip)}:{self._agent_port}{REPORT_PATH}"
+        url = f"http://{self._at(ip)}{REPORT_PATH}"
         async with session.post(url, json=body) as answer:
             if answer.status == 401:
                 why = f"the head at {ip} asks for another RAY_AUTH_TOKEN than this node's"
                 return _Unheard(why, from_an_agent=True)
+            text = await _text_of(answer)
             if answer.status != 200:
-                said = (await answer.text(errors="replace"))[:200].strip()
-                return _Unheard(f"{ip}:{self._agent_port} answered {answer.status} {said}".strip())
+                return self._not_taken(ip, answer.status, text)
             try:
-                data = await answer.json()
+                data = json.loads(text)
                 refusal = skew(data, "the head")
                 reply = None if refusal else Reply.from_dict(data)
             except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-                return _Unheard(f"{ip}:{self._agent_port} does not speak as a head's agent")
+                return _Unheard(f"{self._at(ip)} does not speak as a head's agent")
         if reply is None:
             self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
             return None
         self._take(ip, reply)
         return None
+
+    def _not_taken(self, ip: str, status: int, text: str) -> _Unheard | None:
+        """Tell an agent that says what is wrong from anything else that answers there."""
+        why = _error_in(text)
+        if status == 400 and why is not None:
+            theirs = f"the head at {ip} cannot read what this worker sends ({why})"
+            same = "run the same version of pod-agent on all nodes"
+            self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=f"{theirs}: {same}"))
+            return None
+        said = text.strip()[:200] if why is None else why
+        evidence = f"{self._at(ip)} answered {status} {said}".strip()
+        return _Unheard(evidence, from_an_agent=why is not None)
+
+    def _at(self, ip: str) -> str:
+        return f"{in_url(ip)}:{self._agent_port}"
 
     def _take(self, ip: str, reply: Reply) -> None:
         """Pass on what the head said."""
@@ -178,7 +195,7 @@ class HeadLink:
                 held=reply.held,
             )
         )
-        for order in reply.orders:
+        for order in () if reply.held else reply.orders:
             self._tell(Ordered(order))
 
     async def _is_bare(self, ip: str) -> bool:
@@ -212,3 +229,25 @@ class HeadLink:
         self._news = -1
         seconds = round(now - self._silent_since)
         self._tell(HeadSilent(f"{evidence} for {seconds} s" if seconds else evidence))
+
+
+async def _text_of(answer: aiohttp.ClientResponse) -> str:
+    """Read an answer, of whatever answers there: no more than a head's agent would ever say."""
+    parts: list[bytes] = []
+    size = 0
+    async for part in answer.content.iter_any():
+        parts.append(part)
+        size += len(part)
+        if size > _LONGEST_ANSWER:
+            break
+    return b"".join(parts)[:_LONGEST_ANSWER].decode(errors="replace")
+
+
+def _error_in(text: str) -> str | None:
+    """Return the complaint of an agent's answer; None where no agent speaks so."""
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    error = data.get("error") if isinstance(data, dict) else None
+    return error[:200] if isinstance(error, str) else None

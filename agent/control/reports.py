@@ -30,7 +30,8 @@ class _Known:
     refusal: str
     orders: list[Order] = field(default_factory=list)
     """Those that it has not taken in yet."""
-    ordered: int = 0
+    asked_logs: set[str] = field(default_factory=set)
+    """The names of logs that it was asked for and has not sent yet."""
     waiting: int = 0
     """Reports of it that are held back now: while there is one, it certainly lives."""
     heard: float = 0.0
@@ -68,6 +69,7 @@ class Reports:
         self._known: dict[str, _Known] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._report = anyio.Event()
+        self._ordered = 0
         self._is_over = False
         self.logs: dict[tuple[str, str], str] = {}
         """Ends of logs that workers sent, by agent and name."""
@@ -86,8 +88,10 @@ class Reports:
         known = self._known.get(key)
         if known is None:
             return
-        known.ordered += 1
-        known.orders.append(Order(self._id, known.ordered, kind, name, generation))
+        self._ordered += 1  # one count for all: an agent may come back as one unknown
+        known.orders.append(Order(self._id, self._ordered, kind, name, generation))
+        if kind is OrderKind.SEND_LOG:
+            known.asked_logs.add(name)
         known.wake.set()
 
     async def take(self, report: Report) -> Reply:
@@ -158,14 +162,19 @@ class Reports:
             if not known.waiting and self._clock() - known.heard >= silent_for:
                 namesakes.remove(other)
                 del self._known[other]
+                self.logs = {at: text for at, text in self.logs.items() if at[0] != other}
                 self._tell(WorkerReplaced(other))
 
     def _note(self, known: _Known, report: Report) -> None:
         if report.bye is not None and not known.said_goodbye:
             self._on_bye(known.hello.name, report.bye)
         known.said_goodbye = report.bye is not None
-        for name, text in (report.logs or {}).items():
-            self.logs[report.id, name] = text
+        if known.said_goodbye:
+            known.orders.clear()  # nobody is there to obey them
+        sent = report.logs or {}
+        for name in known.asked_logs & sent.keys():
+            known.asked_logs.remove(name)
+            self.logs[report.id, name] = sent[name]
         known.heard = self._clock()
         self._replace_others(report.id, known.hello, _SILENT)
         self._tell(WorkerReported(_worker(known, report, known.heard)))

@@ -49,9 +49,11 @@ SUBMITTED = h.Submitted("run-1")
 PREPARED: list[h.HeadEvent] = [h.StepOver(step.name) for step in STEPS]
 
 
-def waits(evidence: str, attempt: int = 1, *, final: bool = False) -> h.SubmitWaits:
+def waits(
+    evidence: str, attempt: int = 1, *, final: bool = False, cancelled: bool = False
+) -> h.SubmitWaits:
     """Return Ray's word that it does not take an attempt."""
-    return h.SubmitWaits(f"run-{attempt}", evidence, final=final)
+    return h.SubmitWaits(f"run-{attempt}", evidence, final, cancelled)
 
 
 def goal(  # noqa: PLR0913 - what a run may be asked for

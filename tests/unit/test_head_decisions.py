@@ -21,6 +21,7 @@ from unit.heads import (
     RUNNING,
     SERVED,
     SERVING,
+    SPECS,
     SUBMITTED,
     TERM,
     TICK,
@@ -195,6 +196,36 @@ def test_joining_and_leaving_are_told_by_name() -> None:
     assert "pod2 joined Ray" in story.said
     assert "10.0.0.3 joined Ray" in story.said
     assert "pod2 left Ray" in story.said
+
+
+def test_a_node_whose_agent_left_is_not_counted_for_gcs_still_lists_it() -> None:
+    """Until GCS has missed it, its word of that node is older than the agent's leaving."""
+    history: History = [(2, word(2)), (3, nodes(2)), (4, h.WorkerReplaced("agent2"))]
+    story = Story(goal(2), [*history, (5, nodes(2))])
+    assert story.state.fleet.alive == {}
+    gone = Story(goal(2), [*history, (5, nodes()), (6, nodes(2))])
+    assert gone.state.fleet.alive == {"10.0.0.2": "10.0.0.2"}
+    back = Story(goal(2), [*history, (5, word(2)), (6, nodes(2))])
+    assert back.state.fleet.alive == {"10.0.0.2": "pod2"}
+
+
+def test_a_service_that_is_not_essential_is_done_without() -> None:
+    """Its loss is told once, and the run goes on."""
+    extra = replace(SPECS[REWARD], essential=False, restarts=0)
+    story = Story(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
+    assert story.state.phase is Phase.RUNNING
+    sentence = "reward server is lost for good: exit code 1; the run goes on without it"
+    assert story.said.count(sentence) == 1
+    late = Story(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
+    assert late.state.phase is Phase.RUNNING
+
+
+def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
+    """Only Ray's own word ends the wait for a job that may still be taken, or its grace."""
+    history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
+    assert Story(goal(given=True), history).state.phase is Phase.STOPPING
+    told = Story(goal(given=True), [*history, (12, waits("stopped", cancelled=True))])
+    assert told.ends[0].exit_code == 143
 
 
 def test_the_fewest_gpus_count() -> None:

@@ -269,7 +269,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "stopped before Ray took it": (
         goal(),
-        [(3, nodes()), (4, TERM), (5, waits("stopped before Ray took it"))],
+        [(3, nodes()), (4, TERM), (5, waits("stopped before Ray took it", cancelled=True))],
         143,
         "SIGTERM",
         [],
@@ -293,7 +293,12 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "a given Ray never takes the job, and must not take it later": (
         goal(given=True),
-        [(3, nodes()), (9, waits("No available agent")), (123, TICK), (124, waits("stopped"))],
+        [
+            (3, nodes()),
+            (9, waits("No available agent")),
+            (123, TICK),
+            (124, waits("stopped", cancelled=True)),
+        ],
         69,
         "ray",
         ["could not be submitted: No available agent"],

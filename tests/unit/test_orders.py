@@ -15,6 +15,7 @@ from agent.control.reports import Expected, Reports
 from agent.control.server import Site
 from agent.control.sockets import bind
 from agent.decisions import worker
+from agent.decisions.items import StepOver
 from agent.decisions.shared import OrderKind, Said
 from agent.decisions.worker import state as w
 from unit.heads import RETRIEVER
@@ -39,7 +40,8 @@ class OneWorker:
     """A worker's decisions behind a real link to a head's port; its deeds are kept, not done."""
 
     def __init__(self, port: int) -> None:
-        self.state = worker.first_state(goal(prepare=True))
+        first = worker.first_state(goal(prepare=True))
+        self.state, _ = worker.decide(first, StepOver("AGENT_PREPARE_EACH"), 0.5)
         self.deeds: list[w.WorkerAction] = []
         self.changed = anyio.Event()
         self.link = HeadLink(

@@ -239,10 +239,24 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
 
 
 def test_logs_that_were_asked_for_are_kept() -> None:
-    """The end of a log comes with a report."""
+    """The end of a log comes with a report; what nobody asked for is not kept."""
     counter = Counter()
-    counter.take(replace(POD1, logs={"ray": "no space left"}))
+    counter.take(POD1)
+    counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
+    counter.take(replace(BEAT, logs={"ray": "no space left", "other": "much"}))
     assert counter.reports.logs == {("agent1", "ray"): "no space left"}
+    counter.take(replace(BEAT, logs={"ray": "again"}))
+    assert counter.reports.logs == {("agent1", "ray"): "no space left"}
+
+
+def test_who_said_goodbye_has_no_orders_any_more() -> None:
+    """A node that leaves hears no order; a later one has a number of its own."""
+    counter = Counter()
+    counter.take(POD1)
+    counter.reports.order("agent1", OrderKind.SEND_LOG, "ray")
+    assert counter.take(replace(BEAT, bye=Bye("stopped"))).orders == ()
+    counter.reports.order("agent1", OrderKind.SEND_LOG, "agent")
+    assert [order.number for order in counter.take(BEAT).orders] == [2]
 
 
 def test_a_bye_is_told_once_with_its_cause() -> None:

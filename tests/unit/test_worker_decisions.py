@@ -6,7 +6,7 @@ import pytest
 
 from agent.base.outcome import Kind, Outcome
 from agent.decisions import worker
-from agent.decisions.items import Step
+from agent.decisions.items import Step, StepOver
 from agent.decisions.shared import Order, OrderKind, StopAsked, Tick, Unfit
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import Phase, StartRay, StopRay
@@ -319,12 +319,20 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
     """An order names a thing of this worker's plan; anything else is refused and said."""
     start = order(1, OrderKind.START_SERVICE, RETRIEVER)
     again = order(1, OrderKind.START_SERVICE, RETRIEVER, by="head2")
-    foreign = order(2, OrderKind.START_SERVICE, "rm -rf /")
-    step, log = (
-        order(3, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH"),
-        order(4, OrderKind.SEND_LOG, "x"),
-    )
-    history: History = [(2, start), (3, start), (4, foreign), (5, step), (6, log), (7, again)]
+    foreign = order(3, OrderKind.START_SERVICE, "rm -rf /")
+    log = order(5, OrderKind.SEND_LOG, "x")
+    while_it_runs = order(2, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH")
+    over = StepOver("AGENT_PREPARE_EACH")
+    history: History = [
+        (2, start),
+        (2, while_it_runs),
+        (3, start),
+        (4, foreign),
+        (4, over),
+        (5, order(4, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH")),
+        (6, log),
+        (7, again),
+    ]
     story = Story(PREPARING, history)
     assert story.deeds == [
         w.StartService(RETRIEVER, 1),

@@ -192,6 +192,8 @@ class SubmitWaits:
     id: str
     evidence: str
     final: bool = False
+    cancelled: bool = False
+    """True where it was to be stopped, and Ray said that it has no such job."""
 
 
 @dataclass(frozen=True)

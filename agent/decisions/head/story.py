@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome, stopped
 from agent.decisions.attempts import Attempt, id_of, may_retry
+from agent.decisions.head import services
 from agent.decisions.head import state as h
 from agent.decisions.head.notes import note
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
-from agent.decisions.head.waits import service_deadline, service_title, waits
+from agent.decisions.head.waits import service_title, waits
 from agent.decisions.items import HERE, Item, Step
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit, Wait, listed
 from agent.decisions.verdict import verdict_of
@@ -48,7 +49,7 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return _on_stop(state, event, now)
     noted = note(state, event, now)
     said = _remarks(state, noted, event)
-    noted, ordered = _order_services(noted, event, now)
+    noted, ordered = services.order(noted, event, now)
     decision = _BY_PHASE[noted.phase](noted, event, now)
     return decision[0], (*said, *ordered, *decision[1])
 
@@ -99,33 +100,10 @@ def _step_of(items: Mapping[Key, Item], key: Key) -> Step | None:
     return items[key].step if key in items else None
 
 
-def _order_services(
-    state: HeadState, event: HeadEvent, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have a worker that reports start what shall run there, once."""
-    if not isinstance(event, h.WorkerReported):
-        return state, ()
-    worker = event.worker
-    if worker.gone or worker.refused:
-        return state, ()
-    missing = {
-        (worker.key, spec.name): Item(deadline=now + spec.within)
-        for spec in state.goal.services
-        if spec.where.includes(worker.rank, is_head=False)
-        and (worker.key, spec.name) not in state.services
-    }
-    if not missing:
-        return state, ()
-    orders = tuple(h.StartService(name, node) for node, name in missing)
-    return replace(state, services={**state.services, **missing}), orders
-
-
 # --- booting -----------------------------------------------------------------------------------
 
 
-def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
-    state: HeadState, event: HeadEvent, now: float
-) -> Decision:
+def _booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, Unfit):
         return _leave(state, event.outcome, now)
     if state.ray.step is Step.LOST:
@@ -134,11 +112,15 @@ def _booting(  # noqa: PLR0911 - an ordered list of reasons, the first that appl
     if failed is not None:
         (_, name), item = failed
         return _end(state, now, 69, f"{name} failed: {item.evidence}", name)
-    state, said, broken = _watch_services(state, now)
+    state, said, broken = services.watch(state, now)
     if broken is not None:
         return _leave(state, broken, now)
-    if said:
-        return state, said
+    after, actions = _awaiting(state, now)
+    return after, (*said, *actions)
+
+
+def _awaiting(state: HeadState, now: float) -> Decision:
+    """Go on when nothing is waited for any more; end where something never came in time."""
     pending = waits(state)
     late = next((wait for wait in pending if wait.over(now)), None)
     if late is not None:
@@ -224,7 +206,7 @@ def _running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if short is not None and now >= short + grace:
         lost = Outcome(Kind.LOST, 75, f"{state.loss}, longer than AGENT_NODE_GRACE", culprit="node")
         return _stop_job(state, lost, now, said)
-    state, more, broken = _watch_services(state, now)
+    state, more, broken = services.watch(state, now)
     if broken is not None:
         return _stop_job(state, broken, now, (*said, *more))
     return state, (*said, *more)
@@ -242,55 +224,6 @@ def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAct
     if not short and state.short_since is not None:
         return replace(state, short_since=None), (Said("all needed nodes are back"),)
     return state, ()
-
-
-def _watch_services(
-    state: HeadState, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Restart what died, after a pause that grows; tell what is lost for good."""
-    actions: list[HeadAction] = []
-    for key, item in state.services.items():
-        broken = _lost_for_good(state, key, item, now)
-        if broken is not None:
-            return state, tuple(actions), broken
-        if item.step is not Step.LOST:
-            continue
-        again_at = now + item.pause(now) if item.again_at is None else item.again_at
-        if now < again_at:
-            state = _with_service(state, key, replace(item, again_at=again_at))
-            continue
-        spec = state.goal.service(key[1])
-        again = item.again(now, spec.restarted_within)
-        state = _with_service(state, key, again)
-        count = f"restart {again.restarts} of {spec.restarts}"
-        title = service_title(state, key)
-        actions.append(Said(f"{title} died ({item.evidence}): {count}", "warning"))
-        actions.append(h.StartService(key[1], key[0], again.generation))
-    return state, tuple(actions), None
-
-
-def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcome | None:
-    """Say that a service is beyond help: dead before it answered, or too often, or too late."""
-    spec, title = state.goal.service(key[1]), service_title(state, key)
-    if item.step is Step.LOST and not item.answered:
-        reason = f"{title} ended before it was ready: {item.evidence}"
-    elif item.step is Step.LOST and item.counted(now) >= spec.restarts:
-        reason = f"{title} is lost for good: {item.evidence}"
-    elif _answers_no_more(state, key, item, now):
-        reason = f"{title} is lost for good: {item.evidence or 'it answers no more'}"
-    else:
-        return None
-    return Outcome(Kind.UNAVAILABLE, 69, reason, culprit=key[1])
-
-
-def _answers_no_more(state: HeadState, key: Key, item: Item, now: float) -> bool:
-    """Say whether a restarted service is late; the first start is one of the boot's waits."""
-    first = item.restarted is None and state.phase is Phase.BOOTING
-    return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
-
-
-def _with_service(state: HeadState, key: Key, item: Item) -> HeadState:
-    return replace(state, services={**state.services, key: item})
 
 
 # --- stopping, trying again, leaving ------------------------------------------------------------
@@ -338,11 +271,13 @@ def _stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     assert state.verdict is not None  # noqa: S101 - entered only with a verdict
     own = state.attempt.id
     ended = isinstance(event, h.JobHeard) and event.id == own and event.report.ended
-    refused = isinstance(event, h.SubmitWaits) and event.id == own
+    refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
+    never_ran = refusal is not None and (refusal.cancelled or refusal.final)
+    dies_with_ray = refusal is not None and not state.goal.ray_is_given
     over = now >= state.since + state.goal.job_stop_grace
-    if ended or refused or over or state.ray.step is Step.LOST:
+    if ended or never_ran or dies_with_ray or over or state.ray.step is Step.LOST:
         late = (Said("the job did not stop in time", "warning"),) if over and not ended else ()
-        gone = ended or refused  # nothing follows an attempt that may still be alive
+        gone = ended or never_ran  # nothing follows an attempt that may still be alive
         after, actions = (_attempt_over if gone else _leave)(state, state.verdict, now)
         return after, (*late, *actions)
     return state, ()

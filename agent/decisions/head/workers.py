@@ -87,6 +87,11 @@ class Fleet:
     Alive in GCS, once per address; one whose agent ever reported must also have said that it
     joined. A node joined by hand has no agent, and counts by GCS's word alone.
     """
+    ghosts: frozenset[str] = frozenset()
+    """Addresses that an agent has left and that GCS still lists: they count for nobody.
+
+    GCS takes a while to miss a node; what it says of this one is older than the agent's leaving.
+    """
     preparing: int = 0
     """How many are busy with a prepare step."""
     prepared_heard: float | None = None
@@ -118,7 +123,8 @@ class Fleet:
         there = [node.ip for node in nodes if node.alive and not node.is_head]
         named = ((ip, self._name_at(ip)) for ip in dict.fromkeys(there))
         alive = {ip: name for ip, name in named if name is not None}
-        return replace(self, in_ray=frozenset(there), alive=alive)
+        listed_now = frozenset(there)
+        return replace(self, in_ray=listed_now, alive=alive, ghosts=self.ghosts & listed_now)
 
     def without(self, key: str) -> Fleet:
         """Forget an agent that is no more."""
@@ -135,7 +141,8 @@ class Fleet:
         if self.by_ip.get(worker.ip) != worker.key:
             return self
         by_ip = {ip: key for ip, key in self.by_ip.items() if ip != worker.ip}
-        return replace(self, by_ip=by_ip).recounted(worker.ip)
+        ghosts = self.ghosts | ({worker.ip} & self.in_ray)
+        return replace(self, by_ip=by_ip, ghosts=ghosts).recounted(worker.ip)
 
     def recounted(self, ip: str) -> Fleet:
         """Count anew who is at an address."""
@@ -150,7 +157,7 @@ class Fleet:
         """Return the name under which a node of GCS's counts; None where it does not."""
         worker = self.workers.get(self.by_ip.get(ip, ""))
         if worker is None:
-            return ip
+            return None if ip in self.ghosts else ip
         return worker.name if worker.joined and not worker.gone else None
 
     # --- what is known --------------------------------------------------------------------------

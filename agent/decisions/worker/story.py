@@ -102,7 +102,8 @@ def _obey(state: WorkerState, event: Ordered, now: float) -> Decision:
     services = {spec.name for spec in state.goal.services}
     if order.kind is OrderKind.STOP:
         why = f"the head {state.goal.head} had this node stop"
-        return _leave(state, Outcome(Kind.STOPPED, 143, why, culprit="head"))
+        code = 0 if state.goal.stays else 143  # a cluster without a job ends by being stopped
+        return _leave(state, Outcome(Kind.STOPPED, code, why, culprit="head"))
     if order.kind is OrderKind.SEND_LOG:  # which logs there are is known where they are read
         return state, (SendLog(order.name),)
     if order.kind is OrderKind.START_SERVICE and order.name in services:
@@ -110,11 +111,16 @@ def _obey(state: WorkerState, event: Ordered, now: float) -> Decision:
         state = replace(state, services={**state.services, order.name: item})
         return state, (StartService(order.name, order.generation),)
     if order.kind is OrderKind.RUN_STEP and order.name in state.steps:
-        item = Item(deadline=now + _within(state, order.name))
-        state = replace(state, steps={**state.steps, order.name: item})
-        return state, (RunStep(order.name),)
+        return _run_again(state, order.name, now)
     refused = f"an order of the head's is refused: this node's plan has no {order.name!r} to run"
     return state, (Said(refused, "warning"),)
+
+
+def _run_again(state: WorkerState, name: str, now: float) -> Decision:
+    if state.steps[name].step is Step.PENDING:
+        return state, ()  # it runs
+    item = Item(deadline=now + _within(state, name))
+    return replace(state, steps={**state.steps, name: item}), (RunStep(name),)
 
 
 def _note(  # noqa: C901, PLR0911 - one case, one return
@@ -143,7 +149,7 @@ def _note(  # noqa: C901, PLR0911 - one case, one return
             return replace(state, evidence=evidence, ray_ready=state.ray_ready and following)
         case RaySilent(evidence):
             return replace(state, raylet=evidence)
-        case RayUp():
+        case RayUp() if state.ray is RayStep.STARTING:  # one that is being stopped is up no more
             return replace(state, ray=RayStep.UP, ray_evidence="", raylet="")
         case RayExited(evidence):
             return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
