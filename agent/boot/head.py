@@ -12,6 +12,7 @@ from agent.boot import head_port, make_ready
 from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of
 from agent.boot.head_status import status_of
+from agent.boot.news import News
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.own_address import StopSwitch, find_own_address
 from agent.boot.run_services import Services
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
 
 
-_REPEATED = (h.JobHeard, h.RaySilent, h.SubmitWaits, h.ServiceWaits, h.RayNodes)
-"""What is heard again and again, and is news only where it says something else."""
 _MOST_NODES = 256
 """Of so many nodes the record keeps GCS's whole list."""
 
@@ -68,8 +67,7 @@ class Head:
         self._state = head.first_state(goal_of(run.plan, keeper.run_id, keeper.next_attempt))
         self._place = Place()
         self._env: dict[str, str] = {}
-        self._noted: dict[type, h.HeadEvent] = {}
-        """The last event of each kind, of which some come again and again."""
+        self._news = News()
         self._listens: list[socket.socket] = []
         """The agent's port on this node's own address."""
 
@@ -170,7 +168,7 @@ class Head:
                 self._run.show_waits(head.waits(self._state))
             limit = self._run.patience(head.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
-            if not self._is_mere_beat(event):
+            if self._news.is_news(event, self._state.fleet):
                 self._run.record(_as_recorded(event))
             before = self._state.phase
             self._state, actions = head.decide(self._state, event, self._run.now())
@@ -182,21 +180,6 @@ class Head:
             self._publish(reports)
             if actions and isinstance(actions[-1], h.Leave):
                 return actions[-1].outcome
-
-    def _is_mere_beat(self, event: h.HeadEvent) -> bool:
-        """Say whether an event only says again what is known."""
-        if not isinstance(event, h.WorkerReported):
-            kind, known = type(event), self._noted.get(type(event))
-            self._noted[kind] = event
-            return isinstance(event, Tick) or (kind in _REPEATED and event == known)
-        new = event.worker
-        old = self._state.fleet.workers.get(new.key)
-        if old is None:
-            return False
-        said = (new.phase, new.detail, new.joined, new.preparing, new.gone, new.error, new.items)
-        return said == (
-            *(old.phase, old.detail, old.joined, old.preparing, old.gone, old.error, old.items),
-        )
 
     def _publish(self, reports: Reports) -> None:
         state = self._state
@@ -227,6 +210,7 @@ class Head:
             case h.StartService(name, node, generation):
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.Retry(ended):
+                link.forget(ended.id)
                 self._run.record(AttemptOver(ended.number, ended.id, ended.end))
                 if ended.end is not None:
                     self._keeper.attempt_over(ended.end)

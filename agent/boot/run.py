@@ -49,6 +49,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, keeper.run_id, name, link=False)  # once its port is its own
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id)
         outcome = _live(node_run, keeper)
+        keeper.close()
         attempts = keeper.attempts
     else:
         folder = RunFolder.waiting(root, name)
@@ -83,7 +84,10 @@ def _keeper(root: Path, plan: Plan, redactor: Redactor) -> RunKeeper:
     if chosen.notes:
         more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
         say(f"{chosen.notes[-1]}{more}")
-    return RunKeeper(root, own, chosen)
+    if chosen.before is not None and chosen.before.attempts:
+        say(f"run {chosen.run_id} goes on: attempts so far: {len(chosen.before.attempts)}")
+    survives = plan.topology.given_ray is not None
+    return RunKeeper(root, own, chosen, job_survives=survives)
 
 
 def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

@@ -17,15 +17,23 @@ if TYPE_CHECKING:
 
 
 class RunKeeper:
-    """The record of this run: as an earlier head left it, or new."""
+    """The record of this run: as an earlier head left it, or new.
 
-    def __init__(self, root: Path, fingerprint: str, chosen: Chosen) -> None:
+    `job_survives` where a job outlives its head, on a Ray that others keep: an attempt that was
+    left open is then followed again under its own id, and no second job is started beside it.
+    """
+
+    def __init__(
+        self, root: Path, fingerprint: str, chosen: Chosen, *, job_survives: bool = False
+    ) -> None:
         path = root / chosen.run_id / FILE
         self._writer: Latest[RunRecord] = Latest("run.json", lambda record: record.write(path))
         self._lock = chosen.lock  # held for as long as we are there
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
-        self.record = before.after_a_lost_head(iso_time(time.time())) if before else new
+        if before is not None and not job_survives:
+            before = before.after_a_lost_head(iso_time(time.time()))
+        self.record = before or new
         self._writer.start()
 
     @property
@@ -36,6 +44,8 @@ class RunKeeper:
     @property
     def next_attempt(self) -> int:
         """Return the number of the attempt that comes next: those of earlier heads count."""
+        if self.record.open_attempt is not None:
+            return self.record.open_attempt.number
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
     @property
@@ -67,6 +77,9 @@ class RunKeeper:
         self.attempt_over(end)
         if end.is_jobs_verdict or end.exit_code in {0, 130}:
             self._keep(self.record.ended())
+
+    def close(self) -> None:
+        """Write what waits, as far as the disk takes it."""
         self._writer.close()
 
     def _keep(self, record: RunRecord) -> None:

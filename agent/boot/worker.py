@@ -73,6 +73,8 @@ class Worker:
         self._last_words = ""
         """The end of the log, for the goodbye."""
         self._own_ip = ""
+        self._ray_ip = ""
+        """The address with which Ray here was started."""
         self._addressed = anyio.Event()
 
     async def run(self) -> Outcome:
@@ -191,6 +193,7 @@ class Worker:
         if node_ip is None:
             self._inbox.put(w.RayExited(f"no route to the head at {head_ip}"))
             return
+        self._ray_ip = node_ip
         process = plan.process(RAY)
         argv = process.command(Place(node_ip, head_ip))
         env = plan.environment(node_ip, head_ip)
@@ -296,7 +299,7 @@ class Worker:
         self._sent = dict(self._logs)
         return Report(
             id=self._id,
-            ip=plan.address.ip or node_ip,
+            ip=self._ray_ip or plan.address.ip or node_ip,
             phase=state.phase.value,
             detail="; ".join(f"{wait.what}: {wait.evidence}" for wait in waits if wait.evidence)
             if state.verdict is None

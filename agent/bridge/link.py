@@ -79,6 +79,10 @@ class RayLink:
         """Have the job stopped."""
         await self._order(do="stop", id=job_id)
 
+    def forget(self, job_id: str) -> None:
+        """Ask no later bridge about a job that is over."""
+        self._standing = [order for order in self._standing if order["id"] != job_id]
+
     async def _order(self, **order: object) -> None:
         self._standing.append(order)
         await self._send(order)

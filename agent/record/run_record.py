@@ -93,15 +93,23 @@ class RunRecord:
         return self.end_attempt(now, "its head was lost", 75)
 
     def begin(self, number: int, submission_id: str, start: str) -> RunRecord:
-        """Return it with an attempt that begins."""
+        """Return it with an attempt that begins, or that an earlier head began and left open."""
+        if self.open_attempt is not None and self.open_attempt.number == number:
+            return replace(self, state=State.RUNNING)
         attempt = Attempt(number, submission_id, start)
         return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
 
+    @property
+    def open_attempt(self) -> Attempt | None:
+        """Return the last attempt where nobody wrote down its end."""
+        last = self.attempts[-1] if self.attempts else None
+        return last if last is not None and last.end is None else None
+
     def end_attempt(self, end: str, reason: str, exit_code: int | None) -> RunRecord:
         """Return it with its last attempt over; one that is over keeps its end."""
-        if not self.attempts or self.attempts[-1].end is not None:
+        if self.open_attempt is None:
             return self
-        last = replace(self.attempts[-1], end=end, reason=reason, exit_code=exit_code)
+        last = replace(self.open_attempt, end=end, reason=reason, exit_code=exit_code)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
     def ended(self) -> RunRecord:

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import PreflightError
+from agent.boot.run_keeper import RunKeeper
 from agent.record.files import Claim, iso_time
 from agent.record.node_record import own_record
 from agent.record.run_record import (
@@ -399,3 +400,26 @@ def test_a_log_dir_where_everything_is_taken(tmp_path: Path) -> None:
     with pytest.raises(PreflightError, match="is free") as caught:
         choose_run(tmp_path, None, RECORD.fingerprint, lambda: "same")
     assert caught.value.culprit == "AGENT_LOG_DIR"
+
+
+def kept(root: Path, *, job_survives: bool) -> RunKeeper:
+    """Return what a head knows that was started anew, after one that was killed at its job."""
+    before = RECORD.begin(1, "4711-1", NOW)
+    keeper = RunKeeper(root, "f" * 16, Chosen("4711", before), job_survives=job_survives)
+    keeper.close()
+    return keeper
+
+
+def test_a_job_that_died_with_its_head_is_tried_again(tmp_path: Path) -> None:
+    """The attempt that a killed head left open is lost, and the next has a number of its own."""
+    keeper = kept(tmp_path, job_survives=False)
+    assert keeper.next_attempt == 2
+    assert [(one.number, one.reason) for one in keeper.attempts] == [(1, "its head was lost")]
+
+
+def test_a_job_that_outlived_its_head_is_followed_again(tmp_path: Path) -> None:
+    """On a Ray that others keep the job runs on: no second one is started beside it."""
+    keeper = kept(tmp_path, job_survives=True)
+    assert keeper.next_attempt == 1
+    keeper.submitted(1, "4711-1")
+    assert [(one.number, one.start, one.end) for one in keeper.attempts] == [(1, NOW, None)]

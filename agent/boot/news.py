@@ -1,0 +1,53 @@
+"""What of all that the head hears is news: the record keeps that, and no repetitions."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+from agent.decisions.head import state as h
+from agent.decisions.shared import Tick
+
+if TYPE_CHECKING:
+    from agent.decisions.head.workers import Fleet, Worker
+
+_STATES = (h.JobHeard, h.RayNodes)
+"""Told again and again; one that differs from the last is news, though it was so before."""
+_COMPLAINTS = (h.RaySilent, h.SubmitWaits, h.ServiceWaits)
+"""Several things may be waited for at once, each with its own: they take turns."""
+_MOST_COMPLAINTS = 16
+
+
+class News:
+    """Remembers what was heard lately."""
+
+    def __init__(self) -> None:
+        self._states: dict[type, h.HeadEvent] = {}
+        self._complaints: deque[h.HeadEvent] = deque(maxlen=_MOST_COMPLAINTS)
+        """Those since anything else happened."""
+
+    def is_news(self, event: h.HeadEvent, fleet: Fleet) -> bool:
+        """Say whether an event tells more than is known; `fleet` is what is known of workers."""
+        if isinstance(event, _COMPLAINTS):
+            if event in self._complaints:
+                return False
+            self._complaints.append(event)
+            return True
+        if isinstance(event, Tick) or self._is_known(event, fleet):
+            return False
+        self._complaints.clear()
+        return True
+
+    def _is_known(self, event: h.HeadEvent, fleet: Fleet) -> bool:
+        if isinstance(event, h.WorkerReported):
+            known = fleet.workers.get(event.worker.key)
+            return known is not None and _said(known) == _said(event.worker)
+        if not isinstance(event, _STATES):
+            return False
+        last, self._states[type(event)] = self._states.get(type(event)), event
+        return event == last
+
+
+def _said(one: Worker) -> tuple[object, ...]:
+    """Return what a worker says; that it says it now is no news."""
+    return (one.phase, one.detail, one.joined, one.preparing, one.gone, one.error, one.items)

@@ -1,0 +1,46 @@
+"""Which events the head's record keeps."""
+
+from __future__ import annotations
+
+from agent.boot.news import News
+from agent.decisions.head import state as h
+from agent.decisions.head.workers import Fleet
+from unit.heads import REWARD, TICK, job, nodes, word
+
+SILENT = h.RaySilent("no answer")
+WAITS = h.ServiceWaits(REWARD, "connection refused")
+
+
+def kept(*events: h.HeadEvent) -> list[h.HeadEvent]:
+    """Return those of a history that are news."""
+    news, fleet, found = News(), Fleet(), []
+    for event in events:
+        if news.is_news(event, fleet):
+            found.append(event)
+        if isinstance(event, h.WorkerReported):
+            fleet = fleet.with_report(event.worker)
+    return found
+
+
+def test_complaints_that_take_turns_are_kept_once() -> None:
+    """Two things that are waited for do not fill the record."""
+    history: list[h.HeadEvent] = [SILENT, WAITS, TICK]
+    assert kept(*history * 50) == [SILENT, WAITS]
+
+
+def test_a_complaint_after_something_else_is_news_again() -> None:
+    """What went silent again after it had answered did so anew."""
+    assert kept(SILENT, nodes(), SILENT) == [SILENT, nodes(), SILENT]
+
+
+def test_a_state_is_news_when_it_changes_even_back() -> None:
+    """A node that was lost and came back left twice a trace."""
+    states: list[h.HeadEvent] = [nodes(2), nodes(2), nodes(dead=(2,)), nodes(2)]
+    history = [*states, job("RUNNING"), job("RUNNING")]
+    assert kept(*history) == [nodes(2), nodes(dead=(2,)), nodes(2), job("RUNNING")]
+
+
+def test_a_worker_that_says_the_same_is_no_news() -> None:
+    """Its beats are not kept, its changes are."""
+    again, left = word(2, heard=9.0), word(2, heard=10.0, gone=True)
+    assert kept(word(2), again, left) == [word(2), left]
