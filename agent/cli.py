@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shlex
@@ -23,6 +22,7 @@ from agent.settings.redact import redactor_for
 from agent.settings.show import text_table
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Callable, Sequence
 
     from agent.base.outcome import Outcome
@@ -36,10 +36,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     make_streams_safe()
     arguments = list(sys.argv[1:] if argv is None else argv)
     before, command = _split(arguments)
-    options = _parse(before, command)
-    verb: Callable[[argparse.Namespace, list[str] | None], int] = options.act
     try:
-        code = verb(options, command)
+        if before == ["run"] or not arguments:  # what every pod runs: that needs no parser
+            code = _boot(command)
+        else:
+            options = _parse(before, command)
+            code = options.act(options, command)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader, `head` for one, has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -112,6 +114,15 @@ def _how_to_run(verb: str, words: list[str]) -> str:
 
 def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     """Return the parser, and the verbs that it knows."""
+    import argparse  # noqa: PLC0415 - 10 ms that a pod has no use for
+
+    class Version(argparse.Action):
+        """Prints the versions, which are looked up only where they are asked for."""
+
+        def __call__(self, *_ignored: object) -> None:
+            _tell_versions()
+            raise SystemExit(0)
+
     parser = argparse.ArgumentParser(
         prog="pod-agent",
         description="Turn this pod and its fellows into one running RL training job. "
@@ -120,7 +131,7 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
         allow_abbrev=False,
     )
     parser.add_argument(
-        "--version", action=_Version, nargs=0, help="versions of agent, Python and Ray"
+        "--version", action=Version, nargs=0, help="versions of agent, Python and Ray"
     )
     parser.set_defaults(act=_run, verb="run")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
@@ -151,23 +162,23 @@ def _verb(
     return parser
 
 
-class _Version(argparse.Action):
-    """Prints the versions, which are looked up only where they are asked for."""
+def _tell_versions() -> None:
+    from agent.node.ray_python import find  # noqa: PLC0415 - for --version only
 
-    def __call__(self, *_ignored: object) -> None:
-        from agent.node.ray_python import find  # noqa: PLC0415 - for --version only
-
-        ray = find(os.environ.get("PATH"))
-        there = "" if ray.executable == sys.executable else f" ({ray.executable})"
-        found = f"Ray {ray.version or 'not installed'}"
-        print(f"pod-agent {__version__}, Python {ray.python}{there}, {found}")
-        raise SystemExit(0)
+    ray = find(os.environ.get("PATH"))
+    there = "" if ray.executable == sys.executable else f" ({ray.executable})"
+    found = f"Ray {ray.version or 'not installed'}"
+    print(f"pod-agent {__version__}, Python {ray.python}{there}, {found}")
 
 
 # --- the verbs ---------------------------------------------------------------------------------
 
 
 def _run(_options: argparse.Namespace, command: list[str] | None) -> int:
+    return _boot(command)
+
+
+def _boot(command: list[str] | None) -> int:
     outcome = _run_safely(command)
     say(outcome.sentence(), "info" if outcome.exit_code == 0 else "error")
     exit_now(outcome.exit_code)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from agent.base.outcome import Kind, Outcome
+from agent.base.value import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

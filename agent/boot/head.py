@@ -11,14 +11,11 @@ import anyio
 from agent.boot import head_port, make_ready
 from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of
-from agent.boot.head_status import status_of
 from agent.boot.news import News
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.own_address import StopSwitch, find_own_address
 from agent.boot.run_services import Services
 from agent.bridge.link import RayLink
-from agent.control.protocol import Reply
-from agent.control.reports import Expected, Reports
 from agent.control.sockets import bind
 from agent.decisions import head
 from agent.decisions.head import state as h
@@ -40,7 +37,8 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.run_keeper import RunKeeper
-    from agent.control.protocol import Bye
+    from agent.control.protocol import Bye, Reply
+    from agent.control.reports import Reports
     from agent.runtime.process import Child
     from agent.topology.given_ray import GivenRay
     from agent.work.services import ServiceSpec
@@ -111,7 +109,8 @@ class Head:
             await self._bring_up(tasks, link)
         else:
             self._inbox.put(Unfit(head_port.as_the_heads(plan, unfit)))
-        from agent.control.server import Site  # noqa: PLC0415 - aiohttp, while Ray boots
+        from agent.control.reports import Expected, Reports  # noqa: PLC0415 - while Ray boots
+        from agent.control.server import Site  # noqa: PLC0415 - aiohttp, same
 
         expected = Expected(
             plan.facts.ray.version, plan.facts.ray.python, digest(plan.all_services)
@@ -145,6 +144,8 @@ class Head:
         self._epoch = self._keeper.new_epoch(self._plan.topology.node_name)
 
     def _first_reply(self) -> Reply:
+        from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
+
         phase, port = h.Phase.BOOTING.value, self._plan.ports.gcs
         return Reply(
             *(self._epoch, self._keeper.run_id, phase),
@@ -333,6 +334,8 @@ class Head:
         return self._state.fleet.never_heard(self._state.required)
 
     def _status(self) -> dict[str, object]:
+        from agent.boot.head_status import status_of  # noqa: PLC0415 - asked while Ray boots
+
         return status_of(self._state, self._plan, self._keeper.run_id, self._epoch, self._run.now())
 
 

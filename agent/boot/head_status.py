@@ -11,16 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.decisions.head.state import HeadState, Worker
-    from agent.decisions.shared import Wait
     from agent.plan.plan import Plan
-
-
-def waits_of(waits: tuple[Wait, ...], now: float) -> list[dict[str, object]]:
-    """Render waits as data."""
-    return [
-        {"what": w.what, "evidence": w.evidence, "seconds_left": round(w.deadline - now, 1)}
-        for w in waits
-    ]
 
 
 def status_of(
@@ -40,7 +31,7 @@ def status_of(
         "phase": state.phase.value,
         "seconds": round(now, 1),
         "seconds_in_phase": round(now - state.since, 1),
-        "waits": waits_of(head.waits(state), now),
+        "waits": [wait.to_dict(now) for wait in head.waits(state)],
         "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
         "nodes": _nodes(state, now),
         "services": [

@@ -11,15 +11,13 @@ import anyio
 
 from agent.base.errors import PreflightError
 from agent.boot import make_ready
-from agent.boot.head_status import waits_of
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.run_services import Services
 from agent.control.client import HeadLink
 from agent.control.protocol import LONGEST_TEXT, Bye, Hello, Reply, Report
 from agent.control.sockets import bind
 from agent.decisions import worker
-from agent.decisions.head.workers import ItemWord
-from agent.decisions.items import StepOver
+from agent.decisions.items import ItemWord, StepOver
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 from agent.decisions.worker import state as w
 from agent.node.addresses import source_towards
@@ -354,7 +352,7 @@ class Worker:
             "rank": plan.topology.claim.rank,
             "phase": state.phase.value,
             "seconds": round(self._run.now(), 1),
-            "waits": waits_of(worker.waits(state), self._run.now()),
+            "waits": [wait.to_dict(self._run.now()) for wait in worker.waits(state)],
             "head": {"host": state.head_ip or plan.topology.head_host, "port": plan.ports.agent},
             "head_phase": state.head_phase,
             "services": [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 
+from agent.base.value import dataclass
 from agent.node.process_limits import starting
 
 LIMIT = 5.0

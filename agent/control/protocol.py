@@ -6,13 +6,13 @@ its end a bye. The head's reply is news for all, and orders for this one.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent import __version__
 from agent.base.outcome import Outcome
-from agent.decisions.head.workers import ItemWord
-from agent.decisions.items import Step
+from agent.base.value import dataclass
+from agent.decisions.items import ItemWord, Step
 from agent.decisions.shared import Order, OrderKind
 from agent.node.facts import Facts
 from agent.record import codec

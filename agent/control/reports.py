@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base.value import dataclass
 from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
 from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.head.workers import Worker

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome

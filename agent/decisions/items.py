@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
+
+from agent.base.value import dataclass
 
 HERE = "head"
 """Stands for the head's own node where a worker's would be named by its agent's id."""
@@ -71,6 +73,16 @@ class Item:
             again_at=None,
             deadline=None if within is None else now + within,
         )
+
+
+@dataclass(frozen=True)
+class ItemWord:
+    """A worker's word of something that it was ordered to run."""
+
+    name: str
+    step: Step
+    evidence: str = ""
+    generation: int = 1
 
 
 # --- what can happen to them ---------------------------------------------------------------------

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
+
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,6 +37,11 @@ class Wait:
         evidence = self.evidence if evidence is None else evidence
         why = f", {evidence}" if evidence else ""
         return f"waiting for {self.what}{why} ({left} s left)"
+
+    def to_dict(self, now: float) -> dict[str, object]:
+        """Return it as a status shows it."""
+        left = round(self.deadline - now, 1)
+        return {"what": self.what, "evidence": self.evidence, "seconds_left": left}
 
     def over(self, now: float) -> bool:
         """Say whether the deadline has passed."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
+from agent.base.value import dataclass
 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 

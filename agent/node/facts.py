@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ipaddress
 import sys
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_ip
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_public
 from agent.base.ports import collisions, meetings, port_map
+from agent.base.value import dataclass
 from agent.settings.rules import port_problems, reward_port
 from agent.work.where import NODE_IP
 

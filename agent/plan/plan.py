@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.checks import Finding, Level
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay

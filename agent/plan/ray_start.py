@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import in_url, reached_at
+from agent.base.value import dataclass
 from agent.node.facts import MIB
 from agent.plan.environment import object_store
 from agent.work.where import HEAD_IP, NODE_IP

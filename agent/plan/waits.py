@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

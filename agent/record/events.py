@@ -6,10 +6,10 @@ import json
 import math
 import os
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
+from agent.base.value import dataclass
 from agent.record import codec
 
 if TYPE_CHECKING:

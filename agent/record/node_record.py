@@ -7,10 +7,11 @@ import math
 import os
 import socket
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
+from agent.base.value import dataclass
 from agent.record.files import Claim, read_small, safe, why, write_atomically
 
 if TYPE_CHECKING:

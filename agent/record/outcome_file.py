@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.record.files import why, write_atomically
 from agent.record.log import say
 

@@ -6,11 +6,12 @@ import hashlib
 import json
 import re
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.base.errors import PreflightError
+from agent.base.value import dataclass
 from agent.record.files import (
     Claim,
     FileLock,

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.record.events import Waited, WaitsOver
 
 if TYPE_CHECKING:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING
 
 import anyio
 from anyio.abc import ByteReceiveStream, ByteSendStream
+
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

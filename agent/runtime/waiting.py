@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
-import tenacity
+
+from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    import tenacity
 
 T = TypeVar("T")
 STEP = 0.05
@@ -43,6 +45,8 @@ async def until(
 
     It is asked for the last time at the deadline. Evidence is told as often as it changes.
     """
+    import tenacity  # noqa: PLC0415 - 10 ms that most pods need only while Ray boots
+
     grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
     over = math.inf if limit is None else limit
     told: str | None = None

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem, SettingsError
+from agent.base.value import dataclass
 from agent.settings.model import (
     FIELD_OF,
     FORMS_OF_SECRETS,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
+from agent.base.value import dataclass
 from agent.settings import values as v
 
 if TYPE_CHECKING:
@@ -70,10 +71,10 @@ class Settings:
         "`1` legacy Ray debugger; `post-mortem`",
         default="0",
     )
-    wandb_api_key: v.Secret | None = var(  # noqa: RUF009 - a declaration
+    wandb_api_key: v.Secret | None = var(
         "WANDB_API_KEY", v.secret, "turns W&B logging on in the recipes"
     )
-    ray_auth_token: v.Secret | None = var(  # noqa: RUF009 - a declaration
+    ray_auth_token: v.Secret | None = var(
         "RAY_AUTH_TOKEN",
         v.secret,
         "the cluster's one secret: guards Ray and the agent's port",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import in_url
 from agent.base.errors import Problem
+from agent.base.value import dataclass
 from agent.settings.model import TOKEN_MODE
 
 if TYPE_CHECKING:

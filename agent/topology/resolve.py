@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
+from agent.base.value import dataclass
 from agent.topology.conflicts import conflicts
 from agent.topology.given_ray import settings_without_effect
 from agent.topology.platforms import claim_of

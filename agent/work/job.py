@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.settings.rules import NO_JOB
 from agent.work.recipes import RECIPES
 

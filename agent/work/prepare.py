@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.work.where import ON_EVERY, ON_HEAD, Where
 
 if TYPE_CHECKING:

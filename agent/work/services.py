@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from agent.base.own_command import own_command
+from agent.base.value import dataclass
 from agent.settings.rules import is_url, wants_reward_url
 from agent.work.where import NODE_IP, ON_HEAD, Place, Where
 

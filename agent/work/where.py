@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from agent.base.addresses import in_url
+from agent.base.value import dataclass
 
 NODE_IP = "{node_ip}"
 """Stands for a node's address where only the run will find it."""

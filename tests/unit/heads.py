@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.base.outcome import Outcome
-    from agent.decisions.head.workers import ItemWord
+    from agent.decisions.items import ItemWord
 
 REWARD = "reward server"
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)

@@ -20,8 +20,7 @@ from agent.control.protocol import (
     disagreement,
     skew,
 )
-from agent.decisions.head.workers import ItemWord
-from agent.decisions.items import Step
+from agent.decisions.items import ItemWord, Step
 from agent.decisions.shared import Order, OrderKind
 from unit.worlds import MACHINE
 

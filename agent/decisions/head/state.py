@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import HERE, Item, ServiceGone, ServiceReady, ServiceWaits, StepOver
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit

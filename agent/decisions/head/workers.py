@@ -6,31 +6,22 @@ counted as reports come, and only sentences, which are told rarely, look at ever
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING, TypeVar
 
+from agent.base.value import dataclass
 from agent.decisions.shared import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from agent.decisions.items import Step
+    from agent.decisions.items import ItemWord
     from agent.node.facts import Facts
 
 T = TypeVar("T")
 
 _MOST_NAMED = 8
 """So many missing workers are named one by one; the rest are counted."""
-
-
-@dataclass(frozen=True)
-class ItemWord:
-    """A worker's word of something that it was ordered to run."""
-
-    name: str
-    step: Step
-    evidence: str = ""
-    generation: int = 1
 
 
 @dataclass(frozen=True)

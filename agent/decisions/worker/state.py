@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
 from agent.decisions.shared import Order, Said, StopAsked, Tick, Unfit
 

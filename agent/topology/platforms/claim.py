@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.base.addresses import is_loopback
 from agent.base.errors import Problem, SettingsError
 from agent.base.ports import DEFAULTS, PortBase
+from agent.base.value import dataclass
 from agent.settings import values
 
 if TYPE_CHECKING:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.ports import shifted
+from agent.base.value import dataclass
 from agent.topology.platforms import nodelist
 from agent.topology.platforms.claim import Claim, Names, fault, number, ranked, required
 
