@@ -345,7 +345,8 @@ def _as_recorded(event: h.HeadEvent) -> object:
     Of a machine's facts it keeps no addresses: those of other networks are nobody's business.
     """
     if isinstance(event, h.WorkerIntroduced):
-        return replace(event, facts=replace(event.facts, interfaces={}))
+        facts = replace(event.facts, interfaces={}, default_source=None)
+        return replace(event, facts=facts)
     if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
         return event
     alive = sum(node.alive for node in event.nodes)
