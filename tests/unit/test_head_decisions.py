@@ -9,6 +9,7 @@ import pytest
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.items import ItemWord, Step
 from agent.work.job import sizes
 from unit.heads import (
     HEAD,
@@ -17,6 +18,7 @@ from unit.heads import (
     PAIR,
     PREPARED,
     READY,
+    RETRIEVER,
     REWARD,
     RUNNING,
     SERVED,
@@ -218,6 +220,17 @@ def test_a_service_that_is_not_essential_is_done_without() -> None:
     assert story.said.count(sentence) == 1
     late = Story(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
     assert late.state.phase is Phase.RUNNING
+
+
+def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
+    """The worker's next report finds nothing missing."""
+    extra = replace(SPECS[RETRIEVER], essential=False, restarts=0)
+    gone = ItemWord(RETRIEVER, Step.LOST, "exit code 1")
+    history: History = [(1, word(2)), (2, word(2, items=(gone,))), (3, word(2, items=(gone,)))]
+    story = Story(replace(goal(1), services=(extra,)), history)
+    assert "the run goes on without it" in story.said
+    ordered = [deed for deed in story.deeds if isinstance(deed, h.StartService)]
+    assert [(deed.name, deed.node) for deed in ordered] == [(RETRIEVER, "agent2")]
 
 
 def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:

@@ -30,6 +30,7 @@ def order(
         for spec in state.goal.services
         if spec.where.includes(worker.rank, is_head=False)
         and (worker.key, spec.name) not in state.services
+        and (worker.key, spec.name) not in state.given_up
     }
     if not missing:
         return state, ()
@@ -46,7 +47,7 @@ def watch(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ..
             return state, tuple(actions), broken
         if broken is not None:
             left = {at: one for at, one in state.services.items() if at != key}
-            state = replace(state, services=left)
+            state = replace(state, services=left, given_up=state.given_up | {key})
             actions.append(Said(f"{broken.reason}; the run goes on without it", "warning"))
             continue
         if item.step is not Step.LOST:

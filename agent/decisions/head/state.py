@@ -100,6 +100,8 @@ class HeadState:
     gpus: Mapping[str, int] = field(default_factory=dict)
     """The GPUs of each living node by its address, as GCS knows them."""
     services: Mapping[Key, Item] = field(default_factory=dict)
+    given_up: frozenset[Key] = frozenset()
+    """Services that the run goes on without: nobody is to start them again."""
     steps: Mapping[Key, Item] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0
