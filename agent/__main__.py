@@ -1,4 +1,4 @@
-"""The entrypoint: an init where this is the container's first process, then one of our programs.
+"""The entrypoint: a small parent over every run, then one of our programs.
 
 Each program imports only what it needs: a pod's cores are busiest while Ray boots.
 """
@@ -45,22 +45,28 @@ def _program(name: str) -> Callable[[], int]:
     of these, but for aiohttp, which ray[default] brings.
     """
     if name == "reward-server":
-        from agent.bundled.reward_server import main as program  # noqa: PLC0415 - one of five
+        from agent.bundled.reward_server import main as program  # noqa: PLC0415 - one of eight
+    elif name == "retriever":
+        from agent.bundled.retriever import main as program  # noqa: PLC0415 - same
     elif name == "rehearsal":
-        from agent.bundled.rehearsal import main as program  # noqa: PLC0415 - one of five
+        from agent.bundled.rehearsal import main as program  # noqa: PLC0415 - one of eight
+    elif name == "fetch-model":
+        from agent.bundled.fetch_model import main as program  # noqa: PLC0415 - one of eight
     elif name == "ray-bridge":
-        from agent.bridge.child import main as program  # noqa: PLC0415 - one of five
+        from agent.bridge.child import main as program  # noqa: PLC0415 - one of eight
     elif name == "ray-facts":
-        from agent.node.ray_python import tell as program  # noqa: PLC0415 - one of five
+        from agent.node.ray_python import tell as program  # noqa: PLC0415 - one of eight
+    elif name == "framework-facts":
+        from agent.node.framework import tell as program  # noqa: PLC0415 - one of eight
     else:
-        from agent.cli import main as cli  # noqa: PLC0415 - one of five
+        from agent.cli import main as cli  # noqa: PLC0415 - one of eight
 
         return cli
     return lambda: program(sys.argv[2:])
 
 
 def main() -> int:
-    """Run the program that is asked for; as PID 1, under an init."""
+    """Run the program that is asked for; a run, and whatever is PID 1, under a parent."""
     if not __package__:
         _find_ourselves_here()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
@@ -68,10 +74,10 @@ def main() -> int:
         from agent.runtime.first_signals import listen  # noqa: PLC0415 - for a run only
 
         listen()
-    if os.getpid() == 1:
-        from agent.runtime.pid1 import become_init  # noqa: PLC0415 - for the first process only
+    if verb in RUNS or os.getpid() == 1:
+        from agent.runtime.parent import become_parent  # noqa: PLC0415 - not for a mere question
 
-        code = become_init()
+        code = become_parent(of_a_run=verb in RUNS)
         if code is not None:
             return code
     # What imports make is no garbage, and to look for it after every 700 objects takes a tenth of

@@ -8,6 +8,7 @@ import shlex
 import sys
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent import __version__
@@ -18,6 +19,7 @@ from agent.record.writer import FLUSH_LIMIT, finish_all
 from agent.runtime.exiting import exit_now, in_time
 from agent.runtime.streams import make_streams_safe
 from agent.settings import load
+from agent.settings.jobs import BY_NAME
 from agent.settings.redact import redactor_for
 from agent.settings.show import text_table
 
@@ -139,14 +141,47 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     _verb(verbs, "plan", _plan, "print what run would do, and touch nothing")
     doctor = _verb(verbs, "doctor", _doctor, "check this machine and its settings")
     doctor.add_argument("--json", action="store_true", help="for machines")
+    doctor.add_argument(
+        "--all", action="store_true", help="every node of a running cluster, by its head"
+    )
     status = _verb(verbs, "status", _status, "ask the head's agent how it stands")
     status.add_argument("--json", action="store_true", help="for machines")
     status.add_argument("--watch", action="store_true", help="again every two seconds")
     status.add_argument(
         "--live", action="store_true", help="only whether this node's own agent lives: 0 or 69"
     )
+    _verb(verbs, "stop", _stop, "end the run as SIGTERM on the head would, and wait for its end")
+    told = _verb(
+        verbs, "explain", _explain, "a run's story in ten lines: what took long, why it ended"
+    )
+    told.add_argument(
+        "folder",
+        metavar="RUN FOLDER",
+        nargs="?",
+        help="a run's, or a node's in it; default: the last",
+    )
+    logs = _verb(verbs, "logs", _logs, "a log's text, of any node, through the head's agent")
+    logs.add_argument(
+        "words",
+        metavar="NODE LOG",
+        nargs="*",
+        help="a node's name (default: the head), and agent, ray, job or a service (default: the "
+        "job; of a worker, the agent)",
+    )
+    logs.add_argument("--follow", action="store_true", help="go on as the log grows")
     _verb(verbs, "env", _env, "the table of environment variables, as they are now")
+    _verb(verbs, "recipes", _recipes, "the jobs that are known by name, one a line")
+    recipe = _verb(verbs, "recipe", _recipe, "the command that a recipe would submit, and why")
+    recipe.add_argument("name", metavar="NAME", choices=tuple(BY_NAME), help="see `recipes`")
+    recipe.add_argument("--nodes", required=True, metavar="N", help="how many would join")
+    recipe.add_argument("--gpus", required=True, metavar="G", help="of each: 8, or 8,8,4")
+    recipe.add_argument("--cpus", metavar="C", help="of each; left out: enough of them")
+    recipe.add_argument(
+        "--framework-version", metavar="V", help="default: the one installed here, else the newest"
+    )
+    recipe.add_argument("--json", action="store_true", help="for machines")
     verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
+    verbs.add_parser("retriever", help="the bundled stand-in for Search-R1's retrieval server")
     verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
     return parser, tuple(verbs.choices)
 
@@ -201,7 +236,7 @@ def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:
 
     environ = dict(os.environ)
     plan = planning.plan_of(environ, command)
-    print(render(plan, redactor_for(environ, plan.settings)))
+    print(render(plan, redactor_for(environ, plan.settings, plan.told_by_file)))
     return 0
 
 
@@ -209,6 +244,12 @@ def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent.checks import Level  # noqa: PLC0415 - one verb, one import
     from agent.plan.show import finding_line  # noqa: PLC0415 - one verb, one import
 
+    if options.all:
+        from agent.control.doctor_all import show  # noqa: PLC0415 - same
+        from agent.plan.plan import log_root  # noqa: PLC0415 - same
+
+        environ = dict(os.environ)
+        return show(environ, log_root(load(environ).settings), as_json=options.json)
     findings = planning.examine_machine(dict(os.environ))
     failed = any(finding.level is Level.FAIL for finding in findings)
     if options.json:
@@ -230,9 +271,61 @@ def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
     return status.show(dict(os.environ), as_json=options.json, watch=options.watch)
 
 
+def _stop(_options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent.control.stop import stop  # noqa: PLC0415 - one verb, one import
+    from agent.plan.plan import log_root  # noqa: PLC0415 - same
+
+    environ = dict(os.environ)
+    return stop(environ, log_root(load(environ).settings))
+
+
+def _explain(options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent.plan.plan import log_root  # noqa: PLC0415 - one verb, one import
+    from agent.record.story import explain  # noqa: PLC0415 - same
+
+    folder = options.folder or log_root(load(dict(os.environ)).settings) / "latest"
+    print(_clean("\n".join(explain(Path(folder)))))
+    return 0
+
+
+def _logs(options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent.control.logs import show  # noqa: PLC0415 - one verb, one import
+    from agent.plan.plan import log_root  # noqa: PLC0415 - same
+
+    if len(options.words) > 2:
+        print("pod-agent logs: error: at most a node and a log", file=sys.stderr)
+        return 2
+    environ = dict(os.environ)
+    root = log_root(load(environ).settings)
+    return show(environ, root, options.words, follow=options.follow)
+
+
 def _env(_options: argparse.Namespace, _command: list[str] | None) -> int:
     environ = dict(os.environ)
     print(_clean(text_table(load(environ), environ)))
+    return 0
+
+
+def _recipes(_options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent.boot import recipe_verb  # noqa: PLC0415 - one verb, one import
+
+    print("\n".join(recipe_verb.rows()))
+    return 0
+
+
+def _recipe(options: argparse.Namespace, _command: list[str] | None) -> int:
+    from agent.boot import recipe_verb  # noqa: PLC0415 - one verb, one import
+
+    sizes = (options.nodes, options.gpus, options.cpus)
+    wanted = recipe_verb.Wanted(options.name, *sizes, options.framework_version)
+    try:
+        shown = recipe_verb.show(dict(os.environ), wanted)
+    except recipe_verb.UsageError as error:
+        print(f"pod-agent recipe: error: {error}", file=sys.stderr)
+        return 2
+    for warning in shown.warnings:
+        print(f"pod-agent: {warning}", file=sys.stderr)
+    print(_clean(shown.as_json() if options.json else shown.as_text()))
     return 0
 
 

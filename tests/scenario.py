@@ -32,8 +32,9 @@ BOOT = 90.0
 
 def needed_in_pods() -> list[Path]:
     """List what pods must see, wherever it lies: that environment and the Python behind it."""
-    python = (ENVIRONMENT / "bin/python").resolve()
-    return [ENVIRONMENT, python.parents[1]]
+    pythons = [str(ENVIRONMENT / "bin/python"), os.environ.get("POD_AGENT_TORCH_PYTHON")]
+    given = [Path(python) for python in pythons if python]
+    return [path.parents[1] for python in given for path in (python, python.resolve())]
 
 
 def ray_in_pods() -> str:

@@ -36,7 +36,14 @@ class Outcome:
     culprit: str = ""
     remedy: str = ""
     is_jobs_verdict: bool = False
-    """True where the job itself ended: only such an end is worth holding a pod for."""
+    """True where the job itself ended."""
+    attempts_are_used_up: bool = False
+    """True where the attempts at the job were lost, and no other may follow."""
+
+    @property
+    def is_worth_a_hold(self) -> bool:
+        """Say whether a pod is held for it, which would be started again and could do no more."""
+        return self.is_jobs_verdict or self.attempts_are_used_up
 
     def sentence(self) -> str:
         """Say the end in one line, the last that this node prints."""
@@ -61,6 +68,7 @@ class Outcome:
             culprit=str(data.get("culprit", "")),
             remedy=str(data.get("remedy", "")),
             is_jobs_verdict=data.get("is_jobs_verdict") is True,
+            attempts_are_used_up=data.get("attempts_are_used_up") is True,
         )
 
 

@@ -97,12 +97,16 @@ def shifted(job_id: int) -> PortBase:
 
 def collisions(ports: Ports, reward: int | None) -> list[str]:
     """Name every pair of listeners that would meet on one port."""
-    single = {
+    return meetings(listening(ports), reward, (ports.first_worker, ports.last_worker))
+
+
+def listening(ports: Ports) -> dict[str, int]:
+    """Return every single port by who listens there; Ray's workers have a range beside them."""
+    return {
         f.name.replace("_", " "): getattr(ports, f.name)
         for f in fields(ports)
         if not f.name.endswith("_worker")
     }
-    return meetings(single, reward, (ports.first_worker, ports.last_worker))
 
 
 def meetings(

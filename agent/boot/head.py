@@ -4,151 +4,149 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot import head_port, make_ready
+from agent.boot import head_port
+from agent.boot.explained import explained
 from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of
-from agent.boot.news import News
-from agent.boot.node_run import NodeRun, stop_ray
-from agent.boot.own_address import StopSwitch, find_own_address
+from agent.boot.head_start import start_ray
+from agent.boot.job_command import Submission, submission
+from agent.boot.lost_nodes import silent_ones
+from agent.boot.news import News, as_recorded
+from agent.boot.node_run import stop_ray
+from agent.boot.prepare_steps import PrepareSteps
+from agent.boot.probing import Prober
 from agent.boot.run_services import Services
+from agent.boot.torchrun_head import TorchrunLink
+from agent.boot.watched import Watched
 from agent.bridge.link import RayLink
-from agent.control.sockets import bind
 from agent.decisions import head
 from agent.decisions.head import state as h
+from agent.decisions.head.services import address_of
 from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
 from agent.plan import environment
-from agent.plan.plan import BRIDGE, RAY
-from agent.record.events import AttemptOver, ByeHeard, NodesCounted, PhaseEntered
+from agent.plan.plan import BRIDGE, versions
+from agent.record.events import AttemptOver, ByeHeard, PhaseEntered
 from agent.record.log import say
-from agent.runtime import driver, signals
+from agent.runtime import driver
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
-from agent.work.job import Joined, entrypoint, fill, sizes
-from agent.work.services import digest, reward_url
-from agent.work.where import Place
+from agent.runtime.ray_parts import RayParts
+from agent.work.services import REWARD, digest, reward_url
 
 if TYPE_CHECKING:
-    import socket
-
     from agent.base.outcome import Outcome
+    from agent.boot.head_start import HeadStart
+    from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Bye, Reply
     from agent.control.reports import Reports
+    from agent.decisions.attempts import Attempt
     from agent.runtime.process import Child
     from agent.topology.given_ray import GivenRay
     from agent.work.services import ServiceSpec
 
-
-_MOST_NODES = 256
-"""Of so many nodes the record keeps GCS's whole list."""
+    Link = RayLink | TorchrunLink
 
 
 class Head:
     """One run of the head."""
 
-    def __init__(self, run: NodeRun, keeper: RunKeeper) -> None:
+    def __init__(self, run: NodeRun, keeper: RunKeeper, begun: HeadStart) -> None:
         self._run = run
         self._plan = run.plan
         self._keeper = keeper
-        self._epoch = 0
+        self._begun = begun
+        self._place = begun.place
+        self._env = begun.env
         self._inbox: Inbox[h.HeadEvent] = Inbox(run.redactor.clean_fields)
-        self._ray: Child | None = None
+        self._ray = begun.ray
         self._services = Services(run, self._inbox.put)
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
-        self._stop = StopSwitch()
-        self._state = head.first_state(goal_of(run.plan, keeper.run_id, keeper.next_attempt))
-        self._place = Place()
-        self._env: dict[str, str] = {}
+        goal = goal_of(run.plan, keeper.run_id, keeper.next_attempt, keeper.record.tried)
+        self._state = head.first_state(goal)
         self._news = News()
-        self._listens: list[socket.socket] = []
-        """The agent's port on this node's own address."""
+        self._watched = Watched(run, keeper, lambda: self._state)
+        self._prober = Prober(run.plan, run.redactor.clean)
 
-    async def run(self) -> Outcome:
-        """Live the whole story; return how it ended."""
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(signals.watch, self._on_signal, self._on_notice)
-            outcome = await self._main(tasks)
-            tasks.cancel_scope.cancel()
-        return outcome
-
-    def _on_signal(self, signum: int) -> None:
-        self._stop.ask(signum)
+    def on_signal(self, signum: int) -> None:
+        """Hear a request to stop."""
         self._inbox.put(StopAsked(signum))
 
-    def _on_notice(self, signum: int) -> None:
-        if self._plan.own_ray is None:
+    def on_notice(self, signum: int) -> None:
+        """Hear a notice, which is for the job."""
+        if self._plan.torchrun is not None:
+            say(driver.kept(signum, "torchrun, which would have to hand it on, would end by it"))
+        elif self._plan.own_ray is None:
             say(driver.kept(signum, "the job runs on a Ray that others have started"))
         else:
             say(driver.pass_on(driver.find_driver(self._state.attempt.id), signum))
 
-    async def _main(self, tasks: anyio.abc.TaskGroup) -> Outcome:
-        plan, run = self._plan, self._run
-        # The port before all else: a second agent on this node ends here, and harms nothing.
-        sockets = bind(["127.0.0.1"], plan.ports.agent)
-        run.folder.become_latest()
-        ip = ""
-        with self._stop.guard():
-            limit = plan.settings.wait_head
-            ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
-        if not ip:
-            return self._stop.outcome(expected=plan.job is None)
-        self._place = Place(ip, ip, "0", str(run.folder.path))
-        self._env = plan.environment(ip, ip)
+    async def run(self, tasks: anyio.abc.TaskGroup) -> Outcome:
+        """Live the whole story; return how it ended."""
+        plan, run, begun = self._plan, self._run, self._begun
         link = self._link()
-        unfit = make_ready.make_ready(plan)
-        self._listens = head_port.open_port(plan, ip, unfit)
-        sockets += self._listens
-        self._begin_epoch()
-        if unfit is None:
-            await self._bring_up(tasks, link)
+        if begun.unfit is None:
+            self._bring_up(tasks, link)
         else:
-            self._inbox.put(Unfit(head_port.as_the_heads(plan, unfit)))
-        from agent.control.reports import Expected, Reports  # noqa: PLC0415 - while Ray boots
-        from agent.control.server import Site  # noqa: PLC0415 - aiohttp, same
+            self._inbox.put(Unfit(head_port.as_the_heads(plan, begun.unfit)))
+        from agent.boot.head_site import site_of  # noqa: PLC0415 - aiohttp, while Ray boots
+        from agent.boot.silence import SilenceWatch  # noqa: PLC0415 - same
+        from agent.control.ranks import Ranks  # noqa: PLC0415 - same
+        from agent.control.reports import Expected, Reports  # noqa: PLC0415 - same
 
-        expected = Expected(
-            plan.facts.ray.version, plan.facts.ray.python, digest(plan.all_services)
+        services, record = digest(plan.all_services, plan.steps), self._keeper.record
+        expected = Expected(*versions(plan), services, record.fingerprint)
+        if plan.torchrun is None:
+            expected = replace(expected, job="")  # only the head has it
+        ranks = Ranks(record.ranks, self._keeper.given_ranks)
+        reports = Reports(
+            *(self._first_reply(), expected, self._inbox.put, run.now),
+            on_bye=self._on_bye,
+            ranks=ranks,
+            on_memory=self._on_memory,
         )
-        reports = Reports(self._first_reply(), expected, self._inbox.put, run.now, self._on_bye)
-        names = (plan.topology.node_name, plan.topology.head_host, *plan.topology.claim.own_names)
-        site = Site(
-            token=plan.token, ready=lambda: True, status=self._status, reports=reports, names=names
+        site = site_of(
+            *(run, reports, partial(self.on_signal, SIGTERM), self._watched),
+            lambda: (*self._state.fleet.workers.values(),),
         )
-        runner = await site.open(sockets)
+        tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
+        runner = await site.open([*begun.local, *begun.listens])
         try:
             outcome = await self._decide(tasks, reports, link)
-            outcome = await self._leave(reports, outcome)
+            outcome = await self._leave(reports, link, outcome)
             await run.hold(outcome, partial(self._inbox.take, None), self._keeper.attempts)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
         return outcome
 
-    async def _bring_up(self, tasks: anyio.abc.TaskGroup, link: RayLink) -> None:
-        """Start everything that the plan has for this node, side by side."""
-        await self._start_ray(tasks)
+    def _bring_up(self, tasks: anyio.abc.TaskGroup, link: Link) -> None:
+        """Start everything else that the plan has for this node, side by side."""
+        if self._ray is not None:
+            tasks.start_soon(self._watch_ray, self._ray)
+        given = self._plan.topology.given_ray
+        if given is not None:  # others start it, sooner or later
+            tasks.start_soon(self._watch_given, given)
         tasks.start_soon(self._follow_ray, link)
+        tasks.start_soon(self._look_after, 0)
         for spec in self._plan.services:
             tasks.start_soon(self._serve, spec)
         if self._plan.steps:
             tasks.start_soon(self._prepare)
-
-    def _begin_epoch(self) -> None:
-        """Name the Ray that is about to start; a later one has a higher number."""
-        self._epoch = self._keeper.new_epoch(self._plan.topology.node_name)
 
     def _first_reply(self) -> Reply:
         from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
 
         phase, port = h.Phase.BOOTING.value, self._plan.ports.gcs
         return Reply(
-            *(self._epoch, self._keeper.run_id, phase),
+            *(self._keeper.epoch, self._keeper.run_id, phase),
             ray_ready=False,
             gcs_port=port,
             news=0,
@@ -160,9 +158,21 @@ class Head:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
 
+    def _on_memory(self, run_id: str, attempt: int) -> bool:
+        """Hear of a run from a worker that outlived its head; say whether that is weighed."""
+        if self._keeper.has_record_of(run_id):
+            return False
+        self._inbox.put(h.RunRemembered(run_id, attempt))
+        return True
+
+    def _take_up(self, run_id: str, attempts: int) -> None:
+        self._keeper.take_up(run_id, attempts)
+        self._run.belongs_to(run_id)
+        self._place = replace(self._place, log_dir=str(self._run.folder.path))
+
     # --- deciding -------------------------------------------------------------------------------
 
-    async def _decide(self, tasks: anyio.abc.TaskGroup, reports: Reports, link: RayLink) -> Outcome:
+    async def _decide(self, tasks: anyio.abc.TaskGroup, reports: Reports, link: Link) -> Outcome:
         """Take events one by one until a decision is to leave."""
         while True:
             if self._inbox.is_empty:  # else what is waited for may be over
@@ -170,15 +180,18 @@ class Head:
             limit = self._run.patience(head.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             if self._news.is_news(event, self._state.fleet):
-                self._run.record(_as_recorded(event))
+                self._run.record(as_recorded(event))
             before = self._state.phase
             self._state, actions = head.decide(self._state, event, self._run.now())
+            self._watched.note(event)
             if self._state.phase is not before:
                 self._run.record(PhaseEntered(self._state.phase.value))
             for action in actions:
                 if not isinstance(action, h.Leave):
                     await self._perform(action, tasks, reports, link)
             self._publish(reports)
+            if isinstance(event, h.RunRemembered):
+                reports.weighed()
             if actions and isinstance(actions[-1], h.Leave):
                 return actions[-1].outcome
 
@@ -186,36 +199,47 @@ class Head:
         state = self._state
         over = state.phase is h.Phase.LEAVING
         reports.publish(
-            epoch=self._epoch,
+            epoch=self._keeper.epoch,
+            run_id=self._keeper.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
-            ray_ready=state.gcs_answers and state.ray.step is not Step.LOST,
+            ray_ready=(state.gcs_answers and state.ray.step is not Step.LOST)
+            or state.goal.by_torchrun,  # which has no Ray to wait for
             verdict=state.verdict if over else None,  # until then the job may clean up
         )
 
-    async def _perform(
-        self, action: h.HeadAction, tasks: anyio.abc.TaskGroup, reports: Reports, link: RayLink
+    async def _perform(  # noqa: C901 - one case, one action
+        self, action: h.HeadAction, tasks: anyio.abc.TaskGroup, reports: Reports, link: Link
     ) -> None:
         match action:
             case Said():
                 self._run.speak(action)
             case h.Submit(job):
-                await self._submit(link, job)
+                await self._submit(link, job, tasks, reports)
             case h.StopJob(job):
                 await link.stop_job(job)
+            case h.AskNodes(job):
+                tasks.start_soon(self._ask_nodes, job)
             case h.RestartRay():
-                self._begin_epoch()
-                await self._start_ray(tasks)
+                self._keeper.new_epoch(self._plan.topology.node_name)
+                self._ray = await start_ray(self._run, self._place, self._env)
+                tasks.start_soon(self._watch_ray, self._ray)
             case h.StartService(name, node, generation) if node == HERE:
                 tasks.start_soon(self._serve, self._plan_service(name), generation)
             case h.StartService(name, node, generation):
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
+            case h.RunStep(name, node):
+                reports.order(node, OrderKind.RUN_STEP, name)
+            case h.Probe(node, probe, at) if node == HERE:
+                tasks.start_soon(self._prober.try_here, probe, at, self._place, self._inbox.put)
+            case h.Probe(node, probe, at):
+                reports.order(node, OrderKind.PROBE, probe, at=at)
+            case h.TakeUp(run_id, attempts):
+                self._take_up(run_id, attempts)
             case h.Retry(ended):
                 link.forget(ended.id)
-                self._run.record(AttemptOver(ended.number, ended.id, ended.end))
-                if ended.end is not None:
-                    self._keeper.attempt_over(ended.end)
-                await self._finish_output()
+                await self._clear_away(ended)
+                tasks.start_soon(self._look_after, ended.number)
 
     async def _serve(self, spec: ServiceSpec, generation: int = 1) -> None:
         env = environment.for_service(self._env, self._plan.settings)
@@ -226,17 +250,6 @@ class Head:
 
     # --- what comes up --------------------------------------------------------------------------
 
-    async def _start_ray(self, tasks: anyio.abc.TaskGroup) -> None:
-        plan, given = self._plan, self._plan.topology.given_ray
-        if given is not None:
-            tasks.start_soon(self._watch_given, given)  # others start it, sooner or later
-            return
-        say(f"starting Ray's head on {self._place.node_ip}:{plan.ports.gcs}")
-        process = plan.process(RAY)
-        argv = process.command(self._place)
-        self._ray = await self._run.start(process.name, argv, self._env, process.log)
-        tasks.start_soon(self._watch_ray, self._ray)
-
     def _awaits_ray(self) -> bool:
         return self._state.ray.step is Step.PENDING
 
@@ -246,49 +259,58 @@ class Head:
 
     async def _watch_ray(self, child: Child) -> None:
         host, port = self._place.node_ip, self._plan.ports.gcs
+        parts = RayParts(child, self._run.now, partial(say, level="warning"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch_gcs, host, port, 0.1, self._inbox.put, self._awaits_ray)
+            tasks.start_soon(parts.watch)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._inbox.put(h.RayGone(f"`ray start` ended, {await child.end_sentence(code)}"))
+        self._inbox.put(h.RayGone(await parts.end_sentence(code)))
 
-    def _link(self) -> RayLink:
+    def _link(self) -> Link:
+        if self._plan.torchrun is not None:
+            return TorchrunLink(self._run, self._place, self._inbox.put, self._watched.job)
         process = self._plan.process(BRIDGE)
         log = partial(self._run.folder.file, process.log)
         env = environment.for_bridge(self._env, self._plan.settings)
         argv, tell = process.command(self._place), self._inbox.put
         return RayLink(argv, env, log, tell, self._run.note_child)
 
-    async def _follow_ray(self, link: RayLink) -> None:
+    async def _follow_ray(self, link: Link) -> None:
         with self._bridge_scope:
             await link.run()
 
     async def _prepare(self) -> None:
         env = environment.for_prepare(self._env, self._plan.settings)
+        steps = PrepareSteps(self._run)
         for step in self._plan.steps:
-            failure = await self._run.run_step(step, env)
+            failure = await steps.run(step, self._place, env)
             self._inbox.put(h.StepOver(step.name, failure))
             if failure:
                 return
 
     # --- the job --------------------------------------------------------------------------------
 
-    async def _submit(self, link: RayLink, job_id: str) -> None:
-        job, state = self._plan.job, self._state
-        assert job is not None  # noqa: S101 - decided only where there is one
-        self._keeper.submitted(state.attempt.number, job_id)
-        nodes, least, total = sizes(state.gpus_by_node())
-        joined = Joined(
-            nodes=nodes,
-            gpus_per_node=least,
-            total_gpus=total,
-            head_ip=state.ray_head or self._place.head_ip,
-            reward_url=reward_url(self._plan.all_services, self._place),
-            log_dir=str(self._run.folder.path),
-            attempt=state.attempt.number,
+    async def _submit(
+        self, link: Link, job_id: str, tasks: anyio.abc.TaskGroup, reports: Reports
+    ) -> None:
+        home = address_of(self._state, REWARD) or self._place.node_ip
+        url = reward_url(self._plan.all_services, replace(self._place, node_ip=home))
+        follows = self._keeper.record.open_attempt is not None
+        made = await submission(
+            self._plan, self._state, self._place, url, self._env, is_followed=follows
         )
-        line = entrypoint(fill(job.argv, joined))
+        if not isinstance(made, Submission):
+            self._inbox.put(Unfit(made))
+            return
+        for said in made.said:
+            self._run.speak(said)
+        self._keeper.submitted(self._state.attempt.number, job_id, self._state.checkpoint)
+        if isinstance(link, TorchrunLink):
+            run_id = self._keeper.run_id
+            self._output = await link.launch(tasks, self._state, reports, run_id, home)
+            return
         session, mirror = self._plan.launch.session, None
         if session is None:  # the driver's output is on another machine
             source = mirror = self._run.folder.file("ray-job.log")
@@ -297,10 +319,33 @@ class Head:
         copy = self._run.folder.file("job.log")
         if session is not None:
             self._run.node.in_session(str(source.parents[1]))
-        passed_on = self._run.node.passed_on
-        self._output = JobOutput(source, WithoutPreamble(job_id, line), copy, on_passed=passed_on)
+        skip, passed_on = self._run.node.record.passed_on, self._run.node.passed_on
+        rest = WithoutPreamble(job_id, made.line)
+        self._output = JobOutput(
+            *(source, rest, copy), skip=skip, on_passed=passed_on, watcher=self._watched.job
+        )
         self._output.start()
-        await link.submit(job_id, line, job.runtime_env, mirror)
+        await link.submit(job_id, made.line, made.runtime_env, mirror)
+
+    async def _ask_nodes(self, job_id: str) -> None:
+        """Ask all nodes of our own Ray; of a given one nothing but GCS's word is known."""
+        nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
+        silent = await silent_ones(nodes, self._plan.ports.node_manager)
+        self._inbox.put(h.NodesAsked(job_id, silent))
+
+    async def _clear_away(self, ended: Attempt) -> None:
+        """Write down an attempt's end, and let nothing of it run beside the next."""
+        self._run.record(AttemptOver(ended.number, ended.id, ended.end))
+        if ended.end is not None:
+            self._keeper.attempt_over(ended.end)
+        await self._finish_output()
+        for name in await anyio.to_thread.run_sync(driver.end_what_is_left, ended.id):
+            say(f"attempt {ended.number} had left {name} running: killed", "warning")
+
+    async def _look_after(self, attempt: int) -> None:
+        from agent.boot.saved import look_after  # noqa: PLC0415 - while Ray boots
+
+        self._inbox.put(await look_after(self._plan, attempt))
 
     async def _finish_output(self) -> None:
         """Pass on what is left of an attempt's output."""
@@ -308,13 +353,16 @@ class Head:
             drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)
             self._output = None
+            self._run.node.passed_on(0)  # a further attempt's output begins anew
 
     # --- the end --------------------------------------------------------------------------------
 
-    async def _leave(self, reports: Reports, outcome: Outcome) -> Outcome:
+    async def _leave(self, reports: Reports, link: Link, outcome: Outcome) -> Outcome:
         """Tell the workers and take everything down, all within the grace."""
         await self._finish_output()
+        outcome = await explained(self._run, outcome)
         self._keeper.over(outcome)
+        self._run.outages = self._watched.outages()
         self._run.ended(outcome)
         self._bridge_scope.cancel()
         budget = self._plan.budget
@@ -323,36 +371,14 @@ class Head:
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
+            if isinstance(link, TorchrunLink):
+                tasks.start_soon(link.stop_own, budget.ray)
         await self._run.sweep(budget.leftovers)
         return outcome
 
     def _may_still_call(self) -> int:
         """Return how many workers that were never heard of may be about to call."""
         given = self._plan.topology.given_ray is not None  # its workers run no agent
-        if given or not self._listens:
+        if given or not self._begun.listens:
             return 0
         return self._state.fleet.never_heard(self._state.required)
-
-    def _status(self) -> dict[str, object]:
-        from agent.boot.head_status import status_of  # noqa: PLC0415 - asked while Ray boots
-
-        return status_of(self._state, self._plan, self._keeper.run_id, self._epoch, self._run.now())
-
-
-def _as_recorded(event: h.HeadEvent) -> object:
-    """Return what the record keeps of an event: of a very long list of nodes, their number.
-
-    Of a machine's facts it keeps no addresses: those of other networks are nobody's business.
-    """
-    if isinstance(event, h.WorkerIntroduced):
-        facts = replace(event.facts, interfaces={}, default_source=None)
-        return replace(event, facts=facts)
-    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
-        return event
-    alive = sum(node.alive for node in event.nodes)
-    return NodesCounted(alive, len(event.nodes) - alive)
-
-
-async def run(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
-    """Be the head."""
-    return await Head(node_run, keeper).run()

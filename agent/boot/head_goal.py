@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import state as h
+from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
+    from agent.decisions.attempts import Tried
     from agent.plan.plan import Plan
 
 
-def goal_of(plan: Plan, run_id: str, first_attempt: int = 1) -> h.Goal:
+def goal_of(
+    plan: Plan, run_id: str, first_attempt: int = 1, tried: tuple[Tried, ...] = ()
+) -> h.Goal:
     """Take from the plan what the head's decisions need of it."""
     settings, given = plan.settings, plan.topology.given_ray
     expected = plan.topology.expected_workers
@@ -23,12 +27,20 @@ def goal_of(plan: Plan, run_id: str, first_attempt: int = 1) -> h.Goal:
         wants_job=plan.job is not None,
         run_id=run_id,
         first_attempt=first_attempt,
+        tried=tried,
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
         steps=plan.steps,
-        longest_prepare=settings.wait_prepare,
+        disks=plan.facts.disks,
+        longest_prepare=max([settings.wait_prepare, *(step.within for step in plan.steps)]),
         retries=settings.job_retries,
         ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
         ray_is_given=given is not None,
         ray_restarts=h.RAY_RESTARTS if given is None else 0,
+        rank=plan.topology.claim.rank or 0,
+        by_torchrun=plan.torchrun is not None,
+        node=plan.topology.node_name,
+        size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory),
+        facts=plan.facts,
+        brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )

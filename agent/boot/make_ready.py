@@ -36,7 +36,7 @@ _RAY_MARKS = (
 
 def make_ready(plan: Plan) -> Outcome | None:
     """Prepare this machine; return the refusal where this run could not live on it."""
-    _raise_open_files(plan.facts.nofile_hard)
+    raise_open_files(plan.facts.nofile_hard)
     if plan.own_ray is not None:
         _remove_stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
@@ -84,7 +84,8 @@ def _refusal(failed: list[Finding]) -> Outcome | None:
     return Outcome(Kind.REFUSED, 78, reason, "starting", failed[0].check, remedy)
 
 
-def _raise_open_files(hard: int) -> None:
+def raise_open_files(hard: int) -> None:
+    """Raise the limit of open files as far as it may be: Ray aborts on the usual 1024."""
     wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft != resource.RLIM_INFINITY and soft < wanted:

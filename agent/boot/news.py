@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import state as h
 from agent.decisions.shared import Tick
+from agent.record.events import NodesCounted
 
 if TYPE_CHECKING:
     from agent.decisions.head.workers import Fleet, Worker
@@ -16,6 +18,8 @@ _STATES = (h.JobHeard, h.RayNodes)
 _COMPLAINTS = (h.RaySilent, h.SubmitWaits, h.ServiceWaits)
 """Several things may be waited for at once, each with its own: they take turns."""
 _MOST_COMPLAINTS = 16
+_MOST_NODES = 256
+"""Of so many nodes the record keeps GCS's whole list."""
 
 
 class News:
@@ -48,6 +52,22 @@ class News:
         return event == last
 
 
+def as_recorded(event: h.HeadEvent) -> object:
+    """Return what the record keeps of an event: of a very long list of nodes, their number.
+
+    Of a machine's facts it keeps no addresses: those of other networks are nobody's business. What
+    its checks found is in its own log.
+    """
+    if isinstance(event, h.WorkerIntroduced):
+        facts = replace(event.facts, interfaces={}, default_source=None)
+        return replace(event, facts=facts, findings=())
+    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
+        return event
+    alive = sum(node.alive for node in event.nodes)
+    return NodesCounted(alive, len(event.nodes) - alive)
+
+
 def _said(one: Worker) -> tuple[object, ...]:
     """Return what a worker says; that it says it now is no news."""
-    return (one.phase, one.detail, one.joined, one.preparing, one.gone, one.error, one.items)
+    plain = (one.phase, one.detail, one.joined, one.preparing, one.gone, one.error)
+    return (*plain, one.items, one.answers)

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import time
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
-
-import anyio
 
 from agent import __version__
 from agent.decisions.shared import StopAsked
-from agent.record.events import FILE as EVENTS
-from agent.record.events import Began, Decided, EventLog, ProcessStarted
 from agent.record.files import iso_time
 from agent.record.log import keep_in, say
 from agent.record.node_record import FILE as NODE
 from agent.record.node_recorder import NodeRecorder
 from agent.record.outcome_file import write_outcome
-from agent.record.recorder import Recorder
-from agent.record.waits import WaitTeller
 from agent.runtime import orphans
 from agent.runtime.exiting import in_time
 from agent.runtime.process import Child
@@ -27,12 +21,15 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.base.outcome import Outcome
+    from agent.boot.left_behind import LeftBehind
     from agent.decisions.shared import Said, Wait
     from agent.plan.plan import Plan
+    from agent.record.outcome_file import Outage
+    from agent.record.recorder import Recorder
     from agent.record.run_folder import RunFolder
     from agent.record.run_record import Attempt
+    from agent.record.waits import WaitTeller
     from agent.settings.redact import Redactor
-    from agent.work.prepare import PrepareStep
 
 WRITE_LIMIT = 2.0
 """Longest that the end waits for a disk that stalls."""
@@ -45,30 +42,59 @@ def _warn(sentence: str) -> None:
 class NodeRun:
     """One run on one node."""
 
-    def __init__(
-        self, plan: Plan, redactor: Redactor, folder: RunFolder, started: float, run_id: str = ""
+    def __init__(  # noqa: PLR0913 - all of it is fixed once, at the start
+        self,
+        plan: Plan,
+        redactor: Redactor,
+        folder: RunFolder,
+        started: float,
+        run_id: str = "",
+        left: LeftBehind | None = None,
     ) -> None:
         self.plan = plan
         self.redactor = redactor
         self.folder = folder
         self._started = started
-        role: Literal["head", "worker"] = "head" if plan.topology.is_head else "worker"
-        began = Began(role, run_id, iso_time(time.time() - self.now()), __version__)
-        events = EventLog(partial(folder.steady, EVENTS), redactor.clean, began)
-        self.recorder = Recorder(events, self.now)
-        self.node = NodeRecorder(folder.own, partial(folder.steady, NODE), _warn)
-        self._waits = WaitTeller(self.record, say)
+        self._run_id = run_id
+        self.outages: Sequence[Outage] = ()
+        """When services did not answer, for the outcome."""
+        self.left = left
+        """What a killed agent left behind, in whose stead this one goes on."""
+        own = folder.own if left is None else folder.own.taken_over(left.record)
+        self.node = NodeRecorder(own, partial(folder.steady, NODE), _warn)
         keep_in(partial(folder.file, "agent.log"))
-        self.recorder.start()
         self.node.start()
+
+    @cached_property
+    def _recorder(self) -> Recorder:
+        """Begin to keep events, with the first of them: Ray's start need not wait for it."""
+        from agent.record import events  # noqa: PLC0415 - see above
+        from agent.record.recorder import Recorder  # noqa: PLC0415 - same
+
+        role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
+        began = events.Began(role, self._run_id, iso_time(time.time() - self.now()), __version__)
+        where = partial(self.folder.steady, events.FILE)
+        recorder = Recorder(events.EventLog(where, self.redactor.clean, began), self.now)
+        recorder.start()
+        return recorder
+
+    @cached_property
+    def _waits(self) -> WaitTeller:
+        from agent.record.waits import WaitTeller  # noqa: PLC0415 - as with events
+
+        return WaitTeller(self.record, say)
 
     def now(self) -> float:
         """Return the run's clock: seconds since the agent's start."""
         return time.monotonic() - self._started
 
+    def utc(self, at: float) -> str:
+        """Write a time of the run's clock as records have it."""
+        return iso_time(time.time() - self.now() + at)
+
     def record(self, event: object) -> None:
         """Keep an event for later."""
-        self.recorder.note(event)
+        self._recorder.note(event)
 
     def child_ended(self, child: Child) -> None:
         """Keep that a child is gone: its pid may be another's soon."""
@@ -76,7 +102,7 @@ class NodeRun:
 
     def close(self) -> None:
         """Write what is left of the records, and let go of the folder."""
-        self.recorder.close()
+        self._recorder.close()
         self.node.close()
         self.folder.close()
 
@@ -108,33 +134,30 @@ class NodeRun:
         *,
         rest_stays: bool = False,
     ) -> Child:
-        """Start a child whose output goes to a file of the run folder."""
+        """Start a child whose output goes to a file of the run folder.
+
+        One that a killed agent left behind under this name is taken over in its stead.
+        """
         file = partial(self.folder.file, log)
+        child = None if self.left is None else self.left.adopt(name, file)
+        if child is not None:
+            say(f"{name} (pid {child.pid}) lives: taken over")
+            return child
         child = await Child.start(name, argv, env, file, rest_stays=rest_stays)
         self.note_child(child)
         return child
 
     def note_child(self, child: Child) -> None:
         """Keep that a child was started."""
+        from agent.record.events import ProcessStarted  # noqa: PLC0415 - the first is Ray's
+
         self.record(ProcessStarted(child.name, child.pid))
         self.node.started(child.name, child.pid)
 
-    async def run_step(self, step: PrepareStep, env: Mapping[str, str]) -> str:
-        """Run a prepare step to its end; return '' or how it failed."""
-        say(f"{step.name}: running (output in {step.log})")
-        # It may leave a server running, as the example of Search-R1 does.
-        child = await self.start(step.name, step.argv, env, step.log, rest_stays=True)
-        try:
-            code = await child.wait()
-        finally:
-            with anyio.CancelScope(shield=True):
-                if child.running:
-                    await child.stop(1.0)
-                self.child_ended(child)
-        return "" if code == 0 else await child.end_sentence(code)
-
     def ended(self, outcome: Outcome) -> None:
         """Say and record how it ends."""
+        from agent.record.events import Decided  # noqa: PLC0415 - as above
+
         self.record(Decided(outcome))
         say(f"leaving: {outcome.reason}")
 
@@ -145,9 +168,10 @@ class NodeRun:
         attempts: Sequence[Attempt] = (),
     ) -> None:
         """Stay with the verdict where a platform would start the container again."""
-        if self.plan.on_done != "hold" or not outcome.is_jobs_verdict:
+        if self.plan.on_done != "hold" or not outcome.is_worth_a_hold:
             return
-        in_time(WRITE_LIMIT, partial(write_outcome, self.folder.path, outcome, attempts))
+        write = partial(write_outcome, self.folder.path, outcome, attempts, self.outages)
+        in_time(WRITE_LIMIT, write)
         say(outcome.sentence())
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await next_event(), StopAsked):

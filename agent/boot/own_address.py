@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import anyio
-
 from agent.base.errors import PreflightError, UnavailableError
-from agent.base.outcome import Outcome, stopped
 from agent.node.addresses import source_towards
 from agent.runtime.names import resolve
 from agent.runtime.waiting import NotYet, TimedOutError, until
@@ -80,29 +77,3 @@ def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> Pr
         "set RAY_WORKER=1",
         culprit="HEAD_POD_ID",
     )
-
-
-class StopSwitch:
-    """The first request to stop, for the time before a story listens for it."""
-
-    def __init__(self) -> None:
-        self.signum: int | None = None
-        self._scope: anyio.CancelScope | None = None
-
-    def ask(self, signum: int) -> None:
-        """Note the request and end what is under way."""
-        self.signum = signum
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def guard(self) -> anyio.CancelScope:
-        """Return a scope that a request to stop cancels."""
-        self._scope = anyio.CancelScope()
-        if self.signum is not None:
-            self._scope.cancel()
-        return self._scope
-
-    def outcome(self, *, expected: bool) -> Outcome:
-        """Return the end that was asked for."""
-        assert self.signum is not None  # noqa: S101 - asked only after a guard was cancelled
-        return stopped(self.signum, expected=expected)

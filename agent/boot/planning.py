@@ -2,43 +2,59 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import is_ip
 from agent.base.errors import Problem, SettingsError
+from agent.boot import job_facts
+from agent.boot.asked_of_ray import temp_root, unknown_flags
+from agent.boot.runtime_env import read_runtime_env
+from agent.boot.services_input import disks_of, read_services
 from agent.checks import NAMES, Finding, examine
 from agent.node.addresses import taken_ports
 from agent.node.ray_python import find
 from agent.node.read_facts import gather, look_at_folder
 from agent.plan.listeners import port_clashes
 from agent.plan.make_plan import make_plan, private_folder
-from agent.runtime import pid1
+from agent.plan.services import service_problems
+from agent.runtime import parent
 from agent.runtime.names import lookup_briefly
 from agent.settings import Settings, load
+from agent.settings.jobs import TORCHRUN, launcher
 from agent.topology.platforms import claim_of
 from agent.topology.resolve import Topology, resolve
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.node.facts import Facts
+    from agent.node.facts import Facts, TorchPython
     from agent.plan.plan import Plan
     from agent.settings import Loaded
 
 _LOOKUP_LIMIT = 2.0
 
 
-def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
-    """Make the plan; raises SettingsError with everything that is wrong."""
-    loaded = load(environ, command)
+def plan_of(
+    environ: Mapping[str, str], command: list[str] | None, *, wants_job: bool = True
+) -> Plan:
+    """Make the plan; raises SettingsError with everything that is wrong.
+
+    `wants_job` where a job is to be run, and not only the machine looked at.
+    """
+    loaded = _loaded(environ, command)
     ray = find(environ.get("PATH"))
     names = _names_to_know(loaded.settings)
-    facts = gather(names, ray, environ, loaded.command, is_first_process=pid1.is_over_us())
-    problems: list[Problem] = []
+    program, torch = _of_torchrun(environ, loaded)
+    temp, problems = temp_root(loaded.settings)
+    problems += unknown_flags(loaded.settings, ray)
+    problems += _torchruns_problems(loaded, wants_job=wants_job)
+    is_first = parent.is_init()
+    facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
+    facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}
+    file = read_services(loaded.settings, problems)
     topology: Topology | None = None
     try:
         topology = resolve(environ, loaded.settings, facts)
@@ -46,15 +62,57 @@ def plan_of(environ: Mapping[str, str], command: list[str] | None) -> Plan:
         problems += error.problems
     try:
         if topology is None or topology.is_head:  # a worker may lack the head's files
-            runtime_env = read_runtime_env(loaded.settings)
+            runtime_env = read_runtime_env(loaded.settings, environ, ray.folder)
     except SettingsError as error:
         problems += error.problems
     problems += _port_clashes(environ, loaded, topology)
+    if topology is not None:
+        problems += service_problems(loaded.settings, loaded.command, topology, facts, file)
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.slips)
-    facts = _with_own_name(facts, topology)
-    facts = replace(facts, ray_temp=look_at_folder(private_folder(facts, topology.claim.job_id)))
-    return make_plan(loaded, topology, facts, environ, runtime_env)
+    facts = replace(
+        _with_own_name(facts, topology),
+        disks=disks_of(file),
+        ray_temp=look_at_folder(private_folder(facts, topology.claim.job_id)),
+        model_is_here=Path(loaded.settings.model or "/").exists(),
+    )
+    facts = job_facts.with_job(facts, loaded, topology)
+    plan = make_plan(loaded, topology, facts, environ, runtime_env, file)
+    return replace(plan, findings=(*plan.findings, *job_facts.about_checkpoints(plan)))
+
+
+def _torchruns_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ...]:
+    if launcher(loaded.settings, None) != TORCHRUN:
+        return ()
+    from agent.plan.torchrun import problems  # noqa: PLC0415 - most runs need none of it
+
+    return problems(loaded.settings, loaded.command, wants_job=wants_job)
+
+
+def _loaded(environ: Mapping[str, str], command: list[str] | None) -> Loaded:
+    """Load the settings; where they are wrong, tell what is wrong with the services' file, too."""
+    try:
+        return load(environ, command)
+    except SettingsError as error:
+        problems, path = [*error.problems], environ.get("AGENT_SERVICES", "").strip()
+        if path:
+            read_services(Settings(services=path), problems)
+        raise SettingsError(tuple(problems), error.hints) from None
+
+
+def _of_torchrun(
+    environ: Mapping[str, str], loaded: Loaded
+) -> tuple[tuple[str, ...] | None, TorchPython | None]:
+    """Return the job's command as far as it names a program to be found, and torch's Python."""
+    command = loaded.command
+    if launcher(loaded.settings, None) != TORCHRUN:
+        return command, None
+    from agent.node.torch_python import find as find_torch  # noqa: PLC0415 - most runs need none
+    from agent.work.torchrun import fault_of, leading_python, runs_a_program  # noqa: PLC0415 - same
+
+    words = command or ()
+    is_program = bool(words) and fault_of(words) is None and runs_a_program(words)
+    return command if is_program else None, find_torch(environ, leading_python(words))
 
 
 def _port_clashes(
@@ -73,56 +131,16 @@ def _port_clashes(
 
 def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Run every check, the ports' included, without starting anything."""
-    plan = plan_of(environ, None)
+    from agent.checks.recipe_checks import OF_A_RECIPE  # noqa: PLC0415 - a run needs none of it
+
+    plan = plan_of(environ, None, wants_job=False)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
-    facts = replace(plan.facts, taken_ports=taken_ports(ports))
-    slips = [finding for finding in plan.findings if finding.check == NAMES]
-    return (*examine(facts, plan.settings, plan.topology), *slips)
+    from agent.node import read_driver  # noqa: PLC0415 - it takes seconds: no run does so
 
-
-def read_runtime_env(settings: Settings) -> dict[str, object]:
-    """Return what Ray is told as the job's runtime_env, from JSON, a file, and the working dir."""
-    found: dict[str, object] = {}
-    if settings.runtime_env is not None:
-        found = _parse_runtime_env(settings.runtime_env)
-    if settings.working_dir is not None:
-        if "working_dir" in found:
-            both = "AGENT_WORKING_DIR + AGENT_RUNTIME_ENV"
-            raise SettingsError((Problem(both, "a working_dir in each", "one of the two"),))
-        if not Path(settings.working_dir).is_dir():
-            given = f"{settings.working_dir!r}, which is no folder here"
-            raise SettingsError((Problem("AGENT_WORKING_DIR", given, "a folder to upload"),))
-        found["working_dir"] = settings.working_dir
-    return found
-
-
-def _parse_runtime_env(text: str) -> dict[str, object]:
-    if not text.lstrip().startswith("{"):
-        try:
-            text = Path(text).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            why = getattr(error, "strerror", None) or "not text"
-            given = f"{text!r} ({why})"
-            wanted = "JSON, or the path of a YAML or JSON file"
-            raise SettingsError((Problem("AGENT_RUNTIME_ENV", given, wanted),)) from None
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = _from_yaml(text)
-    if not isinstance(value, dict):
-        what = "something that is no mapping"
-        raise SettingsError((Problem("AGENT_RUNTIME_ENV", what, "names and values"),))
-    return {str(key): item for key, item in value.items()}
-
-
-def _from_yaml(text: str) -> object:
-    import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
-
-    try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, RecursionError) as error:
-        what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
-        raise SettingsError((Problem("AGENT_RUNTIME_ENV", what, "YAML or JSON"),)) from None
+    driver = read_driver.ask(plan.facts.gpu_maker, environ.get("PATH"))
+    facts = replace(plan.facts, taken_ports=taken_ports(ports), driver=driver)
+    others = [finding for finding in plan.findings if finding.check in {NAMES, *OF_A_RECIPE}]
+    return (*examine(facts, plan.settings, plan.topology), *others)
 
 
 def _with_own_name(facts: Facts, topology: Topology) -> Facts:

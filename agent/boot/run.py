@@ -12,18 +12,20 @@ import anyio
 from agent.base.errors import AgentError, PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot import planning
+from agent.boot.left_behind import left_behind, run_to_go_on_with
 from agent.boot.node_run import WRITE_LIMIT, NodeRun
 from agent.checks import Level
 from agent.node.process_limits import no_room
 from agent.plan.make_plan import new_run_id
-from agent.plan.plan import log_root
-from agent.record.events import Ended
+from agent.plan.plan import RAY, log_root
 from agent.record.log import configure, say
 from agent.record.outcome_file import write_outcome
 from agent.record.run_folder import RunFolder
 from agent.runtime import orphans
 from agent.runtime.exiting import in_time
+from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
+from agent.work.job import jobs_own
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
     from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
+    from agent.record.run_choice import Chosen
     from agent.settings.redact import Redactor
 
 
@@ -39,23 +42,29 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     started = time.monotonic()
     plan = planning.plan_of(environ, command)
     topology = plan.topology
-    redactor = redactor_for(environ, plan.settings)
+    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
     configure(plan.settings.log, environ, redactor, topology.node_name)
     root, name = log_root(plan.settings), topology.node_name
     if topology.owns_machine:
         _refuse_another_run(root, name)
+    names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
-        keeper = _keeper(root, plan, redactor)
-        folder = RunFolder(root, keeper.run_id, name, link=False)  # once its port is its own
-        node_run = NodeRun(plan, redactor, folder, started, keeper.run_id)
+        chosen, own = _chosen_run(root, plan, redactor)
+        folder = RunFolder(root, chosen.run_id, name, link=False)  # once its port is its own
+        left = left_behind(folder, names)
+        has_job = left is not None and left.has_ray
+        keeper = _keeper(root, plan, chosen, own, job_survives=has_job)
+        node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
         outcome = _live(node_run, keeper)
         keeper.close()
         attempts = keeper.attempts
     else:
-        folder = RunFolder.waiting(root, name)
-        node_run = NodeRun(plan, redactor, folder, started)
+        run_id = run_to_go_on_with(root, name)
+        folder = RunFolder(root, run_id, name) if run_id else RunFolder.waiting(root, name)
+        node_run = NodeRun(plan, redactor, folder, started, run_id, left_behind(folder, names))
         outcome, attempts = _live(node_run, None), ()
-    if not in_time(WRITE_LIMIT, partial(write_outcome, folder.path, outcome, attempts)):
+    write = partial(write_outcome, folder.path, outcome, attempts, node_run.outages)
+    if not in_time(WRITE_LIMIT, write):
         say("outcome.json could not be written: the disk stalls", "warning")
     node_run.close()
     return outcome
@@ -72,22 +81,34 @@ def _refuse_another_run(root: Path, node: str) -> None:
         )
 
 
-def _keeper(root: Path, plan: Plan, redactor: Redactor) -> RunKeeper:
-    """Find the run that this head goes on with, or begin a new one."""
-    from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - a worker needs none of it
-    from agent.record.run_record import choose_run, fingerprint  # noqa: PLC0415 - same
+def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str]:
+    """Find the run that this head goes on with, or a new one; with its fingerprint."""
+    from agent.record.run_choice import choose_run  # noqa: PLC0415 - see below
+    from agent.record.run_record import fingerprint  # noqa: PLC0415 - same
 
-    job = None if plan.job is None else plan.job.argv
-    own = fingerprint(job, plan.settings.launcher, {}, redactor.clean)
+    argv, recipe = jobs_own(plan.job)
+    own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
     node = plan.topology.node_name
-    chosen = choose_run(root, plan.topology.claim.run_id, own, new_run_id, node=node)
+    claim = plan.topology.claim
+    # A platform that starts containers again is no person who wants a new run.
+    retries = None if claim.restarts else plan.settings.job_retries
+    chosen = choose_run(root, claim.run_id, own, new_run_id, node=node, retries=retries)
     if chosen.notes:
         more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
         say(f"{chosen.notes[-1]}{more}")
     if chosen.before is not None and chosen.before.attempts:
         say(f"run {chosen.run_id} goes on: attempts so far: {len(chosen.before.attempts)}")
-    survives = plan.topology.given_ray is not None
-    return RunKeeper(root, own, chosen, job_survives=survives)
+    return chosen, own
+
+
+def _keeper(
+    root: Path, plan: Plan, chosen: Chosen, fingerprint: str, *, job_survives: bool
+) -> RunKeeper:
+    """Keep the record of the run from now on."""
+    from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - a worker needs none of it
+
+    survives = job_survives or plan.topology.given_ray is not None
+    return RunKeeper(root, fingerprint, chosen, job_survives=survives)
 
 
 def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
@@ -106,6 +127,8 @@ def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         error = _agent_error_in(failure)
         orphans.kill_descendants()
         outcome = bug() if error is None else error.outcome()
+    from agent.record.events import Ended  # noqa: PLC0415 - Ray's start need not wait for it
+
     node_run.record(Ended(round(node_run.now(), 3)))
     return outcome
 
@@ -122,9 +145,9 @@ def bug() -> Outcome:
 
 async def _story(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     if keeper is not None:
-        from agent.boot import head  # noqa: PLC0415 - a worker needs none of it
+        from agent.boot import head_start  # noqa: PLC0415 - a worker needs none of it
 
-        return await head.run(node_run, keeper)
+        return await head_start.run(node_run, keeper)
     if node_run.plan.topology.is_idle:
         return _idle(node_run.plan)
     from agent.boot import worker  # noqa: PLC0415 - a head needs none of it

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.record.files import iso_time
-from agent.record.recorder import Latest
-from agent.record.run_record import FILE, RunRecord, next_epoch
+from agent.decisions.attempts import spent
+from agent.record.disk_thread import Latest
+from agent.record.files import FileLock, iso_time, safe
+from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, next_epoch
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
-    from agent.record.run_record import Attempt, Chosen
+    from agent.record.run_choice import Chosen
 
 
 class RunKeeper:
@@ -26,8 +29,10 @@ class RunKeeper:
     def __init__(
         self, root: Path, fingerprint: str, chosen: Chosen, *, job_survives: bool = False
     ) -> None:
-        path = root / chosen.run_id / FILE
-        self._writer: Latest[RunRecord] = Latest("run.json", lambda record: record.write(path))
+        self._root = root
+        self._writer: Latest[RunRecord] = Latest(
+            "run.json", lambda record: record.write(root / record.run_id / FILE)
+        )
         self._lock = chosen.lock  # held for as long as we are there
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
@@ -48,20 +53,57 @@ class RunKeeper:
             return self.record.open_attempt.number
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
+    def spent(self, retries: int) -> Outcome | None:
+        """Return the end of a run whose attempts are used up: nothing is submitted again."""
+        return None if self.record.open_attempt is not None else spent(self.record.tried, retries)
+
     @property
     def attempts(self) -> tuple[Attempt, ...]:
         """Return all attempts at this run's job."""
         return self.record.attempts
 
-    def new_epoch(self, head: str) -> int:
+    @property
+    def epoch(self) -> int:
+        """Return the name of the Ray that was started last; a later one has a higher number."""
+        return self.record.epoch
+
+    def new_epoch(self, head: str) -> None:
         """Name the Ray that is about to start."""
         previous = self.record.epoch or None
         self._keep(self.record.at_head(head, next_epoch(previous, time.time_ns() // 1_000_000)))
-        return self.record.epoch
 
-    def submitted(self, number: int, submission_id: str) -> None:
-        """Note that an attempt begins."""
-        self._keep(self.record.begin(number, submission_id, iso_time(time.time())))
+    def given_ranks(self, names: tuple[str, ...]) -> None:
+        """Note which node has which rank, where the head gives them."""
+        self._keep(replace(self.record, ranks=names))
+
+    def has_record_of(self, run_id: str) -> bool:
+        """Say whether a run of this id is on this disk: what is there says more than others do."""
+        if run_id == self.run_id:
+            return bool(self.record.attempts)
+        return isinstance(RunRecord.read(self._root / safe(run_id) / FILE), RunRecord)
+
+    def take_up(self, run_id: str, attempts: int) -> None:
+        """Go on with a run that others remember, with so many attempts that were lost."""
+        now, former = iso_time(time.time()), self.run_id
+        lost = tuple(
+            Attempt(number, f"{run_id}-{number}", now, now, "its head was lost", 75)
+            for number in range(1, attempts + 1)
+        )
+        folder = self._root / safe(run_id)
+        with suppress(OSError):  # what cannot be written is told by whoever writes it
+            folder.mkdir(parents=True, exist_ok=True)
+        self._keep(replace(self.record, run_id=folder.name, attempts=lost))
+        if former == self.run_id:
+            return
+        with suppress(OSError):  # same
+            (self._root / former / FILE).unlink(missing_ok=True)
+            lock = FileLock(folder / LOCK)
+            lock.take()
+            self._lock = lock
+
+    def submitted(self, number: int, submission_id: str, checkpoint: int | None = None) -> None:
+        """Note that an attempt begins, and from which step on it may go."""
+        self._keep(self.record.begin(number, submission_id, iso_time(time.time()), checkpoint))
 
     def attempt_over(self, end: Outcome) -> None:
         """Note how the last attempt ended."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.decisions.items import ServiceGone, ServiceReady, ServiceWaits
+from agent.runtime.pulse import cpu_of, until_dead
 from agent.runtime.readiness import Probe
 from agent.runtime.waiting import NotYet, until
 
@@ -19,6 +21,9 @@ if TYPE_CHECKING:
     from agent.work.where import Place
 
     Word = ServiceReady | ServiceWaits | ServiceGone
+
+_GRACE = 1.0
+"""What a service that answers no more has to end in."""
 
 
 class Services:
@@ -34,20 +39,29 @@ class Services:
     ) -> None:
         """Run a service, tell when it is ready, and tell when it ends."""
         if spec.argv is None:
-            await self._probe(spec, place, generation)
+            dead = await self._attend(spec, place, generation, lambda: 0.0)
+            self._tell(ServiceGone(spec.name, dead, generation=generation))
             return
         former = self._running.get(spec.name)
         if former is not None and former.running:
             await former.stop(self._run.plan.budget.services)
-        full = {**env, **dict(spec.env)}
+        full = {**env, **spec.environment(place)}
         child = await self._run.start(spec.name, spec.command(place), full, spec.log)
         self._running[spec.name] = child
+        dead = ""
+
+        async def attend() -> None:
+            nonlocal dead
+            dead = await self._attend(spec, place, generation, partial(cpu_of, child.pid))
+            await child.stop(_GRACE)
+
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._probe, spec, place, generation)
+            tasks.start_soon(attend)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._tell(ServiceGone(spec.name, await child.end_sentence(code), generation=generation))
+        why = dead or await child.end_sentence(code)
+        self._tell(ServiceGone(spec.name, why, generation=generation))
 
     async def stop(self, grace: float) -> None:
         """Stop them all, side by side."""
@@ -55,7 +69,10 @@ class Services:
             for child in self._running.values():
                 tasks.start_soon(child.stop, grace)
 
-    async def _probe(self, spec: ServiceSpec, place: Place, generation: int) -> None:
+    async def _attend(
+        self, spec: ServiceSpec, place: Place, generation: int, cpu: Callable[[], float]
+    ) -> str:
+        """Tell when a service is ready, and return why it is dead once it answers no more."""
         probe = Probe(spec.ready, place, self._run.folder.file(spec.log))
 
         async def check() -> bool | NotYet:
@@ -67,3 +84,8 @@ class Services:
 
         await until(check, None, longest=0.5, on_evidence=tell)
         self._tell(ServiceReady(spec.name, generation=generation))
+        alive = spec.asked_again
+        if alive is None:
+            await anyio.sleep_forever()
+            return ""
+        return await until_dead(probe.ask, alive, cpu)

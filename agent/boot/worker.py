@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,29 +12,34 @@ import anyio
 
 from agent.base.errors import PreflightError
 from agent.boot import make_ready
+from agent.boot.asked import Asked
+from agent.boot.explained import explained
+from agent.boot.hello import hello_of
 from agent.boot.node_run import NodeRun, stop_ray
+from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.run_services import Services
+from agent.boot.share import Share
 from agent.control.client import HeadLink
-from agent.control.protocol import LONGEST_TEXT, Bye, Hello, Reply, Report
+from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.sockets import bind
 from agent.decisions import worker
-from agent.decisions.items import ItemWord, StepOver
+from agent.decisions.items import StepOver
 from agent.decisions.shared import Said, StopAsked, Tick, Unfit
 from agent.decisions.worker import state as w
 from agent.node.addresses import source_towards
 from agent.plan import environment
 from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
+from agent.plan.services import alone_ranks
 from agent.record.events import PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
-from agent.runtime.last_words import in_thread
 from agent.runtime.probes import port_answers
-from agent.runtime.process import tail_of
+from agent.runtime.ray_parts import RayParts
 from agent.runtime.waiting import NotYet, until
-from agent.settings.rules import NO_JOB
-from agent.work.services import digest
+from agent.settings.jobs import NO_JOB
+from agent.work.prepare import by_order
 from agent.work.where import Place
 
 if TYPE_CHECKING:
@@ -47,7 +53,6 @@ if TYPE_CHECKING:
 
 _GOODBYE = 1.0
 _ANNOUNCE = 5.0
-_TAIL_LINES = 20
 
 
 class Worker:
@@ -60,13 +65,12 @@ class Worker:
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
         self._ray: Child | None = None
         self._services = Services(run, self._inbox.put)
+        self._steps = PrepareSteps(run)
+        self._share = Share(run, self._inbox.put)
         self._state = worker.first_state(self._goal())
         self._reply: Reply | None = None
         """The head's last word, for the hello to a head that was started anew."""
-        self._logs: dict[str, str] = {}
-        """Ends of logs that the head asked for, until it has them."""
-        self._sent: dict[str, str] = {}
-        """Those of the last report."""
+        self._asked = Asked(run)
         self._told: tuple[object, ...] = ()
         self._last_words = ""
         """The end of the log, for the goodbye."""
@@ -92,7 +96,8 @@ class Worker:
             self._inbox.put,
             self._on_reply,
         )
-        unfit = make_ready.make_ready(plan)
+        goes_on = self._run.left is not None and self._run.left.has_ray
+        unfit = None if goes_on else make_ready.make_ready(plan)
         async with anyio.create_task_group() as tasks:
             await tasks.start(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)
@@ -103,6 +108,7 @@ class Worker:
                 if plan.steps:
                     tasks.start_soon(self._prepare)
             leave = await self._decide(tasks, link)
+            leave = replace(leave, outcome=await explained(self._run, leave.outcome))
             await self._leave(link, leave)
             await self._run.hold(leave.outcome, partial(self._inbox.take, None))
             tasks.cancel_scope.cancel()
@@ -120,8 +126,11 @@ class Worker:
             head=plan.topology.head_host or "",
             limits={wait.key: wait.seconds for wait in plan.waits},
             steps=plan.steps,
-            services=plan.services,
+            services=plan.possible_services,
             stays=plan.settings.job == NO_JOB,
+            rank=plan.topology.claim.rank,
+            alone=alone_ranks(plan.all_services),
+            by_torchrun=plan.torchrun is not None,
         )
 
     # --- deciding -------------------------------------------------------------------------------
@@ -148,12 +157,12 @@ class Worker:
     def _tell_if_changed(self, link: HeadLink) -> None:
         """Report at once what a person at the head would want to know at once."""
         state = self._state
-        news = (state.phase, state.joined, state.preparing, state.tries, state.services)
-        if (*news, state.obeyed) != self._told:
-            self._told = (*news, state.obeyed)
+        news = (state.phase, state.joined, state.preparing, state.tries, worker.words(state))
+        if (*news, state.obeyed, state.part) != self._told:
+            self._told = (*news, state.obeyed, state.part)
             link.report_now()
 
-    async def _perform(
+    async def _perform(  # noqa: C901 - one case, one action
         self, action: w.WorkerAction, tasks: anyio.abc.TaskGroup, link: HeadLink
     ) -> None:
         match action:
@@ -165,22 +174,29 @@ class Worker:
                 if self._ray is not None:
                     tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
             case w.StartService(name, generation):
-                spec = next(spec for spec in self._plan.services if spec.name == name)
+                spec = next(one for one in self._plan.possible_services if one.name == name)
                 place = self._place()
                 full = self._plan.environment(place.node_ip, place.head_ip)
                 env = environment.for_service(full, self._plan.settings)
                 tasks.start_soon(self._services.serve, spec, place, env, generation)
             case w.RunStep(name):
                 step = next(step for step in self._plan.steps if step.name == name)
-                tasks.start_soon(self._run_step, step)
+                tasks.start_soon(self._run_step, step, self._place())
+            case w.StartPart(attempt, seat):
+                run_id = "" if self._reply is None else self._reply.run_id
+                await self._share.start(tasks, attempt, seat, self._place(), run_id)
+            case w.StopPart():
+                tasks.start_soon(self._share.stop, self._plan.budget.job)
             case w.SendLog(name):
-                await self._send_log(name)
+                await self._asked.log(name)
                 link.report_now()
+            case w.Probe(probe, at):
+                tasks.start_soon(self._asked.probe, probe, at, self._place(), link.report_now)
 
     # --- what comes up --------------------------------------------------------------------------
 
     def _place(self) -> Place:
-        head, rank = self._state.head_ip or "", self._plan.topology.claim.rank
+        head, rank = self._state.head_ip or "", self._state.rank
         ip = self._own_ip or source_towards(head) or "127.0.0.1"
         known_rank = "" if rank is None else str(rank)
         return Place(ip, head, known_rank, str(self._run.folder.path))
@@ -210,23 +226,27 @@ class Worker:
             await until(check, None, longest=0.2, on_evidence=tell)
             self._inbox.put(w.RayUp())
 
+        parts = RayParts(child, self._run.now, partial(say, level="warning"))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(tell_when_up)
+            tasks.start_soon(parts.watch)
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._inbox.put(w.RayExited(await child.end_sentence(code)))
+        self._inbox.put(w.RayExited(await parts.end_sentence(code)))
 
     async def _prepare(self) -> None:
+        """Run what needs no order of the head's."""
+        ordered = by_order(self._plan.steps)
         for step in self._plan.steps:
-            if not await self._run_step(step):
+            if step not in ordered and not await self._run_step(step, Place()):
                 return
 
-    async def _run_step(self, step: PrepareStep) -> bool:
+    async def _run_step(self, step: PrepareStep, place: Place) -> bool:
         """Run a step and tell how it went; say whether it succeeded."""
         full = self._plan.environment_before_addresses()
         env = environment.for_prepare(full, self._plan.settings)
-        failure = await self._run.run_step(step, env)
+        failure = await self._steps.run(step, place, env)
         self._inbox.put(StepOver(step.name, failure))
         return not failure
 
@@ -274,18 +294,9 @@ class Worker:
     # --- what the head hears --------------------------------------------------------------------
 
     def _hello(self) -> Hello:
-        plan, last = self._plan, self._reply
-        return Hello(
-            name=plan.topology.node_name,
-            rank=plan.topology.claim.rank,
-            ray=plan.facts.ray.version,
-            python=plan.facts.ray.python,
-            services=digest(plan.all_services),
-            run_id="" if last is None else last.run_id,
-            attempt=0 if last is None else last.attempt,
-            fingerprint="" if last is None else last.fingerprint,
-            facts=plan.facts,
-        )
+        last = self._reply
+        attempt = 0 if last is None else last.submitted
+        return hello_of(self._plan, last, attempt, self._run.redactor.clean)
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
@@ -294,7 +305,7 @@ class Worker:
             self._addressed.set()
         following = state.phase is w.Phase.FOLLOWING
         waits = () if following else worker.waits(state)
-        self._sent = dict(self._logs)
+        logs, answers = self._asked.to_send()
         return Report(
             id=self._id,
             ip=self._ray_ip or plan.address.ip or node_ip,
@@ -303,41 +314,21 @@ class Worker:
             if state.verdict is None
             else state.verdict.reason,
             joined=state.joined,
+            alone=state.alone,
             preparing=state.preparing,
             error=state.ray_evidence,
-            items=tuple(
-                ItemWord(name, item.step, item.evidence, item.generation)
-                for name, item in state.services.items()
-            ),
-            logs=self._sent or None,
+            items=worker.words(state),
+            part=state.part,
+            logs=logs,
+            answers=answers,
             obeyed=0 if state.obeyed is None else state.obeyed.number,
             obeyed_by="" if state.obeyed is None else state.obeyed.by,
             bye=Bye(state.verdict.reason, self._last_words) if state.verdict is not None else None,
         )
 
-    async def _send_log(self, name: str) -> None:
-        """Get the end of a log ready for the next report: of a log that this node has."""
-        known = {"agent": "agent.log", "ray": self._plan.process(RAY).log}
-        known |= {spec.name: spec.log for spec in self._plan.services}
-        known |= {step.name: step.log for step in self._plan.steps}
-        if name not in known:
-            say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
-            return
-        self._logs[name] = await self._end_of(known[name])
-
-    async def _end_of(self, name: str) -> str:
-        """Return the end of one of this node's logs, without a secret."""
-        path = self._run.folder.file(name)
-        return self._run.redactor.clean(
-            await in_thread(lambda: tail_of(path, _TAIL_LINES, LONGEST_TEXT))
-        )
-
     def _on_reply(self, reply: Reply) -> None:
-        for name, text in self._sent.items():
-            if self._logs.get(name) == text:
-                del self._logs[name]
-        if not reply.wants_hello:
-            self._reply = reply
+        self._asked.arrived()
+        self._reply = reply
         self._run.belongs_to(reply.run_id)
 
     def _is_ready(self) -> bool:
@@ -349,7 +340,7 @@ class Worker:
             "role": "worker",
             "platform": plan.topology.claim.platform,
             "name": plan.topology.node_name,
-            "rank": plan.topology.claim.rank,
+            "rank": state.rank,
             "phase": state.phase.value,
             "seconds": round(self._run.now(), 1),
             "waits": [wait.to_dict(self._run.now()) for wait in worker.waits(state)],
@@ -367,13 +358,14 @@ class Worker:
 
     async def _leave(self, link: HeadLink, leave: w.Leave) -> None:
         self._run.ended(leave.outcome)
-        self._last_words = await self._end_of("agent.log")
+        self._last_words = await self._asked.end_of("agent.log")
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.goodbye, _ANNOUNCE if leave.head_must_hear else _GOODBYE)
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
+            tasks.start_soon(self._share.stop, budget.ray)
         await self._run.sweep(budget.leftovers)
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agent.bridge.ray_calls import GcsNodes, Jobs, import_ray, is_final
+from agent.bridge.ray_calls import GcsJobs, GcsNodes, Jobs, import_ray, is_final
 from agent.runtime.beats import beats
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ _NODES_STEP = 0.1
 _NODES_STEP_LATER = 1.0
 _JOB_STEP = 0.2
 _OUTPUT_STEP = 0.5
+_GCS_STEP = 2.0
+_DASHBOARD_IS_MUTE = 10.0
+"""A dashboard that answers speaks of a job more often than this."""
 _OUTPUT_LIMIT = 5.0
 """Longest that a job's end is held back for the last of its output."""
 
@@ -43,6 +46,8 @@ class Bridge:
         self._submitted: set[str] = set()
         self._cancelled: set[str] = set()
         self._ended: set[str] = set()
+        self._heard: dict[str, float] = {}
+        """When the dashboard spoke of a job last."""
 
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
@@ -135,6 +140,8 @@ class Bridge:
         copying = None
         if command.get("mirror"):
             copying = self._start(self._copy_output, command)
+        self._heard[job_id] = time.monotonic()
+        self._start(self._follow_in_gcs, job_id)
         self._follow(job_id, copying)
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
@@ -168,14 +175,36 @@ class Bridge:
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 self._tell(event="job-silent", evidence=_first_line(error))
                 continue
-            if report["ended"] and copying is not None:
+            self._heard[job_id] = time.monotonic()
+            if report["ended"]:
                 self._ended.add(job_id)
+            if report["ended"] and copying is not None:
                 copying.join(_OUTPUT_LIMIT)  # the verdict ends the run, and the copy with it
             if report != told or time.monotonic() >= told_at + _HEARTBEAT:
                 told, told_at = report, time.monotonic()
                 self._tell(event="job", id=job_id, **report)
             if report["ended"]:
                 return
+
+    def _follow_in_gcs(self, job_id: str) -> None:
+        """Follow a job of which the dashboard says nothing any more: it lives without that."""
+        source: GcsJobs | None = None
+        for _ in beats(self._stop, _GCS_STEP):
+            if job_id in self._ended:
+                return
+            if time.monotonic() < self._heard[job_id] + _DASHBOARD_IS_MUTE:
+                continue
+            try:
+                source = source or GcsJobs(self._gcs)
+                report = source.report(job_id)
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                self._tell(event="job-silent", evidence=_first_line(error))
+                source = None
+                continue
+            if report is not None:
+                self._tell(event="job", id=job_id, **report)
+                if report["ended"]:
+                    self._ended.add(job_id)
 
     def _tell_unsubmitted(
         self, job_id: str, why: str, *, final: bool = False, cancelled: bool = False

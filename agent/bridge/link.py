@@ -113,7 +113,11 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
         case "nodes":
             return h.RayNodes(
                 tuple(
-                    h.RayNode(n["id"], n["ip"], n["head"], n["gpus"], n["alive"])
+                    h.RayNode(
+                        *(n["id"], n["ip"], n["head"], n["gpus"], n["alive"]),
+                        cpus=n["cpus"],
+                        memory=n["memory"],
+                    )
                     for n in data["nodes"]
                 )
             )

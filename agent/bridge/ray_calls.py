@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 _RPC_LIMIT = 5.0
+_TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
+_MESSAGE = 6_000
+"""Characters of a message's end that are kept."""
 
 
 def import_ray() -> None:
@@ -38,10 +42,16 @@ class GcsNodes:
                 "ip": info.node_manager_address,
                 "alive": info.state == 0,
                 "head": info.is_head_node,
-                "gpus": float(dict(info.resources_total).get("GPU", 0.0)),
+                **_resources(dict(info.resources_total)),
             }
             for node_id, info in found.items()
         ]
+
+
+def _resources(total: Mapping[str, float]) -> dict[str, float]:
+    """Return those of a node's resources by which a job is sized."""
+    names = {"gpus": "GPU", "cpus": "CPU", "memory": "memory"}
+    return {ours: float(total.get(theirs, 0.0)) for ours, theirs in names.items()}
 
 
 class Jobs:
@@ -75,7 +85,7 @@ class Jobs:
         info = self._client.get_job_info(job_id)
         return {
             "status": str(info.status.value),
-            "message": (info.message or "")[:2000],
+            "message": _shortened(info.message or ""),
             "driver_exit_code": info.driver_exit_code,
             "error_type": str(info.error_type or ""),
             "ended": info.status.is_terminal(),
@@ -93,6 +103,39 @@ class Jobs:
     def stop(self, job_id: str) -> None:
         """Ask Ray to stop the job."""
         self._client.stop_job(job_id)
+
+
+def _shortened(message: str) -> str:
+    """Keep a message's beginning and its end, where a failed job's last words stand."""
+    return message if len(message) <= _MESSAGE else f"{message[:1000]}\n…\n{message[-_MESSAGE:]}"
+
+
+class GcsJobs:
+    """A job's state straight from GCS, where its supervisor writes it: without the dashboard.
+
+    Private names, since the public way is the dashboard, which may be stopped or hang while the job
+    is well. Tried on Ray 2.60.
+    """
+
+    def __init__(self, address: str) -> None:
+        from ray._raylet import GcsClient  # noqa: PLC0415 - Ray is imported as late as can be
+
+        self._client = GcsClient(address=address)
+
+    def report(self, job_id: str) -> dict[str, object] | None:
+        """Return what GCS keeps of the job; None where it keeps nothing."""
+        key = f"_ray_internal_job_info_{job_id}".encode()
+        found = self._client.internal_kv_get(key, b"job", timeout=_RPC_LIMIT)
+        if not found:
+            return None
+        info = json.loads(found)
+        return {
+            "status": str(info["status"]),
+            "message": _shortened(info.get("message") or ""),
+            "driver_exit_code": info.get("driver_exit_code"),
+            "error_type": str(info.get("error_type") or ""),
+            "ended": str(info["status"]) in _TERMINAL,
+        }
 
 
 def is_final(error: Exception) -> bool:

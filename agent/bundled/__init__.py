@@ -1,1 +1,1 @@
-"""What ships to be run: the reward server and the rehearsal, programs that stand on their own."""
+"""What ships to be run: reward server, rehearsal, verl's reward function; each stands alone."""

@@ -1,8 +1,16 @@
 """The bundled reward server: scores answers to mathematical questions over HTTP.
 
+It speaks what the frameworks' clients speak:
+
+- `{"query": […], "prompts": […], "labels": […]}` gets `rewards`, `scores` and `extra_logs`, as
+  OpenRLHF reads them; with `--dialect openrlhf-m` `rewards`, `format_rewards` and `acc_rewards`
+- `{"prompt": …, "response": …, "label": …}`, as slime and miles send it, gets the bare number
+
+OpenRLHF-M turns every key of a reply into a tensor: each is a list of numbers there.
+
 Where math-verify is installed it is asked about answers that our own comparison finds unequal. A
 pair on which it spends more than its CPU time earns 0 and is marked in `undecided` (of
-`extra_logs`, or beside the rewards with --flat): a list as long as the rewards, 1.0 for such an
+`extra_logs`, or beside the rewards for OpenRLHF-M): a list as long as the rewards, 1.0 for such an
 item. A batch that cannot be scored within --limit, or whose scorers die again and again, is
 answered 503 with Retry-After, never with rewards that depend on the load; what was decided by then
 is remembered, so that the retry is quicker.
@@ -12,42 +20,37 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import json
-import logging
 import math
-import signal
-import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
-from aiohttp.http import HttpProcessingError
 
 from agent.bundled import maths
 from agent.bundled.second_opinion import NoVerdictError, SecondOpinion, Verdict
+from agent.bundled.web_program import (
+    BadRequestError,
+    error,
+    errors_as_json,
+    healthz,
+    hosts_of,
+    kind_of,
+    run,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Sequence
+    from collections.abc import Sequence
 
-    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-_SETTINGS_WRONG = 78
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
 _CHUNK = 256
-_LAST_REQUESTS_SECONDS = 3.0
 # Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they must hear that they should retry.
 _REQUEST_SECONDS = 120.0
 _RETRY_AFTER = 2
-
-
-class BadRequestError(Exception):
-    """What is wrong with a request, naming the field."""
-
-
-class SetupError(Exception):
-    """Why the server cannot listen, and the remedy."""
+_LABEL = (str, int, float, type(None))
+_LABEL_IN_WORDS = "a string, a finite number or null"
+OPENRLHF, OPENRLHF_M = "openrlhf", "openrlhf-m"
 
 
 class Item(NamedTuple):
@@ -58,7 +61,14 @@ class Item(NamedTuple):
     label: str | float | None
 
 
-def read_batch(body: bytes) -> list[Item]:
+class Request(NamedTuple):
+    """What is to be scored, and whether its reply is one bare number."""
+
+    items: list[Item]
+    single: bool = False
+
+
+def read_request(body: bytes) -> Request:
     """Check a request's body, or say what is wrong with which field."""
     try:
         fields = json.loads(body)
@@ -66,24 +76,49 @@ def read_batch(body: bytes) -> list[Item]:
         raise BadRequestError(f"body: not JSON ({problem})") from None
     if not isinstance(fields, dict):
         raise BadRequestError(f"body: expected an object with `query`, got {_kind(fields)}")
+    if fields.get("query") is None and fields.get("response") is not None:
+        return Request([_one_item(fields)], single=True)
+    return Request(_batch(fields))
+
+
+def _one_item(fields: dict[str, Any]) -> Item:
+    """Read one sample as slime and miles send it, whose prompt may be a list of messages."""
+    prompt = fields.get("prompt")
+    lists = {
+        "response": [fields["response"]],
+        "prompt": [prompt if isinstance(prompt, str) else None],
+        "label": [fields.get("label")],
+    }
+    try:
+        (response,) = _items(lists, "response", (str,), "a string")
+        (label,) = _items(lists, "label", _LABEL, _LABEL_IN_WORDS)
+    except BadRequestError as problem:
+        raise BadRequestError(str(problem).replace("[0]", "", 1)) from None
+    return Item(response, lists["prompt"][0], label)
+
+
+def _batch(fields: dict[str, Any]) -> list[Item]:
     if fields.get("query") is None:
         raise BadRequestError("query: missing; expected a list of strings")
     query = _items(fields, "query", (str,), "a string")
     prompts = _items(fields, "prompts", (str,), "a string", len(query))
-    label = (str, int, float, type(None))
-    labels = _items(fields, "labels", label, "a string, a finite number or null", len(query))
+    labels = _items(fields, "labels", _LABEL, _LABEL_IN_WORDS, len(query))
     return [Item(*item) for item in zip(query, prompts, labels, strict=True)]
 
 
 def _items(
-    fields: dict[str, Any], name: str, kinds: tuple[type, ...], expected: str, size: int = 0
+    fields: dict[str, Any],
+    name: str,
+    kinds: tuple[type, ...],
+    expected: str,
+    size: int | None = None,
 ) -> list[Any]:
     items = fields.get(name)
     if items is None:
-        return [None] * size
+        return [None] * (size or 0)
     if not isinstance(items, list):
         raise BadRequestError(f"{name}: expected a list, got {_kind(items)}")
-    if name != "query" and len(items) != size:
+    if size is not None and len(items) != size:
         raise BadRequestError(f"{name}: has {len(items)} items where query has {size}")
     for index, item in enumerate(items):
         if isinstance(item, bool) or not isinstance(item, kinds) or _is_endless(item):
@@ -98,13 +133,7 @@ def _is_endless(value: object) -> bool:
 def _kind(value: object) -> str:
     if _is_endless(value):
         return "NaN or Infinity"
-    if value is None or isinstance(value, bool):
-        return "null" if value is None else "a boolean"
-    if isinstance(value, (int, float)):
-        return "a number"
-    if isinstance(value, str):
-        return "a string"
-    return "a list" if isinstance(value, list) else "an object"
+    return kind_of(value)
 
 
 class Scored(NamedTuple):
@@ -127,9 +156,9 @@ class Scorer:
         """Tell whether math-verify is installed, so that items may be undecided."""
         return self._opinion.installed
 
-    async def read(self, body: bytes) -> list[Item]:
+    async def read(self, body: bytes) -> Request:
         """Parse and check a body."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, read_batch, body)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read_request, body)
 
     async def score(self, batch: list[Item]) -> list[Scored]:
         """Grade every item of a batch, in order; raises NoVerdictError where time does not do."""
@@ -173,98 +202,43 @@ def _grades(batch: list[Item]) -> tuple[list[maths.Grade], dict[int, tuple[str, 
     return grades, doubts
 
 
-def reply_to(scored: Sequence[Scored], *, flat: bool, undecided: bool) -> dict[str, Any]:
-    """Shape the reply; flat has only lists, for clients that turn every key into a tensor."""
+def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict[str, Any]:
+    """Shape the reply to a batch."""
     rewards = [item.grade.reward for item in scored]
-    logs = {
-        "correct": rewards,
-        "answered": [float(item.grade.answer is not None) for item in scored],
-        "unlabelled": [float(item.grade.gold is None) for item in scored],
-    }
-    if undecided:
-        logs["undecided"] = [float(item.undecided) for item in scored]
-    return {"rewards": rewards, "scores": rewards, **(logs if flat else {"extra_logs": logs})}
+    answered = [float(item.grade.answer is not None) for item in scored]
+    doubts = {"undecided": [float(item.undecided) for item in scored]} if undecided else {}
+    if dialect == OPENRLHF_M:
+        return {"rewards": rewards, "format_rewards": answered, "acc_rewards": rewards, **doubts}
+    unlabelled = [float(item.grade.gold is None) for item in scored]
+    logs = {"correct": rewards, "answered": answered, "unlabelled": unlabelled, **doubts}
+    return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 
-def make_app(path: str, max_body: int, limit: float, *, flat: bool = False) -> web.Application:
+def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) -> web.Application:
     """Build the application: one path that scores, one that tells that it lives."""
     scorer = Scorer(limit)
 
     async def score(request: web.Request) -> web.Response:
         try:
-            batch = await scorer.read(await request.read())
+            asked = await scorer.read(await request.read())
         except BadRequestError as problem:
-            return _error(400, str(problem))
+            return error(400, str(problem))
         try:
-            scored = await scorer.score(batch)
+            scored = await scorer.score(asked.items)
         except NoVerdictError as problem:
             message = f"no rewards yet, ask again: {problem}"
-            return _error(503, message, {"Retry-After": str(_RETRY_AFTER)})
-        return web.json_response(reply_to(scored, flat=flat, undecided=scorer.has_second_opinion))
+            return error(503, message, {"Retry-After": str(_RETRY_AFTER)})
+        if asked.single:
+            return web.json_response(scored[0].grade.reward)
+        undecided = scorer.has_second_opinion
+        return web.json_response(reply_to(scored, dialect, undecided=undecided))
 
-    async def healthz(_request: web.Request) -> web.Response:
-        return web.json_response({"ok": True})
-
-    @web.middleware
-    async def errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            return await handler(request)
-        except web.HTTPNotFound:
-            return _error(404, f"no such path: {request.path}; POST to {path}")
-        except web.HTTPMethodNotAllowed as refusal:
-            allowed = ", ".join(sorted(refusal.allowed_methods))
-            message = f"{request.path} takes {allowed}, not {request.method}"
-            return _error(405, message, {"Allow": allowed})
-        except web.HTTPRequestEntityTooLarge:
-            message = f"body: larger than {max_body} bytes; send smaller batches or set --max-body"
-            return _error(413, message)
-
-    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json])
+    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
     app.router.add_post(path, score)
     app.router.add_get("/healthz", healthz)
     app.on_shutdown.append(scorer.give_up)
     app.on_cleanup.append(scorer.close)
     return app
-
-
-def _error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
-    return web.json_response({"error": message}, status=status, headers=headers)
-
-
-async def serve(app: web.Application, hosts: Sequence[str], port: int, path: str) -> None:
-    """Listen on every host until SIGTERM or SIGINT, then finish what was begun."""
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LAST_REQUESTS_SECONDS)
-    await runner.setup()
-    try:
-        urls = []
-        for host in hosts:
-            try:
-                await web.TCPSite(runner, host, port).start()
-            except OSError as problem:
-                raise SetupError(_why_not(problem, host, port)) from None
-            port = port or runner.addresses[-1][1]  # 0: any free one, but the same everywhere
-            urls.append(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
-        print(f"reward server listening on {', '.join(urls)}", file=sys.stderr, flush=True)
-        await stop.wait()
-    finally:
-        await runner.cleanup()
-
-
-def _why_not(problem: OSError, host: str, port: int) -> str:
-    if problem.errno == errno.EADDRINUSE:
-        return (
-            f"port {port} on {host} is taken: end what listens there "
-            f"(`ss -ltnp 'sport = :{port}'` names it), or choose another with --port"
-        )
-    # Python 3.13's asyncio skips addresses that are not there; left with none, it gives no number
-    if problem.errno in {errno.EADDRNOTAVAIL, None} or isinstance(problem, socket.gaierror):
-        return f"{host} is no address of this machine: give one that it owns with --host"
-    if problem.errno == errno.EACCES:
-        return f"port {port} needs root: choose one from 1024 on with --port"
-    return f"cannot listen on {host}:{port}: {problem}"
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -281,7 +255,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     add("--path", default="/get_reward", help="what to POST to (%(default)s)")
     add("--max-body", type=int, default=64 << 20, help="bytes of a request (64 MiB)")
     add("--limit", type=float, default=_REQUEST_SECONDS, help=limited)
-    add("--flat", action="store_true", help="lists only, no extra_logs object (OpenRLHF-M)")
+    spoken = "the keys of a reply to a batch (%(default)s)"
+    add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=spoken)
     options = parser.parse_args(argv)
     if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
         parser.error(f"--path: expected a path like /get_reward, got {options.path!r}")
@@ -289,18 +264,8 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
     if not 0 < options.limit < math.inf:
         parser.error("--limit: expected seconds, more than 0")
-    hosts = [h.strip() for given in options.host or ["127.0.0.1"] for h in given.split(",")]
-    anywhere = "0.0.0.0"  # noqa: S104 # compared with, not chosen
-    if anywhere in hosts:  # it holds every other IPv4 address, which could not be bound again
-        hosts = [anywhere, *(host for host in hosts if ":" in host)]
-    options.hosts = list(dict.fromkeys(host for host in hosts if host))
+    options.hosts = hosts_of(options.host)
     return options
-
-
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
-    problem = record.exc_info[1] if record.exc_info else None
-    return not isinstance(problem, (HttpProcessingError, ConnectionError))
 
 
 def main(argv: list[str]) -> int:
@@ -309,14 +274,8 @@ def main(argv: list[str]) -> int:
         options = _arguments(argv)
     except SystemExit as end:
         return int(end.code or 0)
-    logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
-    app = make_app(options.path, options.max_body, options.limit, flat=options.flat)
-    try:
-        asyncio.run(serve(app, options.hosts, options.port, options.path))
-    except SetupError as problem:
-        print(f"reward server: {problem}", file=sys.stderr)
-        return _SETTINGS_WRONG
-    return 0
+    app = make_app(options.path, options.max_body, options.limit, options.dialect)
+    return run("reward server", app, options.hosts, options.port, options.path)
 
 
 if __name__ == "__main__":

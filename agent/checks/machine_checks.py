@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from agent.topology.resolve import Topology
 
 WANTED_FILES = 65_536
+_FULLEST = 0.95
+"""Ray's own limit (RAY_local_fs_capacity_threshold), above which creating objects fails."""
 
 
 def open_files(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
@@ -37,19 +39,22 @@ def shared_memory(facts: Facts, _settings: Settings, _topology: Topology) -> Fin
         "/dev/shm",
         Level.WARN,
         f"{mib} MiB, {free} MiB free: the object store shrinks to it and NCCL may run out",
-        "Give the container more: `--shm-size`, shm_size, or an emptyDir of medium Memory",
+        "Give the container more (`--shm-size`, shm_size, or an emptyDir of medium Memory)"
+        + (", or remove what fills it: `ls /dev/shm`" if mib >= 1024 else ""),
     )
 
 
 def disk(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
-    """Ray logs, spills and unpacks under /tmp."""
+    """Ray logs, spills and unpacks under /tmp, or where --temp-dir points."""
     mib = facts.temp_free // MIB
-    if mib >= 2048:
-        return Finding("/tmp", Level.OK, f"{mib} MiB free")
+    is_full = facts.temp_free < (1 - _FULLEST) * facts.temp_total
+    if mib >= 2048 and not is_full:
+        return Finding(facts.temp, Level.OK, f"{mib} MiB free")
+    told = f"more than {_FULLEST:.0%} full, at which Ray spills no object: " if is_full else ""
     return Finding(
-        "/tmp",
+        facts.temp,
         Level.WARN,
-        f"{mib} MiB free, where Ray keeps logs and spilled objects",
+        f"{told}{mib} MiB free, where Ray keeps logs and spilled objects",
         "Free some space there or mount a larger disk",
     )
 
@@ -86,6 +91,19 @@ def gpus(facts: Facts, settings: Settings, topology: Topology) -> Finding:
     )
 
 
+def visible_devices(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """Ray, verl and vLLM end on two choices of AMD GPUs."""
+    if not facts.gpu_contradiction:
+        return Finding("visible GPUs", Level.OK, "one choice, or all of them")
+    return Finding(
+        "visible GPUs",
+        Level.FAIL,
+        facts.gpu_contradiction,
+        "Choose AMD GPUs by HIP_VISIBLE_DEVICES alone: unset ROCR_VISIBLE_DEVICES and "
+        "CUDA_VISIBLE_DEVICES",
+    )
+
+
 def free_ports(facts: Facts, _settings: Settings, topology: Topology) -> Finding:
     """Somebody on one of our ports would answer in Ray's place."""
     if facts.taken_ports is None:
@@ -99,5 +117,5 @@ def free_ports(facts: Facts, _settings: Settings, topology: Topology) -> Finding
         Level.FAIL,
         f"taken: {taken}{stale}",
         "End that process, or move ours with AGENT_RAY_PORT, AGENT_DASHBOARD_PORT, AGENT_PORT, "
-        "AGENT_REWARD_PORT",
+        "AGENT_REWARD_PORT, or in the file of AGENT_SERVICES",
     )

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 from agent.base.addresses import is_ip, is_public
 from agent.base.own_command import is_special_to_a_shell
 from agent.checks.finding import Finding, Level
-from agent.node.ray_versions import OLDEST, breaks_command_line, honours_token, version
+from agent.node.ray_versions import (
+    OLDEST,
+    breaks_command_line,
+    has_debugpy,
+    honours_token,
+    version,
+)
 
 if TYPE_CHECKING:
     from agent.node.facts import Facts
@@ -131,14 +137,15 @@ def node_address(facts: Facts, settings: Settings, topology: Topology) -> Findin
     return Finding("node address", Level.OK, f"AGENT_NODE_IP={ip}")
 
 
-def debugger(_facts: Facts, settings: Settings, _topology: Topology) -> Finding:
+def debugger(facts: Facts, settings: Settings, _topology: Topology) -> Finding:
     """A breakpoint in an unattended job waits for ever."""
     if settings.debug_ray == "0":
         return Finding("debugger", Level.OK, "off")
     how = "`ray debug`" if settings.debug_ray == "1" else "VS Code's Ray extension"
-    return Finding(
-        "debugger",
-        Level.WARN,
-        f"DEBUG_RAY={settings.debug_ray}: a task that stops at a breakpoint waits for {how}",
-        "Unset DEBUG_RAY for unattended runs",
-    )
+    what = f"DEBUG_RAY={settings.debug_ray}: a task that stops at a breakpoint waits for {how}"
+    remedy = "Unset DEBUG_RAY for unattended runs"
+    if settings.debug_ray == "post-mortem" and not has_debugpy(facts.ray.debugpy):
+        found = f"has debugpy {facts.ray.debugpy}" if facts.ray.debugpy else "has no debugpy"
+        what += f"; but {facts.ray.executable} {found}, without which Ray passes them by"
+        remedy = f"Install it there on every node: `pip install 'debugpy>=1.8.0'`. {remedy}"
+    return Finding("debugger", Level.WARN, what, remedy)

@@ -27,7 +27,7 @@ def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
     """Print the head's status; 69 if no head answers."""
     settings = load(environ).settings
     while True:
-        status, evidence = _of_the_head(settings, port_base(environ, settings))
+        status, evidence, _ = head_of(settings, own_port(settings, port_base(environ, settings)))
         if status is None:
             print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
             return 69
@@ -45,7 +45,7 @@ def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
 def is_live(environ: Mapping[str, str]) -> int:
     """Ask this node's own agent whether it lives, as a container's health check does; else 69."""
     settings = load(environ).settings
-    where = f"127.0.0.1:{_own_port(settings, port_base(environ, settings))}"
+    where = f"127.0.0.1:{own_port(settings, port_base(environ, settings))}"
     answer = ask(f"http://{where}/livez")
     if answer.status == 200:
         return 0
@@ -54,38 +54,38 @@ def is_live(environ: Mapping[str, str]) -> int:
     return 69
 
 
-def _own_port(settings: Settings, base: PortBase) -> int:
+def own_port(settings: Settings, base: PortBase) -> int:
+    """Return the port of this node's agent, which is also the head's."""
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
 
 
-def _of_the_head(settings: Settings, base: PortBase) -> tuple[dict[str, Any] | None, str]:
-    """Ask the agent of this node first: an ssh shell has no variables that name the head."""
-    port = _own_port(settings, base)
-    local, evidence = _ask("127.0.0.1", port, settings)
+def head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
+    """Return the head's status, or None and why; and the host and port that were asked.
+
+    The agent of this node is asked first: an ssh shell has no variables that name the head.
+    """
+    where = f"127.0.0.1:{port}"
+    local, evidence = _ask(where, settings)
     if local is not None and local["role"] == "head":
-        return local, ""
+        return local, "", where
     if local is not None:
         named = local.get("head")
         if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
-            return None, f"127.0.0.1:{port}: {_NO_AGENT}"
-        host, port = str(named["host"]), named["port"]
+            return None, f"{where}: {_NO_AGENT}", where
+        where = f"{in_url(str(named['host']))}:{named['port']}"
     elif settings.head is not None:
-        host = settings.head
+        where = f"{in_url(settings.head)}:{port}"
     elif settings.head_pod_id is not None:
-        host = f"{settings.head_pod_id}.runpod.internal"
+        where = f"{settings.head_pod_id}.runpod.internal:{port}"
     else:
-        return None, f"{evidence}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere"
-    found, evidence = _ask(host, port, settings)
+        return None, f"{evidence}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere", where
+    found, evidence = _ask(where, settings)
     if found is not None and found["role"] != "head":
-        return (
-            None,
-            f"{in_url(host)}:{port}: the agent there is a {found['role']}'s, not the head's",
-        )
-    return found, evidence
+        return None, f"{where}: the agent there is a {found['role']}'s, not the head's", where
+    return found, evidence, where
 
 
-def _ask(host: str, port: int, settings: Settings) -> tuple[dict[str, Any] | None, str]:
-    where = f"{in_url(host)}:{port}"
+def _ask(where: str, settings: Settings) -> tuple[dict[str, Any] | None, str]:
     token = settings.ray_auth_token
     answer = ask(f"http://{where}/status", None if token is None else token.reveal())
     if answer.status == 401:

@@ -187,12 +187,14 @@ class HeadLink:
         # a stranger's question is asked again until it is welcome, and not answered in a hurry
         self._news = -1 if reply.wants_hello else reply.news
         self._is_stranger = reply.held
-        if not reply.held:
+        if not reply.held and not reply.wants_hello:  # its run may be this node's all the same
             self._on_reply(reply)
         self._tell(
             HeadSpoke(
                 *(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal),
+                run_id="" if reply.wants_hello else reply.run_id,
                 held=reply.held,
+                rank=reply.rank,
             )
         )
         for order in () if reply.held else reply.orders:

@@ -52,6 +52,8 @@ def _ask(url: str, token: str | None, limit: float, largest: int, method: str) -
     headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", "Host": "localhost"}
     if token is not None:
         headers["Authorization"] = f"Bearer {token}"
+    if method == "POST":
+        headers["Content-Type"] = "application/json"
     try:
         with requests.Session() as session:
             # a netrc entry would replace our header, a proxy take the call

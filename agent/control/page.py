@@ -1,104 +1,41 @@
-"""The page, the login form and the metrics, from the same status that `/status` serves."""
+"""The page and the form that asks for the token: static files, filled in from the status.
+
+All text that others said reaches a browser as JSON, and becomes text there, never markup.
+"""
 
 from __future__ import annotations
 
-from base64 import b64encode
-from hashlib import sha256
-from html import escape
-from typing import Any
+from functools import cache
+from pathlib import Path
 
-_STYLE = """
-body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:60rem;padding:0 1rem}
-table{border-collapse:collapse;width:100%;margin:.5rem 0 1.5rem}
-th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid #8884}
-h1{font-size:1.3rem}h2{font-size:1rem;margin:1.5rem 0 0}
-@media(prefers-color-scheme:dark){body{background:#161616;color:#ddd}}
-"""
+FILES = {
+    "/page.js": "text/javascript",
+    "/page.css": "text/css",
+    "/page.svg": "image/svg+xml",
+}
+"""What the page consists of besides itself, and its types: nothing of a run is in any of them."""
 POLICY = (
-    f"default-src 'none'; style-src 'sha256-{b64encode(sha256(_STYLE.encode()).digest()).decode()}'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
     "; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "; require-trusted-types-for 'script'; trusted-types 'none'"
 )
-"""What a browser may do with a page of ours: use its style sheet and post its form, no more."""
+"""What a browser may do with a page of ours: load our own files, ask us, post the form, no more."""
+_ASSETS = Path(__file__).parent / "assets"
 
 
-def overview(status: dict[str, Any]) -> str:
-    """Render a status as a page."""
-    job = status.get("job") or {}
-    rows = [
-        ("run", status.get("run_id")),
-        ("role", status.get("role")),
-        ("phase", status.get("phase")),
-        ("job", f"{job.get('name', 'none')}: {job.get('status', 'not submitted')}"),
-        ("verdict", (status.get("verdict") or {}).get("reason", "")),
-    ]
-    parts = [
-        "<h1>pod-agent</h1>",
-        _table(("", ""), rows),
-        "<h2>waiting for</h2>",
-        _table(("what", "last heard"), [(w["what"], w["evidence"]) for w in status["waits"]]),
-    ]
-    if status.get("role") == "head":
-        nodes = [
-            (n["name"], n["ip"], "" if n["rank"] is None else n["rank"], n["phase"], n["detail"])
-            for n in status["nodes"]
-        ]
-        services = [(s["name"], s["state"], s["detail"]) for s in status["services"]]
-        parts += [
-            "<h2>nodes</h2>",
-            _table(("name", "address", "rank", "phase", "last word"), nodes),
-            "<h2>services</h2>",
-            _table(("name", "state", "last word"), services),
-        ]
-    return _page("pod-agent", "".join(parts), refresh=True)
+@cache
+def file(path: str) -> bytes:
+    """Return one of the page's files."""
+    return (_ASSETS / path.removeprefix("/")).read_bytes()
 
 
-def login(*, wrong: bool = False) -> str:
-    """Render the form that asks for the token."""
-    note = "<p>That is not the token of this cluster.</p>" if wrong else ""
-    return _page(
-        "pod-agent: token",
-        f'<h1>pod-agent</h1>{note}<form method="post" action="/login">'
-        '<label>RAY_AUTH_TOKEN <input type="password" name="token" autofocus></label> '
-        "<button>Enter</button></form>",
-        refresh=False,
-    )
+def overview(*, streams: bool) -> bytes:
+    """Return the page; `streams` where it may read `/events`, else it asks for `/status`."""
+    text = file("page.html")
+    return text.replace(b'data-news="status"', b'data-news="events"') if streams else text
 
 
-def metrics(status: dict[str, Any]) -> str:
-    """Render a status for Prometheus."""
-    nodes = status.get("nodes") or []
-    lines = [
-        "# HELP pod_agent_phase The phase of this node's agent; 1 for the current one.",
-        "# TYPE pod_agent_phase gauge",
-        f'pod_agent_phase{{role="{status["role"]}",phase="{_label(status["phase"])}"}} 1',
-        "# HELP pod_agent_workers Workers by whether they count as joined.",
-        "# TYPE pod_agent_workers gauge",
-        f'pod_agent_workers{{joined="true"}} {sum(1 for n in nodes if n["joined"])}',
-        f'pod_agent_workers{{joined="false"}} {sum(1 for n in nodes if not n["joined"])}',
-        "# HELP pod_agent_waits Things waited for.",
-        "# TYPE pod_agent_waits gauge",
-        f"pod_agent_waits {len(status['waits'])}",
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _label(text: object) -> str:
-    return str(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
-    if not rows:
-        return "<p>nothing</p>"
-    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join(
-        "<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>" for row in rows
-    )
-    return f"<table><tr>{top}</tr>{body}</table>"
-
-
-def _page(title: str, body: str, *, refresh: bool) -> str:
-    again = '<meta http-equiv="refresh" content="3">' if refresh else ""
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{again}'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>{body}</body></html>"
-    )
+def login(*, wrong: bool = False) -> bytes:
+    """Return the form that asks for the token."""
+    note = '<p class="alarm" role="alert">That is not the token of this cluster.</p>'
+    return file("login.html").replace(b"<!--note-->", note.encode() if wrong else b"")

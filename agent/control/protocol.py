@@ -10,12 +10,18 @@ from dataclasses import asdict, fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from agent import __version__
+from agent.base.addresses import is_ip
 from agent.base.outcome import Outcome
 from agent.base.value import dataclass
+from agent.checks.finding import Finding, Level
+from agent.control.fields import MOST_ITEMS, flag, number, text, texts
 from agent.decisions.items import ItemWord, Step
+from agent.decisions.probing import Answer
 from agent.decisions.shared import Order, OrderKind
 from agent.node.facts import Facts
 from agent.record import codec
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import PartEnd, PartOver, Seat
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,10 +33,7 @@ LONGEST_HOLD = 10.0
 """Longest that the head holds a report back while it has nothing new to say."""
 LARGEST_REPORT = 1 << 18
 """A hello has all interfaces of its machine, which may be a thousand."""
-LONGEST_TEXT = 2_000
-_LONGEST_NAME = 253
-"""What DNS allows."""
-_MOST_ITEMS = 64
+MOST_ANSWERS = 16
 
 
 @dataclass(frozen=True)
@@ -46,9 +49,20 @@ class Hello:
     run_id: str = ""
     """The run to which it belonged before, where it comes back to a head that was restarted."""
     attempt: int = 0
+    """The last attempt that was submitted, as far as it knows."""
     fingerprint: str = ""
+    job: str = ""
+    """A digest of the job's command, where every node starts its share of it by torchrun."""
+    torch: str = ""
+    """The version of torch that it would be started with."""
+    gpus: int = 0
+    """The GPUs that its share would have."""
     facts: Facts | None = None
     """What its machine is and allows."""
+    clock: float | None = None
+    """Its clock as this is said, in seconds since 1970."""
+    findings: tuple[Finding, ...] = ()
+    """What its own checks found as it was started."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +86,12 @@ class Report:
     preparing: bool = False
     error: str = ""
     items: tuple[ItemWord, ...] = ()
+    part: PartOver | None = None
+    """How its share of the job ended, where it has one."""
     logs: Mapping[str, str] | None = None
     """Ends of logs that the head asked for."""
+    answers: tuple[Answer, ...] = ()
+    """How what the head wanted tried went."""
     obeyed: int = 0
     """The number of the last order that it took in, and the head's agent that gave it."""
     obeyed_by: str = ""
@@ -82,6 +100,8 @@ class Report:
     hold: float = 0.0
     hello: Hello | None = None
     bye: Bye | None = None
+    alone: bool = False
+    """True where its node is there for a service only, and joins no Ray."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire: little, where there is little to say."""
@@ -94,23 +114,26 @@ class Report:
         """Read a report; raises ValueError naming the field that is wrong."""
         if not isinstance(data, dict):
             raise ValueError("a report is a JSON object")  # noqa: TRY004 - one error type for bad data
-        hello, bye = data.get("hello"), data.get("bye")
+        hello, bye, part = data.get("hello"), data.get("bye"), data.get("part")
         return cls(
-            id=_text(data, "id", needed=True),
-            ip=_text(data, "ip"),
-            phase=_text(data, "phase", needed=True),
-            detail=_text(data, "detail"),
-            joined=_flag(data, "joined"),
-            preparing=_flag(data, "preparing"),
-            error=_text(data, "error"),
+            id=text(data, "id", needed=True),
+            ip=text(data, "ip"),
+            phase=text(data, "phase", needed=True),
+            detail=text(data, "detail"),
+            joined=flag(data, "joined"),
+            preparing=flag(data, "preparing"),
+            error=text(data, "error"),
             items=_items(data.get("items")),
-            logs=_texts(data, "logs"),
-            obeyed=int(_number(data, "obeyed", 0)),
-            obeyed_by=_text(data, "obeyed_by"),
-            news=int(_number(data, "news", -1)),
-            hold=min(LONGEST_HOLD, max(0.0, _number(data, "hold", 0.0))),
+            part=None if part is None else _part(part),
+            logs=texts(data, "logs"),
+            answers=_answers(data.get("answers")),
+            obeyed=int(number(data, "obeyed", 0)),
+            obeyed_by=text(data, "obeyed_by"),
+            news=int(number(data, "news", -1)),
+            hold=min(LONGEST_HOLD, max(0.0, number(data, "hold", 0.0))),
             hello=None if hello is None else _hello(hello),
             bye=None if bye is None else _bye(bye),
+            alone=flag(data, "alone"),
         )
 
 
@@ -132,6 +155,15 @@ class Reply:
     """True to an agent that never belonged to the run whose verdict is held here."""
     wants_hello: bool = False
     orders: tuple[Order, ...] = ()
+    rank: int | None = None
+    """The rank that this agent's node was given, where no platform told one."""
+
+    @property
+    def submitted(self) -> int:
+        """Return the last attempt that had been submitted when this was said."""
+        from agent.decisions.head.state import Phase  # noqa: PLC0415 - only when a head comes back
+
+        return self.attempt - (self.phase == Phase.BOOTING.value)
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire."""
@@ -156,6 +188,7 @@ class Reply:
             held=data["held"] is True,
             wants_hello=data["wants_hello"] is True,
             orders=tuple(_order(order) for order in data["orders"]),
+            rank=None if data.get("rank") is None else int(data["rank"]),
         )
 
 
@@ -172,9 +205,13 @@ def skew(data: object, whose: str) -> str:
     )
 
 
-def disagreement(head: tuple[str | None, str], worker: tuple[str | None, str]) -> str:
-    """Say why two nodes (Ray's version, Python's version) cannot form one cluster, or ''."""
-    for what, ours, theirs in zip(("Ray", "Python"), head, worker, strict=True):
+Versions = tuple[str | None, str, str]
+"""Of Ray, Python and torch: None or '' where a node does not tell, or it does not matter."""
+
+
+def disagreement(head: Versions, worker: Versions) -> str:
+    """Say why two nodes cannot form one cluster by their versions, or ''."""
+    for what, ours, theirs in zip(("Ray", "Python", "torch"), head, worker, strict=True):
         if ours and theirs and ours != theirs:
             return (
                 f"version mismatch: {what} {theirs} here, {ours} on the head; "
@@ -191,6 +228,8 @@ def _plain(values: Mapping[str, object]) -> dict[str, object]:
 def _as_json(value: object) -> object:
     if isinstance(value, Facts):
         return codec.fields_of(value, str)
+    if isinstance(value, PartOver):
+        return {"attempt": value.attempt, **_plain(asdict(value.end))}
     if is_dataclass(value) and not isinstance(value, type):
         return _plain({field.name: getattr(value, field.name) for field in fields(value)})
     return [_as_json(item) for item in value] if isinstance(value, tuple) else value
@@ -206,15 +245,20 @@ def _hello(data: object) -> Hello:
     if rank is not None and (not isinstance(rank, int) or isinstance(rank, bool)):
         raise ValueError("rank: expected a whole number or null")
     return Hello(
-        name=_text(data, "name", needed=True),
+        name=text(data, "name", needed=True),
         rank=rank,
-        ray=None if ray is None else _text(data, "ray"),
-        python=_text(data, "python"),
-        services=_text(data, "services"),
-        run_id=_text(data, "run_id"),
-        attempt=int(_number(data, "attempt", 0)),
-        fingerprint=_text(data, "fingerprint"),
+        ray=None if ray is None else text(data, "ray"),
+        python=text(data, "python"),
+        services=text(data, "services"),
+        run_id=text(data, "run_id"),
+        attempt=int(number(data, "attempt", 0)),
+        fingerprint=text(data, "fingerprint"),
+        job=text(data, "job"),
+        torch=text(data, "torch"),
+        gpus=int(number(data, "gpus", 0)),
         facts=None if facts is None else _facts(facts),
+        clock=None if data.get("clock") is None else number(data, "clock", 0.0),
+        findings=_findings(data.get("findings")),
     )
 
 
@@ -227,17 +271,51 @@ def _facts(data: object) -> Facts:
     return found
 
 
+def _answers(data: object) -> tuple[Answer, ...]:
+    if data is None:
+        return ()
+    if not isinstance(data, list) or len(data) > MOST_ANSWERS:
+        raise ValueError(f"answers: expected a list of at most {MOST_ANSWERS}")
+    return tuple(_answer(one) for one in data)
+
+
+def _answer(data: object) -> Answer:
+    if not isinstance(data, dict):
+        raise ValueError("answers: expected objects")  # noqa: TRY004 - one error type for bad data
+    probe, at = text(data, "probe", needed=True), text(data, "at")
+    return Answer(probe, at, text(data, "evidence"), number(data, "seconds", 0.0))
+
+
+def _findings(data: object) -> tuple[Finding, ...]:
+    if data is None:
+        return ()
+    if not isinstance(data, list) or len(data) > MOST_ITEMS:
+        raise ValueError(f"findings: expected a list of at most {MOST_ITEMS}")
+    return tuple(_finding(one) for one in data)
+
+
+def _finding(data: object) -> Finding:
+    if not isinstance(data, dict):
+        raise ValueError("findings: expected objects")  # noqa: TRY004 - one error type for bad data
+    try:
+        level = Level(data.get("level"))
+    except ValueError:
+        raise ValueError("level: expected ok, warn or fail") from None
+    check, what = text(data, "check", needed=True), text(data, "what")
+    return Finding(check, level, what, text(data, "remedy"))
+
+
 def _bye(data: object) -> Bye:
     if not isinstance(data, dict):
         raise ValueError("bye: expected an object")  # noqa: TRY004 - one error type for bad data
-    return Bye(cause=_text(data, "cause"), log=_text(data, "log"))
+    return Bye(cause=text(data, "cause"), log=text(data, "log"))
 
 
 def _items(data: object) -> tuple[ItemWord, ...]:
     if data is None:
         return ()
-    if not isinstance(data, list) or len(data) > _MOST_ITEMS:
-        raise ValueError(f"items: expected a list of at most {_MOST_ITEMS}")
+    if not isinstance(data, list) or len(data) > MOST_ITEMS:
+        raise ValueError(f"items: expected a list of at most {MOST_ITEMS}")
     return tuple(_item(item) for item in data)
 
 
@@ -248,44 +326,46 @@ def _item(data: object) -> ItemWord:
         step = Step(data.get("step"))
     except ValueError:
         raise ValueError("step: expected pending, ready or lost") from None
-    generation = int(_number(data, "generation", 1))
-    return ItemWord(_text(data, "name", needed=True), step, _text(data, "evidence"), generation)
+    generation = int(number(data, "generation", 1))
+    return ItemWord(text(data, "name", needed=True), step, text(data, "evidence"), generation)
+
+
+def _part(data: object) -> PartOver:
+    if not isinstance(data, dict):
+        raise ValueError("part: expected an object")  # noqa: TRY004 - one error type for bad data
+    local_rank = data.get("local_rank")
+    end = PartEnd(
+        code=int(number(data, "code", 0)),
+        local_rank=None if local_rank is None else int(number(data, "local_rank", 0)),
+        words=text(data, "words"),
+        ago=max(0.0, number(data, "ago", 0.0)),
+        by_order=flag(data, "by_order"),
+    )
+    return PartOver(int(number(data, "attempt", 0)), end)
 
 
 def _order(data: Mapping[str, Any]) -> Order:
     kind = OrderKind(str(data["kind"]))
     number, generation = int(data["number"]), int(data["generation"])
-    return Order(str(data["by"]), number, kind, str(data["name"]), generation)
+    seat = data.get("seat")
+    share, at = None if seat is None else _seat(seat), str(data.get("at", ""))
+    return Order(str(data["by"]), number, kind, str(data["name"]), generation, share, at)
 
 
-def _texts(data: Mapping[str, object], field: str) -> dict[str, str] | None:
-    value = data.get(field)
-    if value is None:
-        return None
-    if not isinstance(value, dict) or len(value) > _MOST_ITEMS:
-        raise ValueError(f"{field}: expected at most {_MOST_ITEMS} texts by name")
-    return {str(name)[:LONGEST_TEXT]: _text(value, name) for name in value}
-
-
-def _text(data: Mapping[str, object], field: str, *, needed: bool = False) -> str:
-    value = data.get(field, "")
-    if not isinstance(value, str) or (needed and not value):
-        raise ValueError(f"{field}: expected text")
-    # what others send must not steer a terminal, forge a line of the log or fail to encode
-    longest = _LONGEST_NAME if field == "name" else LONGEST_TEXT
-    escaped = (c if c.isprintable() else ascii(c)[1:-1] for c in value[:longest])
-    return "".join(escaped)[:longest]
-
-
-def _flag(data: Mapping[str, object], field: str) -> bool:
-    value = data.get(field, False)
-    if not isinstance(value, bool):
-        raise ValueError(f"{field}: expected true or false")  # noqa: TRY004 - one error type for bad data
-    return value
-
-
-def _number(data: Mapping[str, object], field: str, default: float) -> float:
-    value = data.get(field, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= 1e15:
-        raise ValueError(f"{field}: expected a number")
-    return float(value)
+def _seat(data: Mapping[str, Any]) -> Seat:
+    """Read which share of a job a node has; raises ValueError where it is none of them."""
+    nodes = tuple(
+        NodeSize(
+            int(node["gpus"]),
+            None if node["cpus"] is None else int(node["cpus"]),
+            None if node["memory"] is None else int(node["memory"]),
+        )
+        for node in data["nodes"]
+    )
+    rank = int(data["rank"])
+    reward_ip = str(data["reward_ip"])
+    if not 0 <= rank < len(nodes) or any(node.gpus < 0 for node in nodes):
+        raise ValueError(f"rank {rank} is none of {len(nodes)} nodes")
+    if reward_ip and not is_ip(reward_ip):
+        raise ValueError(f"{reward_ip!r} is no address")
+    return Seat(rank, nodes, reward_ip)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import time
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
@@ -10,15 +11,20 @@ import anyio
 
 from agent.base.value import dataclass
 from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
+from agent.control.ranks import Ranks
 from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.head.workers import Worker
 from agent.decisions.shared import Order, OrderKind
+from agent.runtime.inbox import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import AsyncIterator, Callable
+
+    from agent.work.torchrun import Seat
 
 
 HELD = "held"
+_WEIGHED_WITHIN = 5.0
 _SILENT = LONGEST_HOLD + 5.0
 """An agent that lives is heard of more often than this."""
 
@@ -29,6 +35,8 @@ class _Known:
 
     hello: Hello
     refusal: str
+    rank: int | None = None
+    """The one that it was given, where its platform has none."""
     orders: list[Order] = field(default_factory=list)
     """Those that it has not taken in yet."""
     asked_logs: set[str] = field(default_factory=set)
@@ -37,7 +45,11 @@ class _Known:
     """Reports of it that are held back now: while there is one, it certainly lives."""
     heard: float = 0.0
     said_goodbye: bool = False
+    ip: str = ""
+    is_silent: bool = False
+    """True once it was told to have fallen silent, until it speaks again."""
     wake: anyio.Event = field(default_factory=anyio.Event)
+    spoke: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(frozen=True)
@@ -46,25 +58,34 @@ class Expected:
 
     ray: str | None
     python: str
+    torch: str
     services: str
+    job: str = ""
+    """The digest of a command of which every node starts its share; '' where only the head does."""
 
 
 class Reports:
     """Takes reports in and hands replies out; a report may wait for the next news."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it says, to whom, and what it goes by
         self,
         reply: Reply,
         expected: Expected,
         tell: Callable[[WorkerIntroduced | WorkerReported | WorkerReplaced], None],
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
+        ranks: Ranks | None = None,
+        on_memory: Callable[[str, int], bool] = lambda _run_id, _attempt: False,
     ) -> None:
         self._reply = reply
         self._expected = expected
         self._tell = tell
         self._clock = clock
         self._on_bye = on_bye
+        self._ranks = ranks or Ranks()
+        self._on_memory = on_memory
+        self._weighed = anyio.Event()
+        self._broken_off: Inbox[str] = Inbox(str)
         self._id = secrets.token_hex(8)
         self._news = anyio.Event()
         self._known: dict[str, _Known] = {}
@@ -84,13 +105,21 @@ class Reports:
         self._news.set()
         self._news = anyio.Event()
 
-    def order(self, key: str, kind: OrderKind, name: str = "", generation: int = 1) -> None:
+    def order(  # noqa: PLR0913 - what an order may say
+        self,
+        key: str,
+        kind: OrderKind,
+        name: str = "",
+        generation: int = 1,
+        seat: Seat | None = None,
+        at: str = "",
+    ) -> None:
         """Have one worker do something; an agent that is not known any more does nothing."""
         known = self._known.get(key)
         if known is None:
             return
         self._ordered += 1  # one count for all: an agent may come back as one unknown
-        known.orders.append(Order(self._id, self._ordered, kind, name, generation))
+        known.orders.append(Order(self._id, self._ordered, kind, name, generation, seat, at))
         if kind is OrderKind.SEND_LOG:
             known.asked_logs.add(name)
         known.wake.set()
@@ -99,7 +128,9 @@ class Reports:
         """Take one report in; answer when there is news, or when its patience ends."""
         known = self._known.get(report.id)
         if report.hello is not None and known is None and not self._is_over:
-            known = self._welcome(report.id, report.hello)
+            hello = _with_clock(report.hello, time.time())  # before anything takes its time
+            await self._weigh(hello)
+            known = self._known.get(report.id) or self._welcome(report.id, hello)
         if known is None:
             return self._to_a_stranger()
         self._note(known, report)
@@ -108,8 +139,8 @@ class Reports:
         obeyed = report.obeyed if report.obeyed_by == self._id else 0
         known.orders = [order for order in known.orders if order.number > obeyed]
         if report.news == self._reply.news and report.hold > 0 and not known.orders:
-            await self._hold(known, report.hold)
-        return replace(self._reply, orders=tuple(known.orders))
+            await self._hold(known, report)
+        return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
 
     def refuse(self, why: str) -> Reply:
         """Answer an agent whose reports cannot be read."""
@@ -121,11 +152,11 @@ class Reports:
             return replace(self._reply, phase=HELD, verdict=None, ray_ready=False, held=True)
         return replace(self._reply, verdict=None, wants_hello=True)
 
-    async def _hold(self, known: _Known, limit: float) -> None:
+    async def _hold(self, known: _Known, report: Report) -> None:
         known.waiting += 1
         known.wake = anyio.Event()
         try:
-            with anyio.move_on_after(limit):
+            with anyio.move_on_after(report.hold):
                 async with anyio.create_task_group() as group:
 
                     async def until(event: anyio.Event) -> None:
@@ -134,23 +165,93 @@ class Reports:
 
                     group.start_soon(until, self._news)
                     group.start_soon(until, known.wake)
+        except anyio.get_cancelled_exc_class():  # its connection broke
+            self._broken_off.put(report.id)
+            raise
         finally:
             known.waiting -= 1
+
+    # --- who does not call any more -------------------------------------------------------------
+
+    async def broken_off(self) -> AsyncIterator[str]:
+        """Yield each agent whose connection broke while its report was held."""
+        while True:
+            key = await self._broken_off.take(None)
+            if key is not None:
+                yield key
+
+    async def calls_again(self, key: str, limit: float) -> bool:
+        """Say whether an agent is heard of within so many seconds, or is no more of interest."""
+        known = self._known.get(key)
+        if known is None or known.waiting:
+            return True
+        with anyio.move_on_after(limit):
+            await known.spoke.wait()
+            return True
+        return False
+
+    def overdue(self) -> list[str]:
+        """Return the agents that should have called by now, and were not told to be silent."""
+        latest = self._clock() - _SILENT
+        return [key for key, one in self._known.items() if one.heard < latest and _is_awaited(one)]
+
+    def address_of(self, key: str) -> str | None:
+        """Return where an agent is that should call; None where it need not."""
+        known = self._known.get(key)
+        return known.ip or None if known is not None and _is_awaited(known) else None
+
+    def fell_silent(self, key: str) -> bool:
+        """Note that an agent does not answer; say whether that is news, and still so."""
+        known = self._known.get(key)
+        if known is None or not _is_awaited(known):
+            return False
+        known.is_silent = True
+        return True
+
+    async def _weigh(self, hello: Hello) -> None:
+        """Let the head decide whether it goes on with the run that an agent comes from.
+
+        Until then no reply may name another run to it: it would leave.
+        """
+        if not hello.run_id or hello.fingerprint != self._reply.fingerprint:
+            return
+        if self._weighed.is_set():
+            self._weighed = anyio.Event()
+        weighed = self._weighed
+        if self._on_memory(hello.run_id, hello.attempt):
+            with anyio.move_on_after(_WEIGHED_WITHIN):
+                await weighed.wait()
+
+    def weighed(self) -> None:
+        """Answer those whose word of a run was decided upon."""
+        self._weighed.set()
 
     def _welcome(self, key: str, hello: Hello) -> _Known:
         """Get to know an agent, which may be a later life of one that is known."""
         self._replace_others(key, hello, 0.0)
-        theirs = (hello.ray, hello.python)
-        refusal = disagreement((self._expected.ray, self._expected.python), theirs)
+        own, theirs = self._expected, (hello.ray, hello.python, hello.torch)
+        refusal = disagreement((own.ray, own.python, own.torch), theirs)
         if not refusal and hello.services != self._expected.services:
             refusal = (
-                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes"
+                "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
+                "and have the same file there"
             )
-        known = self._known[key] = _Known(hello, refusal)
+        if not refusal and hello.job != self._expected.job:
+            refusal = (
+                f"the job of {hello.name} differs from the head's; give every node the same "
+                "AGENT_LAUNCHER, and torchrun the same command"
+            )
+        rank = self._rank_of(hello) if not refusal and hello.rank is None else None
+        known = self._known[key] = _Known(hello, refusal, rank)
         self._namesakes.setdefault((hello.name, hello.rank), []).append(key)
         if hello.facts is not None:
-            self._tell(WorkerIntroduced(key, hello.name, hello.facts))
+            self._tell(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
         return known
+
+    def _rank_of(self, hello: Hello) -> int:
+        """Give a node its rank; living namesakes keep theirs."""
+        others = self._namesakes.get((hello.name, hello.rank), [])
+        return self._ranks.of(hello.name, {self._known[other].rank for other in others})
 
     def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
         """Forget agents of the same name and rank that no longer live.
@@ -176,7 +277,9 @@ class Reports:
         for name in known.asked_logs & sent.keys():
             known.asked_logs.remove(name)
             self.logs[report.id, name] = sent[name]
-        known.heard = self._clock()
+        known.heard, known.ip, known.is_silent = self._clock(), report.ip, False
+        known.spoke.set()
+        known.spoke = anyio.Event()
         self._replace_others(report.id, known.hello, _SILENT)
         self._tell(WorkerReported(_worker(known, report, known.heard)))
         self._report.set()
@@ -203,6 +306,20 @@ class Reports:
         return [k.hello.name for k in known if not k.said_goodbye and not k.refusal]
 
 
+def _is_awaited(known: _Known) -> bool:
+    """Say whether an agent should call, and is not known to be silent."""
+    silent_by_right = known.said_goodbye or bool(known.refusal) or known.waiting > 0
+    return not silent_by_right and not known.is_silent
+
+
+def _with_clock(hello: Hello, now: float) -> Hello:
+    """Note by how much a node's clock is ahead of this one's, the way of its hello included."""
+    if hello.clock is None or hello.facts is None:
+        return hello
+    outfit = replace(hello.facts.outfit, clock_ahead=hello.clock - now)
+    return replace(hello, facts=replace(hello.facts, outfit=outfit))
+
+
 def _worker(known: _Known, report: Report, now: float) -> Worker:
     return Worker(
         key=report.id,
@@ -218,4 +335,9 @@ def _worker(known: _Known, report: Report, now: float) -> Worker:
         gone=report.bye is not None,
         error=report.error,
         items=report.items,
+        answers=report.answers,
+        given_rank=known.rank,
+        alone=report.alone,
+        part=report.part,
+        gpus=known.hello.gpus,
     )

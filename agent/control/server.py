@@ -9,14 +9,16 @@ import hmac
 import json
 import logging
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.control import callers, page
+from agent.control.metrics import metrics
 from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
+from agent.control.stream import MOST, Stream
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterable
@@ -37,6 +39,30 @@ HEADERS = {
 _FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
 
 
+class LogPart(NamedTuple):
+    """A part of a log, without a secret."""
+
+    text: str
+    next: int | None
+    """Where the next part begins; None where a log comes as its last lines only."""
+
+
+class Control(NamedTuple):
+    """What a head's port lets others do with the run."""
+
+    stop: Callable[[], None]
+    within: float
+    """Seconds that a stop may take."""
+    key: str | None
+    """Opens it to callers on this node where there is no token."""
+    findings: Callable[[], dict[str, object]]
+    """What the checks of all nodes found: it names paths and addresses of machines."""
+    log: Callable[[str, str, int | None], Awaitable[LogPart | str]]
+    """A part of a node's log, from a place on; or why there is none."""
+    more: Callable[[], dict[str, object]] = dict
+    """What the status tells beyond that to those who proved that they may: warnings, log text."""
+
+
 class Site:
     """One node's port: what is open to all, and what the token guards.
 
@@ -44,7 +70,7 @@ class Site:
     that the machine gives itself.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all by name, most with a default
         self,
         *,
         token: str | None,
@@ -52,11 +78,14 @@ class Site:
         status: Callable[[], dict[str, object]],
         reports: Reports | None = None,
         names: Iterable[str | None] = (),
+        control: Control | None = None,
     ) -> None:
         self._token = token
         self._ready = ready
         self._status = status
         self._reports = reports
+        self._control = control
+        self._stream = Stream(self._all_of_it)
         self._names = callers.known_names([socket.gethostname(), *names])
 
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
@@ -71,8 +100,13 @@ class Site:
                 web.get("/status", self._guarded(self._get_status)),
                 web.get("/metrics", self._guarded(self._metrics)),
                 web.get("/", self._page),
+                *(web.get(path, self._file) for path in page.FILES),
                 web.post("/login", self._login),
                 web.post(REPORT_PATH, self._guarded(self._report)),
+                web.post("/stop", self._guarded(self._stop)),
+                web.get("/events", self._guarded(self._events)),
+                web.get("/findings", self._guarded(self._get_findings)),
+                web.get("/logs/{node}/{name}", self._guarded(self._get_log)),
             ]
         )
         runner = web.AppRunner(
@@ -116,10 +150,7 @@ class Site:
         return guard
 
     def _may_enter(self, request: web.Request) -> bool:
-        if self._token is None:
-            return True
-        kind, _, given = request.headers.get("Authorization", "").partition(" ")
-        if kind.lower() == "bearer" and _same(given.strip(), self._token):
+        if self._token is None or _same(_bearer(request), self._token):
             return True
         return _same(request.cookies.get(COOKIE, ""), _ticket(self._token))
 
@@ -131,16 +162,37 @@ class Site:
         return web.json_response({"ok": ok}, status=200 if ok else 503)
 
     async def _get_status(self, _request: web.Request) -> web.StreamResponse:
-        return web.json_response(self._status())
+        if self._token is None:  # anybody asks
+            return web.json_response(self._status())
+        return web.json_response(self._all_of_it())
+
+    def _all_of_it(self) -> dict[str, object]:
+        more = {} if self._control is None else self._control.more()
+        return {**self._status(), **more}
+
+    async def _events(self, request: web.Request) -> web.StreamResponse:
+        control = self._control_for(request)
+        if not isinstance(control, Control):
+            return control
+        if self._stream.is_full:
+            why = f"{MOST} others read already: ask /status now and then"
+            return _error(503, why, {"Retry-After": "30"})
+        return await self._stream.serve(request)
 
     async def _metrics(self, _request: web.Request) -> web.StreamResponse:
-        text = page.metrics(self._status())
-        return web.Response(body=_encoded(text), content_type="text/plain", charset="utf-8")
+        body = metrics(self._status()).encode()
+        kind = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
+        return web.Response(body=body, headers=kind)
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
         if not self._may_enter(request):
             return self._html(page.login(), 401)
-        return self._html(page.overview(self._status()))
+        streams = self._token is not None and self._control is not None
+        return self._html(page.overview(streams=streams))
+
+    async def _file(self, request: web.Request) -> web.StreamResponse:
+        kind = page.FILES[request.path]
+        return web.Response(body=page.file(request.path), content_type=kind, charset="utf-8")
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
@@ -157,8 +209,42 @@ class Site:
         answer.set_cookie(COOKIE, ticket, httponly=True, samesite="Strict", path="/")
         return answer
 
-    def _html(self, text: str, status: int = 200) -> web.StreamResponse:
-        body = _encoded(text)
+    async def _stop(self, request: web.Request) -> web.StreamResponse:
+        control = self._control_for(request)
+        if not isinstance(control, Control):
+            return control
+        control.stop()
+        return web.json_response({"ok": True, "within": control.within})
+
+    async def _get_findings(self, request: web.Request) -> web.StreamResponse:
+        control = self._control_for(request)
+        if not isinstance(control, Control):
+            return control
+        return web.json_response(control.findings())
+
+    async def _get_log(self, request: web.Request) -> web.StreamResponse:
+        control = self._control_for(request)
+        if not isinstance(control, Control):
+            return control
+        after = request.query.get("after")
+        if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
+            return _error(400, "after: expected a whole number")
+        node, name = request.match_info["node"], request.match_info["name"]
+        found = await control.log(node, name, None if after is None else int(after))
+        if isinstance(found, str):
+            return _error(404, found)
+        return web.json_response({"text": found.text, "next": found.next})
+
+    def _control_for(self, request: web.Request) -> Control | web.StreamResponse:
+        """Return what a caller may do beyond looking at the status, or the refusal."""
+        control = self._control
+        if control is None:
+            return _error(409, "this node is no head: ask the head's")
+        if self._token is None and not _has_key(request, control.key):
+            return _error(401, "token needed, or on this node itself the key in its run folder")
+        return control
+
+    def _html(self, body: bytes, status: int = 200) -> web.StreamResponse:
         return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)
 
     async def _report(self, request: web.Request) -> web.StreamResponse:
@@ -204,15 +290,24 @@ def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.
     return web.json_response({"error": why}, status=status, headers=headers)
 
 
-def _encoded(text: str) -> bytes:
-    """Encode a text that may hold a lone surrogate, as names from the environment may."""
-    return text.encode(errors="backslashreplace")
-
-
 def _is_our_fault(record: logging.LogRecord) -> bool:
     """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
     problem = record.exc_info[1] if record.exc_info else None
     return not isinstance(problem, (HttpProcessingError, ConnectionError))
+
+
+def _bearer(request: web.Request) -> str:
+    """Return the secret that a caller shows."""
+    kind, _, given = request.headers.get("Authorization", "").partition(" ")
+    return given.strip() if kind.lower() == "bearer" else ""
+
+
+def _has_key(request: web.Request, key: str | None) -> bool:
+    """Say whether a caller on this very node shows what only its users can read."""
+    transport = request.transport
+    ends = () if transport is None else [*map(transport.get_extra_info, ("peername", "sockname"))]
+    is_here = len({end[0] for end in ends if end}) == 1 and all(ends)
+    return is_here and key is not None and _same(_bearer(request), key)
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -76,6 +76,18 @@ class Item:
 
 
 @dataclass(frozen=True)
+class Outage:
+    """A time in which a service that was ready did not answer; times are on the run's clock."""
+
+    service: str
+    node: str
+    """The worker by name, or HERE."""
+    since: float
+    until: float | None = None
+    """None while it lasts."""
+
+
+@dataclass(frozen=True)
 class ItemWord:
     """A worker's word of something that it was ordered to run."""
 

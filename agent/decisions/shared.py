@@ -5,12 +5,16 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base import words
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from agent.base.outcome import Outcome
+    from agent.work.torchrun import Seat
+
+listed = words.listed
 
 
 @dataclass(frozen=True)
@@ -74,12 +78,15 @@ class OrderKind(str, Enum):
     START_SERVICE = "start-service"
     RUN_STEP = "run-step"
     SEND_LOG = "send-log"
+    PROBE = "probe"
+    RUN_PART = "run-part"
+    STOP_PART = "stop-part"
     STOP = "stop"
 
 
 @dataclass(frozen=True)
 class Order:
-    """One order: names only, never a command, a path, an environment or a URL."""
+    """One order: names and numbers only, never a command, a path, an environment or a URL."""
 
     by: str
     """The head's agent by its id: another one counts anew."""
@@ -88,16 +95,15 @@ class Order:
     kind: OrderKind
     name: str = ""
     generation: int = 1
+    """Counts a service's starts; of a job's share it is the number of the attempt."""
+    seat: Seat | None = None
+    """Which share of the job it is, where this starts one."""
+    at: str = ""
+    """The address of the fellow node that is to be tried; '' for the head's."""
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """This node's own checks forbid the run."""
+    """This node's own checks forbid the run, or the job does not fit what joined."""
 
     outcome: Outcome
-
-
-def listed(names: Iterable[str]) -> str:
-    """Join names as a person would."""
-    *first, last = [*names] or [""]
-    return f"{', '.join(first)} and {last}" if first else last

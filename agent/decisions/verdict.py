@@ -20,6 +20,8 @@ _AGENT_WORDS = re.compile(
     re.IGNORECASE,
 )
 """How Ray says that not the runtime_env is at fault, but its own process that sets it up (2.60)."""
+_MEMORY_WORDS = re.compile(r"OutOfMemoryError|\bout of memory\b|low on memory", re.IGNORECASE)
+"""How Ray's OOM killer, CUDA and the C library say it."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class JobReport:
     message: str = ""
     driver_exit_code: int | None = None
     error_type: str = ""
+    place: str = ""
+    """Which of the job's processes it was, where that is known."""
 
     @property
     def ended(self) -> bool:
@@ -41,6 +45,16 @@ class JobReport:
         """Return the beginning of Ray's message."""
         lines = self.message.strip().splitlines()
         return lines[0] if lines else "no message"
+
+    @property
+    def ran_out_of_memory(self) -> bool:
+        """Say whether its last words tell of memory that did not suffice."""
+        return not self.succeeded and bool(_MEMORY_WORDS.search(self.message))
+
+    @property
+    def succeeded(self) -> bool:
+        """Say whether it is over and went well."""
+        return self.status == "SUCCEEDED"
 
     @property
     def blames_runtime_env(self) -> bool:
@@ -56,18 +70,19 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
     """Turn the end of a job into the outcome of the run; `loss` names a node lost before."""
     after = f"; before that, {loss}" if loss else ""
     code = report.driver_exit_code
-    if report.status == "SUCCEEDED":
+    if report.succeeded:
         return _jobs_own(Kind.DONE, 0, f"the job succeeded{after}")
     if report.status == "STOPPED":
         return _jobs_own(Kind.STOPPED, 143, f"the job was stopped from outside{after}")
     if code is not None and code != 0:
         code = shell_code(code)
-        return _jobs_own(
-            Kind.JOB_FAILED,
-            code,
-            f"the job failed with exit code {name_of_code(code)}{after}",
-            remedy="Its output is in job.log",
-        )
+        place = f" ({report.place})" if report.place else ""
+        words = f": {report.first_line}" if report.place and report.message else ""
+        how = f"failed with exit code {name_of_code(code)}{place}{words}"
+        if report.ran_out_of_memory:
+            how = f"ran out of memory (exit code {name_of_code(code)})"
+        remedy = "Its output is in job.log"
+        return _jobs_own(Kind.JOB_FAILED, code, f"the job {how}{after}", remedy=remedy)
     if report.blames_runtime_env:
         return Outcome(
             Kind.REFUSED,
@@ -76,6 +91,9 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
             culprit="AGENT_RUNTIME_ENV",
             remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
         )
+    if report.ran_out_of_memory:
+        why = f"the job ran out of memory: {report.first_line}{after}"
+        return _jobs_own(Kind.JOB_FAILED, 75, why)
     return Outcome(
         Kind.LOST,
         75,

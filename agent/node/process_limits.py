@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import resource
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.errors import UnavailableError
+from agent.node import cgroups
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,37 +53,9 @@ def no_room(what: str, error: BaseException) -> NoRoomError | None:
 def _limits() -> str:
     """Say which limits there are, and how far they are used where that can be told."""
     found = []
-    for now, most in _cgroups():
+    for now, most in cgroups.pids():
         found.append(f"pids.max is {most}, {now} in use")
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
     if soft != resource.RLIM_INFINITY:
         found.append(f"`ulimit -u` is {soft}")
     return "; ".join(found)
-
-
-def _cgroups() -> Iterator[tuple[str, str]]:
-    """Find the limits of our cgroup and of those around it, as far as a container sees them."""
-    for folder in _own_folders():
-        try:
-            most = (folder / "pids.max").read_text().strip()
-            now = (folder / "pids.current").read_text().strip()
-        except OSError:
-            continue
-        if most != "max":
-            yield now, most
-
-
-def _own_folders() -> Iterator[Path]:
-    """Return where our cgroup is seen, version 2 and 1, from the innermost outwards."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    base = Path("/sys/fs/cgroup")
-    for line in lines:
-        _, kinds, path = line.split(":", 2)
-        roots = {"": base, "pids": base / "pids"}
-        root = next((roots[kind] for kind in kinds.split(",") if kind in roots), None)
-        if root is not None:
-            place = root / path.lstrip("/")
-            yield from (f for f in (place, *place.parents) if f == root or root in f.parents)

@@ -21,6 +21,7 @@ from enum import Enum
 from pathlib import Path
 
 from agent.base.own_command import own_command
+from agent.node import libraries
 from agent.node.facts import RayPython
 
 PROGRAM = "ray-facts"
@@ -37,7 +38,7 @@ def find(path: str | None) -> RayPython:
     here = look_here()
     if here.version is not None:
         return here
-    other = _recorded(Path(sys.prefix) / RECORD) or of_ray_command(path)
+    other = recorded(Path(sys.prefix) / RECORD) or of_ray_command(path)
     return here if other is None or other == sys.executable else look_at(other)
 
 
@@ -46,8 +47,20 @@ def look_here() -> RayPython:
     missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
     version = platform.python_version()
     copies = hasattr(Enum, "__deepcopy__")
+    ray = importlib.util.find_spec("ray")
+    folder = str(Path(ray.origin).parent) if ray is not None and ray.origin is not None else ""
     return RayPython(
-        sys.executable, version, _ray_version(), missing, _command(), _click_version(), copies
+        sys.executable,
+        version,
+        _ray_version(folder),
+        missing,
+        _command(),
+        click=_version_by_folder("click"),
+        enum_copies_are_same=copies,
+        folder=folder,
+        hub=_version_by_folder("huggingface_hub"),
+        debugpy=_version_by_folder("debugpy"),
+        libraries=libraries.installed(sys.path),
     )
 
 
@@ -59,8 +72,13 @@ def tell(argv: list[str]) -> int:
 
 
 def of_ray_command(path: str | None) -> str | None:
-    """Return the Python of the `ray` command on PATH, by the script's first lines."""
-    script = shutil.which("ray", path=path)
+    """Return the Python of the `ray` command on PATH."""
+    return of_command("ray", path)
+
+
+def of_command(name: str, path: str | None) -> str | None:
+    """Return the Python of a command on PATH, by the script's first lines."""
+    script = shutil.which(name, path=path)
     if script is None:
         return None
     try:
@@ -82,7 +100,8 @@ def _interpreter(lines: list[str], path: str | None) -> str | None:
     return first[0] if named_so else None
 
 
-def _recorded(file: Path) -> str | None:
+def recorded(file: Path) -> str | None:
+    """Return the Python that the image's build wrote down, if it did."""
     try:
         return file.read_text(encoding="utf-8").strip() or None
     except OSError:
@@ -119,26 +138,25 @@ def _command() -> tuple[str, ...]:
     return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
 
 
-def _ray_version() -> str | None:
+def _ray_version(folder: str) -> str | None:
     """Return Ray's version without importing it, nor the package metadata, which costs 40 ms."""
-    spec = importlib.util.find_spec("ray")
-    if spec is None or spec.origin is None:
+    if not folder:
         return None
     try:
-        text = Path(spec.origin).with_name("_version.py").read_text(encoding="utf-8")
+        text = (Path(folder) / "_version.py").read_text(encoding="utf-8")
     except OSError:
         text = ""
     match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
     return match[1] if match else _from_metadata("ray")
 
 
-def _click_version() -> str | None:
-    """Return click's version by the name of its metadata's folder; None where there is none."""
-    spec = importlib.util.find_spec("click")
+def _version_by_folder(package: str) -> str | None:
+    """Return a package's version by the name of its metadata's folder; None where there is none."""
+    spec = importlib.util.find_spec(package)
     if spec is None or spec.origin is None:
         return None
-    folders = Path(spec.origin).parents[1].glob("click-*.dist-info")
-    return next((f.name[len("click-") : -len(".dist-info")] for f in folders), None)
+    folders = Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")
+    return next((f.name[len(package) + 1 : -len(".dist-info")] for f in folders), None)
 
 
 def _from_metadata(package: str) -> str | None:

@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 
 OLDEST = (2, 40)
+FIRST_WITH_HIP = (2, 45)
+"""The first that gives AMD GPUs to its actors by HIP_VISIBLE_DEVICES."""
+FIRST_DEBUGPY = (1, 8)
+"""The oldest that Ray's distributed debugger takes."""
 FIRST_WITH_TOKEN = (2, 52)
 FIRST_FOR_ANY_CLICK = (2, 53)
 CLICK_WITHOUT_COPIES = ((8, 3, 0), (8, 5, 1))
@@ -20,6 +24,11 @@ def version(text: str) -> tuple[int, int]:
 def honours_token(ray: str | None) -> bool:
     """Say whether Ray asks for the token on its own ports; without Ray nothing is started."""
     return ray is None or version(ray) >= FIRST_WITH_TOKEN
+
+
+def has_debugpy(debugpy: str | None) -> bool:
+    """Say whether this debugpy serves Ray's debugger."""
+    return debugpy is not None and version(debugpy) >= FIRST_DEBUGPY
 
 
 def breaks_command_line(ray: str, click: str | None, *, enum_copies_are_same: bool) -> bool:

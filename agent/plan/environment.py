@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.node.facts import MIB
+from agent.node.variables import PROXIES
+from agent.node.visible_devices import devices
 from agent.settings.model import TOKEN_MODE
 from agent.settings.redact import SHORTEST, secrets_in
 
@@ -35,7 +37,7 @@ _FINDS = (
     "VIRTUAL_ENV",
 )
 """By these programs find their own: paths, however they may read, and never to be left out."""
-_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
+_PROXIES = tuple(word for name in PROXIES for word in (name, name.upper()))
 
 
 def for_node(
@@ -47,7 +49,8 @@ def for_node(
     """
     chosen = _training(facts, node_ip, settings) | _proxy_exceptions(environ, node_ip, head_ip)
     unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
-    return {**chosen, **passed_on(environ, settings), **unproxied}
+    everything = {**chosen, **passed_on(environ, settings), **unproxied}
+    return devices(environ, facts.gpu_maker, facts.ray.version).applied_to(everything)
 
 
 def passed_on(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
@@ -65,6 +68,19 @@ def for_head(
     found = for_node(environ, settings, facts, node_ip, node_ip)
     found.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(job_grace))}")
     return found
+
+
+def for_torchrun(
+    environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
+) -> dict[str, str]:
+    """Return the environment of a job that torchrun starts: as with Ray, without what is Ray's.
+
+    The cluster's token guards the agent's port alone then, and is not the job's business.
+    """
+    found = for_node(environ, settings, facts, node_ip, head_ip)
+    of_ray = {name for name in _for_our_ray() if name not in environ}
+    kept = {name: text for name, text in found.items() if name not in (*of_ray, *_OF_THE_CLUSTER)}
+    return _without(kept, settings.ray_auth_token)
 
 
 def for_given_ray(
@@ -150,15 +166,18 @@ def _other_debugger(settings: Settings) -> tuple[str, ...]:
     return other.get(settings.debug_ray, ())
 
 
-def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
-    chosen = {
-        "VLLM_HOST_IP": node_ip,
+def _for_our_ray() -> dict[str, str]:
+    return {
         # Ray's drain waits 30 s for a busy actor; by the time Ray is stopped the job is over.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
         # Before the job Ray would start an idle worker for each of the head's CPUs; two of them
         # cost a CPU-second, as the job was about to start (Ray 2.60).
         "RAY_prestart_worker_first_driver": "0",
     }
+
+
+def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
+    chosen = {"VLLM_HOST_IP": node_ip, **_for_our_ray()}
     interface = facts.interface_of(node_ip)
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.addresses import is_public
 from agent.base.ports import collisions, meetings, port_map
 from agent.base.value import dataclass
+from agent.settings.jobs import launcher
 from agent.settings.rules import port_problems, reward_port
 from agent.work.where import NODE_IP
 
@@ -30,13 +31,14 @@ class Listener:
     guard: str
 
 
-def listeners(
+def listeners(  # noqa: PLR0913 - all that may listen
     settings: Settings,
     topology: Topology,
     services: tuple[ServiceSpec, ...],
     ray: OwnRay,
     *,
     guarded: bool,
+    has_ray: bool = True,
 ) -> tuple[Listener, ...]:
     """Return the ports that this run opens; those of a Ray that is given are its owner's."""
     if topology.is_idle:
@@ -45,12 +47,14 @@ def listeners(
     ours = "none" if settings.ray_auth_token is None else "token"
     agent = Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", ours)
     others = tuple(
-        Listener(str(spec.port), spec.name, spec.bind, "none (scores only)")
+        Listener(str(spec.port), spec.name, spec.bind, _guard_of(spec))
         for spec in services
         if spec.port is not None
     )
-    if topology.given_ray is not None:
+    if topology.given_ray is not None or not has_ray:
         return (*others, agent)
+    if launcher(settings, None) == "torchrun":
+        return (*_of_torchrun(ports, topology), *others, agent)
     if topology.is_head:
         others = (*_head_of_ray(ports, ray.dashboard_host, guard), *others)
     return (*others, agent, *_node_of_ray(ports, guard))
@@ -64,10 +68,13 @@ def port_clashes(
 ) -> tuple[Problem, ...]:
     """Find what would meet on one port of this run's map, as its platform begins it.
 
-    Beside a Ray on another machine only the agent and the reward server listen here.
+    Beside a Ray on another machine only the agent and the reward server listen here; where there
+    is none at all, torchrun has the number of GCS.
     """
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     reward = reward_port(settings, command)
+    if launcher(settings, None) == "torchrun":
+        return port_problems(meetings({"rendezvous": ports.gcs, "agent": ports.agent}, reward))
     if given is not None and given.session is None:
         return port_problems(meetings({"agent": ports.agent}, reward))
     return port_problems(collisions(ports, reward))
@@ -79,6 +86,10 @@ def may_listen_on(address: str, settings: Settings) -> bool:
     return insists or not is_public(address)
 
 
+def _guard_of(spec: ServiceSpec) -> str:
+    return "none (scores only)" if spec.url else "as its command has it"
+
+
 _EVERYWHERE = "every interface (Ray's choice)"
 
 
@@ -88,6 +99,13 @@ def _head_of_ray(ports: Ports, dashboard_host: str, guard: str) -> tuple[Listene
         Listener(str(ports.dashboard), "Ray dashboard", dashboard_host, guard),
         Listener(str(ports.client), "Ray client", f"{NODE_IP}, 127.0.0.1", guard),
     )
+
+
+def _of_torchrun(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
+    """Return the job's own ports; nothing of torch's knows a token."""
+    store = Listener(str(ports.gcs), "torchrun's rendezvous", "every interface (torch's)", "none")
+    ranks = Listener("any", "ranks (NCCL, gloo)", f"{NODE_IP}'s interface", "none")
+    return (store, ranks) if topology.is_head else (ranks,)
 
 
 def _node_of_ray(ports: Ports, guard: str) -> tuple[Listener, ...]:

@@ -2,37 +2,54 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.errors import SettingsError
+from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import own_command
 from agent.base.ports import Ports, port_map
 from agent.checks import about_names, examine
 from agent.checks.job_checks import job_program
 from agent.node.ray_versions import honours_token
+from agent.node.visible_devices import devices
 from agent.plan.address import address_of
 from agent.plan.listeners import listeners, port_clashes
-from agent.plan.plan import BRIDGE, RAY, Plan, PlannedProcess
+from agent.plan.plan import BRIDGE, RAY, RAY_LOG, Plan, PlannedProcess
+from agent.plan.planned_job import planned_job
 from agent.plan.ray_start import OwnRay
+from agent.plan.services import (
+    all_services,
+    alone_ranks,
+    is_here,
+    may_be_here,
+    with_reward,
+    without_alone,
+)
 from agent.plan.stop_budget import share
 from agent.plan.waits import planned_waits
-from agent.work.job import job_of
+from agent.settings.jobs import TORCHRUN, launcher
+from agent.settings.ray_args import TEMP_DIR, VARIABLE
+from agent.topology.given_ray import GivenRay
+from agent.work import model
 from agent.work.prepare import prepare_steps
-from agent.work.services import reward_service
+from agent.work.services_asked import NO_FILE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
     from agent.plan.plan import Launch
+    from agent.plan.torchrun import Torchrun
     from agent.settings import Loaded, Settings
     from agent.topology.resolve import Topology
     from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
-    from agent.work.where import Where
+    from agent.work.services_asked import ServicesFile
+
+
+_LONGEST_TEMP_DIR = 107 - 62
 
 
 def new_run_id() -> str:
@@ -40,18 +57,21 @@ def new_run_id() -> str:
     return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
 
 
-def make_plan(
+def make_plan(  # noqa: PLR0913 - all that is known before anything starts
     loaded: Loaded,
     topology: Topology,
     facts: Facts,
     environ: Mapping[str, str],
     runtime_env: dict[str, object],
+    file: ServicesFile = NO_FILE,
 ) -> Plan:
     """Decide everything that can be decided now."""
     settings, claim = loaded.settings, topology.claim
-    all_services = _services(settings, topology, loaded.command, facts)
-    services = tuple(s for s in all_services if _is_here(s.where, topology))
-    steps = _steps(settings, topology)
+    services = () if topology.is_idle else all_services(settings, loaded.command, facts, file)
+    topology = without_alone(topology, settings, services)
+    here = tuple(s for s in services if is_here(s.where, topology))
+    steps = _steps(settings, topology, file, facts)
+    has_ray = topology.claim.rank not in alone_ranks(services)
     ports = _ports(settings, topology, loaded.command)
     guarded = settings.ray_auth_token is not None and honours_token(facts.ray.version)
     ray = OwnRay(
@@ -62,9 +82,11 @@ def make_plan(
         settings.dashboard_host or ("0.0.0.0" if guarded else "127.0.0.1"),  # noqa: S104 - guarded
         claim.memory,
     )
-    launch: Launch = topology.given_ray or ray
-    job = job_of(settings, loaded.command, runtime_env, facts.ray.executable)
-    job = job if topology.is_head else None
+    torchrun = _torchrun(settings, facts, ports, environ)
+    launch: Launch = topology.given_ray or torchrun or ray
+    judged = replace(loaded, settings=with_reward(settings, file))
+    planned = planned_job(judged, topology, facts, runtime_env)
+    job = planned.job
     return Plan(
         settings=settings,
         topology=topology,
@@ -75,21 +97,42 @@ def make_plan(
         ports=ports,
         launch=launch,
         job=job,
+        recipe_env={} if planned.recipe is None else planned.recipe.env,
         steps=steps,
-        services=services,
-        all_services=all_services,
-        processes=_processes(launch, topology, facts, has_job=job is not None),
+        services=here,
+        possible_services=tuple(s for s in services if may_be_here(s.where, topology)),
+        all_services=services,
+        processes=_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
         budget=share(settings.stop_grace),
-        waits=planned_waits(settings, topology, steps, all_services, has_job=job is not None),
-        listeners=listeners(settings, topology, services, ray, guarded=guarded),
+        waits=planned_waits(settings, topology, steps, services, has_job=job is not None),
+        listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),
         findings=(
             *examine(facts, settings, topology),
             *job_program(facts, settings, topology),
+            *planned.findings,
             *about_names(loaded.slips),
         ),
-        notes=(*loaded.notes, *claim.notes, *_notes(settings, topology, facts)),
+        notes=(
+            *loaded.notes,
+            *claim.notes,
+            *_notes(settings, topology, facts, environ),
+            *planned.notes,
+        ),
         on_done=settings.on_done or _default_on_done(topology, facts),
     )
+
+
+def _torchrun(
+    settings: Settings, facts: Facts, ports: Ports, environ: Mapping[str, str]
+) -> Torchrun | None:
+    """Return the torchrun of this node, where the job is started by it."""
+    if launcher(settings, None) != TORCHRUN:
+        return None
+    from agent.plan.torchrun import Torchrun  # noqa: PLC0415 - most runs need none of it
+    from agent.work.torchrun import gpus_of, processes  # noqa: PLC0415 - same
+
+    count = processes(gpus_of(settings, facts.gpus, environ), settings)
+    return Torchrun(facts.job_python, ports.gcs, count, share(settings.stop_grace).job - 1.0)
 
 
 def temp_dir(facts: Facts, job_id: str | None = None) -> str:
@@ -97,7 +140,13 @@ def temp_dir(facts: Facts, job_id: str | None = None) -> str:
 
     It is short, since socket paths end at 107 bytes, 62 of which Ray's session needs.
     """
-    return f"{private_folder(facts, job_id)}/ray"
+    path = f"{private_folder(facts, job_id)}/ray"
+    if len(os.fsencode(path)) > _LONGEST_TEMP_DIR:
+        expected = f"a path shorter by {len(os.fsencode(path)) - _LONGEST_TEMP_DIR}: Ray's sockets "
+        given = f"{TEMP_DIR}={facts.temp}, below which Ray's sessions would be in {path}"
+        expected += "lie below it, and their paths end at 107 bytes"
+        raise SettingsError((Problem(VARIABLE, given, expected),))
+    return path
 
 
 def private_folder(facts: Facts, job_id: str | None = None) -> str:
@@ -108,39 +157,35 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
     """
     user = "" if facts.uid == 0 else f"-{facts.uid}"
     job = "" if job_id is None else f"-j{job_id}"
-    return f"/tmp/pod-agent{user}{job}"
+    return f"{facts.temp.rstrip('/')}/pod-agent{user}{job}"
 
 
-def _services(
-    settings: Settings, topology: Topology, command: tuple[str, ...] | None, facts: Facts
-) -> tuple[ServiceSpec, ...]:
-    """Return the services of the whole run, in the order in which they are shown."""
-    if topology.is_idle:
-        return ()
-    return tuple(filter(None, (reward_service(settings, command, facts.ray.executable),)))
-
-
-def _steps(settings: Settings, topology: Topology) -> tuple[PrepareStep, ...]:
+def _steps(
+    settings: Settings, topology: Topology, file: ServicesFile, facts: Facts
+) -> tuple[PrepareStep, ...]:
     """Return the prepare steps of this node, in the order in which it runs them."""
     if topology.is_idle:
         return ()
-    return tuple(step for step in prepare_steps(settings) if _is_here(step.where, topology))
-
-
-def _is_here(where: Where, topology: Topology) -> bool:
-    return where.includes(topology.claim.rank, is_head=topology.is_head)
+    fetch: tuple[PrepareStep, ...] = ()
+    if topology.given_ray is None or topology.given_ray.session is not None:  # else not its disk
+        fetch = model.fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
+    steps = prepare_steps(settings, (*fetch, *file.steps))
+    return tuple(step for step in steps if is_here(step.where, topology))
 
 
 def _processes(
-    launch: Launch, topology: Topology, facts: Facts, *, has_job: bool
+    launch: Launch, topology: Topology, facts: Facts, *, has_job: bool, has_ray: bool
 ) -> tuple[PlannedProcess, ...]:
-    """Return what this node starts for its own: its Ray, and on the head the bridge to Ray."""
-    if topology.is_idle:
+    """Return what this node starts for its own: its Ray, and on the head the bridge to Ray.
+
+    A torchrun is started when all are there, and by what the head then orders.
+    """
+    if topology.is_idle or not has_ray or not isinstance(launch, OwnRay | GivenRay):
         return ()
     ray: tuple[PlannedProcess, ...] = ()
     if isinstance(launch, OwnRay):
         argv = launch.command(is_head=topology.is_head)
-        ray = (PlannedProcess(RAY, "ray", argv, "ray-start.log"),)
+        ray = (PlannedProcess(RAY, "ray", argv, RAY_LOG),)
     if not topology.is_head:
         return ray
     bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
@@ -161,7 +206,9 @@ def _default_on_done(topology: Topology, facts: Facts) -> str:
     return "hold" if topology.claim.restarts and facts.is_first_process else "exit"
 
 
-def _notes(settings: Settings, topology: Topology, facts: Facts) -> tuple[str, ...]:
+def _notes(
+    settings: Settings, topology: Topology, facts: Facts, environ: Mapping[str, str]
+) -> tuple[str, ...]:
     given = topology.given_ray
     if topology.is_idle:
         return ()
@@ -172,8 +219,14 @@ def _notes(settings: Settings, topology: Topology, facts: Facts) -> tuple[str, .
         elsewhere = "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
         notes = (f"{whose}: {there}, {grace}",)
         return (*notes, elsewhere) if settings.prepare and given.session is None else notes
-    if settings.wandb_api_key is None and facts.wandb_login:
-        return ("WANDB_API_KEY is not set: W&B has this machine's `wandb login`",)
-    if settings.wandb_api_key is None:
-        return ("WANDB_API_KEY is not set: W&B stays offline",)
-    return ()
+    gpus = devices(environ, facts.gpu_maker, facts.ray.version)
+    hub = model.note(settings, facts.ray, is_here=facts.model_is_here)
+    return tuple(filter(None, (_about_wandb(settings, facts), gpus.note, hub)))
+
+
+def _about_wandb(settings: Settings, facts: Facts) -> str:
+    if settings.wandb_api_key is not None:
+        return ""
+    if facts.wandb_login:
+        return "WANDB_API_KEY is not set: W&B has this machine's `wandb login`"
+    return "WANDB_API_KEY is not set: W&B stays offline"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from agent.plan.address import Address
     from agent.plan.listeners import Listener
     from agent.plan.stop_budget import StopBudget
+    from agent.plan.torchrun import Torchrun
     from agent.plan.waits import PlannedWait
     from agent.settings import Settings
     from agent.topology.resolve import Topology
@@ -27,10 +28,13 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
     from agent.work.where import Place
 
-Launch = OwnRay | GivenRay
-"""What carries the job: a Ray of our own, or one that the platform starts and stops."""
+if TYPE_CHECKING:
+    Launch = OwnRay | GivenRay | Torchrun
+"""What carries the job: a Ray of our own, one that the platform starts and stops, or torchrun."""
 
 RAY = "ray start"
+RAY_LOG = "ray-start.log"
+AGENT_LOG, JOB_LOG = "agent.log", "job.log"
 BRIDGE = "ray bridge"
 
 
@@ -63,10 +67,15 @@ class Plan:
     ports: Ports
     launch: Launch
     job: Job | None
+    """What the head submits; where torchrun starts it, every node has its share."""
+    recipe_env: Mapping[str, str]
+    """What a recipe needs in the environment of every node."""
     steps: tuple[PrepareStep, ...]
     """The prepare steps of this node, in the order in which it runs them."""
     services: tuple[ServiceSpec, ...]
     """The services of this node."""
+    possible_services: tuple[ServiceSpec, ...]
+    """Those, and such as this node may have to run once the head has given it a rank."""
     all_services: tuple[ServiceSpec, ...]
     """The services of the whole run, wherever they live."""
     processes: tuple[PlannedProcess, ...]
@@ -82,6 +91,18 @@ class Plan:
         """Return the Ray that is ours to start and stop, if it is."""
         return self.launch if isinstance(self.launch, OwnRay) else None
 
+    @property
+    def torchrun(self) -> Torchrun | None:
+        """Return the torchrun that starts this node's share of the job, if one does."""
+        return None if isinstance(self.launch, OwnRay | GivenRay) else self.launch
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs that a share of the job would have here."""
+        from agent.work.torchrun import gpus_of  # noqa: PLC0415 - most runs need none of it
+
+        return gpus_of(self.settings, self.facts.gpus, self.environ)
+
     def process(self, name: str) -> PlannedProcess:
         """Return one of this node's processes."""
         return next(process for process in self.processes if process.name == name)
@@ -92,9 +113,14 @@ class Plan:
 
     def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
         """Return what is found in their environment by all that this node starts."""
+        return {**self.recipe_env, **self._environment(node_ip, head_ip)}
+
+    def _environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
         environ, settings, given = self.environ, self.settings, self.topology.given_ray
         if given is not None:
             return environment.for_given_ray(environ, settings, node_ip, given.gcs_host)
+        if self.torchrun is not None:
+            return environment.for_torchrun(environ, settings, self.facts, node_ip, head_ip)
         if self.topology.is_head:
             return environment.for_head(environ, settings, self.facts, node_ip, self.budget.job)
         return environment.for_node(environ, settings, self.facts, node_ip, head_ip)
@@ -102,6 +128,13 @@ class Plan:
     def environment_before_addresses(self) -> dict[str, str]:
         """Return what a worker's prepare steps get, which may run before any address is known."""
         return environment.passed_on(self.environ, self.settings)
+
+    @property
+    def told_by_file(self) -> tuple[tuple[str, str], ...]:
+        """Return the texts of a services file that may hold a secret, with what each is called."""
+        env = (pair for spec in self.all_services for pair in spec.env)
+        commands = ((spec.name, spec.asked) for spec in self.all_services)
+        return (*env, *commands, *((step.name, step.command) for step in self.steps))
 
     def ray_and_service_ports(self) -> list[int]:
         """Return the fixed ports but the agent's own."""
@@ -112,11 +145,29 @@ class Plan:
         """Return the findings that forbid a run."""
         return tuple(f for f in self.findings if f.level is Level.FAIL)
 
+    def logs(self) -> dict[str, str]:
+        """Return the files of this node's logs, by the names under which they are asked for."""
+        found = {"agent": AGENT_LOG}
+        if self.torchrun is None:
+            found["ray"] = RAY_LOG
+        if self.topology.is_head or self.torchrun is not None:
+            found["job"] = JOB_LOG
+        found |= {spec.name: spec.log for spec in self.possible_services}
+        return found | {step.name: step.log for step in self.steps}
+
     @property
     def token(self) -> str | None:
         """Return the cluster's secret."""
         secret = self.settings.ray_auth_token
         return None if secret is None else secret.reveal()
+
+
+def versions(plan: Plan) -> tuple[str | None, str, str]:
+    """Return what must be equal on all nodes: of Ray and its Python, or of torch."""
+    if plan.torchrun is None:
+        return plan.facts.ray.version, plan.facts.ray.python, ""
+    torch = plan.facts.torch
+    return None, "", "" if torch is None else torch.version or ""
 
 
 def log_root(settings: Settings) -> Path:

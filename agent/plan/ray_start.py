@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.addresses import in_url, reached_at
 from agent.base.value import dataclass
 from agent.node.facts import MIB
 from agent.plan.environment import object_store
+from agent.settings.ray_args import (
+    MEMORY,
+    OBJECT_STORE,
+    PLASMA,
+    TEMP_DIR,
+    flags_of,
+    passed_on,
+    value_of,
+)
 from agent.work.where import HEAD_IP, NODE_IP
 
 if TYPE_CHECKING:
@@ -42,7 +52,8 @@ class OwnRay:
 
     def command(self, *, is_head: bool) -> tuple[str, ...]:
         """Return the argv of `ray start`, with placeholders for the addresses."""
-        return (*self._common(), *(self._of_head() if is_head else self._of_worker()))
+        own = self._of_head() if is_head else self._of_worker()
+        return (*self._common(), *own, *passed_on(self.settings.ray_args, is_head=is_head))
 
     def _of_head(self) -> list[str]:
         ports = self.ports
@@ -57,7 +68,10 @@ class OwnRay:
         ]
 
     def _of_worker(self) -> list[str]:
-        return [f"--address={HEAD_IP}:{self.ports.gcs}"]
+        """Return a worker's; the temp dir is the head's unless one was asked for."""
+        address = f"--address={HEAD_IP}:{self.ports.gcs}"
+        is_asked = value_of(self.settings.ray_args, TEMP_DIR) is not None
+        return [address, f"--temp-dir={self.session}"] if is_asked else [address]
 
     def _common(self) -> list[str]:
         ports, settings = self.ports, self.settings
@@ -80,11 +94,19 @@ class OwnRay:
             argv.append(f"--num-gpus={settings.num_gpus}")
         if settings.resources:
             argv.append(f"--resources={json.dumps(settings.resources)}")
-        size = object_store(self.facts, self.allotted_memory)
-        if self.allotted_memory is not None and size is not None:
-            argv.append(f"--memory={max(MIB, self.allotted_memory - size)}")
-        if size is not None:
-            argv.append(f"--object-store-memory={size}")
+        argv += self._memory()
         if settings.debug_ray == "1":
             argv.append("--ray-debugger-external")
         return argv
+
+    def _memory(self) -> list[str]:
+        """Return the limits that Ray would choose too large here, unless the user chose them."""
+        asked = {flag.name for flag in flags_of(self.settings.ray_args)}
+        facts = replace(self.facts, shm=0) if PLASMA in asked else self.facts
+        size = object_store(facts, self.allotted_memory)
+        if size is None:
+            return []
+        chosen = {OBJECT_STORE: size}
+        if self.allotted_memory is not None:
+            chosen = {MEMORY: max(MIB, self.allotted_memory - size), **chosen}
+        return [f"{name}={amount}" for name, amount in chosen.items() if name not in asked]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.checks import Level
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
+from agent.topology.given_ray import GivenRay
 from agent.work.where import HEAD_IP, NODE_IP, Place
 
 if TYPE_CHECKING:
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
 
     from agent.checks import Finding
     from agent.plan.plan import Plan
+    from agent.plan.torchrun import Torchrun
     from agent.settings.redact import Redactor
     from agent.work.job import Job
+    from agent.work.services import ServiceSpec
 
 _SIGN = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
@@ -90,33 +94,83 @@ def _commands(plan: Plan) -> Iterator[str]:
         )
     for step in plan.steps:
         each = " (each)" if step.where.kind == "every" else ""
-        yield f"prepare{each}: {step.command}"
-    if plan.own_ray is None:
+        name = "" if step.name.startswith("AGENT_") else f" {step.name}"
+        yield f"prepare{name}{each}: {step.command}"
+        if step.once is not None:
+            yield f"  once: skipped where {step.once} is found, which is written after success"
+    if isinstance(plan.launch, GivenRay):
         where = f"at {plan.launch.gcs} and {plan.launch.dashboard}"
         yield f"ray:    {_owner(plan)}'s, {where}: neither started nor stopped here"
     for process in plan.processes:
         if process.name == BRIDGE:
             yield from _services(plan, place)
         yield f"{process.label + ':':<8}{shlex.join(process.command(place))}"
-    if plan.topology.is_head:
-        yield from _job(plan.job)
+    if plan.torchrun is not None:
+        yield from _services(plan, place)
+        yield from _by_torchrun(plan, plan.torchrun)
+    elif not plan.topology.is_head:
+        yield from _services(plan, place)
+    else:
+        yield from _job(plan.job, plan.topology.expected_workers)
 
 
 def _services(plan: Plan, place: Place) -> Iterator[str]:
-    for spec in plan.services:
+    """Show what this node serves or may serve, and on the head who else serves."""
+    for spec in plan.all_services:
+        if spec not in plan.possible_services:
+            if plan.topology.is_head:
+                yield f"{spec.name}: on {spec.where.sentence()}{_alone(spec)}"
+            continue
         own = shlex.join(spec.command(place)) if spec.argv else "run by others, probed here"
+        if spec not in plan.services:
+            own = f"{own} (if the head makes this node {spec.where.sentence()}{_alone(spec)})"
+        elif spec.where.kind != "head":
+            own = f"{own} (on {spec.where.sentence()}{_alone(spec)})"
         yield f"{spec.name}: {own}"
         again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
         yield f"  {spec.ready.sentence(place)}{again}"
 
 
-def _job(job: Job | None) -> Iterator[str]:
+def _alone(spec: ServiceSpec) -> str:
+    return ", which joins no Ray" if spec.alone else ""
+
+
+def _by_torchrun(plan: Plan, torchrun: Torchrun) -> Iterator[str]:
+    """Show this node's share of the job, where all come that are expected."""
+    if plan.job is None:
+        return
+    topology = plan.topology
+    nodes, given = str(topology.expected_workers + 1), topology.claim.rank
+    rank = "0" if topology.is_head else "{rank}" if given is None else str(given)
+    head_ip = (plan.address.ip if plan.topology.is_head else None) or HEAD_IP
+    if not plan.job.argv:
+        yield from _job(plan.job, topology.expected_workers)
+        return
+    argv = torchrun.command(plan.job.argv, rank, nodes, "{run id}-{attempt}", head_ip)
+    yield from _job(replace(plan.job, argv=tuple(argv)), topology.expected_workers)
+
+
+def _job(job: Job | None, workers: int) -> Iterator[str]:
     if job is None:
         yield "job:    none: the cluster stays until it is stopped"
         return
-    yield f"job:    {shlex.join(job.argv)}"
+    recipe = job.recipe
+    if recipe is not None and recipe.guess is None:
+        yield f"job:    {job.name}, which would not fit {_alike(workers)}: {recipe.misfit}"
+    else:
+        yield f"job:    {shlex.join(job.argv)}"
+    if recipe is not None and recipe.guess is not None and recipe.known.framework:
+        yield f"  as it would be for {_alike(workers)}; it is made anew of those that join"
+        yield from (f"  {key}: {reason}" for key, reason in recipe.guess.why.items())
+        yield from (f"  {note}" for note in recipe.guess.notes)
+    if recipe is not None and recipe.known.framework:
+        yield f"  checkpoints: {job.checkpoints}"
     if job.runtime_env:
         yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
+
+
+def _alike(workers: int) -> str:
+    return f"{workers + 1} nodes like this one" if workers else "this one node"
 
 
 def _owner(plan: Plan) -> str:
@@ -125,6 +179,8 @@ def _owner(plan: Plan) -> str:
 
 
 def _whose_environment(plan: Plan) -> str:
+    if plan.torchrun is not None:
+        return "environment that torchrun and the job get"
     if plan.topology.given_ray is None:
         return "environment that Ray and the job get"
     return f"environment of what starts here (Ray's and the job's is {_owner(plan)}'s)"
@@ -135,7 +191,7 @@ def _environment(plan: Plan) -> Iterator[str]:
         return
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
     chosen = environment.chosen_for_display(plan.environ, plan.settings, full)
-    if plan.address.ip is None and plan.own_ray is not None:
+    if plan.address.ip is None and not isinstance(plan.launch, GivenRay):
         chosen |= {
             name: plan.environ.get(name, "{interface of node_ip}")
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+from agent.settings.jobs import launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,11 +23,23 @@ SUBMIT = "submit"
 JOB = "word of the job"
 JOIN = "join"
 NODE = "lost node"
+SILENT_HEAD = "silent head"
 STOP = "stop"
+PAUSE = "pause"
+"""Between two attempts; no wait of a plan's."""
+ASK = "ask"
+"""For every node's word, when a job has failed."""
 
+PROBE = "probe"
+"""For each node's word of the reward server."""
+NEVER_LATE = {PAUSE, PROBE}
+"""When these are over, the run goes on."""
 SUBMIT_LIMIT = 120.0
 SILENCE_LIMIT = 120.0
 JOIN_LIMIT = 120.0
+ASK_LIMIT = 5.0
+PROBE_LIMIT = 10.0
+ALL_TOLD_LIMIT = 8.0
 FIXED = "fixed"
 
 
@@ -68,19 +81,29 @@ def _on_the_head(
     has_job: bool,
 ) -> Iterator[PlannedWait]:
     given = topology.given_ray
+    by_torchrun = launcher(settings, None) == "torchrun"
     whose = "the head's" if given is None else f"{given.owner}'s"
-    yield PlannedWait(HEAD, f"{whose} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
+    if not by_torchrun:
+        yield PlannedWait(HEAD, f"{whose} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(steps)
     for spec in services:
-        yield PlannedWait(spec.name, f"the {spec.name}", spec.within, spec.deadline_variable)
-    if topology.expected_workers:
+        where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
+        yield PlannedWait(spec.name, f"the {spec.name}{where}", spec.within, spec.deadline_variable)
+    if topology.expected_workers or any(spec.where.kind == "rank" for spec in services):
         workers = f"{topology.expected_workers} worker(s)"
         yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
-    if has_job:
+    if topology.expected_workers and given is None and any(spec.url for spec in services):
+        yield PlannedWait(PROBE, "each node's word of the reward server", PROBE_LIMIT, FIXED)
+    if has_job and by_torchrun:
+        yield PlannedWait(SUBMIT, "torchrun to be started here", SUBMIT_LIMIT, FIXED)
+        told = "all nodes to tell the end of a job that failed on one"
+        yield PlannedWait(JOB, told, ALL_TOLD_LIMIT, FIXED)
+    elif has_job:
         taken = "Ray to take the job, from the first try"
         yield PlannedWait(SUBMIT, taken, SUBMIT_LIMIT, FIXED)
         yield PlannedWait(JOB, "word of the running job from Ray", SILENCE_LIMIT, FIXED)
-    yield from _at_any_time(settings)
+    yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
+    yield _stop(settings)
 
 
 def _on_a_worker(
@@ -89,8 +112,11 @@ def _on_a_worker(
     head = f"the head {topology.head_host}"
     yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(steps)
-    yield PlannedWait(JOIN, "Ray on this node to join, per join", JOIN_LIMIT, FIXED)
-    yield from _at_any_time(settings)
+    if launcher(settings, None) != "torchrun":
+        yield PlannedWait(JOIN, "Ray on this node to join, per join", JOIN_LIMIT, FIXED)
+    grace = settings.head_grace
+    yield PlannedWait(SILENT_HEAD, "a head that fell silent", grace, "AGENT_HEAD_GRACE")
+    yield _stop(settings)
 
 
 def _of_steps(steps: tuple[PrepareStep, ...]) -> Iterator[PlannedWait]:
@@ -99,6 +125,5 @@ def _of_steps(steps: tuple[PrepareStep, ...]) -> Iterator[PlannedWait]:
         yield PlannedWait(PREPARE, "prepare steps", longest, steps[0].deadline_variable)
 
 
-def _at_any_time(settings: Settings) -> Iterator[PlannedWait]:
-    yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
-    yield PlannedWait(STOP, "a stop, all in all", settings.stop_grace, "AGENT_STOP_GRACE")
+def _stop(settings: Settings) -> PlannedWait:
+    return PlannedWait(STOP, "a stop, all in all", settings.stop_grace, "AGENT_STOP_GRACE")

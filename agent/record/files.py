@@ -45,6 +45,15 @@ def iso_time(seconds: float) -> str:
     return text.replace("+00:00", "Z")
 
 
+def seconds_between(start: str, end: str) -> float:
+    """Return how long it was from one such time to another; 0 where either is none."""
+    try:
+        first, last = (datetime.fromisoformat(t.replace("Z", "+00:00")) for t in (start, end))
+        return max(0.0, (last - first).total_seconds())
+    except (TypeError, ValueError):
+        return 0.0
+
+
 def why(error: OSError) -> str:
     """Say an error of the disk in words."""
     return error.strerror or str(error)

@@ -56,7 +56,12 @@ def _masked(redactor: Redactor) -> Processor:
 
 def _escaped(_logger: object, _method: str, event: EventDict) -> EventDict:
     """Show control characters escaped, so that no name forges a line; after the masking."""
-    return {name: _CONTROLS.sub(_escape, text) for name, text in event.items()}
+    return {name: printable(text) for name, text in event.items()}
+
+
+def printable(text: str) -> str:
+    """Return a text with its control characters escaped."""
+    return _CONTROLS.sub(_escape, text)
 
 
 def _escape(match: re.Match[str]) -> str:

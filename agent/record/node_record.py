@@ -7,7 +7,7 @@ import math
 import os
 import socket
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -66,6 +66,8 @@ class NodeRecord:
     """The folder of Ray's session."""
     passed_on: int = 0
     """How many bytes of the job's output were passed on."""
+    done: tuple[str, ...] = ()
+    """The prepare steps that are over."""
     ended: bool = False
     """True once the agent left in good order."""
 
@@ -92,10 +94,22 @@ class NodeRecord:
                 started=tuple(_started(one) for one in started),
                 session=_of(data, "session", str),
                 passed_on=_of(data, "passed_on", int),
+                done=tuple(str(name) for name in data.get("done", ())),
                 ended=_of(data, "ended", bool),
             )
         except (KeyError, TypeError, ValueError) as error:
             return f"it is no record of a node: {error}"
+
+    def taken_over(self, former: NodeRecord) -> NodeRecord:
+        """Return it as the record of an agent that goes on with what a killed one had."""
+        return replace(
+            self,
+            run_id=former.run_id,
+            started=former.started,
+            session=former.session,
+            passed_on=former.passed_on,
+            done=former.done,
+        )
 
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
         """Put it in its place whole; return why it could not be."""
@@ -270,6 +284,19 @@ def is_at_work(folder: Path, now: float) -> bool:
     if read_place().sees(record.place):
         return agent_lives(record)
     return age_of(folder / FILE, now) <= FRESH
+
+
+def run_of(root: Path, node: str, agent: int) -> str:
+    """Return the run that an agent of this node was in when it was killed; '' where none tells."""
+    here = read_place()
+    for run in _newest(root, ""):
+        for path in _records(run, safe(node)):
+            record = NodeRecord.read(path)
+            if isinstance(record, str) or record.ended or not here.sees(record.place):
+                continue
+            if (record.node, record.agent.pid) == (node, agent):
+                return run.name
+    return ""
 
 
 # --- what still lives of other runs ------------------------------------------------------------

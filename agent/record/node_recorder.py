@@ -81,6 +81,12 @@ class NodeRecorder:
         with self._changed:
             self._note(replace(self._record, run_id=run_id), urgent=True)
 
+    def step_done(self, name: str) -> None:
+        """Note that a prepare step is over."""
+        with self._changed:
+            done = (*self._record.done, name)
+            self._note(replace(self._record, done=done), urgent=True)
+
     def passed_on(self, count: int) -> None:
         """Note how many bytes of the job's output were passed on, all in all."""
         with self._changed:

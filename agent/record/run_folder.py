@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
-from agent.record import events, node_record, outcome_file
+from agent.record import node_record, outcome_file
 from agent.record.files import PART, FileLock, numbered, safe, why
 from agent.record.log import say
 from agent.record.node_record import Found, NodeRecord, own_record
@@ -257,6 +257,8 @@ def _pour(old: Path, new: Path) -> None:
     A file is moved and never copied, since it may be open; one of its name that lies there
     already is given a number. Only of events is there one sequence.
     """
+    from agent.record import events  # noqa: PLC0415 - Ray's start need not wait for it
+
     apart = {_LOCK, node_record.FILE, events.FILE, events.FORMER}
     moved: list[tuple[Path, Path]] = []
     try:
@@ -279,6 +281,8 @@ def _pour(old: Path, new: Path) -> None:
 
 
 def _join_events(old: Path, new: Path) -> None:
+    from agent.record import events  # noqa: PLC0415 - as above
+
     parts = [old / name for name in (events.FORMER, events.FILE) if (old / name).exists()]
     if not parts:
         return

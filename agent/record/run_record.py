@@ -1,37 +1,26 @@
-"""`run.json`: what the head knows of a run, and whether a run that is found there goes on."""
+"""`run.json`: what the head knows of a run."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-import time
 from dataclasses import replace
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from agent.base.errors import PreflightError
 from agent.base.value import dataclass
-from agent.record.files import (
-    Claim,
-    FileLock,
-    numbered,
-    read_small,
-    safe,
-    why,
-    write_atomically,
-)
-from agent.record.node_record import is_at_work
+from agent.decisions.attempts import Tried
+from agent.record.files import read_small, seconds_between, why, write_atomically
 from agent.settings.redact import MASK, looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
 FILE = "run.json"
 LOCK = ".head.lock"
 _VERSION = 1
-_TRIES = 100
 
 
 class State(str, Enum):
@@ -52,6 +41,19 @@ class Attempt:
     end: str | None = None
     reason: str = ""
     exit_code: int | None = None
+    checkpoint: int | None = None
+    """The newest checkpoint's step when it began."""
+
+    @property
+    def was_lost(self) -> bool:
+        """Say whether it is over and counts as lost; one that was stopped by a signal does not."""
+        return self.end is not None and not (self.exit_code is not None and self.exit_code > 128)
+
+    @property
+    def tried(self) -> Tried:
+        """Return what it counts for once it was lost."""
+        seconds = seconds_between(self.start, self.end or self.start)
+        return Tried(seconds, self.reason, self.checkpoint)
 
     def in_outcome(self) -> dict[str, object]:
         """Return it as outcome.json has it."""
@@ -84,6 +86,8 @@ class RunRecord:
     """The head's node, by name."""
     state: State = State.BOOTING
     attempts: tuple[Attempt, ...] = ()
+    ranks: tuple[str, ...] = ()
+    """The nodes to which the head gave ranks, from rank 1 on, by name."""
 
     def at_head(self, head: str, epoch: int) -> RunRecord:
         """Return it with the head, and the Ray, that it goes on with."""
@@ -93,11 +97,13 @@ class RunRecord:
         """Return it with the attempt over that a killed head left open."""
         return self.end_attempt(now, "its head was lost", 75)
 
-    def begin(self, number: int, submission_id: str, start: str) -> RunRecord:
+    def begin(
+        self, number: int, submission_id: str, start: str, checkpoint: int | None = None
+    ) -> RunRecord:
         """Return it with an attempt that begins, or that an earlier head began and left open."""
         if self.open_attempt is not None and self.open_attempt.number == number:
             return replace(self, state=State.RUNNING)
-        attempt = Attempt(number, submission_id, start)
+        attempt = Attempt(number, submission_id, start, checkpoint=checkpoint)
         return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
 
     @property
@@ -105,6 +111,11 @@ class RunRecord:
         """Return the last attempt where nobody wrote down its end."""
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.end is None else None
+
+    @property
+    def tried(self) -> tuple[Tried, ...]:
+        """Return the attempts that were lost, as they count for those that may follow."""
+        return tuple(attempt.tried for attempt in self.attempts if attempt.was_lost)
 
     def end_attempt(self, end: str, reason: str, exit_code: int | None) -> RunRecord:
         """Return it with its last attempt over; one that is over keeps its end."""
@@ -127,9 +138,14 @@ class RunRecord:
             "head": self.head,
             "state": self.state.value,
             "attempts": [
-                {**attempt.in_outcome(), "submission_id": attempt.submission_id}
+                {
+                    **attempt.in_outcome(),
+                    "submission_id": attempt.submission_id,
+                    "checkpoint": attempt.checkpoint,
+                }
                 for attempt in self.attempts
             ],
+            "ranks": [*self.ranks],
         }
 
     @classmethod
@@ -151,6 +167,7 @@ class RunRecord:
                 head=_text(data, "head"),
                 state=State(_text(data, "state")),
                 attempts=tuple(map(_attempt, attempts)),
+                ranks=_names(data.get("ranks", [])),
             )
         except (KeyError, ValueError) as error:
             return NoRecord(f"it is no record of a run: {error}")
@@ -183,7 +200,14 @@ def _attempt(data: object) -> Attempt:
         end=None if data["end"] is None else _text(data, "end"),
         reason=_text(data, "reason"),
         exit_code=None if data["exit_code"] is None else _whole(data, "exit_code"),
+        checkpoint=None if data.get("checkpoint") is None else _whole(data, "checkpoint"),
     )
+
+
+def _names(data: object) -> tuple[str, ...]:
+    if not isinstance(data, list) or not all(isinstance(name, str) for name in data):
+        raise ValueError("ranks are no list of names")
+    return tuple(data)
 
 
 def _text(data: Mapping[str, object], field: str) -> str:
@@ -238,144 +262,3 @@ def _without_secrets(argv: list[str]) -> list[str]:
             found.append(f"{name}={MASK}" if tells and equals else word)
         after_secret = tells and not equals and word.startswith("-")
     return found
-
-
-# --- which run this is -------------------------------------------------------------------------
-
-
-class GoesOn(NamedTuple):
-    """Whether a run that was found goes on, and why not."""
-
-    yes: bool
-    why: str = ""
-
-
-def goes_on(record: RunRecord | None, fingerprint: str, node: str = "") -> GoesOn:
-    """Decide whether a run goes on: not ended, the same job, and not another node's.
-
-    `node` is the head's own name where only a name ties it to the run; a platform's id needs none.
-    """
-    if record is None:
-        return GoesOn(yes=False, why="it has no record")
-    if record.state is State.ENDED:
-        return GoesOn(yes=False, why="it has ended")
-    if record.fingerprint != fingerprint:
-        return GoesOn(yes=False, why="it is of another job, or other settings")
-    if node and record.head and record.head != node:
-        return GoesOn(yes=False, why=f"its head is {record.head}")
-    return GoesOn(yes=True)
-
-
-class Chosen(NamedTuple):
-    """The run that this head lives in."""
-
-    run_id: str
-    before: RunRecord | None = None
-    """Its record where it goes on."""
-    notes: tuple[str, ...] = ()
-    """Which runs were passed by, and why."""
-    lock: FileLock | None = None
-    """Held as long as this head lives: no other takes the run meanwhile."""
-
-
-class Candidate(NamedTuple):
-    """A run that this one may be, as found on the disk."""
-
-    run_id: str
-    found: RunRecord | NoRecord
-    claim: Claim
-    head_at_work: bool = False
-    """Whether its head seems to live, for a disk that has no locks."""
-
-
-class Fit(Enum):
-    """What a candidate is to a new head."""
-
-    GOES_ON = "goes on"
-    FREE = "free"
-    TAKEN = "taken"
-
-
-def judge(candidate: Candidate, fingerprint: str, node: str = "") -> tuple[Fit, str]:
-    """Decide what a candidate is to this head, and say why where it is taken."""
-    if candidate.claim is Claim.THEIRS:
-        return Fit.TAKEN, "another head has it"
-    if isinstance(candidate.found, NoRecord):
-        return (Fit.FREE, "") if candidate.found.free else (Fit.TAKEN, candidate.found.why)
-    verdict = goes_on(candidate.found, fingerprint, node)
-    if not verdict.yes:
-        return Fit.TAKEN, verdict.why
-    if candidate.claim is Claim.UNKNOWN and candidate.head_at_work:
-        return Fit.TAKEN, f"its head {candidate.found.head} is at work"
-    return Fit.GOES_ON, ""
-
-
-def choose_run(
-    root: Path,
-    platform_run_id: str | None,
-    fingerprint: str,
-    new_id: Callable[[], str],
-    *,
-    node: str = "",
-) -> Chosen:
-    """Find the run that goes on, or name a new one; the lock is held from then on.
-
-    The platform's id where it names one, numbered where that run is over or another's; else the
-    run that `latest` points to, if its head was this `node`; else a new id. Two heads that choose
-    at the same time never come to the same run where the disk has locks.
-    """
-    notes: list[str] = []
-    latest = _latest(root) if platform_run_id is None else None
-    if latest is not None:
-        lock, candidate = _look(root, latest)
-        fit, reason = judge(candidate, fingerprint, node)
-        if fit is Fit.GOES_ON and isinstance(candidate.found, RunRecord):
-            return Chosen(latest, candidate.found, (), lock)
-        lock.release()
-        notes += [f"run {latest} does not go on: {reason}"] if reason else []
-    names = _new_names(new_id) if platform_run_id is None else numbered(safe(platform_run_id))
-    for name in names:
-        lock, candidate = _look(root, name)
-        fit, reason = judge(candidate, fingerprint)
-        if fit is Fit.FREE:
-            return Chosen(name, None, tuple(notes), lock)
-        if fit is Fit.GOES_ON and isinstance(candidate.found, RunRecord):
-            return Chosen(name, candidate.found, tuple(notes), lock)
-        lock.release()
-        notes.append(f"run {name} does not go on: {reason}")
-    raise PreflightError(
-        f"no run in {root} is free",
-        why=notes[-1],
-        remedy="Choose another folder in AGENT_LOG_DIR",
-        culprit="AGENT_LOG_DIR",
-    )
-
-
-def _look(root: Path, name: str) -> tuple[FileLock, Candidate]:
-    """Read what a candidate is, with its lock taken where it can be."""
-    folder = root / name
-    lock = FileLock(folder / LOCK)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        claim = lock.take()
-    except OSError as error:  # the run folder is made next, and says it with a remedy
-        return lock, Candidate(name, NoRecord(why(error), free=True), Claim.UNKNOWN)
-    found = RunRecord.read(folder / FILE)
-    now = lock.now_on_disk() or time.time()
-    at_work = isinstance(found, RunRecord) and is_at_work(folder / safe(found.head), now)
-    return lock, Candidate(name, found, claim, at_work)
-
-
-def _latest(root: Path) -> str | None:
-    """Return the run that `latest` points to, if it is one of this folder's."""
-    try:
-        target = (root / "latest").readlink()
-    except OSError:
-        return None
-    name = str(target)
-    return name if name == safe(name) and (root / name).is_dir() else None
-
-
-def _new_names(new_id: Callable[[], str]) -> Iterator[str]:
-    for _ in range(_TRIES):
-        yield safe(new_id())

@@ -37,6 +37,15 @@ def find_driver(submission_id: str) -> psutil.Process | None:
     return None
 
 
+def end_what_is_left(submission_id: str) -> list[str]:
+    """Kill what still runs below us of a job whose Ray is gone; return who that was."""
+    with suppress(psutil.Error, OSError):
+        below = psutil.Process().children(recursive=True)
+        left = [process for process in below if _job_of(process) == submission_id]
+        return [name for process in left for name in orphans.kill(process)]
+    return []
+
+
 def pass_on(driver: psutil.Process | None, signum: int) -> str:
     """Send a signal to the job; return the sentence that says so, or why not."""
     if driver is None:

@@ -25,6 +25,8 @@ _LEFT_ALONE = (
     *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
 )
+LEFT_TO_A_SHELL = (signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""By these a shell stops its jobs and has them go on."""
 _REQUESTS = signal.valid_signals() - {*_LEFT_ALONE, *NOTICES}
 STOPS: dict[int, signal.Signals] = {
     # Whatever else would end us without teardown asks for the same as SIGTERM: a closed terminal,

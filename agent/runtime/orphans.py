@@ -12,7 +12,7 @@ import os
 import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -55,15 +55,16 @@ def reap() -> None:
     """Reap ended orphans; called on SIGCHLD."""
     if _spawning:
         return
-    for pid in _children():
+    for pid in children_of("self"):
         if pid not in _managed:
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG)
 
 
-def _children() -> list[int]:
+def children_of(pid: int | Literal["self"]) -> list[int]:
+    """Return a process's children, which are few to look at among all processes."""
     found: list[int] = []
-    for path in Path("/proc/self/task").glob("*/children"):
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
             found += [int(pid) for pid in path.read_text().split()]
     return found
@@ -80,6 +81,31 @@ async def stop_descendants(grace: float) -> list[str]:
     _signal(stubborn, signal.SIGKILL)
     await _gone(2.0)
     return names
+
+
+def kill_session(leader: int) -> None:
+    """Kill what is left of a session whose leader has ended, though it was no child of ours."""
+    for process in psutil.process_iter():
+        with suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == leader:
+                send_to(process, signal.SIGKILL)
+
+
+def kill_tree(pid: int) -> None:
+    """Kill a process and everything below it, though it was no child of ours."""
+    with suppress(psutil.Error):
+        top = psutil.Process(pid)
+        _signal([top, *top.children(recursive=True)], signal.SIGKILL)
+
+
+def kill_marked(variable: str, text: str) -> list[str]:
+    """Kill what runs below us with this in its environment; return who that was."""
+    return [
+        name
+        for process in _descendants()
+        if _has(process, variable, text)
+        for name in kill(process)
+    ]
 
 
 def kill_descendants() -> None:
@@ -106,6 +132,12 @@ def _descendants() -> list[psutil.Process]:
     return []
 
 
+def _has(process: psutil.Process, variable: str, text: str) -> bool:
+    with suppress(psutil.Error, OSError):
+        return process.environ().get(variable) == text
+    return False
+
+
 def _lives(process: psutil.Process) -> bool:
     with suppress(psutil.Error):
         return bool(process.status() != psutil.STATUS_ZOMBIE)
@@ -122,6 +154,16 @@ def _signal(processes: list[psutil.Process], signum: signal.Signals) -> None:
     for process in processes:
         with suppress(psutil.Error, OSError):
             send_to(process, signum)
+
+
+def kill(process: psutil.Process) -> list[str]:
+    """Kill a process that is no child of ours to wait for; return its name where it lived."""
+    with suppress(psutil.Error, OSError):
+        if _lives(process):
+            name = _name(process)
+            send_to(process, signal.SIGKILL)
+            return [name]
+    return []
 
 
 def send_to(process: psutil.Process, signum: int) -> None:

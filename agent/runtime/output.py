@@ -10,7 +10,7 @@ from contextlib import closing
 from copy import copy as copy_of
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, Protocol
 
 from agent.record.log import say
 from agent.record.writer import Place, appending
@@ -39,6 +39,13 @@ class WithoutPreamble:
         self._kept = b""
         self._at_start = True
         self.found = False
+
+    @classmethod
+    def nothing(cls) -> WithoutPreamble:
+        """Return one for a text in which Ray has written nothing: all of it is the job's own."""
+        made = cls("", "")
+        made.found = True
+        return made
 
     @property
     def held(self) -> int:
@@ -83,6 +90,16 @@ class WithoutPreamble:
         return 0
 
 
+class Taker(Protocol):
+    """Where the bytes go: a descriptor, or somebody here who looks at them."""
+
+    def write(self, data: bytes, may_try_again: Callable[[float], bool], /) -> bool:
+        """Take all of it; false where it was given up, since no further try was allowed."""
+
+    def close(self) -> None:
+        """Hear that this was the last."""
+
+
 def driver_log(sessions: str, job_id: str) -> Path:
     """Return the file into which this machine's Ray writes the output of a job's driver."""
     return Path(sessions, "session_latest").resolve() / "logs" / f"job-driver-{job_id}.log"
@@ -95,7 +112,7 @@ class _Way:
         self,
         source: Path,
         own: WithoutPreamble,
-        place: Place,
+        place: Taker,
         skip: int,
         step: float,
         complain: Callable[[str], None],
@@ -210,30 +227,38 @@ class _Way:
 
 
 class JobOutput:
-    """Copies the driver's log while the job runs: to stdout, and beside it to a file.
+    """Copies the driver's log while the job runs: to stdout, and beside it to a file if given.
 
     Ray writes the driver's output to a file on the node where the driver runs, which is the
     head; reading the file loses nothing when the dashboard's log stream drops, and holds nothing
     in memory for a reader that is slow. Where the head is another machine, the bridge writes such
     a file here. An agent that takes over from a killed one begins at `skip` bytes of the source;
-    the output of a further attempt waits until the former attempt's has been written.
+    a `watcher` sees all of it. The output of a further attempt waits until the former attempt's has
+    been written.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - whence, whereto, and who looks on
         self,
         source: Path,
         own: WithoutPreamble,
-        copy: Path,
+        copy: Path | None,
         *,
         skip: int = 0,
         on_passed: Callable[[int], None] | None = None,
+        watcher: Taker | None = None,
     ) -> None:
         self._said: set[str] = set()
         self._saying = threading.Lock()
         stdout = Place(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
-        kept = Place(appending(copy), partial(self._on_trouble, copy.name))
         self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain, on_passed)
-        self._to_copy = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
+        self._ways = {"job output": self._to_stdout}
+        if copy is not None:
+            kept = Place(appending(copy), partial(self._on_trouble, copy.name))
+            way = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
+            self._ways["job.log"] = way
+        if watcher is not None:  # from the beginning, whatever was passed on in an earlier life
+            way = _Way(source, own.twin(), watcher, 0, _COPY_STEP, self._complain)
+            self._ways["job watcher"] = way
         self._threads: list[threading.Thread] = []
 
     @property
@@ -243,7 +268,7 @@ class JobOutput:
 
     def start(self) -> None:
         """Begin to copy."""
-        for way, name in ((self._to_stdout, "job output"), (self._to_copy, "job.log")):
+        for name, way in self._ways.items():
             try:
                 _latest[name] = way.begin(name, _latest.get(name))
             except RuntimeError as error:  # pids.max
@@ -254,7 +279,7 @@ class JobOutput:
     def finish(self, limit: float) -> None:
         """Copy what is left, for at most `limit` seconds."""
         until = time.monotonic() + limit
-        for way in (self._to_stdout, self._to_copy):
+        for way in self._ways.values():
             way.end()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
 _LOOK_AGAIN = 0.1
-_UNKNOWN = 255
+UNKNOWN = 255
 """The code of a child that somebody else reaped, which must not pass for a success."""
 _unlogged: set[str] = set()
 """Names of children of which it was said that their output is lost."""
@@ -40,25 +40,30 @@ class Child:
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        pid: int,
         name: str,
         log: Callable[[], Path],
         *,
         rest_stays: bool,
+        popen: subprocess.Popen[bytes] | None = None,
     ) -> None:
-        self._process = process
+        self.pid = pid
+        """Its process id, which is its group's and its session's too."""
+        self._popen = popen
         self.name = name
         self.log = log
-        self.started = start_time(process.pid)
+        self.started = start_time(pid)
         """When it was started, in ticks since the machine's boot: with its pid, who it is."""
         self.process = Pipes()
         """Its pipes, where it was started with some."""
         self._rest_stays = rest_stays
+        self.is_stopping = False
+        """True once its end was asked for."""
         self._code: int | None = None
         self._ended = anyio.Event()
         self._pidfd = -1
         with suppress(OSError):
-            self._pidfd = orphans.open_pidfd(process.pid)
+            self._pidfd = orphans.open_pidfd(pid)
         self._watch()
 
     @classmethod
@@ -79,7 +84,7 @@ class Child:
             process = _spawn(
                 argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
             )
-        return cls(process, name, log, rest_stays=rest_stays)
+        return cls(process.pid, name, log, rest_stays=rest_stays, popen=process)
 
     @classmethod
     async def start_piped(
@@ -90,26 +95,21 @@ class Child:
             process = _spawn(
                 argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
             )
-        child = cls(process, name, log, rest_stays=False)
+        child = cls(process.pid, name, log, rest_stays=False, popen=process)
         try:
-            await child._connect()
+            await child._connect(process)
         except BaseException:
             with anyio.CancelScope(shield=True):
                 await child.stop(0.0)
             raise
         return child
 
-    async def _connect(self) -> None:
-        assert self._process.stdin is not None  # noqa: S101 - started with pipes
-        assert self._process.stdout is not None  # noqa: S101 - same
-        stdin = await PipeWriter.connect(self._process.stdin)
+    async def _connect(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdin is not None  # noqa: S101 - started with pipes
+        assert process.stdout is not None  # noqa: S101 - same
+        stdin = await PipeWriter.connect(process.stdin)
         self.process = Pipes(stdin)  # closed, should the other fail
-        self.process = Pipes(stdin, await PipeReader.connect(self._process.stdout))
-
-    @property
-    def pid(self) -> int:
-        """Its process id, which is its group's and its session's too."""
-        return self._process.pid
+        self.process = Pipes(stdin, await PipeReader.connect(process.stdout))
 
     @property
     def running(self) -> bool:
@@ -128,7 +128,7 @@ class Child:
         `ray start --block` ends its own group, in 2 s; TERM to all of it at once makes that 28 s
         (measured on 2.60), since each part then waits for another that is gone.
         """
-        self._rest_stays = False
+        self._rest_stays, self.is_stopping = False, True
         try:
             if leader_ends_group:
                 self._signal(os.kill, signal.SIGTERM)
@@ -168,28 +168,39 @@ class Child:
 
     def _look(self) -> None:
         """If the leader has ended, end the rest of its group, then reap it."""
-        loop = asyncio.get_running_loop()
-        if self._pidfd >= 0:
-            loop.remove_reader(self._pidfd)
         try:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            self._close(_UNKNOWN)
+            self._close(UNKNOWN)
             return
         if ended is None:  # a tracer, strace or py-spy, has the end first and hands it on
-            loop.call_later(_LOOK_AGAIN, self._look)
+            self._look_again()
             return
         if not self._rest_stays:
             self._signal(os.killpg, signal.SIGKILL)
-        self._close(shell_code(self._process.wait()))
+        code = UNKNOWN if self._popen is None else self._popen.wait()
+        self._close(shell_code(code))
 
-    def _close(self, code: int) -> None:
-        self._process.returncode = code  # known, also where it was not ours to reap
-        self._code = code
-        orphans.forget(self.pid)
+    def _look_again(self) -> None:
+        """Look in a moment: the kernel tells of each end but once."""
+        loop = asyncio.get_running_loop()
         if self._pidfd >= 0:
+            loop.remove_reader(self._pidfd)
+        loop.call_later(_LOOK_AGAIN, self._look)
+
+    def let_go(self) -> None:
+        """Watch it no more."""
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
+
+    def _close(self, code: int) -> None:
+        if self._popen is not None:
+            self._popen.returncode = code  # known, also where it was not ours to reap
+        self._code = code
+        orphans.forget(self.pid)
+        self.let_go()
         if self.process.stdin is not None:
             self.process.stdin.close()  # stdout may hold last words: it closes at its end
         self._ended.set()

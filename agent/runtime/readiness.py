@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 _LONGEST_REPLY = 1 << 20
 _CHUNK = 1 << 20
+_CONNECTS = 2.0
+"""A connection stands at once, or not at all: the kernel makes it."""
 
 
 class Probe:
@@ -27,15 +29,15 @@ class Probe:
         self._place = place
         self._log = _LogSearch(log)
 
-    async def ask(self) -> str:
+    async def ask(self, limit: float = 10.0) -> str:
         """Return '' where it is ready, else a sentence why not."""
         match self._ready:
             case Scores(url):
-                return await reward_answers(self._place.fill(url))
+                return await reward_answers(self._place.fill(url), limit)
             case Replies(url, body, expect):
-                return await reply_evidence(self._place.fill(url), body, expect)
+                return await reply_evidence(self._place.fill(url), body, expect, limit)
             case Listens(port):
-                return await port_answers(self._place.node_ip, port)
+                return await port_answers(self._place.node_ip, port, min(limit, _CONNECTS))
             case Logs(pattern):
                 return self._log.evidence(pattern)
 

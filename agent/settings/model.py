@@ -87,10 +87,40 @@ class Settings:
         "AGENT_JOB_ARGS", v.words, "extra arguments of the recipe's command", default=""
     )
     job_retries: int = var(
-        "AGENT_JOB_RETRIES", v.whole(0, 1000), "resubmissions after a retryable loss", default="0"
+        "AGENT_JOB_RETRIES",
+        v.whole(0, 1000),
+        "further attempts at the job after a loss",
+        default="0",
     )
-    launcher: Literal["ray", "torchrun"] = var(
-        "AGENT_LAUNCHER", v.one_of("ray", "torchrun"), "`ray` or `torchrun`", default="ray"
+    model: str | None = var(
+        "AGENT_MODEL",
+        v.some_text,
+        "model of a recipe: Hugging Face id or path",
+        shown="needed by the recipes",
+    )
+    train_data: str | None = var(
+        "AGENT_TRAIN_DATA",
+        v.some_text,
+        "training data of a recipe: path or id, as its framework reads it",
+        shown="needed by the recipes",
+    )
+    eval_data: str | None = var(
+        "AGENT_EVAL_DATA", v.some_text, "evaluation data of a recipe, likewise"
+    )
+    checkpoints: str | None = var(
+        "AGENT_CHECKPOINTS",
+        v.absolute_path,
+        "folder of a recipe's checkpoints, which it resumes from",
+        shown="`<AGENT_LOG_DIR>/checkpoints/<recipe>-<hash of model and data>`",
+    )
+    tensor_parallel: int = var(
+        "AGENT_TENSOR_PARALLEL", v.whole(1, 1024), "GPUs of one rollout engine", default="1"
+    )
+    launcher: Literal["ray", "torchrun"] | None = var(
+        "AGENT_LAUNCHER",
+        v.one_of("ray", "torchrun"),
+        "`ray`, or `torchrun`: one on each node, without Ray",
+        shown="the recipe's, else ray",
     )
     runtime_env: str | None = var(
         "AGENT_RUNTIME_ENV", v.some_text, "Ray runtime_env: path to YAML/JSON, or JSON"
@@ -121,6 +151,15 @@ class Settings:
     head: str | None = var(
         "AGENT_HEAD", v.other_nodes_host, "head host or IP where no platform tells"
     )
+    preflight: Literal["nccl"] | None = var(
+        "AGENT_PREFLIGHT", v.one_of("nccl"), "`nccl`: an all-reduce before the job", shown="off"
+    )
+    stall: float = var(
+        "AGENT_STALL",
+        v.duration_or_off,
+        "without progress for so long: stacks are logged; `0` off",
+        default="30m",
+    )
     node_ip: str | None = var(
         "AGENT_NODE_IP", v.ip, "this node's address", shown="by route to the head"
     )
@@ -128,15 +167,26 @@ class Settings:
         "AGENT_RESOURCES", v.resources, "custom Ray resources (JSON)", default="{}", shown="none"
     )
     num_gpus: int | None = var(
-        "AGENT_NUM_GPUS", v.whole(0, 1024), "GPUs that Ray may use here", shown="detected"
+        "AGENT_NUM_GPUS",
+        v.whole(0, 1024),
+        "GPUs that Ray, or torchrun, may use here",
+        shown="detected",
     )
     num_cpus: int | None = var(
         "AGENT_NUM_CPUS",
         v.whole(1, 100_000),
-        "CPUs that Ray may use here",
+        "CPUs that Ray may use here; for torchrun without GPUs: processes",
         shown="detected, limits of the pod obeyed",
     )
-    ray_port: int | None = var("AGENT_RAY_PORT", v.port, "Ray's GCS", shown="6379")
+    ray_args: tuple[str, ...] = var(
+        "AGENT_RAY_ARGS",
+        v.words,
+        "further flags of `ray start`, such as `--temp-dir=/mnt/nvme` or `--object-store-memory=N`",
+        default="",
+    )
+    ray_port: int | None = var(
+        "AGENT_RAY_PORT", v.port, "Ray's GCS, or torchrun's rendezvous", shown="6379"
+    )
     dashboard_port: int | None = var(
         "AGENT_DASHBOARD_PORT", v.port, "Ray's dashboard", shown="8265"
     )
@@ -163,6 +213,9 @@ class Settings:
     )
     node_grace: float = var(
         "AGENT_NODE_GRACE", v.duration, "how long a needed node may be lost", default="60s"
+    )
+    head_grace: float = var(
+        "AGENT_HEAD_GRACE", v.duration, "how long workers wait for a silent head", default="5m"
     )
     stop_grace: float = var(
         "AGENT_STOP_GRACE", v.duration, "what a stop may take, all in all", default="25s"

@@ -221,9 +221,17 @@ class Redactor:
         return replace(value, **changed) if changed else value
 
 
-def redactor_for(environ: Mapping[str, str], settings: Settings | None) -> Redactor:
-    """Collect the secrets of an environment: by the names of its variables, and in their values."""
-    found = {secret for name, text in environ.items() for secret in secrets_in(name, text)}
+def redactor_for(
+    environ: Mapping[str, str],
+    settings: Settings | None,
+    more: Iterable[tuple[str, str]] = (),
+) -> Redactor:
+    """Collect the secrets of an environment: by the names of its variables, and in their values.
+
+    `more` are names and texts from elsewhere, as a services file has them.
+    """
+    everything = (*environ.items(), *more)
+    found = {secret for name, text in everything for secret in secrets_in(name, text)}
     if settings is not None:
         held = (settings.wandb_api_key, settings.ray_auth_token)
         found |= {s.reveal() for s in held if s is not None}

@@ -8,15 +8,26 @@ from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
 from agent.base.ports import by_hand, meetings
+from agent.settings import ray_args
+from agent.settings.jobs import BY_NAME, DEFAULT, NO_JOB, known_job, launcher
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from agent.settings.model import Settings
 
-RECIPES = ("rehearsal",)
-RECIPES_LATER = ("verl", "openrlhf", "openrlhf-m", "search-r1")
-NO_JOB = "none"
+BUILT: tuple[str, ...] = (
+    DEFAULT,
+    *("verl-grpo", "verl-ppo", "openrlhf-grpo", "openrlhf-ppo", "openrlhf-m-grpo"),
+    *("search-r1-ppo", "openrlhf-sft", "openrlhf-rm", "openrlhf-dpo", "trl-grpo"),
+)
+"""The recipes that this version can run."""
+_STALL = 1800.0
+"""The default of a variable that nothing heeds yet."""
+_MEANT = {
+    "AGENT_MODEL": "a model, by its Hugging Face id or an absolute path",
+    "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
+}
 _LATER = "'not in this version'"
 
 
@@ -24,10 +35,13 @@ def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[
     """Find everything that contradicts itself or cannot be done by this version."""
     return [
         *_about_the_job(settings, command),
+        *_about_the_recipe(settings, command),
         *_about_the_reward(settings, command),
         *_about_safety(settings),
         *_about_ports(settings, command),
         *_about_workers(settings),
+        *ray_args.problems(settings.ray_args),
+        *_about_the_launcher(settings),
         *_not_built_yet(settings),
     ]
 
@@ -41,7 +55,8 @@ def wants_reward_url(settings: Settings, command: tuple[str, ...] | None) -> boo
     """Say whether the job asks for the reward server's address."""
     if command is not None:
         return any("{reward_url}" in word for word in command)
-    return settings.job in (None, *RECIPES)
+    job = known_job(settings, command)
+    return job is not None and job.reward == "needed"
 
 
 def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
@@ -57,12 +72,11 @@ def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Itera
         yield Problem(
             "AGENT_JOB_ARGS", "arguments without a recipe", "a recipe in AGENT_JOB, or unset"
         )
-    known = (*RECIPES, NO_JOB, *RECIPES_LATER)
-    if settings.job is not None and settings.job not in known:
+    if settings.job is not None and settings.job not in (*BY_NAME, NO_JOB):
         yield Problem(
             "AGENT_JOB",
             repr(settings.job),
-            f"{', '.join((*RECIPES, NO_JOB))} (a command of your own goes after --: "
+            f"{', '.join((*BUILT, NO_JOB))} (a command of your own goes after --: "
             "python -m agent run -- CMD ARG…)",
         )
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
@@ -70,6 +84,25 @@ def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Itera
             json.loads(settings.runtime_env)
         except (ValueError, RecursionError) as error:
             yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
+
+
+def _about_the_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    known = known_job(settings, command)
+    if known is None:
+        return
+    given = {
+        "AGENT_MODEL": settings.model,
+        "AGENT_TRAIN_DATA": settings.train_data,
+        "AGENT_EVAL_DATA": settings.eval_data,
+    }
+    for name, text in given.items():
+        if text is None and name in known.needs:
+            yield Problem(name, "nothing", f"{_MEANT[name]}, which {known.name} needs")
+        elif text is not None and text.startswith(("./", "../", "~")):
+            yield Problem(name, repr(text), "an absolute path, or an id: it is read on every node")
+    if settings.job is not None and settings.launcher not in {None, known.launcher}:
+        got = f"'{settings.launcher}' beside {known.name}"
+        yield Problem("AGENT_LAUNCHER", got, f"{known.launcher}, or unset")
 
 
 def _is_text(word: str) -> bool:
@@ -83,7 +116,7 @@ def _is_text(word: str) -> bool:
 def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     reward = settings.reward
     if reward == "off" and wants_reward_url(settings, command):
-        who = "a command with {reward_url}" if command is not None else "the rehearsal"
+        who = "a command with {reward_url}" if command is not None else settings.job or DEFAULT
         yield Problem("AGENT_REWARD", f"'off' beside {who}", "builtin, a URL or a command")
     if reward is not None and is_url(reward):
         try:
@@ -123,6 +156,8 @@ def port_problems(lines: list[str]) -> tuple[Problem, ...]:
 def _about_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     """Judge what was set by hand; where the other ports begin only the platform tells."""
     set_ports = by_hand(settings.ray_port, settings.dashboard_port, settings.port)
+    if launcher(settings, None) == "torchrun":
+        set_ports = {name: port for name, port in set_ports.items() if name in {"gcs", "agent"}}
     yield from port_problems(meetings(set_ports, reward_port(settings, command)))
 
 
@@ -152,18 +187,35 @@ def _about_workers(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def _about_the_launcher(settings: Settings) -> Iterator[Problem]:
+    """Refuse what only Ray could heed where torchrun starts the job."""
+    if launcher(settings, None) != "torchrun":
+        return
+    if settings.job == NO_JOB:
+        given = f"'{NO_JOB}', though without Ray there is no cluster to keep"
+        yield Problem("AGENT_JOB", given, "a recipe, or a command after --; or AGENT_LAUNCHER=ray")
+    to_heed = (
+        ("DEBUG_RAY", settings.debug_ray != "0", "unset; `breakpoint()` works on one node alone"),
+        ("AGENT_RUNTIME_ENV", settings.runtime_env, "unset; set variables in the environment"),
+        ("AGENT_WORKING_DIR", settings.working_dir, "unset; start the agent where the code is"),
+        ("AGENT_RESOURCES", settings.resources, "unset; every node runs its share"),
+        ("AGENT_RAY_ARGS", settings.ray_args, "unset"),
+    )
+    for name, is_set, expected in to_heed:
+        if is_set:
+            yield Problem(name, "a value, though torchrun starts the job and no Ray runs", expected)
+
+
 def _not_built_yet(settings: Settings) -> Iterator[Problem]:
-    if settings.job in RECIPES_LATER:
+    if settings.job is not None and settings.job in BY_NAME and settings.job not in BUILT:
         yield Problem(
             "AGENT_JOB",
             f"{settings.job!r}, {_LATER}",
-            f"{', '.join((*RECIPES, NO_JOB))}, or its command after --",
+            f"{', '.join((*BUILT, NO_JOB))}, or its command after --",
         )
-    if settings.services is not None:
-        yield Problem("AGENT_SERVICES", f"a file, {_LATER}", "unset; AGENT_REWARD runs one service")
-    if settings.launcher != "ray":
-        yield Problem("AGENT_LAUNCHER", f"'{settings.launcher}', {_LATER}", "ray")
-    if settings.job_retries:
-        yield Problem("AGENT_JOB_RETRIES", f"{settings.job_retries}, {_LATER}", "0")
+    if settings.stall != _STALL:
+        yield Problem("AGENT_STALL", f"a limit, {_LATER}", "unset")
+    if settings.preflight:
+        yield Problem("AGENT_PREFLIGHT", f"'{settings.preflight}', {_LATER}", "unset")
     if settings.on_done in {"stop-pod", "terminate-pod"}:
         yield Problem("AGENT_ON_DONE", f"'{settings.on_done}', {_LATER}", "exit or hold")

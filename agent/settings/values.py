@@ -73,6 +73,21 @@ def duration(text: str) -> float:
     return total
 
 
+def duration_or_off(text: str) -> float:
+    """Read a duration, or `0` for never."""
+    return 0.0 if text.strip() in {"0", "off"} else duration(text)
+
+
+def absolute_path(text: str) -> str:
+    """Read a path that means the same in every process, wherever that was started."""
+    word = some_text(text).strip()
+    if not word.startswith(("/", "~/")):
+        raise ValueError("an absolute path, such as /workspace/checkpoints")
+    if "{" in word or "}" in word:
+        raise ValueError("a path without placeholders: it is looked at before they are filled in")
+    return word
+
+
 def one_of(*choices: Choice) -> Callable[[str], Choice]:
     """Make a reader of one of a few words."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.addresses import in_url
 from agent.base.errors import Problem
 from agent.base.value import dataclass
+from agent.settings.jobs import launcher
 from agent.settings.model import TOKEN_MODE
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Pro
         "AGENT_NUM_CPUS": settings.num_cpus is not None,
         "AGENT_NUM_GPUS": settings.num_gpus is not None,
         "AGENT_RESOURCES": bool(settings.resources),
+        "AGENT_RAY_ARGS": bool(settings.ray_args),
         "AGENT_DASHBOARD_HOST": settings.dashboard_host is not None,
     }
     names = " + ".join(name for name, is_set in flags.items() if is_set)
@@ -55,6 +57,9 @@ def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Pro
         flag = "RAY_DEBUG=legacy" if settings.debug_ray == "1" else "RAY_DEBUG_POST_MORTEM=1"
         expected = f"nothing here, but {flag} in the environment of the pods' groups"
         yield Problem("DEBUG_RAY", f"a value, though Ray is started by {owner}", expected)
+    if launcher(settings, None) != "ray":
+        asked = f"{launcher(settings, None)!r}, though the nodes are {owner}'s, with Ray on them"
+        yield Problem("AGENT_LAUNCHER", asked, "ray; or pods of their own, without Ray")
     if settings.prepare_each is not None:
         expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
         yield Problem("AGENT_PREPARE_EACH", f"a command, but no agent on {owner}'s nodes", expected)

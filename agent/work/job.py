@@ -7,16 +7,17 @@ import shlex
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
-from agent.settings.rules import NO_JOB
-from agent.work.recipes import RECIPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.settings import Settings
+    from agent.work.recipe_job import RecipeJob
 
+COMMAND = "command"
+"""The name of a job that was given as a command of one's own."""
 PLACEHOLDERS = (
     *("nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir", "attempt"),
+    "checkpoints",
 )
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
@@ -27,7 +28,12 @@ class Job:
 
     name: str
     argv: tuple[str, ...]
+    """A recipe's is made anew of what joined; () where it does not fit what is expected."""
     runtime_env: dict[str, object]
+    checkpoints: str = ""
+    """The absolute folder for its checkpoints."""
+    recipe: RecipeJob | None = None
+    """What its command is made from, where it is known by name."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,7 @@ class Joined:
     reward_url: str
     log_dir: str
     attempt: int = 1
+    checkpoints: str = ""
 
 
 def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
@@ -54,26 +61,36 @@ def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
     return len(having), min(having), sum(having)
 
 
-def job_of(
-    settings: Settings,
-    command: tuple[str, ...] | None,
-    runtime_env: dict[str, object],
-    python: str,
-) -> Job | None:
-    """Return the job that was asked for, None for AGENT_JOB=none; `python` runs our own ones."""
-    if command is not None:
-        return Job("command", command, runtime_env)
-    name = settings.job or "rehearsal"
-    if name == NO_JOB:
-        return None
-    return Job(name, (*RECIPES[name](python), *settings.job_args), runtime_env)
-
-
 def fill(argv: tuple[str, ...], joined: Joined) -> list[str]:
     """Put values in place of the placeholders; other braces stay as they are."""
     return [_PLACEHOLDER.sub(lambda m: str(getattr(joined, m[1])), word) for word in argv]
 
 
-def entrypoint(argv: list[str]) -> str:
-    """Quote an argv for the shell in which Ray starts it; `exec` leaves no shell in between."""
-    return "exec " + shlex.join(argv)
+def entrypoint(argv: list[str], attempt: int) -> str:
+    """Quote an argv for the shell in which Ray starts it; `exec` leaves no shell in between.
+
+    The attempt's number is the driver's alone: actors have the environment of their node's Ray,
+    and Ray's runtime_env is no place for it, since a job's own must not differ from it.
+    """
+    return f"export AGENT_ATTEMPT={attempt}; exec {shlex.join(argv)}"
+
+
+def jobs_own(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
+    """Return what makes a job this job and no other, wherever it runs: argv, and settings.
+
+    A recipe's argv follows the nodes, so its name and the user's own arguments stand for it.
+    """
+    if job is None or job.recipe is None:
+        return (None if job is None else job.argv), {}
+    from agent.work.recipes.versions import written  # noqa: PLC0415 - most runs need none of it
+
+    asked = job.recipe.asked
+    settings = {
+        "model": asked.model,
+        "train_data": asked.train_data,
+        "eval_data": asked.eval_data,
+        "tensor_parallel": str(asked.tensor_parallel),
+        "version": written(asked.version),
+        "checkpoints": asked.checkpoints,
+    }
+    return (job.name, *asked.args), settings

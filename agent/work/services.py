@@ -10,13 +10,16 @@ from typing import TYPE_CHECKING
 
 from agent.base.own_command import own_command
 from agent.base.value import dataclass
+from agent.settings.jobs import DIALECT, known_job
 from agent.settings.rules import is_url, wants_reward_url
+from agent.work.prepare import by_order
 from agent.work.where import NODE_IP, ON_HEAD, Place, Where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.settings import Settings
+    from agent.work.prepare import PrepareStep
 
 REWARD = "reward server"
 _LOOPBACK = "127.0.0.1"
@@ -75,6 +78,15 @@ Readiness = Scores | Replies | Listens | Logs
 
 
 @dataclass(frozen=True)
+class Alive:
+    """How a service that was ready is asked again while the job runs."""
+
+    every: float = 10.0
+    within: float = 60.0
+    misses: int = 3
+
+
+@dataclass(frozen=True)
 class ServiceSpec:
     """One service: how it is started and where, when it is ready, what its death means."""
 
@@ -96,6 +108,16 @@ class ServiceSpec:
     port: int | None = None
     bind: str = ""
     """Where it listens, for a person."""
+    url: str = ""
+    """What jobs are told of it, where it is what scores."""
+    alone: bool = False
+    """True where its node is there for it only: it joins no Ray and is no worker."""
+    alive: Alive | None = None
+
+    @property
+    def asked_again(self) -> Alive | None:
+        """Return how it is asked while the job runs; a line of its output cannot be asked for."""
+        return None if isinstance(self.ready, Logs) else self.alive or Alive()
 
     @property
     def log(self) -> str:
@@ -106,6 +128,10 @@ class ServiceSpec:
         """Return its argv on a node; only where it is ours to run."""
         assert self.argv is not None  # noqa: S101 - asked only where there is one
         return [place.fill(word) for word in self.argv]
+
+    def environment(self, place: Place) -> dict[str, str]:
+        """Return the variables that it gets beside its node's."""
+        return {name: place.fill(text) for name, text in self.env}
 
 
 def reward_service(
@@ -119,13 +145,16 @@ def reward_service(
     if wish == "off":
         return None
     if is_url(wish):
-        return ServiceSpec(REWARD, wish, None, Scores(wish), within, variable)
+        return ServiceSpec(REWARD, wish, None, Scores(wish), within, variable, url=wish)
     if wish == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
+        job = known_job(settings, command)
+        if job is not None and job.dialect != DIALECT:
+            flags += ["--dialect", job.dialect]
         argv = own_command(python, "reward-server", *flags)
         bind = f"{NODE_IP} and {_LOOPBACK}"
         return ServiceSpec(
-            REWARD, wish, tuple(argv), Scores(url), within, variable, port=port, bind=bind
+            REWARD, wish, tuple(argv), Scores(url), within, variable, port=port, bind=bind, url=url
         )
     return ServiceSpec(
         REWARD,
@@ -137,21 +166,25 @@ def reward_service(
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
         port=port,
         bind="as its command says",
+        url=url,
     )
 
 
 def reward_url(services: Iterable[ServiceSpec], place: Place) -> str:
-    """Return the URL that jobs are given for their rewards; '' where nothing scores."""
-    scorers = (spec.ready for spec in services if isinstance(spec.ready, Scores))
-    return next((place.fill(ready.url) for ready in scorers), "")
+    """Return the URL that jobs are given for their rewards; '' where nothing scores.
+
+    The place is that of the node on which the reward server lives.
+    """
+    return next((place.fill(spec.url) for spec in services if spec.url), "")
 
 
-def digest(services: Iterable[ServiceSpec]) -> str:
-    """Return what must be equal on nodes that may have to run each other's services.
+def digest(services: Iterable[ServiceSpec], steps: Iterable[PrepareStep] = ()) -> str:
+    """Return what must be equal on nodes that run each other's services and steps by order.
 
     What runs on the head alone is the head's affair. Paths of programs differ between nodes: what
     was asked for counts.
     """
     rows = [{**asdict(spec), "argv": None} for spec in services if spec.where.kind != ON_HEAD.kind]
+    rows += [asdict(step) for step in by_order(steps)]
     text = json.dumps(rows, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -16,6 +16,11 @@ HEAD_IP = "{head_ip}"
 _PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(node_ip|head_ip|rank|log_dir)\}(:\d)?")
 
 
+def has_placeholder(text: str) -> bool:
+    """Say whether a text holds what only the run will find."""
+    return _PLACEHOLDER.search(text) is not None
+
+
 @dataclass(frozen=True)
 class Where:
     """The nodes on which something runs."""
@@ -28,6 +33,24 @@ class Where:
         if self.kind == "rank":
             return rank == self.rank
         return self.kind == "every" or is_head == (self.kind == "head")
+
+    def may_include(self, rank: int | None, *, is_head: bool) -> bool:
+        """Say whether a node is one of them, or may be once the head has given it a rank."""
+        if self.kind == "rank" and rank is None and not is_head:
+            return True
+        return self.includes(rank, is_head=is_head)
+
+    def meets(self, other: Where) -> bool:
+        """Say whether some node may be one of these and one of the others."""
+        if self.kind == other.kind:
+            return self.rank == other.rank
+        pair = {self.kind, other.kind}
+        return pair not in ({"head", "workers"}, {"head", "rank"})
+
+    def sentence(self) -> str:
+        """Name them as a person would."""
+        names = {"head": "the head", "every": "every node", "workers": "the workers"}
+        return names.get(self.kind, f"rank {self.rank}")
 
 
 ON_HEAD = Where("head")

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 
 from agent.decisions import head
 from agent.decisions.head import state as h
+from agent.decisions.items import ItemWord, Step
 from agent.decisions.shared import StopAsked
 from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from agent.record.waits import WaitTeller
+from agent.work.services import Listens, ServiceSpec
+from agent.work.where import ON_EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,6 +24,9 @@ SIZES = (1_000, 5_000)
 LIMIT = 0.2
 """Milliseconds for one report: deciding, the waits, the deadline, and what is told of them."""
 REPORTS = 400
+SERVICE = ServiceSpec(
+    "retriever", "serve", ("serve",), Listens(8000), 1e9, "within", where=ON_EVERY
+)
 LIMITS = {
     planned.HEAD: 600.0,
     planned.WORKERS: 600.0,
@@ -43,7 +49,7 @@ def main() -> int:
 
 
 def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported:
-    """Return one worker's report."""
+    """Return one worker's report; its service answers once it has joined."""
     phase = "following the head" if joined else "joining Ray"
     return h.WorkerReported(
         h.Worker(
@@ -54,19 +60,28 @@ def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported
             phase=phase,
             heard=heard,
             joined=joined,
+            items=(service(joined=joined),),
         )
     )
 
 
+def service(*, joined: bool, word: str = "") -> ItemWord:
+    """Return a worker's word of its service."""
+    return ItemWord(SERVICE.name, Step.READY if joined else Step.PENDING, word)
+
+
 def states(size: int) -> Iterator[tuple[str, h.HeadState]]:
     """Return a head in each of its phases: half of its workers joined, then all."""
-    goal = h.Goal(LIMITS, 1e9, expected_workers=size, least_workers=size)
+    goal = h.Goal(LIMITS, 1e9, expected_workers=size, least_workers=size, services=(SERVICE,))
     state = head.first_state(goal)
     nodes = [h.RayNode("head", "10.255.0.1", is_head=True)]
     for number in range(1, size + 1):
         report = worker(number, joined=number <= size // 2)
         state, _ = head.decide(state, report, 1.0)
         nodes.append(h.RayNode(f"node{number}", report.worker.ip))
+    for number in range(1, size + 1):  # the first report is what a service is ordered at
+        state, _ = head.decide(state, worker(number, joined=number <= size // 2), 1.5)
+    state, _ = head.decide(state, h.ServiceReady(SERVICE.name), 1.6)
     state, _ = head.decide(state, h.RayNodes(tuple(nodes)), 2.0)
     yield "booting", state
     for number in range(size // 2, size + 1):
@@ -80,14 +95,19 @@ def states(size: int) -> Iterator[tuple[str, h.HeadState]]:
 
 
 def cost(state: h.HeadState, size: int) -> float:
-    """Return the median of milliseconds for a report, each from another worker."""
+    """Return the median of milliseconds for a report, each from another worker.
+
+    Each says something new, also of a service that is not ready.
+    """
     teller = WaitTeller(lambda _row: None, lambda _sentence: None)
     took = []
     for turn in range(REPORTS):
         number = 1 + turn * 7 % size
         now = 10.0 + turn * 0.001
         known = state.fleet.workers[f"agent{number}"]
-        event = h.WorkerReported(replace(known, heard=now, detail=f"word {turn}"))
+        items = (service(joined=known.joined, word=f"word {turn}"),)
+        said = replace(known, heard=now, detail=f"word {turn}", items=items)
+        event = h.WorkerReported(said)
         began = time.perf_counter()
         state, _ = head.decide(state, event, now)
         teller.tell(head.waits(state), now)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
+
 import pytest
 
+import hub
 from scenario import BOOT, Cluster, ends, last_line
 
 FETCH = "until [ -e /tmp/go ]; do sleep 0.1; done; echo data > /tmp/data"
@@ -48,3 +53,38 @@ def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> Non
     assert head.wait(BOOT) == 69
     assert "podb" in last_line(head)
     assert "AGENT_PREPARE_EACH failed: exit code 5; its last words: disk full" in last_line(head)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> None:
+    """Both nodes have it before the job runs; where the hub has none, the run ends with 69."""
+    try:
+        client = hub.client()
+    except (OSError, subprocess.SubprocessError) as problem:
+        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
+    for pod in cluster.pods:
+        shutil.copytree(client, pod.tmp / "client")
+    head_pod = cluster.pods[0]
+    shutil.copy(hub.__file__, head_pod.tmp / "hub.py")
+    server = head_pod.start([sys.executable, "/tmp/hub.py", "--host", head_pod.ip])
+    server.wait_for("the hub listens", stream="stdout")
+    cluster.env |= {
+        "PYTHONPATH": "/tmp/client",
+        "HF_HOME": "/tmp/hf",
+        "HF_ENDPOINT": f"http://{head_pod.ip}:9100",
+        "HF_HUB_DISABLE_XET": "1",
+        "AGENT_MODEL": hub.MODEL,
+    }
+    head, worker = cluster.agents("sh", "-c", "ls /tmp/hf/hub/models--*/snapshots/*")
+    assert ends([head, worker]) == [0, 0], head.tail()
+    assert head.stdout().split() == ["README.md", "config.json", "model.safetensors"]
+    assert list((cluster.pods[1].tmp / "hf").glob("hub/models--*/snapshots/*/config.json"))
+    said = head.stderr()
+    assert said.index("starting Ray's head") < said.index("submitting the job")
+    assert f"{hub.MODEL} is in /tmp/hf" in cluster.file(1, "model.log").read_text()
+
+    cluster.env["AGENT_MODEL"] = "acme/none"
+    again = cluster.agents("true")
+    assert ends(again) == [69, 69]
+    assert "AGENT_MODEL failed: exit code 1; its last words: acme/none: " in last_line(again[0])

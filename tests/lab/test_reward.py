@@ -22,7 +22,7 @@ SERVER = textwrap.dedent(
             if reply == "silence":
                 time.sleep(3600)
             body = reply.encode()
-            self.send_response(200)
+            self.send_response(500 if os.path.exists("/tmp/ill") else 200)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -108,3 +108,33 @@ def test_a_death_during_the_job_is_repaired(cluster: Cluster) -> None:
     (cluster.pods[0].tmp / "go").touch()
     assert head.wait(60) == 0, head.tail()
     assert "rewards" in head.stdout()
+
+
+@pytest.mark.pods(1)
+def test_a_server_that_hangs_or_errs_is_started_again(cluster: Cluster) -> None:
+    """SIGSTOP, then 500 to everything: noticed by asking again, and written down as outages."""
+    tmp = cluster.pods[0].tmp
+    (tmp / "server.py").write_text(SERVER)
+    start = f"exec {sys.executable} /tmp/server.py 0 '{GOOD}'"
+    (tmp / "start").write_text(f"echo $$ > /tmp/server.pid; rm -f /tmp/ill; {start}")
+    services = """
+        [services.reward]
+        command = "exec sh /tmp/start"
+        alive = { every = "1s", within = "1s", misses = 2 }
+    """
+    (tmp / "services.toml").write_text(textwrap.dedent(services))
+    cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
+    head = cluster.agent(0, "sh", "-c", "while [ ! -e /tmp/go ]; do sleep 0.1; done")
+    head.wait_for("the job is submitted", timeout=60)
+    pid = (tmp / "server.pid").read_text().strip()
+    assert head.exec(["kill", "-STOP", pid]).returncode == 0
+    head.wait_for(r"died \(no answer within 1 s, 2 times in a row\): restart 1 of 3", timeout=20)
+    head.wait_for(r"reward server answers[\s\S]*reward server answers", timeout=20)
+    (tmp / "ill").touch()
+    head.wait_for(r"died \(it answered 500.*2 times in a row\): restart 2 of 3", timeout=20)
+    head.wait_for(r"(reward server answers[\s\S]*){3}", timeout=20)
+    (tmp / "go").touch()
+    assert head.wait(60) == 0, head.tail()
+    outages = cluster.outcome(0)["outages"]
+    assert [(one["service"], one["node"]) for one in outages] == [("reward server", "poda")] * 2
+    assert all(one["from"] < one["to"] for one in outages)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 from pathlib import Path
@@ -78,14 +79,17 @@ def test_token_guards_everything_and_shows_nowhere(cluster: Cluster) -> None:
             f"http://{ip}:8266/readyz": [],
             f"http://{ip}:8266/status": [],
             f"http://{ip}:8266/metrics": [],
+            f"http://{ip}:8266/events": [],
             f"http://{ip}:8265/api/jobs/": [],
             f"http://{ip}:8266/status?": ["-H", f"Authorization: Bearer {TOKEN}"],
             f"http://{ip}:8266/report": ["-d", "{}"],
         }.items()
     }
-    assert list(codes.values()) == ["200", "200", "401", "401", "401", "200", "401"]
+    assert list(codes.values()) == ["200", "200", "401", "401", "401", "401", "200", "401"]
     assert head.exec([AGENT, "status"]).returncode == 0
-    assert worker.exec([AGENT, "status"]).returncode == 0
+    told = json.loads(worker.exec([AGENT, "status", "--json"]).stdout)
+    assert told["job_tail"] == ["running"]
+    assert [phase for phase, _ in told["nodes"][0]["phases"]][-1] == "following the head"
     stranger = worker.exec([AGENT, "status"], env={"RAY_AUTH_TOKEN": "something-else"})
     assert stranger.returncode == 69
     assert "asks for the cluster's RAY_AUTH_TOKEN" in stranger.stderr

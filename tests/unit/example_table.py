@@ -154,6 +154,8 @@ def plan_of(launch: Launch, example: Example, rank: int) -> Plan:
         node.facts,
         interfaces={"lo": ("127.0.0.1",), "eth0": (launch.address,)},
         is_first_process=launch.is_first_process,
+        gpus=8,
+        cpus=128,
     )
     argv = list(launch.argv)
     assert argv[:1] == ["run"] or not argv

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.base.outcome import Outcome
+    from agent.decisions.attempts import Tried
     from agent.decisions.items import ItemWord
+    from agent.decisions.probing import Answer
 
 REWARD = "reward server"
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
@@ -65,6 +67,7 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     prepare: bool = False,
     given: bool = False,
     retries: int = 0,
+    tried: tuple[Tried, ...] = (),
 ) -> h.Goal:
     """Return a goal with times that are easy to tell apart."""
     return h.Goal(
@@ -77,6 +80,8 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
         steps=STEPS if prepare else (),
         longest_prepare=7200.0,
         retries=retries,
+        tried=tried,
+        first_attempt=len(tried) + 1,
         ray="KubeRay's Ray" if given else h.OUR_RAY,
         ray_is_given=given,
         ray_restarts=0 if given else h.RAY_RESTARTS,
@@ -101,6 +106,7 @@ def word(  # noqa: PLR0913 - what a worker may say
     refused: str = "",
     heard: float = 0.0,
     items: tuple[ItemWord, ...] = (),
+    answers: tuple[Answer, ...] = (),
 ) -> h.WorkerReported:
     """Return a worker's report, by its number."""
     name, ip = f"pod{n}", f"10.0.0.{n}"
@@ -108,6 +114,7 @@ def word(  # noqa: PLR0913 - what a worker may say
         h.Worker(
             *(f"agent{n}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone),
             items=items,
+            answers=answers,
         )
     )
 
@@ -159,8 +166,13 @@ class Story:
 
     @property
     def deeds(self) -> list[h.HeadAction]:
-        """All actions but sentences."""
-        return [action for action in self.actions if not isinstance(action, Said)]
+        """All actions but sentences, and probes, on which nothing depends."""
+        return [action for action in self.actions if not isinstance(action, Said | h.Probe)]
+
+    @property
+    def probes(self) -> list[tuple[str, str, str]]:
+        """What nodes were asked to try: who, what, where."""
+        return [(a.node, a.probe, a.at) for a in self.actions if isinstance(a, h.Probe)]
 
     @property
     def said(self) -> str:

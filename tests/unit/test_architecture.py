@@ -26,9 +26,12 @@ BUNDLED = "bundled"
 """What ships to be run: programs of their own, which import nothing but themselves."""
 PURE = {"base", "settings", "topology", "work", "checks", "plan", "decisions"}
 """Rooms without effects; `node` reads the machine, but only in files named here."""
-READERS = {"agent/node/read_facts.py", "agent/node/addresses.py", "agent/node/ray_python.py"}
+READERS = {
+    *("agent/node/read_facts.py", "agent/node/addresses.py", "agent/node/ray_python.py"),
+    *("agent/node/framework.py", "agent/node/torch_python.py", "agent/node/read_driver.py"),
+}
 
-READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/pid1.py"}
+READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
 SLEEP = {"agent/control/ask.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 LONGEST = 400

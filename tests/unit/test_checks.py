@@ -143,7 +143,27 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "no debugger": ("debugger", {}, MACHINE, Level.OK, "off"),
     "legacy debugger": ("debugger", {"DEBUG_RAY": "1"}, MACHINE, Level.WARN, "`ray debug`"),
-    "post-mortem": ("debugger", {"DEBUG_RAY": "post-mortem"}, MACHINE, Level.WARN, "VS Code"),
+    "post-mortem": (
+        "debugger",
+        {"DEBUG_RAY": "post-mortem"},
+        with_ray(MACHINE, debugpy="1.8.22"),
+        Level.WARN,
+        "waits for VS Code's Ray extension",
+    ),
+    "post-mortem without debugpy": (
+        "debugger",
+        {"DEBUG_RAY": "post-mortem"},
+        MACHINE,
+        Level.WARN,
+        "has no debugpy, without which",
+    ),
+    "post-mortem with an old debugpy": (
+        "debugger",
+        {"DEBUG_RAY": "post-mortem"},
+        with_ray(MACHINE, debugpy="1.6.7"),
+        Level.WARN,
+        "has debugpy 1.6.7, without which",
+    ),
     "open files": ("open files", {}, MACHINE, Level.OK, "65536"),
     "endless files": ("open files", {}, replace(MACHINE, nofile_hard=-1), Level.OK, "65536"),
     "few files": (
@@ -160,6 +180,14 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         replace(MACHINE, shm=64 * MIB, shm_free=60 * MIB),
         Level.WARN,
         "64 MiB, 60 MiB free",
+    ),
+    "one choice of GPUs": ("visible GPUs", {}, MACHINE, Level.OK, "one choice"),
+    "two choices of GPUs": (
+        "visible GPUs",
+        {},
+        replace(MACHINE, gpu_contradiction="HIP_VISIBLE_DEVICES=0 and …=1 differ"),
+        Level.FAIL,
+        "HIP_VISIBLE_DEVICES=0",
     ),
     "tmp": ("/tmp", {}, replace(MACHINE, temp_free=2048 * MIB), Level.OK, "2048 MiB free"),
     "full tmp": ("/tmp", {}, replace(MACHINE, temp_free=2047 * MIB), Level.WARN, "2047 MiB free"),
@@ -247,7 +275,9 @@ def test_every_check_is_run_and_tested() -> None:
     """`examine` gives one finding a check, each with a name of its own and a row above."""
     names = [f.check for f in examine(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names)) == len(CHECKS)
-    assert set(names) == {row[0] for row in ROWS.values()}
+    from unit.test_more_checks import ROWS as MORE  # noqa: PLC0415 - it imports from here
+
+    assert set(names) == {row[0] for row in (*ROWS.values(), *MORE.values())}
 
 
 def test_no_finding_shows_a_secret() -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+import anyio
 import pytest
 
+from agent.base.own_command import own_command
+from agent.runtime.readiness import Probe
 from agent.settings import load
+from agent.work.services_file import parse
+from agent.work.where import Place
 from unit.example_table import EXAMPLE, IN_THE_CONTAINER, make_pods, plan_of, runtime_template
 from unit.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch
+from unit.worlds import settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -182,62 +187,29 @@ def test_pods_that_cannot_all_be_had_are_none(
 # --- Search-R1's retriever -----------------------------------------------------------------------
 
 
-def prepare_with(folder: Path, retriever: str, port: int) -> subprocess.CompletedProcess[str]:
-    """Run Search-R1's prepare step as the agent does, with a retriever of ours."""
-    command = EXAMPLE["skypilot/search-r1.yaml"].start(folder)[0].environ["AGENT_PREPARE_EACH"]
-    program = folder / "retriever"
-    program.write_text(f"#!{sys.executable}\n{retriever}", encoding="utf-8")
-    program.chmod(0o755)
-    changes = {
-        "/opt/retriever/bin/python": str(program),
-        "/root/retriever.log": str(folder / "retriever.log"),
-        "127.0.0.1:8000": f"127.0.0.1:{port}",
+def test_every_node_has_the_services_file() -> None:
+    """The file that AGENT_SERVICES names is mounted there from this repository."""
+    (task,) = documents("skypilot/search-r1.yaml")
+    assert task["file_mounts"] == {
+        task["envs"]["AGENT_SERVICES"]: "examples/services/search-r1.toml"
     }
-    for old, new in changes.items():
-        assert old in command
-        command = command.replace(old, new)
-
-    return subprocess.run(
-        ["/bin/sh", "-c", command],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    assert "retriever.url=http://127.0.0.1:8000/retrieve" in task["run"]
 
 
-ANSWERS = """
-import json, http.server, sys
-class Retriever(http.server.BaseHTTPRequestHandler):
-    def do_POST(self):
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert asked["queries"] and asked["topk"] == 1 and asked["return_scores"] is True
-        assert self.path == "/retrieve"
-        self.send_response(200)
-        self.end_headers()
-        self.server.answered = True
-server = http.server.HTTPServer(("127.0.0.1", {port}), Retriever)
-server.answered = False
-while not server.answered:
-    server.handle_request()
-"""
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the step asks with curl")
-def test_a_node_waits_for_its_retriever(tmp_path: Path) -> None:
-    """The step ends well when the retriever has answered a question."""
+def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
+    """What the file asks its retriever is answered by the bundled stand-in, and not before."""
+    text = (EXAMPLES / "services/search-r1.toml").read_text(encoding="utf-8")
     port = free_port()
-    found = prepare_with(tmp_path, ANSWERS.replace("{port}", str(port)), port)
-    assert found.returncode == 0, found.stdout + found.stderr
-
-
-@pytest.mark.skipif(shutil.which("curl") is None, reason="the step asks with curl")
-def test_a_dead_retriever_ends_the_wait(tmp_path: Path) -> None:
-    """The step fails at once, with the retriever's last words."""
-    found = prepare_with(tmp_path, "import sys; sys.exit('no index here')", free_port())
-    assert found.returncode == 1
-    assert "no index here" in found.stdout
+    asked, problems = parse(text.replace(":8000", f":{port}"), "s.toml", settings_of({}))
+    assert problems == []
+    probe = Probe(asked.services[0].ready, Place("127.0.0.1", "127.0.0.1"), tmp_path / "log")
+    assert anyio.run(probe.ask) == "connection refused"
+    command = own_command(sys.executable, "retriever", "--port", str(port))
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as retriever:
+        assert retriever.stderr is not None
+        assert "listening" in retriever.stderr.readline()
+        assert anyio.run(probe.ask) == ""
+        retriever.terminate()
 
 
 def free_port() -> int:

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from agent.base.outcome import Kind, Outcome
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.items import ItemWord, Step
+from agent.decisions.shared import Unfit
 from agent.work.job import sizes
+from agent.work.recipes.recipe import NodeSize
 from unit.heads import (
     HEAD,
     LOST,
@@ -241,21 +244,36 @@ def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
     assert told.ends[0].exit_code == 143
 
 
+def gpus_of(state: h.HeadState) -> tuple[int, int, int]:
+    """Return the nodes that count, the GPUs that each has at least, and all GPUs."""
+    return sizes([node.gpus for node in state.nodes()])
+
+
 def test_the_fewest_gpus_count() -> None:
     """A job is sized by the node with the fewest GPUs; dead nodes say nothing."""
     few = h.RayNode("few", "10.0.0.9", gpus=4.0)
     dead = h.RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
     story = Story(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
-    assert sizes(story.state.gpus_by_node()) == (3, 4, 20)
+    assert gpus_of(story.state) == (3, 4, 20)
 
 
 def test_a_head_without_gpus_is_not_counted_where_others_have_some() -> None:
     """A CPU-only head does not make the GPUs of each node 0."""
     bare = replace(HEAD, gpus=0.0)
     story = Story(goal(2), [(3, h.RayNodes((bare, *nodes(2, 3).nodes[1:])))])
-    assert sizes(story.state.gpus_by_node()) == (2, 8, 16)
+    assert gpus_of(story.state) == (2, 8, 16)
     none = [replace(node, gpus=0.0) for node in nodes(2, 3).nodes]
-    assert sizes(Story(goal(2), [(3, h.RayNodes(tuple(none)))]).state.gpus_by_node()) == (3, 0, 0)
+    assert gpus_of(Story(goal(2), [(3, h.RayNodes(tuple(none)))]).state) == (3, 0, 0)
+
+
+def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
+    """A recipe is made when all have joined; where that cannot be, the run ends with 78."""
+    refused = Outcome(Kind.REFUSED, 78, "5 GPUs are not divisible by 2")
+    sized = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
+    story = Story(goal(), [(3, h.RayNodes((sized,))), (4, Unfit(refused))])
+    assert story.state.nodes() == (NodeSize(5, 12, 1 << 30),)
+    (end,) = story.ends
+    assert (end.exit_code, end.phase) == (78, "submitting")
 
 
 def test_waits_carry_deadline_and_evidence() -> None:

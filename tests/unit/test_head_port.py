@@ -108,7 +108,7 @@ def test_a_goodbye_waits_for_the_head() -> None:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(partial(link.goodbye, 20.0))
                 await again.wait()
-                reports = Reports(reply, Expected(None, "", ""), heard.append, lambda: 0.0)
+                reports = Reports(reply, Expected(None, "", "", ""), heard.append, lambda: 0.0)
                 site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
                 runner = await site.open(bind(["127.0.0.1"], port))
         await runner.cleanup()

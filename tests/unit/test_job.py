@@ -9,13 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.job import PLACEHOLDERS, Joined, entrypoint, fill, job_of
+from agent.work.job import PLACEHOLDERS, Joined, entrypoint, fill
 from agent.work.services import reward_service, reward_url
 from agent.work.where import Place
-from unit.worlds import settings_of
+from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 PYTHON = "/opt/ray/bin/python3"
-JOINED = Joined(3, 8, 24, "10.0.0.1", "http://10.0.0.1:5000/get_reward", "/logs/run/node")
+URL = "http://10.0.0.1:5000/get_reward"
+JOINED = Joined(3, 8, 24, "10.0.0.1", URL, "/logs/run/node", 2, "/checkpoints/x")
 
 
 @pytest.mark.parametrize(
@@ -27,6 +28,8 @@ JOINED = Joined(3, 8, 24, "10.0.0.1", "http://10.0.0.1:5000/get_reward", "/logs/
         ("{head_ip}", "10.0.0.1"),
         ("--url={reward_url}", "--url=http://10.0.0.1:5000/get_reward"),
         ("{log_dir}/x-{nodes}", "/logs/run/node/x-3"),
+        ("{attempt}", "2"),
+        ("--save={checkpoints}/a", "--save=/checkpoints/x/a"),
         ("{}", "{}"),
         ("{other}", "{other}"),
         ("{{nodes}}", "{3}"),
@@ -45,7 +48,7 @@ def test_placeholders(word: str, filled: str) -> None:
 def test_the_contracts_placeholders() -> None:
     """Exactly these are filled, and each has a value."""
     names = {"nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir"}
-    names |= {"attempt"}
+    names |= {"attempt", "checkpoints"}
     assert set(PLACEHOLDERS) == names
     assert "{" not in "".join(fill(tuple(f"{{{name}}}" for name in PLACEHOLDERS), JOINED))
 
@@ -60,25 +63,24 @@ def test_a_value_is_not_filled_again(text: str) -> None:
 @given(st.lists(st.text(st.characters(blacklist_characters="\0", codec="utf-8"))))
 def test_quoting_keeps_every_word(words: list[str]) -> None:
     """A shell reads the entrypoint as exactly the given words."""
-    assert shlex.split(entrypoint(words)) == ["exec", *words]
+    assert shlex.split(entrypoint(words, 2)) == ["export", "AGENT_ATTEMPT=2;", "exec", *words]
 
 
 def test_a_real_shell_expands_nothing() -> None:
     """Dollars, quotes, globs and line ends reach the job as they were written."""
     words = ["$HOME", "`id`", "*", "a'b\"c", "x\ny", ";exit 3", "", "ü"]
-    line = entrypoint(["printf", "%s|", *words])
+    line = entrypoint(["printf", "%s|", *words], 1)
     done = subprocess.run(["/bin/sh", "-c", line], capture_output=True, check=True, text=True)
     assert done.stdout == "".join(f"{word}|" for word in words)
 
 
-def test_which_job_is_submitted() -> None:
+def test_which_job_is_planned() -> None:
     """A command is itself, none is none, and the default is the rehearsal with its arguments."""
-    env: dict[str, object] = {"pip": ["x"]}
-    command = job_of(settings_of({}, ["python", "a b"]), ("python", "a b"), env, PYTHON)
+    command = plan_of({}, command=["python", "a b"]).job
     assert command is not None
-    assert (command.name, command.argv, command.runtime_env) == ("command", ("python", "a b"), env)
-    assert job_of(settings_of({"AGENT_JOB": "none"}), None, {}, PYTHON) is None
-    recipe = job_of(settings_of({"AGENT_JOB_ARGS": "--steps 3"}), None, {}, PYTHON)
+    assert (command.name, command.argv, command.recipe) == ("command", ("python", "a b"), None)
+    assert plan_of({"AGENT_JOB": "none"}).job is None
+    recipe = plan_of({"AGENT_JOB_ARGS": "--steps 3"}, with_ray(MACHINE, executable=PYTHON)).job
     assert recipe is not None
     assert recipe.name == "rehearsal"
     assert recipe.argv[0] == PYTHON

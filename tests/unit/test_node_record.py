@@ -82,6 +82,7 @@ PROCESSES = st.builds(Started, st.text(), st.integers(), st.integers())
         st.lists(PROCESSES).map(tuple),
         st.text(),
         st.integers(0),
+        st.lists(st.text()).map(tuple),
         st.booleans(),
     )
 )
@@ -101,6 +102,7 @@ def test_a_record_survives_the_disk(record: NodeRecord) -> None:
         {"place": []},
         {"place": {"boot_id": 1}},
         {"passed_on": True},
+        {"done": None},
         {"ended": 0},
         {"node": None},
     ],

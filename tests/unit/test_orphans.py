@@ -62,3 +62,22 @@ def test_the_dead_are_not_signalled() -> None:
     with pytest.raises(psutil.NoSuchProcess):
         orphans.send_to(process, signal.SIGTERM)
     assert not os.path.exists(f"/proc/{child.pid}")  # noqa: PTH110 - a name, not a file
+
+
+def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
+    """A rank whose torchrun is gone is known by what it was told to meet by."""
+    environ = {**os.environ, "RUN_ID": "run-1"}
+    started = [
+        subprocess.Popen(["sleep", "1000"], env={**environ, "RUN_ID": mark}, start_new_session=True)
+        for mark in ("run-1", "run-2")
+    ]
+    try:
+        (name,) = orphans.kill_marked("RUN_ID", "run-1")
+        assert name == f"sleep (pid {started[0].pid})"
+        assert started[0].wait(10) == -signal.SIGKILL
+        assert started[1].poll() is None
+        assert orphans.kill_marked("RUN_ID", "run-1") == []
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()

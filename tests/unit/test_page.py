@@ -1,15 +1,17 @@
-"""The page, the form and the metrics, from one status."""
+"""The page and its form, and the status that fills them."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
-from agent.base.outcome import Kind, Outcome
 from agent.boot.head_status import status_of
 from agent.control import page
 from agent.decisions.head import state as h
+from agent.record.timeline import Timeline
+from browsing.runs import status as run_of
 from unit.heads import REWARD, TERM, History, Story, goal, job, nodes, word
 from unit.worlds import SECRET, plan_of
 
@@ -20,18 +22,18 @@ SERVED: History = [
     (3.0, nodes(2, 3)),
     (4.0, word(4, EVIL, joined=False, heard=4.0)),
 ]
-WORKER: dict[str, Any] = {
-    "role": "worker",
-    "phase": "finding the head",
-    "waits": [{"what": "the head", "evidence": EVIL, "seconds_left": 9.0}],
-    "verdict": Outcome(Kind.LOST, 75, EVIL).to_dict(),
-}
+DOM = {"append", "children", "className", "hidden", "setAttribute", "tagName", "textContent"}
+"""What the script's nodes have that are the page's, not the cluster's."""
 
 
 def status(history: History) -> dict[str, Any]:
     """Return a head's status after a history."""
     plan = plan_of({"RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "2"})
-    return status_of(Story(goal(2, services=(REWARD,)), history).state, plan, "run-1", 1, 9.0)
+    story, timeline = Story(goal(2, services=(REWARD,)), ()), Timeline()
+    for at, event in history:
+        story.take(event, at)
+        timeline.note(event, story.state, at)
+    return status_of(story.state, plan, "run-1", 1, 9.0, timeline)
 
 
 def test_the_status_tells_all_of_it() -> None:
@@ -44,8 +46,11 @@ def test_the_status_tells_all_of_it() -> None:
         ("10.0.0.3", True),
     ]
     assert found["nodes"][1]["heard_seconds_ago"] == 7.0
-    reward = {"name": REWARD, "state": "pending", "detail": EVIL, "restarts": 0}
-    assert found["services"] == [reward]
+    (reward,) = found["services"]
+    assert (reward["name"], reward["state"], reward["detail"]) == (REWARD, "pending", EVIL)
+    assert (reward["restarts"], reward["outages"], reward["outage_since"]) == (0, 0, None)
+    assert found["phases"] == [["booting", 0.0]]
+    assert found["nodes"][1]["phases"] == [["following the head", 2.0]]
     assert found["waits"] == [{"what": REWARD, "evidence": EVIL, "seconds_left": 291.0}]
     assert found["job"] == {"name": "rehearsal", "status": "not submitted", "attempt": 1}
 
@@ -63,32 +68,67 @@ def test_the_status_follows_the_job() -> None:
     assert status([*running, (8.0, TERM)])["verdict"]["exit_code"] == 143
 
 
-@pytest.mark.parametrize("found", [status(SERVED), status([]), WORKER])
-def test_the_page_escapes_what_others_said(found: dict[str, Any]) -> None:
-    """No text of a worker's or a service's becomes markup; no secret is on the page."""
-    text = page.overview(found)
-    assert "<script" not in text
-    assert SECRET not in text
-    assert ("&lt;script&gt;" in text) == (EVIL in str(found))
-    assert found["phase"] in text
+def test_the_status_counts_outages() -> None:
+    """What was never ready has none; one that is not over counts to now."""
+    history: History = [
+        (1.0, h.ServiceWaits(REWARD, "connection refused")),
+        (2.0, h.ServiceReady(REWARD)),
+        (5.0, h.ServiceGone(REWARD, "killed by SIGKILL")),
+        (6.5, h.ServiceReady(REWARD, generation=2)),
+        (8.0, h.ServiceGone(REWARD, "killed by SIGKILL", generation=2)),
+    ]
+    (reward,) = status(history)["services"]
+    assert (reward["restarts"], reward["outages"]) == (1, 2)
+    assert (reward["outage_seconds"], reward["outage_since"]) == (2.5, 8.0)
+
+
+def test_the_page_is_the_same_for_every_run() -> None:
+    """Nothing of a run is in it: what others say comes as JSON, and never as markup."""
+    assert page.overview(streams=False) == page.file("page.html")
+    changed = page.overview(streams=True).replace(b'"events"', b'"status"')
+    assert changed == page.file("page.html")
+
+
+@pytest.mark.parametrize("name", ["page.html", "login.html"])
+def test_markup_holds_no_program_and_loads_only_what_is_ours(name: str) -> None:
+    """The policy would refuse it: scripts and styles are files of their own."""
+    text = page.file(name).decode()
+    assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|javascript:", text)
+    loaded = re.findall(r'(?:src|href)="([^"]*)"', text)
+    assert set(loaded) <= page.FILES.keys()
+    assert 'lang="en"' in text
+    assert 'name="viewport"' in text
+
+
+def test_the_script_makes_no_markup() -> None:
+    """It writes text nodes only, asks nobody but us, and finds what it looks for on the page."""
+    script, text = page.file("page.js").decode(), page.file("page.html").decode()
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", script)
+    assert re.findall(r"https?://[^\"]+", script) == ["http://www.w3.org/2000/svg"]
+    asked = re.findall(r'(?:fetch|EventSource)\("([^"]+)"', script)
+    assert asked == ["/status", "/events"]
+    ids = set(re.findall(r'\bat\("([^"]+)"\)', script))
+    assert ids <= set(re.findall(r'\bid="([^"]+)"', text))
+
+
+def test_what_the_script_reads_is_there() -> None:
+    """Every name of the status that it knows is told, by a head or beyond it by Watched."""
+    script = page.file("page.js").decode()
+    found = status(SERVED)
+    more = {"attempts", "curve", "warnings", "job_tail"}
+    shown = run_of(3)  # what scripts/page looks at
+    assert shown.keys() == found.keys() | more
+    assert shown["nodes"][0].keys() == found["nodes"][0].keys()
+    assert shown["services"][0].keys() == found["services"][0].keys()
+    assert set(re.findall(r"\bstatus\.(\w+)", script)) <= found.keys() | more
+    assert set(re.findall(r"\bnode\.(\w+)", script)) - DOM <= found["nodes"][0].keys()
+    (service,) = found["services"]
+    assert set(re.findall(r"\bservice\.(\w+)", script)) <= service.keys()
 
 
 def test_the_form_posts_the_token() -> None:
     """The token goes by POST, never into a URL; a wrong one is told."""
-    assert 'method="post"' in page.login()
-    assert 'type="password"' in page.login()
-    assert "not the token" in page.login(wrong=True)
-    assert "not the token" not in page.login()
-
-
-@pytest.mark.parametrize("found", [status(SERVED), status([]), WORKER])
-def test_metrics_can_be_scraped(found: dict[str, Any]) -> None:
-    """Every line is a comment or `name{labels} value`, and the counts are right."""
-    lines = page.metrics(found).splitlines()
-    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
-    assert all(float(value) >= 0 for value in values.values())
-    joined = sum(1 for node in found.get("nodes", []) if node["joined"])
-    assert values['pod_agent_workers{joined="true"}'] == str(joined)
-    assert values["pod_agent_waits"] == str(len(found["waits"]))
-    label = f'pod_agent_phase{{role="{found["role"]}",phase="{found["phase"]}"}}'
-    assert values[label] == "1"
+    assert b'method="post"' in page.login()
+    assert b'type="password"' in page.login()
+    assert b"not the token" in page.login(wrong=True)
+    assert b"not the token" not in page.login()

@@ -28,6 +28,11 @@ from agent.runtime.probes import (
         (200, b'{"rewards": [1.0]}', ""),
         (200, b'{"rewards": [0]}', ""),
         (200, b'{"rewards": [-2.5], "scores": [1], "extra_logs": {}}', ""),
+        # OpenRLHF's serve_rm (0.8 and 0.11), and OpenRLHF-M's math_verifier as it really answered
+        (200, b'{"rewards":[-0.73]}', ""),
+        (200, b'{"rewards":[0.3],"scores":[0.3],"extra_logs":{"dummy_scores":[0.3]}}', ""),
+        (200, b'{"acc_rewards":[0.0],"format_rewards":[0.0],"rewards":[0.0]}\n', ""),
+        (400, b'{"error":"queries field is required"}\n', "it answered 400"),
         (500, b"Internal error", "it answered 500: Internal error"),
         (404, b"", "it answered 404"),
         (201, b'{"rewards": [1.0]}', "it answered 201"),

@@ -97,3 +97,23 @@ def test_any_other_error_stays_what_it_is(error: Exception) -> None:
     assert _agent_error_in(error) is None
     with pytest.raises(type(error)), starting("the job"):
         raise error
+
+
+RAISE = """
+import resource
+from agent.boot.make_ready import raise_open_files
+
+hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+most = 4096 if hard == resource.RLIM_INFINITY else min(4096, hard)
+resource.setrlimit(resource.RLIMIT_NOFILE, (min(1024, most), most))
+raise_open_files(most)
+print(most, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def test_the_limit_of_open_files_is_raised() -> None:
+    """Before Ray starts, the soft limit is as high as the hard one lets it be."""
+    command = [sys.executable, "-c", RAISE]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT, check=True)
+    most, soft = done.stdout.split()
+    assert soft == most

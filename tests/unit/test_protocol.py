@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
+from agent.checks.finding import Finding, Level
 from agent.control.protocol import (
     LONGEST_HOLD,
     VERSION,
@@ -17,16 +18,19 @@ from agent.control.protocol import (
     Hello,
     Reply,
     Report,
+    Versions,
     disagreement,
     skew,
 )
 from agent.decisions.items import ItemWord, Step
+from agent.decisions.probing import Answer
 from agent.decisions.shared import Order, OrderKind
 from unit.worlds import MACHINE
 
 TEXT = st.text(max_size=50)
 PRINTABLE = st.text(max_size=50).map(lambda text: "".join(filter(str.isprintable, text)))
 NAME = PRINTABLE.filter(bool)
+FINDINGS = st.builds(Finding, NAME, st.sampled_from(Level), PRINTABLE, PRINTABLE)
 HELLOS = st.builds(
     Hello,
     name=NAME,
@@ -38,8 +42,11 @@ HELLOS = st.builds(
     attempt=st.integers(0, 99),
     fingerprint=PRINTABLE,
     facts=st.none() | st.just(MACHINE),
+    clock=st.none() | st.floats(0, 1e12),
+    findings=st.lists(FINDINGS, max_size=3).map(tuple),
 )
 ITEMS = st.builds(ItemWord, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
+ANSWERS = st.builds(Answer, NAME, PRINTABLE, PRINTABLE, st.floats(0, 99))
 REPORTS = st.builds(
     Report,
     id=NAME,
@@ -50,6 +57,7 @@ REPORTS = st.builds(
     preparing=st.booleans(),
     error=PRINTABLE,
     items=st.lists(ITEMS, max_size=3).map(tuple),
+    answers=st.lists(ANSWERS, max_size=3).map(tuple),
     logs=st.none() | st.dictionaries(NAME, PRINTABLE, min_size=1, max_size=3),
     obeyed=st.integers(0, 99),
     obeyed_by=PRINTABLE,
@@ -59,7 +67,8 @@ REPORTS = st.builds(
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
 )
 OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), TEXT, TEXT, TEXT, TEXT)
-ORDERS = st.builds(Order, TEXT, st.integers(1), st.sampled_from(OrderKind), TEXT, st.integers(1))
+KINDS = st.sampled_from(OrderKind)
+ORDERS = st.builds(Order, TEXT, st.integers(1), KINDS, TEXT, st.integers(1), st.none(), TEXT)
 REPLIES = st.builds(
     Reply,
     epoch=st.integers(0),
@@ -244,16 +253,15 @@ def test_texts_are_printable(name: str, detail: str, error: str) -> None:
 @pytest.mark.parametrize(
     ("head", "worker", "words"),
     [
-        (("2.60.0", "3.11.7"), ("2.60.0", "3.11.7"), ""),
-        (("2.60.0", "3.11.7"), ("2.60.1", "3.11.7"), "Ray 2.60.1 here, 2.60.0 on the head"),
-        (("2.60.0", "3.11.7"), ("2.60.0", "3.11.8"), "Python 3.11.8 here, 3.11.7 on the head"),
-        (("2.60.0", "3.11.7"), (None, ""), ""),
-        ((None, ""), ("2.60.0", "3.11.7"), ""),
+        (("2.60.0", "3.11.7", ""), ("2.60.0", "3.11.7", ""), ""),
+        (("2.60.0", "3.11.7", ""), ("2.60.1", "3.11.7", ""), "Ray 2.60.1 here, 2.60.0 on the head"),
+        (("2.60.0", "3.11.7", ""), ("2.60.0", "3.11.8", ""), "Python 3.11.8 here, 3.11.7 on"),
+        (("2.60.0", "3.11.7", ""), (None, "", ""), ""),
+        ((None, "", ""), ("2.60.0", "3.11.7", ""), ""),
+        ((None, "", "2.13.0"), (None, "", "2.12.0"), "torch 2.12.0 here, 2.13.0 on the head"),
     ],
 )
-def test_versions_must_agree(
-    head: tuple[str | None, str], worker: tuple[str | None, str], words: str
-) -> None:
+def test_versions_must_agree(head: Versions, worker: Versions, words: str) -> None:
     """Ray refuses what differs even in the patch, so it is refused before joining, by name."""
     told = disagreement(head, worker)
     assert words in told

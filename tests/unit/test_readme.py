@@ -41,8 +41,8 @@ def test_what_is_shown_is_shown(name: str) -> None:
 
 
 def test_every_variable_that_the_readme_names_exists() -> None:
-    """No AGENT_* name in the README is unknown to the settings."""
-    names = set(re.findall(r"\bAGENT_[A-Z_]+[A-Z]\b", README.read_text()))
+    """No AGENT_* name in the README is unknown to the settings; one is set for the job."""
+    names = set(re.findall(r"\bAGENT_[A-Z_]+[A-Z]\b", README.read_text())) - {"AGENT_ATTEMPT"}
     assert names <= {*FIELD_OF}, names - {*FIELD_OF}
 
 

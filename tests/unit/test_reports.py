@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
+import pytest
 
 from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import Bye, Hello, Reply, Report
@@ -40,7 +42,7 @@ class Counter:
         self.introduced: list[tuple[str, Facts]] = []
         self.byes: list[tuple[str, Bye]] = []
         self.now = 12.5
-        expected = Expected("2.60.0", "3.11.7", "abc")
+        expected = Expected("2.60.0", "3.11.7", "", "abc")
         self.reports = Reports(FIRST, expected, self._tell, lambda: self.now, self._on_bye)
 
     def _tell(self, event: WorkerIntroduced | WorkerReported | WorkerReplaced) -> None:
@@ -288,3 +290,16 @@ def test_facts_travel_once_as_a_value() -> None:
     counter.take(Report.from_dict(wire))
     counter.take(BEAT)
     assert counter.introduced == [("pod1", MACHINE)]
+
+
+def test_a_hello_tells_of_the_clock() -> None:
+    """How far a node's clock is off is measured as its hello arrives, and kept with its facts."""
+    counter = Counter()
+    hello = replace(HELLO, facts=MACHINE, clock=time.time() + 60)
+    counter.take(replace(POD1, hello=hello))
+    ((_, facts),) = counter.introduced
+    assert facts.outfit.clock_ahead == pytest.approx(60, abs=2)
+    sent = json.loads(json.dumps(replace(POD1, hello=hello).to_dict()))
+    read = Report.from_dict(sent).hello
+    assert read is not None
+    assert read.clock == hello.clock

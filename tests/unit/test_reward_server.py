@@ -138,14 +138,6 @@ def test_a_large_batch_holds_nobody_up(server: RewardProcess) -> None:
     assert served > 3
 
 
-def test_flat_replies_hold_only_lists() -> None:
-    """With --flat every key is a list of numbers, which OpenRLHF-M turns into tensors."""
-    with reward_server("--flat") as server:
-        body = ask(server.url, {"query": ["7"], "labels": [7]}).body
-    assert body["rewards"] == [1.0]
-    assert all(isinstance(value, list) and len(value) == 1 for value in body.values())
-
-
 def test_a_path_and_a_body_limit_of_ones_own() -> None:
     """--path is where it scores, --max-body what it takes: more is a 413 in JSON."""
     with reward_server("--path", "/rm/score", "--max-body", "2000") as server:
@@ -307,8 +299,8 @@ def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
 
 
 def test_undecided_is_a_list_in_a_flat_reply(fake: Path) -> None:
-    """With --flat it stands beside the rewards, as long as they are."""
-    with reward_server("--flat", env={"PYTHONPATH": str(fake)}) as server:
+    """For OpenRLHF-M it stands beside the rewards, as long as they are."""
+    with reward_server("--dialect", "openrlhf-m", env={"PYTHONPATH": str(fake)}) as server:
         body = ask(server.url, pairs("burn+x", "y+x")).body
     assert body["rewards"] == [0.0, 1.0]
     assert body["undecided"] == [1.0, 0.0]

@@ -16,19 +16,14 @@ from agent.base.errors import PreflightError
 from agent.boot.run_keeper import RunKeeper
 from agent.record.files import Claim, iso_time
 from agent.record.node_record import own_record
+from agent.record.run_choice import Candidate, Chosen, Fit, choose_run, goes_on, judge
 from agent.record.run_record import (
     FILE,
     Attempt,
-    Candidate,
-    Chosen,
-    Fit,
     NoRecord,
     RunRecord,
     State,
-    choose_run,
     fingerprint,
-    goes_on,
-    judge,
     next_epoch,
 )
 from agent.settings.redact import Redactor
@@ -39,7 +34,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = "2025-01-01T00:00:00.000Z"
-RECORD = RunRecord("4711", "f" * 16, 1_700_000_000_000, "pod0", State.RUNNING)
+RECORD = RunRecord(
+    *("4711", "f" * 16, 1_700_000_000_000, "pod0", State.RUNNING), ranks=("pod1", "pod2")
+)
 RECORDS = st.builds(
     RunRecord,
     st.text(),

@@ -177,13 +177,8 @@ def test_no_secret_is_ever_shown() -> None:
 @pytest.mark.parametrize(
     ("environ", "variable"),
     [
-        ({"AGENT_JOB": "verl"}, "AGENT_JOB"),
-        ({"AGENT_JOB": "openrlhf"}, "AGENT_JOB"),
-        ({"AGENT_JOB": "openrlhf-m"}, "AGENT_JOB"),
-        ({"AGENT_JOB": "search-r1"}, "AGENT_JOB"),
-        ({"AGENT_SERVICES": "services.toml"}, "AGENT_SERVICES"),
-        ({"AGENT_LAUNCHER": "torchrun"}, "AGENT_LAUNCHER"),
-        ({"AGENT_JOB_RETRIES": "2"}, "AGENT_JOB_RETRIES"),
+        ({"AGENT_PREFLIGHT": "nccl"}, "AGENT_PREFLIGHT"),
+        ({"AGENT_STALL": "0"}, "AGENT_STALL"),
         ({"AGENT_ON_DONE": "stop-pod"}, "AGENT_ON_DONE"),
         ({"AGENT_ON_DONE": "terminate-pod"}, "AGENT_ON_DONE"),
     ],

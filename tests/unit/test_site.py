@@ -8,14 +8,12 @@ import json
 import re
 import socket
 import threading
-from base64 import b64encode
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import pytest
 
-from agent.control import ask
+from agent.control import ask, page
 from agent.control import server as control_server
 from agent.control.callers import known_names, refusal
 from agent.control.protocol import Hello, Reply, Report
@@ -70,7 +68,7 @@ class Port:
 
     async def serve(self, up: threading.Event, done: threading.Event) -> None:
         """Serve until the end of the test."""
-        expected = Expected(None, "", "")
+        expected = Expected(None, "", "", "")
         reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0)
         site = Site(
             token=self.token,
@@ -275,17 +273,33 @@ def test_every_answer_is_hardened(bare: Port, guarded: Port, path: str) -> None:
         assert headers["Cache-Control"] == "no-store"
         assert headers["X-Frame-Options"] == "DENY"
         assert headers["X-Content-Type-Options"] == "nosniff"
-        assert headers["Content-Security-Policy"].startswith("default-src 'none'; style-src 'sha")
+        policy = headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; ")
+        assert "unsafe" not in policy
+        assert "require-trusted-types-for 'script'" in policy
 
 
-def test_the_policy_lets_the_style_in(bare: Port) -> None:
-    """The hash is that of the page's own style sheet."""
-    answer = bare.ask("GET", "/")
-    style = re.search(rb"<style>(.*?)</style>", answer.body, re.DOTALL)
-    assert style
-    digest = b64encode(sha256(style[1]).digest()).decode()
-    assert f"'sha256-{digest}'" in answer.headers["Content-Security-Policy"]
-    assert rb"joining \ud800 Ray" in answer.body
+@pytest.mark.parametrize("path", ["/page.js", "/page.css", "/page.svg"])
+def test_the_page_s_own_files(bare: Port, guarded: Port, path: str) -> None:
+    """They are open, since the form needs them, and served as what they are."""
+    for port in (bare, guarded):
+        answer = port.ask("GET", path)
+        assert (answer.status, answer.body) == (200, page.file(path))
+        assert answer.headers.get_content_type() == page.FILES[path]
+    assert bare.ask("GET", path, {"Origin": "https://evil.example"}).status == 403
+
+
+def test_the_page_reads_what_it_may(bare: Port, guarded: Port) -> None:
+    """A worker has no stream: its page asks for the status."""
+    for port, headers in ((bare, {}), (guarded, BEARER)):
+        assert port.ask("GET", "/", headers).body == page.overview(streams=False)
+
+
+def test_metrics_are_served_as_prometheus_has_them(bare: Port) -> None:
+    """With the version of the format, and whatever a name holds."""
+    answer = bare.ask("GET", "/metrics")
+    assert answer.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
+    assert rb'phase="joining \\ud800 Ray"' in answer.body
 
 
 @pytest.mark.parametrize(
@@ -378,5 +392,5 @@ def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch)
         return by_name("127.0.0.1", *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", here)
-    found, evidence = ask._ask("my-own-alias", bare.number, settings_of({}))  # noqa: SLF001 - its one effect
+    found, evidence = ask._ask(f"my-own-alias:{bare.number}", settings_of({}))  # noqa: SLF001 - its one effect
     assert (found, evidence) == (STATUS, "")

@@ -331,7 +331,8 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
         (4, over),
         (5, order(4, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH")),
         (6, log),
-        (7, again),
+        (7, w.ServiceGone(RETRIEVER, "exit code 1")),
+        (8, again),
     ]
     story = Story(PREPARING, history)
     assert story.deeds == [

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 
 STEP = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
-LIMITS = {planned.HEAD: 100.0, planned.JOIN: 120.0, planned.NODE: 60.0}
+LIMITS = {planned.HEAD: 100.0, planned.JOIN: 120.0, planned.SILENT_HEAD: 60.0}
 
 History = list[tuple[float, w.WorkerEvent]]
 
@@ -40,9 +40,10 @@ def spoke(  # noqa: PLR0913 - what a head may say
     verdict: Outcome | None = None,
     refusal: str = "",
     held: bool = False,
+    run: str = "run",
 ) -> w.HeadSpoke:
     """Return the head's word; without an epoch it is its GCS that answers."""
-    return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal, held)
+    return w.HeadSpoke(ip, epoch, ready, phase, verdict, refusal, held, run_id=run)
 
 
 class Story:

@@ -5,11 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.decisions.head import parts
 from agent.decisions.head import state as h
-from agent.decisions.items import Item, Step
+from agent.decisions.head.state import Phase
+from agent.decisions.head.waits import with_service
+from agent.decisions.items import HERE, Item, Outage, Step
 
 if TYPE_CHECKING:
     from agent.decisions.head.state import HeadEvent, HeadState, Key, Worker
+
+_MOST_OUTAGES = 200
 
 
 def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
@@ -18,9 +23,9 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
         case h.RayNodes(nodes):  # the head's own node in the list is what "Ray is up" means
             head = next((node.ip for node in nodes if node.is_head and node.alive), None)
             ray = state.ray if head is None else state.ray.ready()
-            gpus = {node.ip: int(node.gpus) for node in nodes if node.alive}
+            sizes = {node.ip: node.size for node in nodes if node.alive}
             fleet = state.fleet.with_nodes(nodes)
-            return replace(state, ray=ray, ray_head=head, gpus=gpus, fleet=fleet)
+            return replace(state, ray=ray, ray_head=head, sizes=sizes, fleet=fleet)
         case h.GcsOpen():
             said = "GCS answered, the head's node is not in it yet"
             waited_for = state.ray.step is Step.PENDING
@@ -30,10 +35,17 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case h.RayGone(evidence):
             return replace(state, ray=state.ray.lost(evidence), last_ray=evidence)
-        case h.WorkerIntroduced(key, _, facts):
-            return replace(state, fleet=state.fleet.with_facts(key, facts))
+        case h.WorkerIntroduced(key, _, facts, findings):
+            return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
+        case h.CheckpointSeen(_, step, path):
+            return replace(state, checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
-            return _note_worker(state, worker)
+            return parts.reported(_note_worker(state, worker, now), worker, now)
+        case h.OwnPartOver(over):
+            return parts.ended(state, HERE, over.attempt, over.end, now)
+        case h.WorkerSilent(key, evidence, ray_answers):
+            fleet = state.fleet.fell_silent(key, evidence, is_lost=not ray_answers)
+            return replace(state, fleet=fleet)
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
         case h.StepOver(name, failure, node):
@@ -43,45 +55,81 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             item = item.lost(failure) if failure else item.ready()
             return replace(state, steps={**state.steps, (node, name): item})
         case h.ServiceReady(name, node, generation):
-            return _note_service(state, (node, name), generation, Step.READY, "")
+            return _note_service(state, (node, name), generation, (Step.READY, ""), now)
         case h.ServiceWaits(name, evidence, node, generation):
-            return _note_service(state, (node, name), generation, Step.PENDING, evidence)
+            return _note_service(state, (node, name), generation, (Step.PENDING, evidence), now)
         case h.ServiceGone(name, evidence, node, generation):
-            return _note_service(state, (node, name), generation, Step.LOST, evidence)
+            return _note_service(state, (node, name), generation, (Step.LOST, evidence), now)
         case h.JobHeard(job, report) if job == state.attempt.id:
             return replace(state, attempt=state.attempt.heard_at(now, report))
         case h.Submitted(job) if job == state.attempt.id:
             return replace(state, attempt=state.attempt.heard_at(now, None))
+        case h.NodesAsked(job, silent) if job == state.attempt.id and silent:
+            why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
+            attempt = replace(state.attempt, gone=(*state.attempt.gone, *silent))
+            return replace(state, attempt=attempt, loss=f"lost {why}", lost_at=now)
         case h.SubmitWaits(job, evidence) if job == state.attempt.id:
             return replace(state, ray=replace(state.ray, evidence=evidence))
         case _:
             return state
 
 
-def _note_worker(state: HeadState, worker: Worker) -> HeadState:
+def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Take in a report, and the word of what that worker runs by order."""
+    before = state.fleet.workers.get(worker.key)
     state = replace(state, fleet=state.fleet.with_report(worker))
     for word in worker.items:
         key = (worker.key, word.name)
-        if key in state.services:
-            state = _note_service(state, key, word.generation, word.step, word.evidence)
+        item = state.services.get(key)
+        if item is not None:
+            if word.generation > item.generation:  # started by the order of an earlier head
+                state = with_service(state, key, replace(item, generation=word.generation))
+            state = _note_service(state, key, word.generation, (word.step, word.evidence), now)
+    stays = worker.alone and state.phase is Phase.RUNNING  # whose grace is counted then
+    if worker.gone and not stays and not (before and before.gone):
+        return _without_services(state, worker.key)
     return state
 
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
     """Take away an agent that is no more, and what ran there."""
-    services = {at: item for at, item in state.services.items() if at[0] != key}
-    return replace(state, fleet=state.fleet.without(key), services=services)
+    return replace(_without_services(state, key), fleet=state.fleet.without(key))
+
+
+def _without_services(state: HeadState, key: str) -> HeadState:
+    """Forget what ran on a worker that is gone: it is waited for no more."""
+    services = state.services
+    for spec in state.goal.services:
+        services = services.without((key, spec.name))
+    return replace(state, services=services)
 
 
 def _note_service(
-    state: HeadState, key: Key, generation: int | None, step: Step, evidence: str
+    state: HeadState, key: Key, generation: int | None, word: tuple[Step, str], now: float
 ) -> HeadState:
     item = state.services.get(key)
     if item is None or generation not in (None, item.generation):
         return state  # word of an earlier start
-    new = _changed(item, step, evidence)
-    return state if new == item else replace(state, services={**state.services, key: new})
+    new = _changed(item, *word)
+    if new == item:
+        return state
+    return with_service(_with_outage(state, key, item, new, now), key, new)
+
+
+def _with_outage(state: HeadState, key: Key, old: Item, new: Item, now: float) -> HeadState:
+    """Note since when a service that was ready does not answer, and until when."""
+    worker = state.fleet.workers.get(key[0])
+    outage = Outage(key[1], key[0] if worker is None else worker.name, now)
+    if old.step is Step.READY and new.step is not Step.READY:
+        return replace(state, outages=(*state.outages, outage)[-_MOST_OUTAGES:])
+    if new.step is not Step.READY or not old.answered:
+        return state
+    ended = tuple(replace(one, until=now) if _is_of(one, outage) else one for one in state.outages)
+    return replace(state, outages=ended)
+
+
+def _is_of(one: Outage, other: Outage) -> bool:
+    return one.until is None and (one.service, one.node) == (other.service, other.node)
 
 
 def _changed(item: Item, step: Step, evidence: str) -> Item:

@@ -8,12 +8,16 @@ from typing import TYPE_CHECKING
 from agent.base.outcome import Kind, Outcome
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
-from agent.decisions.head.waits import service_deadline, service_title
-from agent.decisions.items import Item, Step
+from agent.decisions.head.waits import service_deadline, service_title, with_service
+from agent.decisions.items import HERE, Item, Step
 from agent.decisions.shared import Said
+from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from agent.decisions.head.state import Key
+    from collections.abc import Iterator
+
+    from agent.decisions.head.state import Key, Worker
+    from agent.work.services import ServiceSpec
 
 
 def order(
@@ -28,42 +32,79 @@ def order(
     missing = {
         (worker.key, spec.name): Item(deadline=now + spec.within)
         for spec in state.goal.services
-        if spec.where.includes(worker.rank, is_head=False)
-        and (worker.key, spec.name) not in state.services
+        if spec.where.includes(worker.number, is_head=False)
+        and state.services.get((worker.key, spec.name)) is None
         and (worker.key, spec.name) not in state.given_up
     }
-    if not missing:
-        return state, ()
-    orders = tuple(h.StartService(name, node) for node, name in missing)
-    return replace(state, services={**state.services, **missing}), orders
+    for key, item in missing.items():
+        state = with_service(state, key, item)
+    return state, tuple(h.StartService(name, node) for node, name in missing)
 
 
 def watch(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
     """Restart what died, after a pause that grows; tell what is lost for good."""
     actions: list[HeadAction] = []
-    for key, item in state.services.items():
+    candidates = (*state.services.dead, *state.services.late(now))
+    for key in dict.fromkeys(candidates):
+        item = state.services.items[key]
         broken = _lost_for_good(state, key, item, now)
         if broken is not None and state.goal.service(key[1]).essential:
             return state, tuple(actions), broken
         if broken is not None:
-            left = {at: one for at, one in state.services.items() if at != key}
-            state = replace(state, services=left, given_up=state.given_up | {key})
+            left, given_up = state.services.without(key), state.given_up | {key}
+            state = replace(state, services=left, given_up=given_up)
             actions.append(Said(f"{broken.reason}; the run goes on without it", "warning"))
             continue
         if item.step is not Step.LOST:
             continue
+        spec, title = state.goal.service(key[1]), service_title(state, key)
+        if spec.argv is None:
+            state = with_service(state, key, item.again(now, spec.within))
+            borne = f"it is asked for {round(spec.within)} s more"
+            actions.append(Said(f"{title} answers no more ({item.evidence}): {borne}", "warning"))
+            actions.append(h.StartService(key[1], key[0], item.generation + 1))
+            continue
         again_at = now + item.pause(now) if item.again_at is None else item.again_at
         if now < again_at:
-            state = _with_service(state, key, replace(item, again_at=again_at))
+            state = with_service(state, key, replace(item, again_at=again_at))
             continue
-        spec = state.goal.service(key[1])
         again = item.again(now, spec.restarted_within)
-        state = _with_service(state, key, again)
+        state = with_service(state, key, again)
         count = f"restart {again.restarts} of {spec.restarts}"
-        title = service_title(state, key)
         actions.append(Said(f"{title} died ({item.evidence}): {count}", "warning"))
         actions.append(h.StartService(key[1], key[0], again.generation))
     return state, tuple(actions), None
+
+
+def lost_alone(state: HeadState, now: float) -> Outcome | None:
+    """Say which node that is there for a needed service only is lost: Ray knows nothing of it."""
+    for spec, worker in _alone(state):
+        silent = now - worker.heard
+        if silent >= state.goal.limits[planned.NODE]:
+            why = f"lost a needed node ({worker.place}, which runs {spec.name})"
+            reason = f"{why}, longer than AGENT_NODE_GRACE"
+            return Outcome(Kind.LOST, 75, reason, culprit="node")
+    return None
+
+
+def alone_deadline(state: HeadState) -> float | None:
+    """Return by when such nodes must be heard of again."""
+    grace = state.goal.limits[planned.NODE]
+    return min((worker.heard + grace for _, worker in _alone(state)), default=None)
+
+
+def address_of(state: HeadState, name: str) -> str | None:
+    """Return the address of the worker on which a service lives; None where that is the head."""
+    worker = state.fleet.workers.get(state.services.homes.get(name, HERE))
+    return None if worker is None else worker.ip
+
+
+def _alone(state: HeadState) -> Iterator[tuple[ServiceSpec, Worker]]:
+    for spec in state.goal.services:
+        if spec.alone and spec.essential:
+            worker = state.fleet.workers.get(state.services.homes.get(spec.name, HERE))
+            if worker is not None:
+                yield spec, worker
 
 
 def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcome | None:
@@ -71,7 +112,7 @@ def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcom
     spec, title = state.goal.service(key[1]), service_title(state, key)
     if item.step is Step.LOST and not item.answered:
         reason = f"{title} ended before it was ready: {item.evidence}"
-    elif item.step is Step.LOST and item.counted(now) >= spec.restarts:
+    elif item.step is Step.LOST and spec.argv and item.counted(now) >= spec.restarts:
         reason = f"{title} is lost for good: {item.evidence}"
     elif _answers_no_more(state, key, item, now):
         reason = f"{title} is lost for good: {item.evidence or 'it answers no more'}"
@@ -85,7 +126,3 @@ def _answers_no_more(state: HeadState, key: Key, item: Item, now: float) -> bool
     awaited = item.restarted is None and state.goal.service(key[1]).essential
     first = awaited and state.phase is Phase.BOOTING
     return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
-
-
-def _with_service(state: HeadState, key: Key, item: Item) -> HeadState:
-    return replace(state, services={**state.services, key: item})

@@ -1,4 +1,4 @@
-"""The head as data: what it was asked for, what it knows, what can happen to it, what it can do."""
+"""The head as data: what it was asked for, what it knows, what can happen to it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,62 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+from agent.decisions.head.actions import (
+    AskNodes,
+    HeadAction,
+    Leave,
+    Probe,
+    RestartRay,
+    Retry,
+    RunStep,
+    StartService,
+    StopJob,
+    Submit,
+    TakeUp,
+)
+from agent.decisions.head.roster import Key, Roster
 from agent.decisions.head.workers import Fleet, RayNode, Worker
-from agent.decisions.items import HERE, Item, ServiceGone, ServiceReady, ServiceWaits, StepOver
-from agent.decisions.shared import Said, StopAsked, Tick, Unfit
+from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
+from agent.decisions.probing import Answered, Probes
+from agent.decisions.shared import StopAsked, Tick, Unfit
+from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.base.outcome import Outcome
-    from agent.decisions.attempts import Attempt
+    from agent.checks.finding import Finding
+    from agent.decisions.attempts import Attempt, Tried
+    from agent.decisions.head.parts import Part
     from agent.decisions.verdict import JobReport
     from agent.node.facts import Facts
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
+    from agent.work.torchrun import PartOver
 
-__all__ = ["Fleet", "RayNode", "ServiceGone", "ServiceReady", "ServiceWaits", "StepOver", "Worker"]
+__all__ = [
+    "Answered",
+    "AskNodes",
+    "Fleet",
+    "HeadAction",
+    "Key",
+    "Leave",
+    "Probe",
+    "RayNode",
+    "RestartRay",
+    "Retry",
+    "Roster",
+    "RunStep",
+    "ServiceGone",
+    "ServiceReady",
+    "ServiceWaits",
+    "StartService",
+    "StepOver",
+    "StopJob",
+    "Submit",
+    "TakeUp",
+    "Worker",
+]
 
 OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
@@ -33,6 +74,7 @@ class Phase(str, Enum):
     BOOTING = "booting"  # Ray, services, prepare step and workers come up side by side
     SUBMITTING = "submitting"
     RUNNING = "running"  # or, without a job, serving
+    JUDGING = "judging"  # the job failed, and perhaps for want of a node: all are asked
     STOPPING = "stopping"  # the job was told to end
     LEAVING = "leaving"  # the verdict stands; workers hear it, everything goes down
 
@@ -58,15 +100,30 @@ class Goal:
     """Those of the whole run, wherever they live."""
     steps: tuple[PrepareStep, ...] = ()
     """The head's own prepare steps, in the order in which they are run."""
+    disks: Mapping[str, str] = field(default_factory=dict)
+    """On which disk of the head's each marker of its steps lies."""
     longest_prepare: float = 0.0
     """How long a worker may prepare, as long as it is heard of."""
     retries: int = 0
     """Further attempts at the job after a loss."""
+    tried: tuple[Tried, ...] = ()
+    """The attempts of earlier heads of the same run that were lost."""
     ray: str = OUR_RAY
     """What to call the Ray that must come up."""
     ray_is_given: bool = False
     """True where others start and stop it: then a job outlives this agent unless it is stopped."""
     ray_restarts: int = RAY_RESTARTS
+    rank: int = 0
+    """The head's own."""
+    by_torchrun: bool = False
+    """True where torchrun starts the job on every node, and no Ray runs."""
+    node: str = ""
+    """This node's name, and what it brings, for its own share of such a job."""
+    size: NodeSize = NodeSize(0)
+    facts: Facts | None = None
+    """What the head's own machine is; None where nothing is compared with it."""
+    brings_libraries: bool = False
+    """True where the job's runtime_env may bring libraries of its own to every node."""
 
     def service(self, name: str) -> ServiceSpec:
         """Return a service by its name."""
@@ -77,8 +134,18 @@ class Goal:
         return next(step for step in self.steps if step.name == name)
 
 
-Key = tuple[str, str]
-"""Names an item: the node on which it is (HERE, or a worker's agent by its id), and its name."""
+Group = tuple[str, str]
+"""A prepare step, and the disk on which its marker lies."""
+
+
+@dataclass(frozen=True)
+class Turns:
+    """How far each worker has come with the steps that it runs by order, and who waits for whom."""
+
+    done: Mapping[str, int] = field(default_factory=dict)
+    """By a worker's agent: how many of them are over there."""
+    queues: Mapping[Group, tuple[str, ...]] = field(default_factory=dict)
+    """Who is to run a step on a disk; the first of them does so now."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +164,17 @@ class HeadState:
     """True once GCS takes connections: from then on workers can join."""
     ray_head: str | None = None
     """The address of Ray's head, as GCS knows it."""
-    gpus: Mapping[str, int] = field(default_factory=dict)
-    """The GPUs of each living node by its address, as GCS knows them."""
-    services: Mapping[Key, Item] = field(default_factory=dict)
+    sizes: Mapping[str, NodeSize] = field(default_factory=dict)
+    """What each living node brings, by its address, as GCS knows it."""
+    services: Roster = field(default_factory=Roster)
     given_up: frozenset[Key] = frozenset()
     """Services that the run goes on without: nobody is to start them again."""
+    outages: tuple[Outage, ...] = ()
+    """When services did not answer, the latest of them."""
     steps: Mapping[Key, Item] = field(default_factory=dict)
+    """The head's own prepare steps."""
+    turns: Turns = field(default_factory=Turns)
+    """Those that workers run by order."""
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0
     """Workers without which the running job cannot go on."""
@@ -110,19 +182,43 @@ class HeadState:
     """Since when fewer nodes than required are alive."""
     loss: str = ""
     """The last node lost while the job ran, for the record."""
+    lost_at: float | None = None
+    """When that was."""
+    checkpoint: int | None = None
+    """The newest checkpoint's step, as far as known."""
+    resumes_from: str = ""
+    """The checkpoint that a recipe would go on from."""
     earlier: tuple[Attempt, ...] = ()
     """The attempts before this one, each with its end."""
+    parts: Mapping[str, Part] = field(default_factory=dict)
+    """The nodes' shares of an attempt that torchrun starts, by node, in the order of ranks."""
+    probes: Probes = field(default_factory=Probes)
+    """What the nodes were asked to try before the job."""
+    differences: tuple[Finding, ...] = ()
+    """In what the nodes that joined differ, as it was found before the last submission."""
     verdict: Outcome | None = None
     """What stands at the end; known before the job has stopped where the agent ends it."""
+
+    @property
+    def losses(self) -> int:
+        """Return how many attempts of this run were lost before this one."""
+        return len(self.goal.tried) + len(self.earlier)
+
+    @property
+    def most_attempts(self) -> int:
+        """Return the number that the last attempt could have."""
+        return self.attempt.number + max(0, self.goal.retries - self.losses)
 
     def to(self, phase: Phase, now: float) -> HeadState:
         """Enter a phase."""
         return replace(self, phase=phase, since=now)
 
-    def gpus_by_node(self) -> list[int]:
-        """Return the GPUs of the head and of each worker that counts."""
+    def nodes(self) -> tuple[NodeSize, ...]:
+        """Return what the head and each worker that counts bring."""
+        if self.goal.by_torchrun:
+            return tuple(part.size for part in self.parts.values())
         head = [] if self.ray_head is None else [self.ray_head]
-        return [self.gpus.get(ip, 0) for ip in (*head, *self.fleet.alive)]
+        return tuple(self.sizes.get(ip, NodeSize(0)) for ip in (*head, *self.fleet.alive))
 
     def until(self, key: str) -> float:
         """Return the deadline of a wait that began with the attempt."""
@@ -165,6 +261,26 @@ class WorkerIntroduced:
     key: str
     name: str
     facts: Facts
+    findings: tuple[Finding, ...] = ()
+    """Those of its own checks."""
+
+
+@dataclass(frozen=True)
+class RunRemembered:
+    """A worker's agent outlived its head: it knows this job's run, and its last attempt."""
+
+    run_id: str
+    attempt: int
+
+
+@dataclass(frozen=True)
+class CheckpointSeen:
+    """What an attempt, or those of earlier heads (0), left to go on from."""
+
+    attempt: int
+    step: int | None = None
+    path: str = ""
+    """The checkpoint that a recipe would go on from."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +288,16 @@ class WorkerReported:
     """A worker's agent said something."""
 
     worker: Worker
+
+
+@dataclass(frozen=True)
+class WorkerSilent:
+    """A worker's agent does not call any more and answers no probe."""
+
+    key: str
+    evidence: str
+    ray_answers: bool = False
+    """False where its Ray does not answer either: the node is lost."""
 
 
 @dataclass(frozen=True)
@@ -207,6 +333,22 @@ class JobHeard:
     report: JobReport
 
 
+@dataclass(frozen=True)
+class NodesAsked:
+    """Every node was asked whether it still serves an attempt; `silent` ones do not, and why."""
+
+    id: str
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """From a node's name to the evidence."""
+
+
+@dataclass(frozen=True)
+class OwnPartOver:
+    """The head's own share of an attempt has ended."""
+
+    over: PartOver
+
+
 HeadEvent = (
     Tick
     | StopAsked
@@ -220,57 +362,15 @@ HeadEvent = (
     | ServiceGone
     | StepOver
     | WorkerIntroduced
+    | RunRemembered
+    | CheckpointSeen
     | WorkerReported
+    | WorkerSilent
     | WorkerReplaced
+    | Answered
     | Submitted
     | SubmitWaits
     | JobHeard
+    | NodesAsked
+    | OwnPartOver
 )
-
-# --- what can be done --------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Submit:
-    """Submit the job under this id; once per attempt."""
-
-    id: str
-
-
-@dataclass(frozen=True)
-class StopJob:
-    """Ask Ray to stop an attempt."""
-
-    id: str
-
-
-@dataclass(frozen=True)
-class RestartRay:
-    """Start this node's Ray again."""
-
-
-@dataclass(frozen=True)
-class StartService:
-    """Start a service, on this node or by order on a worker's; `generation` counts its starts."""
-
-    name: str
-    node: str = HERE
-    generation: int = 1
-
-
-@dataclass(frozen=True)
-class Retry:
-    """Write down how this attempt ended, and that another begins."""
-
-    ended: Attempt
-    next: Attempt
-
-
-@dataclass(frozen=True)
-class Leave:
-    """Tell the workers, take everything down, end."""
-
-    outcome: Outcome
-
-
-HeadAction = Said | Submit | StopJob | RestartRay | StartService | Retry | Leave

@@ -6,21 +6,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome, stopped
-from agent.decisions.attempts import Attempt, id_of, may_retry
-from agent.decisions.head import services
+from agent.decisions.attempts import Attempt, id_of, is_loss
+from agent.decisions.head import agreement, parts, probes, retry, services, turns
 from agent.decisions.head import state as h
 from agent.decisions.head.notes import note
+from agent.decisions.head.remarks import departed, remarks
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
-from agent.decisions.head.waits import service_title, waits
+from agent.decisions.head.waits import stop_deadline, waits, with_service
+from agent.decisions.head.workers import Fleet
 from agent.decisions.items import HERE, Item, Step
-from agent.decisions.shared import Said, StopAsked, Tick, Unfit, Wait, listed
+from agent.decisions.shared import Said, StopAsked, Tick, Unfit, Wait
 from agent.decisions.verdict import verdict_of
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from agent.decisions.head.state import Key
+    from agent.decisions.verdict import JobReport
 
 Decision = tuple[HeadState, tuple[HeadAction, ...]]
 
@@ -28,17 +28,19 @@ Decision = tuple[HeadState, tuple[HeadAction, ...]]
 def first_state(goal: h.Goal) -> HeadState:
     """Return the head's first state."""
     number = goal.first_attempt
-    return HeadState(
+    state = HeadState(
         goal=goal,
         attempt=Attempt(id_of(goal.run_id, number, goal.submission_id), number),
-        services={
-            (HERE, spec.name): Item()
-            for spec in goal.services
-            if spec.where.includes(0, is_head=True)
-        },
+        ray=Item(Step.READY) if goal.by_torchrun else Item(),
+        fleet=Fleet(by_report=goal.by_torchrun),
         steps={(HERE, step.name): Item() for step in goal.steps},
+        turns=turns.first_turns(goal),
         required=goal.expected_workers,
     )
+    for spec in goal.services:
+        if spec.where.includes(goal.rank, is_head=True):
+            state = with_service(state, (HERE, spec.name), Item())
+    return state
 
 
 def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -48,10 +50,14 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, StopAsked):
         return _on_stop(state, event, now)
     noted = note(state, event, now)
-    said = _remarks(state, noted, event)
+    noted = replace(noted, fleet=noted.fleet.looked(now))
+    said = remarks(state, noted, event)
+    noted = retry.noticed(noted, departed(state, noted, event), now)
     noted, ordered = services.order(noted, event, now)
+    noted, in_turn = turns.order(noted, event, now)
+    noted, tried = probes.after(noted, event, now)
     decision = _BY_PHASE[noted.phase](noted, event, now)
-    return decision[0], (*said, *ordered, *decision[1])
+    return decision[0], (*said, *ordered, *in_turn, *tried, *decision[1])
 
 
 def deadline(state: HeadState) -> float | None:
@@ -59,45 +65,20 @@ def deadline(state: HeadState) -> float | None:
     if state.phase is Phase.LEAVING:
         return None
     times = [wait.deadline for wait in waits(state)]
+    if state.phase is Phase.BOOTING and not times:
+        times.append(state.since)  # nothing is waited for, not even for a Ray
     if state.phase in {Phase.BOOTING, Phase.RUNNING}:
-        times += [item.again_at for item in state.services.values() if item.again_at is not None]
+        dead = state.services.dead.values()
+        times += [item.again_at for item in dead if item.again_at is not None]
+        alone = services.alone_deadline(state)
+        times += [] if alone is None else [alone]
+    if state.fleet.look_at is not None:
+        times.append(state.fleet.look_at)
+    if state.phase is Phase.STOPPING and (told := parts.next_look(state)) is not None:
+        times.append(told)
     if state.short_since is not None and state.phase is Phase.RUNNING and state.goal.wants_job:
         times.append(state.short_since + state.goal.limits[planned.NODE])
     return min(times, default=None)
-
-
-def _remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
-    """Say what a person would want to know of an event, whatever follows from it."""
-    found: list[HeadAction] = []
-    if isinstance(event, h.StepOver) and before.steps != after.steps:
-        items = after.steps.values()
-        if all(item.step is Step.READY for item in items):
-            found.append(Said(f"{listed(name for _, name in after.steps)}: done"))
-    if after.services is not before.services:
-        found += [
-            Said(f"{service_title(after, key)} answers")
-            for key, item in after.services.items()
-            if item.step is Step.READY and _step_of(before.services, key) is not Step.READY
-        ]
-    was, are = before.fleet.alive, after.fleet.alive
-    if was is not are:
-        changed = _perhaps_changed(before, after, event)
-        found += [Said(f"{are[ip]} joined Ray") for ip in changed if ip in are and ip not in was]
-        left = [was[ip] for ip in changed if ip in was and ip not in are]
-        found += [Said(f"{name} left Ray", "warning") for name in left]
-    return found
-
-
-def _perhaps_changed(before: HeadState, after: HeadState, event: HeadEvent) -> Iterable[str]:
-    """Return the addresses at which a worker may have come to count, or no longer do."""
-    if isinstance(event, h.WorkerReported):  # at thousands of workers there is no time for all
-        earlier = before.fleet.workers.get(event.worker.key)
-        return {event.worker.ip, earlier.ip if earlier else event.worker.ip}
-    return {**before.fleet.alive, **after.fleet.alive}
-
-
-def _step_of(items: Mapping[Key, Item], key: Key) -> Step | None:
-    return items[key].step if key in items else None
 
 
 # --- booting -----------------------------------------------------------------------------------
@@ -106,6 +87,9 @@ def _step_of(items: Mapping[Key, Item], key: Key) -> Step | None:
 def _booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, Unfit):
         return _leave(state, event.outcome, now)
+    known = _of_earlier_attempts(state, event, now)
+    if known is not None:
+        return known
     if state.ray.step is Step.LOST:
         return _ray_did_not_start(state, now)
     failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
@@ -113,20 +97,33 @@ def _booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
         (_, name), item = failed
         return _end(state, now, 69, f"{name} failed: {item.evidence}", name)
     state, said, broken = services.watch(state, now)
+    broken = broken or services.lost_alone(state, now)
     if broken is not None:
         return _leave(state, broken, now)
     after, actions = _awaiting(state, now)
     return after, (*said, *actions)
 
 
+def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
+    """Heed what is heard of them: from a worker that remembers, and of what they saved."""
+    if isinstance(event, h.CheckpointSeen):
+        vain = retry.no_progress(state)
+        return None if vain is None else _leave(state, vain, now)
+    if not isinstance(event, h.RunRemembered) or not retry.is_news(state, event):
+        return None
+    state, taken_up, over = retry.take_up(state, event)
+    after, actions = _booting(state, Tick(), now) if over is None else _leave(state, over, now)
+    return after, (*taken_up, *actions)
+
+
 def _awaiting(state: HeadState, now: float) -> Decision:
     """Go on when nothing is waited for any more; end where something never came in time."""
-    pending = waits(state)
+    pending = tuple(w for w in waits(state) if w.key not in planned.NEVER_LATE or not w.over(now))
     late = next((wait for wait in pending if wait.over(now)), None)
     if late is not None:
         partial = _proceed_partially(state, pending, late, now)
         why = f"{late.what} never came in time: {late.evidence or 'no word'}"
-        return partial or _end(state, now, 69, why, late.what)
+        return partial or _end(state, now, retry.code_of(state, late), why, late.what)
     if pending:
         return state, ()
     return _boot_done(state, now)
@@ -145,17 +142,27 @@ def _ray_did_not_start(state: HeadState, now: float) -> Decision:
 def _without_ray(state: HeadState, ray: Item) -> HeadState:
     """Forget what was known of a Ray that is gone."""
     fleet = state.fleet.with_nodes(())
-    return replace(state, ray=ray, gcs_answers=False, ray_head=None, gpus={}, fleet=fleet)
+    return replace(state, ray=ray, gcs_answers=False, ray_head=None, sizes={}, fleet=fleet)
 
 
 def _boot_done(state: HeadState, now: float) -> Decision:
+    state, done, refusal = agreement.weighed(state)
+    after, actions = _go_on(state, now) if refusal is None else _leave(state, refusal, now)
+    return after, (*done, *actions)
+
+
+def _go_on(state: HeadState, now: float) -> Decision:
     nodes = f"{len(state.fleet.alive) + 1} node(s)"
     if not state.goal.wants_job:
         ready = Said(f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)")
         return state.to(Phase.RUNNING, now), (ready,)
-    attempt = replace(state.attempt, submitted=now, heard=now)
+    attempt = replace(state.attempt, submitted=now, heard=now, checkpoint=state.checkpoint)
     state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
-    return state, (Said(f"{nodes} ready: submitting the job"), h.Submit(attempt.id))
+    doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
+    ready = Said(f"{nodes} ready: {doing}")
+    again = (Said(retry.sentence(state)),) if attempt.number > 1 else ()
+    state = parts.begin(state) if state.goal.by_torchrun else state
+    return state, (*again, ready, h.Submit(attempt.id))
 
 
 def _proceed_partially(
@@ -180,8 +187,10 @@ def _proceed_partially(
 def _submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if state.ray.step is Step.LOST:
         return _attempt_over(state, _lost(f"Ray was lost: {state.ray.evidence}"), now)
+    if isinstance(event, Unfit):  # a recipe that does not fit what joined
+        return _leave(state, event.outcome, now)
     if isinstance(event, h.Submitted) and event.id == state.attempt.id:
-        return state.to(Phase.RUNNING, now), (Said("the job is submitted"),)
+        return _submitted(state.to(Phase.RUNNING, now), event, now)
     if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
         why = f"Ray refused the job: {event.evidence}"
         return _end(state, now, 78, why, "AGENT_RUNTIME_ENV")
@@ -192,35 +201,96 @@ def _submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     return state, ()
 
 
+def _submitted(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    if not state.goal.by_torchrun:
+        return state, (Said("the job is submitted"),)
+    after, actions = _running(state, event, now)  # a worker's share may have ended already
+    return after, (Said("the job is started"), *actions)
+
+
 def _running(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    if isinstance(event, h.JobHeard) and event.id == state.attempt.id and event.report.ended:
-        return _attempt_over(state, verdict_of(event.report, state.loss), now)
-    if state.ray.step is Step.LOST:
-        return _attempt_over(state, _lost(f"Ray was lost on the head: {state.ray.evidence}"), now)
-    if state.goal.wants_job and now >= state.attempt.heard + state.goal.limits[planned.JOB]:
-        silent = round(now - state.attempt.heard)
-        return _give_the_job_up(state, _lost(f"Ray said nothing of the job for {silent} s"), now)
+    over = _over_by_itself(state, event, now)
+    if over is not None:
+        return over
     state, said = _watch_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.short_since if state.goal.wants_job else None
     if short is not None and now >= short + grace:
-        lost = Outcome(Kind.LOST, 75, f"{state.loss}, longer than AGENT_NODE_GRACE", culprit="node")
+        gone = parts.missing(state)
+        loss = f"lost a needed node: {gone}" if gone else state.loss
+        lost = Outcome(Kind.LOST, 75, f"{loss}, longer than AGENT_NODE_GRACE", culprit="node")
         return _stop_job(state, lost, now, said)
     state, more, broken = services.watch(state, now)
+    broken = broken or services.lost_alone(state, now)
     if broken is not None:
         return _stop_job(state, broken, now, (*said, *more))
     return state, (*said, *more)
 
 
+def _job_over(state: HeadState, report: JobReport, now: float) -> Decision:
+    if retry.must_ask(state, report, now):
+        return state.to(Phase.JUDGING, now), (h.AskNodes(state.attempt.id),)
+    return _attempt_over(state, retry.judged(state, report, now), now)
+
+
+def _judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Hold a job's failure back until all nodes were asked whether they are there, or too long."""
+    report = state.attempt.report
+    assert report is not None  # noqa: S101 - entered only with a job's end
+    asked = isinstance(event, h.NodesAsked) and event.id == state.attempt.id
+    if asked or retry.recent_loss(state, now) or now >= state.since + planned.ASK_LIMIT:
+        return _attempt_over(state, retry.judged(state, report, now), now)
+    return state, ()
+
+
+def _over_by_itself(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
+    """End a running attempt that has ended, or of which nothing is heard any more."""
+    if isinstance(event, h.JobHeard) and event.id == state.attempt.id and event.report.ended:
+        return _job_over(state, event.report, now)
+    if state.goal.by_torchrun:
+        return None if parts.report(state) is None else _part_over(state, now)
+    if state.ray.step is Step.LOST and not state.goal.wants_job:
+        return _serve_again(state, now)
+    if state.ray.step is Step.LOST:
+        return _attempt_over(state, _lost(f"Ray was lost on the head: {state.ray.evidence}"), now)
+    if state.goal.wants_job and now >= state.attempt.heard + state.goal.limits[planned.JOB]:
+        silent = round(now - state.attempt.heard)
+        return _give_the_job_up(state, _lost(f"Ray said nothing of the job for {silent} s"), now)
+    return None
+
+
+def _serve_again(state: HeadState, now: float) -> Decision:
+    """Start Ray again in place, where nobody's job was lost with it."""
+    ray, most = state.ray, state.goal.ray_restarts
+    lost = f"Ray was lost on the head: {ray.evidence}"
+    if ray.counted(now) >= most:
+        return _leave(state, _lost(lost), now)
+    again = Item(restarts=ray.counted(now) + 1, restarted=now)
+    said = Said(f"{lost}; starting it again: {again.restarts} of {most}", "warning")
+    state = replace(_without_ray(state, again), attempt=replace(state.attempt, began=now))
+    return state.to(Phase.BOOTING, now), (said, h.RestartRay())
+
+
+def _part_over(state: HeadState, now: float) -> Decision:
+    """End an attempt with its shares; where one failed, the others are stopped first."""
+    end = parts.verdict(state)
+    if parts.settled(state):
+        return _attempt_over(state, end, now)
+    said = Said(f"{end.reason}: stopping the job on the other nodes", "warning")
+    return _stop_job(state, end, now, (said,))
+
+
 def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    short = len(state.fleet.alive) < state.required
+    gone = parts.missing(state)
+    short = bool(gone) or len(state.fleet.alive) < state.required
     if short and state.short_since is None:
-        loss = f"lost a needed node ({state.fleet.describe_missing(state.required, now)})"
+        known = state.fleet.describe_missing(state.required, now)
+        loss = f"lost a needed node ({f'{gone}; {known}' if gone else known})"
         grace = round(state.goal.limits[planned.NODE])
         follows = f"the job is stopped unless it is back within {grace} s"
         stays = "the cluster stays, and takes it back when it comes"
         said = Said(f"{loss}: {follows if state.goal.wants_job else stays}", "warning")
-        return replace(state, short_since=now, loss=loss), (said,)
+        return replace(state, short_since=now, loss=loss, lost_at=now), (said,)
     if not short and state.short_since is not None:
         return replace(state, short_since=None), (Said("all needed nodes are back"),)
     return state, ()
@@ -233,6 +303,8 @@ def _on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
     outcome = stopped(event.signum, expected=not state.goal.wants_job)
     if state.phase is Phase.STOPPING:
         return replace(state, verdict=_without_retry(state, outcome)), ()
+    if state.phase is Phase.JUDGING and state.attempt.report is not None:
+        return _leave(state, verdict_of(state.attempt.report, state.loss), now)
     submitted = state.goal.wants_job and state.phase in {Phase.RUNNING, Phase.SUBMITTING}
     if submitted:
         return _stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping the job"),))
@@ -245,7 +317,7 @@ def _without_retry(state: HeadState, asked: Outcome) -> Outcome:
     Its own verdict stands, unless that was a loss after which another attempt would have followed.
     """
     verdict = state.verdict
-    if verdict is None or may_retry(state.attempt, verdict, state.goal.retries):
+    if verdict is None or (is_loss(verdict) and state.losses < state.goal.retries):
         return asked
     return verdict
 
@@ -271,40 +343,35 @@ def _stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     assert state.verdict is not None  # noqa: S101 - entered only with a verdict
     own = state.attempt.id
     ended = isinstance(event, h.JobHeard) and event.id == own and event.report.ended
+    verdict = state.verdict
+    if state.goal.by_torchrun:
+        state = parts.looked(state, now)
+        ended = parts.settled(state)
+        if verdict.is_jobs_verdict:  # shares that ended since may tell of an earlier failure
+            verdict = parts.verdict(state)
     refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
     never_ran = refusal is not None and (refusal.cancelled or refusal.final)
     dies_with_ray = refusal is not None and not state.goal.ray_is_given
-    over = now >= state.since + state.goal.job_stop_grace
+    over = now >= stop_deadline(state)
     if ended or never_ran or dies_with_ray or over or state.ray.step is Step.LOST:
         late = (Said("the job did not stop in time", "warning"),) if over and not ended else ()
         gone = ended or never_ran  # nothing follows an attempt that may still be alive
-        after, actions = (_attempt_over if gone else _leave)(state, state.verdict, now)
+        after, actions = (_attempt_over if gone else _leave)(state, verdict, now)
         return after, (*late, *actions)
     return state, ()
 
 
 def _attempt_over(state: HeadState, end: Outcome, now: float) -> Decision:
     """Leave with the end of an attempt, or try again where that may help."""
-    if not may_retry(state.attempt, end, state.goal.retries):
-        return _leave(state, end, now)
-    ended = state.attempt.over(now, end)
-    number = ended.number + 1
-    attempt = Attempt(id_of(state.goal.run_id, number), number, began=now)
-    most = state.goal.retries + 1
-    said = Said(f"attempt {number} of {most}: {end.reason}", "warning")
-    lost = state.ray.step is Step.LOST
-    state = replace(
-        _without_ray(state, Item()) if lost else state,
-        attempt=attempt,
-        earlier=(*state.earlier, ended),
-        required=state.goal.expected_workers,
-        short_since=None,
-        loss="",
-        verdict=None,
-    )
-    again: tuple[HeadAction, ...] = (h.RestartRay(),) if lost else ()
-    after, actions = _booting(state.to(Phase.BOOTING, now), Tick(), now)
-    return after, (said, h.Retry(ended, attempt), *again, *actions)
+    again = retry.another(state, end, now)
+    if isinstance(again, Outcome):
+        return _leave(state, again, now)
+    begun, actions = again
+    begun = replace(begun, parts={})
+    if state.ray.step is Step.LOST:
+        begun, actions = _without_ray(begun, Item()), (*actions, h.RestartRay())
+    after, more = _booting(begun, Tick(), now)
+    return after, (*actions, *more)
 
 
 def _lost(reason: str) -> Outcome:
@@ -328,5 +395,6 @@ _BY_PHASE = {
     Phase.BOOTING: _booting,
     Phase.SUBMITTING: _submitting,
     Phase.RUNNING: _running,
+    Phase.JUDGING: _judging,
     Phase.STOPPING: _stopping,
 }

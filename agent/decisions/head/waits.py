@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
+from agent.decisions.attempts import is_loss
+from agent.decisions.head.probes import score_waits
 from agent.decisions.head.state import HeadState, Phase
 from agent.decisions.items import HERE, Step
 from agent.decisions.shared import Wait, listed
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from agent.decisions.head.state import Key
     from agent.decisions.items import Item
 
+_MOST_NAMED = 8
+"""So many nodes on which a service is awaited are named one by one; the rest are counted."""
 _STALE = 60.0
 """A worker reports every few seconds; unheard for this long, it prepares nothing any more."""
+_KILLED_WITHIN = 10.0
+"""Ray kills a job at the end of its grace; that it is gone is heard a little later."""
 
 
 def waits(state: HeadState) -> tuple[Wait, ...]:
@@ -33,6 +41,12 @@ def service_title(state: HeadState, key: Key) -> str:
     return f"{name} on {worker.place}" if worker is not None else name
 
 
+def with_service(state: HeadState, key: Key, item: Item) -> HeadState:
+    """Note how a service stands."""
+    until = service_deadline(state, key, item)
+    return replace(state, services=state.services.with_item(key, item, until))
+
+
 def service_deadline(state: HeadState, key: Key, item: Item) -> float:
     """Return by when a service that is awaited must answer."""
     if item.deadline is not None:
@@ -41,12 +55,24 @@ def service_deadline(state: HeadState, key: Key, item: Item) -> float:
 
 
 def _boot_waits(state: HeadState) -> Iterator[Wait]:
+    needed = tuple(_needed(state))
+    yield from needed
+    attempt = state.attempt
+    if not needed:
+        yield from score_waits(state)
+    if not needed and attempt.not_before > attempt.began:
+        what = f"attempt {attempt.number} to begin"
+        yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
+
+
+def _needed(state: HeadState) -> Iterator[Wait]:
     goal = state.goal
     if state.ray.step is Step.PENDING:
         before = f"the last one: {state.last_ray}" if state.last_ray else ""
         evidence = "; ".join(filter(None, (state.ray.evidence, before)))
         yield Wait(planned.HEAD, goal.ray, state.until(planned.HEAD), evidence)
     yield from _service_waits(state)
+    yield from _rank_waits(state)
     yield from _step_waits(state)
     if len(state.fleet.alive) < state.required:
         fleet, required = state.fleet, state.required
@@ -67,10 +93,38 @@ def _workers_deadline(state: HeadState) -> float:
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
-    for key, item in state.services.items():
-        if item.step is Step.PENDING:
-            until = service_deadline(state, key, item)
-            yield Wait(key[1], service_title(state, key), until, item.evidence)
+    """Wait for services; one that is awaited on many nodes is told once, for all of them."""
+    for name, nodes, until in state.services.pending():
+        if len(nodes) == 1:
+            (key,) = ((node, name) for node in nodes)
+            evidence = state.services.items[key].evidence
+            yield Wait(name, service_title(state, key), until, evidence)
+        else:
+            what = f"{name} on {state.goal.service(name).where.sentence()}"
+            yield Wait(name, what, until, partial(_of_many, state, name, nodes))
+
+
+def _of_many(state: HeadState, name: str, nodes: Iterable[str]) -> str:
+    keys = [(node, name) for node in nodes]
+    words = []
+    for key in keys[:_MOST_NAMED]:
+        evidence = state.services.items[key].evidence
+        words.append(f"{service_title(state, key)}: {evidence or 'no word yet'}")
+    more = len(keys) - len(words)
+    return "; ".join([f"{len(keys)} not ready", *words, *([f"{more} more"] if more else [])])
+
+
+def _rank_waits(state: HeadState) -> Iterator[Wait]:
+    """Wait for the node that is to run a service by its rank, until it has reported."""
+    for spec in state.goal.services:
+        if spec.where.kind == "rank" and spec.essential and spec.name not in state.services.homes:
+            what = f"{spec.where.sentence()}, which is to run {spec.name}"
+            yield Wait(f"{spec.name} {spec.where.sentence()}", what, _node_until(state), "no word")
+
+
+def _node_until(state: HeadState) -> float:
+    limits = state.goal.limits
+    return state.attempt.began + limits.get(planned.WORKERS, limits[planned.HEAD])
 
 
 def _step_waits(state: HeadState) -> Iterator[Wait]:
@@ -85,7 +139,7 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _running_waits(state: HeadState) -> Iterator[Wait]:
-    if state.goal.wants_job:
+    if state.goal.wants_job and not state.goal.by_torchrun:
         report = state.attempt.report
         status = report.status.lower() if report else "submitted"
         until = state.attempt.heard + state.goal.limits[planned.JOB]
@@ -95,16 +149,29 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
 
 def _submitting_waits(state: HeadState) -> Iterator[Wait]:
     until = state.since + state.goal.limits[planned.SUBMIT]
-    yield Wait(planned.SUBMIT, "Ray to take the job", until, state.ray.evidence)
+    who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
+    yield Wait(planned.SUBMIT, who, until, state.ray.evidence)
+
+
+def _judging_waits(state: HeadState) -> Iterator[Wait]:
+    yield Wait(planned.ASK, "word from every node", state.since + planned.ASK_LIMIT)
+
+
+def stop_deadline(state: HeadState) -> float:
+    """Return by when a job must have stopped; longer, where another attempt waits for that."""
+    goal, verdict = state.goal, state.verdict
+    follows = verdict is not None and is_loss(verdict) and state.losses < goal.retries
+    return state.since + goal.job_stop_grace + (_KILLED_WITHIN if follows else 0.0)
 
 
 def _stopping_waits(state: HeadState) -> Iterator[Wait]:
-    yield Wait(planned.STOP, "the job to stop", state.since + state.goal.job_stop_grace)
+    yield Wait(planned.STOP, "the job to stop", stop_deadline(state))
 
 
 _WAITS = {
     Phase.BOOTING: _boot_waits,
     Phase.SUBMITTING: _submitting_waits,
     Phase.RUNNING: _running_waits,
+    Phase.JUDGING: _judging_waits,
     Phase.STOPPING: _stopping_waits,
 }

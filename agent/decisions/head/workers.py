@@ -7,21 +7,39 @@ counted as reports come, and only sentences, which are told rarely, look at ever
 from __future__ import annotations
 
 from dataclasses import field, replace
+from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.base.value import dataclass
 from agent.decisions.shared import listed
+from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from agent.checks.finding import Finding
     from agent.decisions.items import ItemWord
+    from agent.decisions.probing import Answer
     from agent.node.facts import Facts
+    from agent.work.torchrun import PartOver
 
 T = TypeVar("T")
 
+SILENT_AFTER = 15.0
+"""A worker's agent that lives reports more often than this; where no Ray runs, only that tells."""
+_UNHEARD = f"no word of it for {SILENT_AFTER:g} s"
 _MOST_NAMED = 8
 """So many missing workers are named one by one; the rest are counted."""
+
+
+class NodeState(str, Enum):
+    """How a node stands, in a word."""
+
+    BOOTING = "booting"
+    JOINED = "joined"
+    SILENT = "silent"  # its agent does not answer; its Ray does, or is not known to be gone
+    LOST = "lost"  # it was part of the cluster, and is no more
+    LEFT = "left"  # it said goodbye
 
 
 @dataclass(frozen=True)
@@ -43,6 +61,35 @@ class Worker:
     error: str = ""
     items: tuple[ItemWord, ...] = ()
     """What it runs by the head's orders."""
+    answers: tuple[Answer, ...] = ()
+    """How what it was to try went, told once."""
+    given_rank: int | None = None
+    """The one that the head gave it, where the platform has none."""
+    alone: bool = False
+    """True where it is there for a service only, joins no Ray, and does not count."""
+    part: PartOver | None = None
+    """How its share of a job that torchrun starts ended, once it has."""
+    gpus: int = 0
+    """Those that its share of such a job has."""
+    silent: str = ""
+    """Why it is not heard of any more, where that is known."""
+    lost: bool = False
+    """True where its Ray does not answer either, whatever GCS says still."""
+
+    @property
+    def number(self) -> int | None:
+        """Return its rank, whoever gave it."""
+        return self.given_rank if self.rank is None else self.rank
+
+    def state(self, *, counts: bool) -> NodeState:
+        """Return how its node stands; `counts` where it is one of those that count as there."""
+        if self.gone:
+            return NodeState.LEFT
+        if self.joined and not counts:
+            return NodeState.LOST
+        if self.silent:
+            return NodeState.SILENT
+        return NodeState.JOINED if counts else NodeState.BOOTING
 
     @property
     def place(self) -> str:
@@ -59,6 +106,14 @@ class RayNode:
     is_head: bool = False
     gpus: float = 0.0
     alive: bool = True
+    cpus: float = 0.0
+    memory: float = 0.0
+    """In bytes, as far as Ray may use it."""
+
+    @property
+    def size(self) -> NodeSize:
+        """Return what it brings."""
+        return NodeSize(int(self.gpus), int(self.cpus), int(self.memory) or None)
 
 
 @dataclass(frozen=True)
@@ -68,6 +123,8 @@ class Fleet:
     workers: Mapping[str, Worker] = field(default_factory=dict)
     facts: Mapping[str, Facts] = field(default_factory=dict)
     """What each agent said of its machine."""
+    findings: Mapping[str, tuple[Finding, ...]] = field(default_factory=dict)
+    """What its checks found."""
     in_ray: frozenset[str] = frozenset()
     """Addresses of the nodes that are alive in GCS, the head's apart."""
     by_ip: Mapping[str, str] = field(default_factory=dict)
@@ -83,10 +140,20 @@ class Fleet:
 
     GCS takes a while to miss a node; what it says of this one is older than the agent's leaving.
     """
+    ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """The nodes that GCS lists as alive at each address, by its own ids."""
+    dead: frozenset[str] = frozenset()
+    """Those that did not answer any more when last tried: a new Ray at their address has another.
+    """
     preparing: int = 0
     """How many are busy with a prepare step."""
     prepared_heard: float | None = None
     """When one that prepares was heard of last."""
+    by_report: bool = False
+    """True where no Ray runs: a worker counts by its own agent's word, for as long as that comes.
+    """
+    look_at: float | None = None
+    """When to look next for workers that have fallen silent, where only they tell."""
 
     # --- what happens ---------------------------------------------------------------------------
 
@@ -97,25 +164,68 @@ class Fleet:
         preparing = self.preparing + worker.preparing - (before is not None and before.preparing)
         heard = worker.heard if worker.preparing else self.prepared_heard
         new = replace(self, workers=workers, preparing=preparing, prepared_heard=heard)
+        if self.by_report and self.look_at is None:
+            new = replace(new, look_at=worker.heard + SILENT_AFTER)
         if before is not None and _counts_alike(before, worker):
             return new
+        if before is not None and before.lost:  # it was cut off, and its Ray with it
+            new = new.listing(new.ids, new.dead - new.ids.get(worker.ip, frozenset()))
         if before is not None and before.ip != worker.ip:
             new = new.left_by(before)
         if worker.ip:
             new = replace(new, by_ip=_with(new.by_ip, worker.ip, worker.key))
         return new.recounted(worker.ip)
 
-    def with_facts(self, key: str, facts: Facts) -> Fleet:
+    def looked(self, now: float) -> Fleet:
+        """Take those out of the count that have fallen silent; it is rarely time to look."""
+        if self.look_at is None or now < self.look_at:
+            return self
+        speak = [w for w in self.workers.values() if not w.gone and not w.lost]
+        silent = [w.key for w in speak if now >= w.heard + SILENT_AFTER]
+        others = [w.heard for w in speak if now < w.heard + SILENT_AFTER]
+        look_at = min(others) + SILENT_AFTER if others else None
+        return replace(self.silenced(silent), look_at=look_at)
+
+    def silenced(self, keys: Iterable[str]) -> Fleet:
+        """Count agents out until they speak again."""
+        changed = {key: replace(self.workers[key], silent=_UNHEARD, lost=True) for key in keys}
+        new = replace(self, workers={**self.workers, **changed})
+        for worker in changed.values():
+            new = new.recounted(worker.ip)
+        return new
+
+    def fell_silent(self, key: str, evidence: str, *, is_lost: bool) -> Fleet:
+        """Take in that an agent is not heard of any more; its next report takes that back."""
+        worker = self.workers.get(key)
+        if worker is None or worker.gone:
+            return self
+        silent = replace(worker, silent=evidence, lost=is_lost)
+        new = replace(self, workers=_with(self.workers, key, silent))
+        if is_lost and self.by_ip.get(worker.ip) == key:
+            new = new.listing(new.ids, new.dead | new.ids.get(worker.ip, frozenset()))
+        return new.recounted(worker.ip)
+
+    def with_facts(self, key: str, facts: Facts, findings: tuple[Finding, ...] = ()) -> Fleet:
         """Take in what an agent said of its machine."""
-        return replace(self, facts=_with(self.facts, key, facts))
+        found = _with(self.findings, key, findings)
+        return replace(self, facts=_with(self.facts, key, facts), findings=found)
 
     def with_nodes(self, nodes: Iterable[RayNode]) -> Fleet:
         """Take in GCS's list."""
-        there = [node.ip for node in nodes if node.alive and not node.is_head]
-        named = ((ip, self._name_at(ip)) for ip in dict.fromkeys(there))
+        ids: dict[str, frozenset[str]] = {}
+        for node in nodes:
+            if node.alive and not node.is_head:
+                ids[node.ip] = ids.get(node.ip, frozenset()) | {node.node_id}
+        listed_now = frozenset[str]().union(*ids.values())
+        new = self.listing(ids, self.dead & listed_now)
+        named = ((ip, self._name_at(ip)) for ip in ids if ip in new.in_ray)
         alive = {ip: name for ip, name in named if name is not None}
-        listed_now = frozenset(there)
-        return replace(self, in_ray=listed_now, alive=alive, ghosts=self.ghosts & listed_now)
+        return replace(new, alive=alive, ghosts=self.ghosts & new.in_ray)
+
+    def listing(self, ids: Mapping[str, frozenset[str]], dead: frozenset[str]) -> Fleet:
+        """Take in which nodes GCS lists, and which of them are dead all the same."""
+        in_ray = frozenset(ids) if not dead else frozenset(ip for ip in ids if ids[ip] - dead)
+        return replace(self, ids=ids, dead=dead, in_ray=in_ray)
 
     def without(self, key: str) -> Fleet:
         """Forget an agent that is no more."""
@@ -124,8 +234,11 @@ class Fleet:
             return self
         workers = {k: w for k, w in self.workers.items() if k != key}
         facts = {k: f for k, f in self.facts.items() if k != key}
+        findings = {k: f for k, f in self.findings.items() if k != key}
         preparing = self.preparing - worker.preparing
-        return replace(self, workers=workers, facts=facts, preparing=preparing).left_by(worker)
+        return replace(
+            self, workers=workers, facts=facts, findings=findings, preparing=preparing
+        ).left_by(worker)
 
     def left_by(self, worker: Worker) -> Fleet:
         """Take an agent away from its address."""
@@ -137,7 +250,7 @@ class Fleet:
 
     def recounted(self, ip: str) -> Fleet:
         """Count anew who is at an address."""
-        name = self._name_at(ip) if ip in self.in_ray else None
+        name = self._name_at(ip) if self.by_report or ip in self.in_ray else None
         if self.alive.get(ip) == name:
             return self
         if name is not None:
@@ -145,11 +258,16 @@ class Fleet:
         return replace(self, alive={i: n for i, n in self.alive.items() if i != ip})
 
     def _name_at(self, ip: str) -> str | None:
-        """Return the name under which a node of GCS's counts; None where it does not."""
+        """Return the name under which a node counts; None where it does not."""
         worker = self.workers.get(self.by_ip.get(ip, ""))
-        if worker is None:
-            return None if ip in self.ghosts else ip
-        return worker.name if worker.joined and not worker.gone else None
+        if worker is None:  # a node of Ray's that was joined by hand, or one that its agent left
+            return None if self.by_report or ip in self.ghosts else ip
+        counts = worker.joined and not worker.gone and not worker.lost
+        return worker.name if counts else None
+
+    def counts(self, worker: Worker) -> bool:
+        """Say whether an agent is the one that counts at its address."""
+        return worker.ip in self.alive and self.by_ip.get(worker.ip) == worker.key
 
     # --- what is known --------------------------------------------------------------------------
 
@@ -161,8 +279,10 @@ class Fleet:
         """Say how many workers are there, which are not, and the last that was heard of each."""
         absent = self._absent()
         parts = [f"{len(self.alive)} of {required} joined"]
-        ranks = {w.rank for w in self.workers.values() if w.rank is not None}
-        never = [str(rank) for rank in range(1, required + 1) if rank not in ranks]
+        known = self.workers.values()
+        ranks = {w.rank for w in known if w.rank is not None}
+        last = required + sum(w.alone for w in known)
+        never = [str(rank) for rank in range(1, last + 1) if rank not in ranks]
         unheard = self.never_heard(required)
         if ranks and never:
             parts.append(f"never heard of rank {listed(_shortened(never))}")
@@ -173,7 +293,7 @@ class Fleet:
 
     def _absent(self) -> list[Worker]:
         """Return the workers whose agents spoke but which do not count, in their order."""
-        found = [w for w in self.workers.values() if w.ip not in self.alive]
+        found = [w for w in self.workers.values() if w.ip not in self.alive and not w.alone]
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.name))
 
 
@@ -184,11 +304,12 @@ def _with(old: Mapping[str, T], key: str, value: T) -> dict[str, T]:
 
 
 def _counts_alike(one: Worker, other: Worker) -> bool:
-    return (one.ip, one.name, one.joined, one.gone) == (
+    return (one.ip, one.name, one.joined, one.gone, one.lost) == (
         other.ip,
         other.name,
         other.joined,
         other.gone,
+        other.lost,
     )
 
 
@@ -202,4 +323,5 @@ def _last_word(worker: Worker, now: float | None) -> str:
         return f"{worker.place} was refused: {worker.refused}"
     age = "" if now is None else f" {max(0, round(now - worker.heard))} s ago"
     detail = f", {worker.detail}" if worker.detail else ""
-    return f"{worker.place} last said{age}: {worker.phase}{detail}"
+    silent = f", and is silent since: {worker.silent}" if worker.silent else ""
+    return f"{worker.place} last said{age}: {worker.phase}{detail}{silent}"

@@ -1,5 +1,5 @@
 """The worker's decisions: (state, event, time) -> state and actions."""
 
-from agent.decisions.worker.story import deadline, decide, first_state, waits
+from agent.decisions.worker.story import deadline, decide, first_state, waits, words
 
-__all__ = ["deadline", "decide", "first_state", "waits"]
+__all__ = ["deadline", "decide", "first_state", "waits", "words"]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from agent.base.value import dataclass
 from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
 from agent.decisions.shared import Order, Said, StopAsked, Tick, Unfit
+from agent.work.torchrun import PartOver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,8 +17,9 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
+    from agent.work.torchrun import Seat
 
-__all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "StepOver"]
+__all__ = ["PartOver", "ServiceGone", "ServiceReady", "ServiceWaits", "StepOver"]
 
 
 class Phase(str, Enum):
@@ -52,6 +54,12 @@ class Goal:
     """What the head may have it run: an order for anything else is refused."""
     stays: bool = False
     """True with AGENT_JOB=none: being stopped is then what was asked for."""
+    rank: int | None = None
+    """This node's, where its platform tells."""
+    alone: frozenset[int] = frozenset()
+    """The ranks of nodes that are there for a service only: they join no Ray."""
+    by_torchrun: bool = False
+    """True where torchrun starts its share of the job, and no Ray runs."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +75,13 @@ class WorkerState:
     bare: bool = False
     """True where the head is a plain `ray start --head` without an agent."""
     ray_ready: bool = False
+    given_rank: int | None = None
+    """The rank that the head gave this node, where its platform has none."""
     head_phase: str = ""
     heard: float = 0.0
     steps: Mapping[str, Item] = field(default_factory=dict)
+    awaiting: frozenset[str] = frozenset()
+    """Those of its steps that it runs when the head says so."""
     services: Mapping[str, Item] = field(default_factory=dict)
     """What the head had it start."""
     obeyed: Order | None = None
@@ -81,12 +93,33 @@ class WorkerState:
     """Why this node's raylet is not taken for up."""
     retry_at: float | None = None
     tries: int = 0
+    run_id: str = ""
+    """The run that it belongs to, from its first join on."""
+    is_silent: bool = False
+    """True while the head does not answer."""
+    has_followed: bool = False
+    """True once it was part of the cluster: what it waits for then was lost before."""
+    attempt: int | None = None
+    """The attempt of which this node's share was started last."""
+    part: PartOver | None = None
+    """How that ended."""
     verdict: Outcome | None = None
 
     @property
+    def rank(self) -> int | None:
+        """Return this node's rank, as far as it is known."""
+        return self.given_rank if self.goal.rank is None else self.goal.rank
+
+    @property
+    def alone(self) -> bool:
+        """Say whether this node is there for a service only: it follows, and joins no Ray."""
+        return self.rank in self.goal.alone
+
+    @property
     def joined(self) -> bool:
-        """Say whether this node's Ray is up and part of the cluster, as far as it can tell."""
-        return self.phase is Phase.FOLLOWING and self.ray is RayStep.UP
+        """Say whether this node is part of the cluster, as far as it can tell: by its Ray."""
+        up = self.goal.by_torchrun or self.ray is RayStep.UP
+        return self.phase is Phase.FOLLOWING and up and not self.alone
 
     @property
     def preparing(self) -> bool:
@@ -109,6 +142,10 @@ class HeadSpoke:
     refusal: str = ""
     held: bool = False
     """True where it only holds the verdict of a run to which this agent never belonged."""
+    rank: int | None = None
+    """The rank that it gave this node, where its platform has none."""
+    run_id: str = ""
+    """The run that it knows; '' where it has not heard yet to which run this node belongs."""
 
 
 @dataclass(frozen=True)
@@ -158,6 +195,7 @@ WorkerEvent = (
     | ServiceReady
     | ServiceWaits
     | ServiceGone
+    | PartOver
 )
 
 # --- what can be done --------------------------------------------------------------------------
@@ -191,6 +229,27 @@ class RunStep:
 
 
 @dataclass(frozen=True)
+class StartPart:
+    """Start this node's share of an attempt."""
+
+    attempt: int
+    seat: Seat
+
+
+@dataclass(frozen=True)
+class StopPart:
+    """Stop this node's share; its end comes back as PartOver."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Try something, and tell the head how it went."""
+
+    probe: str
+    at: str
+
+
+@dataclass(frozen=True)
 class SendLog:
     """Send the end of one of this node's logs with the next report."""
 
@@ -206,4 +265,15 @@ class Leave:
     """True where this node failed by itself, perhaps before the head was up."""
 
 
-WorkerAction = Said | StartRay | StopRay | StartService | RunStep | SendLog | Leave
+WorkerAction = (
+    Said
+    | StartRay
+    | StopRay
+    | StartService
+    | RunStep
+    | StartPart
+    | StopPart
+    | SendLog
+    | Probe
+    | Leave
+)

@@ -4,30 +4,33 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from agent.base.addresses import is_ip
 from agent.base.outcome import Kind, Outcome, stopped
-from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
-from agent.decisions.shared import OrderKind, Said, StopAsked, Unfit, Wait, listed
+from agent.decisions.items import Item, ItemWord, Step
+from agent.decisions.probing import PROBES
+from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait, listed
+from agent.decisions.worker.notes import note
 from agent.decisions.worker.state import (
     Goal,
-    HeadSilent,
     HeadSpoke,
     Leave,
     Ordered,
     Phase,
-    RayExited,
-    RaySilent,
+    Probe,
     RayStep,
-    RayUp,
     RunStep,
     SendLog,
+    StartPart,
     StartRay,
     StartService,
+    StopPart,
     StopRay,
     WorkerAction,
     WorkerEvent,
     WorkerState,
 )
 from agent.plan import waits as planned
+from agent.work.prepare import by_order
 
 RETRY_PAUSE = 0.5
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
@@ -35,7 +38,17 @@ Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 def first_state(goal: Goal) -> WorkerState:
     """Return the worker's first state."""
-    return WorkerState(goal, steps={step.name: Item() for step in goal.steps})
+    awaiting = frozenset(step.name for step in by_order(goal.steps))
+    return WorkerState(goal, steps={step.name: Item() for step in goal.steps}, awaiting=awaiting)
+
+
+def words(state: WorkerState) -> tuple[ItemWord, ...]:
+    """Return what the head is told of all that it had this worker run."""
+    ordered = {step.name: state.steps[step.name] for step in by_order(state.goal.steps)}
+    items = {**state.services, **ordered}
+    return tuple(
+        ItemWord(name, item.step, item.evidence, item.generation) for name, item in items.items()
+    )
 
 
 def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -48,7 +61,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, event.outcome, head_must_hear=True)
     if isinstance(event, Ordered):
         return _obey(state, event, now)
-    state = _note(state, event, now)
+    state = note(state, event, now)
     return _end_at_any_time(state, event, now) or _BY_PHASE[state.phase](state, event, now)
 
 
@@ -65,21 +78,28 @@ def waits(state: WorkerState) -> tuple[Wait, ...]:
     goal, found = state.goal, []
     if state.phase is Phase.LEAVING:
         return ()
-    pending = {n: item for n, item in state.steps.items() if item.step is Step.PENDING}
+    if state.awaiting:
+        until = _turn_until(state)
+        what = f"the head to have {listed(sorted(state.awaiting))} run here"
+        found.append(Wait("turn", what, until, state.evidence))
+    pending = {
+        name: item
+        for name, item in state.steps.items()
+        if item.step is Step.PENDING and name not in state.awaiting
+    }
     if pending:
         until = min(item.deadline or _within(state, name) for name, item in pending.items())
         found.append(Wait(planned.PREPARE, listed(pending), until))
-    if state.phase is Phase.FINDING and not state.ray_ready:
-        heard = state.heard + goal.limits[planned.NODE] if state.heard else 0.0
+    if state.phase is Phase.FINDING and (not state.ray_ready or state.alone):
+        heard = state.heard + goal.limits[planned.SILENT_HEAD] if state.heard else 0.0
         until = max(goal.limits[planned.HEAD], heard)
         found.append(Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
     if state.phase is Phase.JOINING:
-        why = state.ray_evidence or state.raylet
-        found.append(Wait(planned.JOIN, "Ray on this node to join", _join_deadline(state), why))
+        found.append(_join_wait(state))
     if state.phase is Phase.FOLLOWING:
-        until = state.heard + goal.limits[planned.NODE]
+        until = state.heard + goal.limits[planned.SILENT_HEAD]
         word = f"word from the head {goal.head}"
-        found.append(Wait(planned.NODE, word, until, state.evidence, is_following=True))
+        found.append(Wait(planned.SILENT_HEAD, word, until, state.evidence, is_following=True))
     return tuple(found)
 
 
@@ -88,12 +108,29 @@ def _within(state: WorkerState, name: str) -> float:
     return next(step.within for step in state.goal.steps if step.name == name)
 
 
-def _join_deadline(state: WorkerState) -> float:
-    limits = state.goal.limits
-    return max(limits[planned.HEAD], state.since + limits[planned.JOIN])
+def _turn_until(state: WorkerState) -> float:
+    """Return by when this node must have had its turn to prepare."""
+    longest = max(step.within for step in state.goal.steps)
+    return max(longest, state.goal.limits.get(planned.PREPARE, longest))
 
 
-def _obey(state: WorkerState, event: Ordered, now: float) -> Decision:
+def _join_wait(state: WorkerState) -> Wait:
+    """Return what a join waits for: this node's Ray, or a head that has to come back first."""
+    limits, head = state.goal.limits, f"the head {state.goal.head}"
+    if state.has_followed and state.is_silent:
+        until = state.heard + limits[planned.SILENT_HEAD]
+        return Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
+    if state.has_followed and not state.ray_ready:
+        until = state.since + limits[planned.HEAD]
+        return Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
+    until = max(limits[planned.HEAD], state.since + limits[planned.JOIN])
+    why = state.ray_evidence or state.raylet
+    return Wait(planned.JOIN, "Ray on this node to join", until, why)
+
+
+def _obey(  # noqa: PLR0911 - one order, one return
+    state: WorkerState, event: Ordered, now: float
+) -> Decision:
     """Carry out an order, once, if it names what this worker's own plan has."""
     order, last = event.order, state.obeyed
     if last is not None and last.by == order.by and order.number <= last.number:
@@ -106,87 +143,70 @@ def _obey(state: WorkerState, event: Ordered, now: float) -> Decision:
         return _leave(state, Outcome(Kind.STOPPED, code, why, culprit="head"))
     if order.kind is OrderKind.SEND_LOG:  # which logs there are is known where they are read
         return state, (SendLog(order.name),)
+    if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
+        return state, (Probe(order.name, order.at),)
     if order.kind is OrderKind.START_SERVICE and order.name in services:
-        item = Item(generation=order.generation)
-        state = replace(state, services={**state.services, order.name: item})
-        return state, (StartService(order.name, order.generation),)
+        return _start_service(state, order, last)
     if order.kind is OrderKind.RUN_STEP and order.name in state.steps:
         return _run_again(state, order.name, now)
+    if order.kind is OrderKind.RUN_PART and state.goal.by_torchrun and order.seat is not None:
+        state = replace(state, attempt=order.generation, part=None)
+        return state, (StartPart(order.generation, order.seat),)
+    if order.kind is OrderKind.STOP_PART and state.goal.by_torchrun:
+        return state, (StopPart(),)
     refused = f"an order of the head's is refused: this node's plan has no {order.name!r} to run"
     return state, (Said(refused, "warning"),)
 
 
+def _start_service(state: WorkerState, order: Order, last: Order | None) -> Decision:
+    """Start a service, unless it lives and another head that knows nothing of that orders it."""
+    known = state.services.get(order.name)
+    is_other_head = last is not None and last.by != order.by
+    if is_other_head and known is not None and known.step is not Step.LOST:
+        return state, ()
+    item = Item(generation=order.generation)
+    state = replace(state, services={**state.services, order.name: item})
+    return state, (StartService(order.name, order.generation),)
+
+
 def _run_again(state: WorkerState, name: str, now: float) -> Decision:
-    if state.steps[name].step is Step.PENDING:
+    if state.steps[name].step is Step.PENDING and name not in state.awaiting:
         return state, ()  # it runs
-    item = Item(deadline=now + _within(state, name))
-    return replace(state, steps={**state.steps, name: item}), (RunStep(name),)
+    under_way = [  # which are run one after another, so that its own time begins after theirs
+        other.deadline or _within(state, one)
+        for one, other in state.steps.items()
+        if other.step is Step.PENDING and one not in state.awaiting
+    ]
+    item = Item(deadline=max([now, *under_way]) + _within(state, name))
+    steps, awaiting = {**state.steps, name: item}, state.awaiting - {name}
+    return replace(state, steps=steps, awaiting=awaiting), (RunStep(name),)
 
 
-def _note(  # noqa: C901, PLR0911 - one case, one return
-    state: WorkerState, event: WorkerEvent, now: float
-) -> WorkerState:
-    match event:
-        case HeadSpoke() if event.held:
-            waits_too = "it holds the verdict of an earlier run, and is to be started again"
-            return replace(state, evidence=waits_too, ray_ready=False)
-        case HeadSpoke() if event.epoch is None and state.epoch is not None:
-            gone = "its agent is gone, though Ray's GCS still answers"
-            return replace(state, evidence=gone)
-        case HeadSpoke():
-            said = event.phase or ("Ray's GCS answers" if event.ray_ready else "no word")
-            return replace(
-                state,
-                heard=now,
-                evidence=f"the head last said: {said}",
-                head_phase=event.phase,
-                head_ip=event.ip,
-                ray_ready=event.ray_ready,
-                bare=event.epoch is None,
-            )
-        case HeadSilent(evidence):
-            following = state.phase is Phase.FOLLOWING
-            return replace(state, evidence=evidence, ray_ready=state.ray_ready and following)
-        case RaySilent(evidence):
-            return replace(state, raylet=evidence)
-        case RayUp() if state.ray is RayStep.STARTING:  # one that is being stopped is up no more
-            return replace(state, ray=RayStep.UP, ray_evidence="", raylet="")
-        case RayExited(evidence):
-            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
-        case StepOver(name, failure) if name in state.steps:
-            item = state.steps[name]
-            item = item.lost(failure) if failure else item.ready()
-            return replace(state, steps={**state.steps, name: item})
-        case ServiceReady(name, _, generation):
-            return _with_service(state, name, generation, Step.READY, "")
-        case ServiceWaits(name, evidence, _, generation):
-            return _with_service(state, name, generation, Step.PENDING, evidence)
-        case ServiceGone(name, evidence, _, generation):
-            return _with_service(state, name, generation, Step.LOST, evidence)
-        case _:
-            return state
-
-
-def _with_service(
-    state: WorkerState, name: str, generation: int | None, step: Step, evidence: str
-) -> WorkerState:
-    """Note how a service stands; the head decides what follows."""
-    item = state.services.get(name)
-    if item is None or generation not in (None, item.generation):
-        return state
-    new = replace(item, step=step, evidence=evidence)
-    return replace(state, services={**state.services, name: new})
+def _end_by_word(state: WorkerState, event: HeadSpoke) -> Decision | None:
+    """End where the head says so."""
+    if event.verdict is not None:
+        return _leave(state, event.verdict)
+    if event.run_id and _is_of_another_run(state, event):
+        why = f"the head {state.goal.head} began another run: {event.run_id}, not {state.run_id}"
+        return _end(state, 75, why, "head")
+    if event.refusal:
+        return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
+    return None
 
 
 def _end_at_any_time(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
-    if isinstance(event, HeadSpoke) and event.verdict is not None:
-        return _leave(state, event.verdict)
-    if isinstance(event, HeadSpoke) and event.refusal:
-        return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
+    told = _end_by_word(state, event) if isinstance(event, HeadSpoke) else None
+    if told is not None:
+        return told
     for name, item in state.steps.items():
         if item.step is Step.LOST:
             end = Outcome(Kind.UNAVAILABLE, 69, f"{name} failed: {item.evidence}", culprit=name)
             return _leave(state, end, head_must_hear=True)
+        if name in state.awaiting:
+            if now < _turn_until(state):
+                continue
+            reason = f"{name} never came in time: {state.evidence}"
+            return _end(state, 69, reason, name)
         if item.step is Step.PENDING and now >= (item.deadline or _within(state, name)):
             reason = f"{name} never came in time: it still runs"
             end = Outcome(Kind.UNAVAILABLE, 69, reason, culprit=name)
@@ -194,15 +214,41 @@ def _end_at_any_time(state: WorkerState, event: WorkerEvent, now: float) -> Deci
     return None
 
 
+def _is_of_another_run(state: WorkerState, event: HeadSpoke) -> bool:
+    belongs = state.phase is not Phase.FINDING and bool(state.run_id)
+    return belongs and not event.held and event.run_id != state.run_id
+
+
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if isinstance(event, HeadSpoke) and not event.held:
         state = replace(state, epoch=event.epoch)
+    if state.bare and state.ray_ready and state.awaiting:
+        return _prepare_unasked(state, now)
+    if state.alone and state.epoch is not None and not state.preparing:
+        state = replace(state, phase=Phase.FOLLOWING, since=now, heard=max(state.heard, now))
+        return state, (Said("this node joins no Ray: it is there for a service only"),)
     late = next((wait for wait in waits(state) if wait.over(now)), None)
     if late is not None:
         return _end(state, 69, f"{late.what} never came in time: {late.evidence}", late.what)
-    if state.ray_ready and not state.preparing:
-        return _join(state, now)
+    if state.ray_ready and not state.preparing and not state.alone:
+        return _follow(state, now) if state.goal.by_torchrun else _join(state, now)
     return state, ()
+
+
+def _prepare_unasked(state: WorkerState, now: float) -> Decision:
+    """Run everything at once where the head has no agent that could say when."""
+    actions: tuple[WorkerAction, ...] = ()
+    for step in state.goal.steps:
+        if step.name in state.awaiting:
+            state, more = _run_again(state, step.name, now)
+            actions += more
+    return state, actions
+
+
+def _follow(state: WorkerState, now: float) -> Decision:
+    """Follow a head that has no Ray to join: it orders this node's share when all are there."""
+    state = replace(state, phase=Phase.FOLLOWING, since=now, heard=max(state.heard, now))
+    return state, (Said(f"ready: following the head {state.goal.head} ({state.head_ip})"),)
 
 
 def _join(state: WorkerState, now: float) -> Decision:
@@ -222,12 +268,12 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.ray is RayStep.UP:
         heard = max(state.heard, now)
         state = replace(state, phase=Phase.FOLLOWING, since=now, heard=heard, retry_at=None)
+        state = replace(state, has_followed=True)
         return state, (Said("Ray is up on this node: following the head"),)
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
-    if now >= _join_deadline(state):
-        why = state.ray_evidence or state.raylet or "no word from `ray start`"
-        return _end(state, 69, f"Ray on this node could not join: {why}", "ray")
+    if _join_wait(state).over(now):
+        return _could_not_join(state, _join_wait(state))
     if state.ray is RayStep.DOWN and state.retry_at is None:
         said = Said(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
         return replace(state, retry_at=now + RETRY_PAUSE), (said,)
@@ -236,20 +282,33 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     return state, ()
 
 
+def _could_not_join(state: WorkerState, late: Wait) -> Decision:
+    if late.key == planned.JOIN:
+        why = late.evidence or "no word from `ray start`"
+        return _end(state, 69, f"Ray on this node could not join: {why}", "ray")
+    return _end(state, 75, f"waited for {late.what} in vain: {late.evidence}", "head")
+
+
 def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
-    if now >= state.heard + state.goal.limits[planned.NODE]:
+    if state.alone and state.ray is RayStep.DOWN and now < state.heard + _grace(state):
+        return state, ()
+    if now >= state.heard + _grace(state):
         silent = round(now - state.heard)
         why = f"the head {state.goal.head} has been silent for {silent} s ({state.evidence})"
         return _end(state, 75, why, "head")
-    if state.ray is RayStep.DOWN:
+    if state.ray is RayStep.DOWN and not state.goal.by_torchrun:
         if state.bare:
             return _end(state, 75, f"Ray was lost: {state.ray_evidence}", "ray")
         said = Said(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
         state = replace(state, phase=Phase.JOINING, since=now, tries=0, retry_at=now + RETRY_PAUSE)
-        return state, (said,)
+        return replace(state, ray_ready=state.ray_ready and not state.is_silent), (said,)
     return state, ()
+
+
+def _grace(state: WorkerState) -> float:
+    return state.goal.limits[planned.SILENT_HEAD]
 
 
 def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
@@ -261,6 +320,13 @@ def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
 def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     """Follow a head that was started anew: its old Ray is gone, and ours with it."""
     assert isinstance(event, HeadSpoke)  # noqa: S101 - only an answer carries an epoch
+    if state.alone:
+        said = Said("the head was started anew: following it", "warning")
+        return replace(state, epoch=event.epoch), (said,)
+    if state.goal.by_torchrun:
+        said = Said("the head was started anew: following it", "warning")
+        state = replace(state, epoch=event.epoch, attempt=None, part=None)
+        return state, (said, StopPart())
     said = Said("the head was started anew: leaving its old Ray and joining the new", "warning")
     state = replace(state, epoch=event.epoch, phase=Phase.JOINING, since=now, tries=0)
     if state.ray is RayStep.DOWN:

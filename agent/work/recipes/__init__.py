@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from agent.work.recipes import rehearsal
+import importlib
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from agent.settings.jobs import KnownJob
+    from agent.work.recipes.recipe import Recipe
 
-RECIPES: dict[str, Callable[[str], tuple[str, ...]]] = {
-    "rehearsal": rehearsal.command,
-}
+
+def recipe_of(known: KnownJob) -> Recipe:
+    """Return what a row names: its file is imported only where it is asked for."""
+    return cast("Recipe", importlib.import_module(f"{__name__}.{known.module}"))

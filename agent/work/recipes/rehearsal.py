@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agent.base.own_command import own_command
+from agent.work.recipes.recipe import Command
+
+if TYPE_CHECKING:
+    from agent.work.recipes.recipe import Asked, Version
+
+VERSIONS: tuple[Version, ...] = ()
+ABOUT = "a small GRPO on CPUs, to try out a cluster: no GPU, no model, no data"
 
 
-def command(python: str) -> tuple[str, ...]:
-    """Return the job's command, for Ray's Python; placeholders stand for what is known later."""
-    return tuple(
-        own_command(
-            python,
-            "rehearsal",
-            "--reward-url",
-            "{reward_url}",
-            "--nodes",
-            "{nodes}",
-            "--out",
-            "{log_dir}",
-        )
-    )
+def make(asked: Asked) -> Command:
+    """Make the command; placeholders stand for what is known later, nothing here has a size."""
+    own = ("--reward-url", "{reward_url}", "--nodes", "{nodes}", "--out", "{log_dir}")
+    return Command((*own_command(asked.python, "rehearsal", *own), *asked.args), {}, {})

@@ -1,0 +1,61 @@
+"""What a killed agent left behind: its Ray and services live on, and are taken over."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.plan.plan import RAY
+from agent.record.log import say
+from agent.record.node_record import NodeRecord, living, run_of
+from agent.runtime import orphans, parent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from agent.record.run_folder import RunFolder
+    from agent.runtime.process import Child
+
+
+class LeftBehind:
+    """A killed agent's record, and those of its processes that go on."""
+
+    def __init__(self, record: NodeRecord, names: Iterable[str]) -> None:
+        """Keep what lives under these names; what is of no use to anybody is ended.
+
+        Without its Ray a node begins anew, services included.
+        """
+        self.record = record
+        self._living = {one.name: one for one in living(record) if one != record.agent}
+        useful = {*names} if RAY in self._living else set()
+        for name in {*self._living} - useful:
+            orphans.kill_tree(self._living.pop(name).pid)
+
+    @property
+    def has_ray(self) -> bool:
+        """Say whether this node's Ray lives on, and nobody has taken it over yet."""
+        return RAY in self._living
+
+    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
+        """Take a process over, once."""
+        one = self._living.pop(name, None)
+        if one is None:
+            return None
+        from agent.runtime.adopted import adopt  # noqa: PLC0415 - most runs need none of it
+
+        return adopt(name, one.pid, one.start, log)
+
+
+def run_to_go_on_with(root: Path, node: str) -> str:
+    """Return the run in which the agent was killed in whose stead this one was started, or ''."""
+    killed = parent.former()
+    return "" if killed is None else run_of(root, node, killed)
+
+
+def left_behind(folder: RunFolder, names: Iterable[str]) -> LeftBehind | None:
+    """Return what was left here by the agent in whose stead this one was started, if any was."""
+    record, killed = folder.former, parent.former()
+    if record is None or killed is None or record.ended or record.agent.pid != killed:
+        return None
+    say(f"the agent (pid {killed}) was killed: this one goes on in its stead", "warning")
+    return LeftBehind(record, names)

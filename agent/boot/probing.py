@@ -1,0 +1,85 @@
+"""How a node carries out a probe: one request for a score, or connections to a fellow's Ray."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import anyio
+
+from agent.decisions.probing import REACH, SCORE, Answer, Answered
+from agent.plan.waits import PROBE_LIMIT
+from agent.runtime.probes import port_answers, reward_answers
+from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.work.services import REWARD, Scores, reward_url
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.plan.plan import Plan
+    from agent.work.where import Place
+
+_REACH_LIMIT = 3.0
+"""A raylet that is up takes connections; on a busy machine a moment later."""
+_TRIES = 3
+_PER_TRY = 2.0
+_AT_ONCE = 64
+
+
+class Prober:
+    """Tries what a node is to try, not too much of it at once."""
+
+    def __init__(self, plan: Plan, clean: Callable[[str], str]) -> None:
+        self._plan = plan
+        self._clean = clean
+        self._room: anyio.CapacityLimiter | None = None
+
+    async def probe(self, probe: str, at: str, place: Place) -> Answer:
+        """Try it; `at` is the address of the fellow node, '' for the head's."""
+        self._room = self._room or anyio.CapacityLimiter(_AT_ONCE)
+        async with self._room:
+            made = await (self._score(at, place) if probe == SCORE else self._reach(at))
+        return replace(made, evidence=self._clean(made.evidence))
+
+    async def try_here(
+        self, probe: str, at: str, place: Place, tell: Callable[[Answered], None]
+    ) -> None:
+        """Try it on the head, whose own decisions wanted it."""
+        tell(Answered(await self.probe(probe, at, place)))
+
+    async def _score(self, at: str, place: Place) -> Answer:
+        """Ask the reward server of this node's own plan, wherever it lives, as a job would."""
+        services = self._plan.all_services
+        url = reward_url(services, replace(place, node_ip=at or place.head_ip))
+        spec = next((one for one in services if one.name == REWARD), None)
+        began = time.monotonic()
+        if not url or spec is None:
+            return Answer(SCORE, at, "this node's settings name no reward server")
+        if isinstance(spec.ready, Scores):
+            evidence = await reward_answers(url, PROBE_LIMIT - 1)
+        else:  # in what words it scores, only its own readiness knows
+            split = urlsplit(url)
+            evidence = await port_answers(split.hostname or "", split.port or 80)
+        return Answer(SCORE, at, evidence, time.monotonic() - began)
+
+    async def _reach(self, at: str) -> Answer:
+        """Connect to a fellow's raylet and its object manager; tell the shortest time."""
+        ports, best = self._plan.ports, _REACH_LIMIT
+
+        async def check() -> bool | NotYet:
+            nonlocal best
+            for port in (ports.object_manager, *[ports.node_manager] * _TRIES):
+                began = time.monotonic()
+                evidence = await port_answers(at, port, _PER_TRY)
+                if evidence:
+                    return NotYet(evidence)
+                best = min(best, time.monotonic() - began)
+            return True
+
+        try:
+            await until(check, _REACH_LIMIT)
+        except TimedOutError as error:
+            return Answer(REACH, at, error.evidence)
+        return Answer(REACH, at, "", best)

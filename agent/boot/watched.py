@@ -1,0 +1,66 @@
+"""What a head shows of its run: to all, to those who proved that they may, and to its record."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.checks.finding import Level
+from agent.record.job_lines import JobLines
+from agent.record.timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.boot.node_run import NodeRun
+    from agent.boot.run_keeper import RunKeeper
+    from agent.decisions.head.state import HeadEvent, HeadState
+    from agent.record.outcome_file import Outage
+
+
+class Watched:
+    """One run as it is shown; `look` returns the head's state as it is now."""
+
+    def __init__(self, run: NodeRun, keeper: RunKeeper, look: Callable[[], HeadState]) -> None:
+        self._run = run
+        self._keeper = keeper
+        self._look = look
+        self._timeline = Timeline()
+        self.job = JobLines(run.redactor.clean)
+
+    def note(self, event: HeadEvent) -> None:
+        """Note when an event, which was decided upon, happened."""
+        self._timeline.note(event, self._look(), self._run.now())
+
+    def status(self) -> dict[str, object]:
+        """Return what everybody may see who may see the status."""
+        from agent.boot.head_status import status_of  # noqa: PLC0415 - asked while Ray boots
+
+        keeper, run = self._keeper, self._run
+        told = (keeper.run_id, keeper.epoch, run.now(), self._timeline, self.outages())
+        status = status_of(self._look(), run.plan, *told)
+        attempts = [attempt.in_outcome() for attempt in keeper.attempts]
+        return {**status, "attempts": attempts, "curve": self.job.curve()}
+
+    def more(self) -> dict[str, object]:
+        """Return what only those see who proved that they may: text of logs and of findings."""
+        clean = self._run.redactor.clean
+        state = self._look()
+        found = [*self._run.plan.findings, *state.differences, *state.probes.findings]
+        warnings = [
+            {"check": one.check, "what": clean(one.what), "remedy": clean(one.remedy)}
+            for one in found
+            if one.level is not Level.OK
+        ]
+        return {"warnings": warnings, "job_tail": self.job.tail()}
+
+    def findings(self) -> dict[str, object]:
+        """Return what the checks of all nodes found."""
+        from agent.boot.head_findings import findings_of  # noqa: PLC0415 - asked by a person
+
+        return findings_of(self._look(), self._run.plan, self._run.redactor.clean)
+
+    def outages(self) -> tuple[Outage, ...]:
+        """Return when services did not answer, as records have it."""
+        from agent.boot.head_status import outages_of  # noqa: PLC0415 - as for the status
+
+        return outages_of(self._look(), self._run.plan.topology.node_name, self._run.utc)

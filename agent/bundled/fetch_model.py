@@ -1,0 +1,85 @@
+"""Fetches a model from the hub into this node's cache, once, before many processes would want it.
+
+The work is `huggingface_hub`'s: it shows its progress, resumes what was broken off, and heeds
+HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Of weights that come in several forms only
+safetensors are fetched, where there are some, as vLLM and transformers do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import importlib
+import sys
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_FOR_OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.tflite", "*.ot", "original/*")
+"""What no framework here reads: other libraries' weights, and a second copy of one's own."""
+_PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)
+"""Between tries, after what may pass: the hub is busy, or the line broke off."""
+_FINAL = {"RevisionNotFoundError", "OfflineModeIsEnabled", "EntryNotFoundError"}
+"""By name, since their place differs between versions; and ours or theirs of the program."""
+_BUGS = (TypeError, ValueError, AttributeError, LookupError)
+
+
+def fetch(model: str) -> str:
+    """Bring a model into the cache; return the folder in which it lies."""
+    hub = importlib.import_module("huggingface_hub")
+    if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
+        unread = [
+            *_FOR_OTHERS,
+            *_OTHER_WEIGHTS,
+        ]  # no list of files tells now: of .bin none is missed
+        return str(hub.snapshot_download(model, local_files_only=True, ignore_patterns=unread))
+    siblings = hub.HfApi().model_info(model).siblings or []
+    names = [file.rfilename for file in siblings]
+    others = _OTHER_WEIGHTS if any(name.endswith(".safetensors") for name in names) else ()
+    return str(hub.snapshot_download(model, ignore_patterns=[*_FOR_OTHERS, *others]))
+
+
+def explain(error: Exception) -> tuple[str, bool]:
+    """Say what is wrong and what helps, and whether another try would be as vain."""
+    if isinstance(error, ImportError):
+        return str(error), True
+    constants = importlib.import_module("huggingface_hub.constants")
+    where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    if "GatedRepoError" in kinds:
+        return f"{where} asks for consent: accept its terms there, and set HF_TOKEN", True
+    if "RepositoryNotFoundError" in kinds:
+        return f"{where} has no such model, or HF_TOKEN (not set?) may not see it", True
+    if constants.HF_HUB_OFFLINE:
+        return f"it is not, or not wholly, in {cache}, and HF_HUB_OFFLINE forbids to fetch it", True
+    if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
+        return f"no space left in {cache}: free some, or set HF_HOME to a larger disk", True
+    why = " ".join(str(error).split()) or type(error).__name__
+    return f"{where}: {why[:300]}", bool(kinds & _FINAL) or isinstance(error, _BUGS)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Fetch one model: 0 once it lies in the cache, 1 with the reason as the last line."""
+    parser = argparse.ArgumentParser(prog="pod-agent fetch-model", description=__doc__)
+    parser.add_argument("model", help="its id on the hub, such as Qwen/Qwen2.5-7B")
+    model = parser.parse_args(argv).model
+    for pause in (*_PAUSES, None):
+        try:
+            print(f"{model} is in {fetch(model)}", flush=True)
+        except Exception as problem:  # noqa: BLE001, PERF203 - each of its versions raises others
+            why, is_final = explain(problem)
+            print(f"{model}: {why}", file=sys.stderr, flush=True)
+            if is_final or pause is None:
+                return 1
+            print(f"trying again in {pause:g} s", file=sys.stderr, flush=True)
+            time.sleep(pause)
+        else:
+            return 0
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

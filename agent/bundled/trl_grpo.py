@@ -1,0 +1,374 @@
+"""GRPO by TRL, scored by a reward server: a program for torchrun, on GPUs or by gloo on CPUs.
+
+TRL's own `trl grpo` neither goes on from a checkpoint nor reads a data file by its path, and knows
+no reward server; hence this one. It stands on its own, beside TRL (1.0 or newer): the Python that
+trains need not have the agent. Every process asks the server for its own answers' rewards, with
+growing pauses while it is away, and ends the job when it stays away: no answer ever earns 0 for
+want of a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import http.client
+import importlib.util
+import json
+import math
+import os
+import random
+import re
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_SETTINGS_WRONG = 78
+_AT_ONCE = 64
+"""Answers in one request: a server that needs a second for each still replies in time."""
+_REQUEST_SECONDS = 180.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
+_LATER = {408, 425, 429}
+"""Refusals that ask for patience; any other 4xx says that the request itself is wrong."""
+_FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+
+
+class RewardError(RuntimeError):
+    """Why there are no rewards: the server is gone, refuses, or replies something else."""
+
+
+class SetupError(Exception):
+    """What is wrong with the arguments, the data or the checkpoints."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of this program's arguments."""
+    made = argparse.ArgumentParser(prog="trl_grpo", description=__doc__, allow_abbrev=False)
+    add = made.add_argument
+    add("--model", required=True, help="Hugging Face id or path")
+    add("--data", required=True, help="a .json, .jsonl, .csv or .parquet file, a folder, or an id")
+    add("--split", default="train", help="split of the data, where they are no file")
+    add("--eval-data", default="", help="data to evaluate on now and then")
+    add("--eval-split", default="test", help="split of those, where they are no file")
+    add("--prompt-key", default="input", help="where the prompt stands: a text, or messages")
+    add("--label-key", default="label", help="where the right answer stands; '' for none")
+    add("--chat", action="store_true", help="make a text the user's message of a chat")
+    add("--reward-url", required=True, help="who scores")
+    add("--reward-seconds", type=float, default=300.0, help="how long it may be away")
+    add("--checkpoints", required=True, help="folder to save to, and to go on from")
+    add("--save-steps", type=int, default=20)
+    add("--save-total-limit", type=int, default=3)
+    add("--eval-steps", type=int, default=20)
+    add("--num-generations", type=int, default=8, help="answers to each prompt")
+    add("--per-device-train-batch-size", type=int, default=8, help="answers of a process at once")
+    add("--gradient-accumulation-steps", type=int, default=1)
+    add("--max-completion-length", type=int, default=1024)
+    add("--max-steps", type=int, default=-1, help="-1: by the epochs")
+    add("--num-train-epochs", type=float, default=1.0)
+    add("--learning-rate", type=float, default=1e-6)
+    add("--temperature", type=float, default=1.0)
+    add("--beta", type=float, default=0.0, help="weight of the KL term; 0: no reference model")
+    add("--seed", type=int, default=42)
+    add(
+        "--vllm-tensor-parallel-size", type=int, default=0, help="GPUs of a vLLM engine; 0: no vLLM"
+    )
+    add("--cpu", action="store_true", help="train on CPUs, by gloo")
+    add("--wandb", action="store_true", help="log to W&B, with the environment's WANDB_API_KEY")
+    add("--config", nargs="*", default=[], help="any other field of GRPOConfig: NAME=VALUE …")
+    return made
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train to the end, or say why not."""
+    options = parser().parse_args(argv)
+    try:
+        _record(train)(options)
+    except SetupError as error:
+        print(f"trl_grpo: {error}", file=sys.stderr)
+        return _SETTINGS_WRONG
+    return 0
+
+
+def train(options: argparse.Namespace) -> None:
+    """Load, resume and train; the model of the end lies in the checkpoints' folder, as `model`."""
+    from transformers import PrinterCallback  # noqa: PLC0415 - seconds that --help need not take
+    from trl import GRPOTrainer  # noqa: PLC0415 - as above
+
+    config = config_of(options)
+    last = agreed(last_checkpoint(Path(options.checkpoints)))
+    trainer = GRPOTrainer(
+        model=options.model,
+        reward_funcs=Rewards(options.reward_url, options.reward_seconds, options.label_key),
+        args=config,
+        train_dataset=prompts_of(options, options.data, options.split),
+        eval_dataset=prompts_of(options, options.eval_data, options.eval_split)
+        if options.eval_data
+        else None,
+    )
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(_told_each_step())
+    said = f"going on from {last}" if last else "no checkpoint yet: from step 0"
+    if trainer.accelerator.is_main_process:
+        print(f"{said}, {config.world_size} processes", flush=True)
+    trainer.train(resume_from_checkpoint=last)
+    trainer.save_model(str(Path(options.checkpoints) / "model"))
+
+
+def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOConfig
+    """Return TRL's configuration."""
+    from trl import GRPOConfig  # noqa: PLC0415 - as above
+
+    fields = {
+        name: getattr(options, name)
+        for name in (
+            *("num_generations", "per_device_train_batch_size", "gradient_accumulation_steps"),
+            *("max_completion_length", "max_steps", "num_train_epochs", "learning_rate"),
+            *("temperature", "beta", "seed", "save_steps", "save_total_limit"),
+        )
+    }
+    fields |= {
+        "output_dir": options.checkpoints,
+        "logging_steps": 1,
+        "disable_tqdm": True,
+        "report_to": ["wandb"] if options.wandb else [],
+    }
+    if options.cpu:
+        fields |= {"use_cpu": True, "bf16": False, "ddp_backend": "gloo"}
+    if options.eval_data:
+        fields |= {"eval_strategy": "steps", "eval_steps": options.eval_steps, "do_eval": True}
+        fields |= {"per_device_eval_batch_size": options.num_generations}
+    if options.vllm_tensor_parallel_size:
+        fields |= {"use_vllm": True, "vllm_mode": "colocate"}
+        fields |= {"vllm_tensor_parallel_size": options.vllm_tensor_parallel_size}
+    if options.wandb and importlib.util.find_spec("wandb") is None:
+        raise SetupError("W&B is wanted and not installed: pip install wandb, or leave out --wandb")
+    fields |= further(options.config, {field.name for field in dataclasses.fields(GRPOConfig)})
+    try:
+        return GRPOConfig(**fields)
+    except ValueError as error:
+        raise SetupError(f"GRPOConfig: {error}") from error
+
+
+def further(pairs: Sequence[str], known: set[str]) -> dict[str, Any]:
+    """Read `NAME=VALUE …`, each value as JSON where it is that, else as text."""
+    read: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or name not in known:
+            raise SetupError(f"--config {pair}: expected NAME=VALUE, a field of GRPOConfig")
+        try:
+            read[name] = json.loads(text)
+        except ValueError:
+            read[name] = {"True": True, "False": False, "None": None}.get(text, text)
+    return read
+
+
+def prompts_of(options: argparse.Namespace, data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
+    """Load data and call their prompt what TRL calls it."""
+    rows = _load(data, split)
+    wanted = [key for key in (options.prompt_key, options.label_key) if key]
+    missing = [key for key in wanted if key not in rows.column_names]
+    if missing:
+        raise SetupError(
+            f"{data} has no column {' and no '.join(missing)}, only "
+            f"{', '.join(rows.column_names)}: name them by --prompt-key and --label-key ('' for no "
+            "answers)"
+        )
+    if options.prompt_key != "prompt":
+        if "prompt" in rows.column_names:
+            rows = rows.remove_columns("prompt")
+        rows = rows.rename_column(options.prompt_key, "prompt")
+    if options.chat and rows.features["prompt"].dtype == "string":
+        rows = rows.map(lambda row: {"prompt": [{"role": "user", "content": row["prompt"]}]})
+    return rows
+
+
+def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
+    from datasets import load_dataset, load_from_disk  # noqa: PLC0415 - as above
+
+    path = Path(data)
+    if path.suffix in _FILES:
+        if not path.is_file():
+            raise SetupError(f"{data} is no file here, on {os.uname().nodename}")
+        return load_dataset(_FILES[path.suffix], data_files=data, split="train")
+    if (path / "state.json").is_file():
+        return load_from_disk(data)
+    return load_dataset(data, split=split)
+
+
+def _told_each_step() -> Any:  # noqa: ANN401 - a TrainerCallback
+    """Return what prints a line a step; all else is in the checkpoints' state, and in W&B."""
+    from transformers import TrainerCallback  # noqa: PLC0415 - as above
+
+    class Told(TrainerCallback):  # type: ignore[misc]  # transformers is not there to be looked at
+        def on_log(
+            self,
+            _args: object,
+            state: Any,  # noqa: ANN401 - a TrainerState
+            _control: object,
+            logs: dict[str, Any],
+            **_others: object,
+        ) -> None:
+            if not state.is_world_process_zero:
+                return
+            for part in ("", "eval_"):
+                if f"{part}reward" in logs:
+                    print(
+                        f"{part}step {state.global_step}/{state.max_steps} mean reward "
+                        f"{float(logs[f'{part}reward']):.3f} tokens "
+                        f"{float(logs.get(f'{part}completions/mean_length', 0)):.0f}",
+                        flush=True,
+                    )
+
+    return Told()
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """Return the newest checkpoint that was written to its end: the state is written last."""
+    found = []
+    for path in folder.glob("checkpoint-*"):
+        number = re.fullmatch(r"checkpoint-(\d+)", path.name)
+        if number and _is_whole(path):
+            found.append((int(number[1]), str(path)))
+    return max(found)[1] if found else None
+
+
+def _is_whole(checkpoint: Path) -> bool:
+    try:
+        return "global_step" in json.loads((checkpoint / "trainer_state.json").read_text())
+    except (OSError, ValueError):
+        return False
+
+
+def agreed(last: str | None) -> str | None:
+    """Return the checkpoint that every process sees; raises SetupError where they differ."""
+    from torch import distributed  # noqa: PLC0415 - as above
+
+    if not distributed.is_initialized():
+        return last
+    seen: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(seen, last)
+    if len(set(seen)) == 1:
+        return last
+    raise SetupError(
+        f"process 0 sees {seen[0] or 'no checkpoint'} and others "
+        f"{' and '.join(sorted({str(one or 'none') for one in seen[1:]} - {seen[0]}))}: "
+        "--checkpoints must be a folder on a disk that all nodes share"
+    )
+
+
+class Rewards:
+    """A reward function for TRL that asks a server."""
+
+    __name__ = "server"
+
+    def __init__(self, url: str, seconds: float, label_key: str) -> None:
+        self._url = url
+        self._seconds = seconds
+        self._label_key = label_key
+        # The server is within the cluster: an environment's proxy is not meant for it.
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def __call__(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        **columns: Any,  # noqa: ANN401 - what the data's columns hold
+    ) -> list[float]:
+        """Return a reward for each answer; raises RewardError where they cannot be had."""
+        asked = [_text(prompt) for prompt in prompts]
+        texts = [p + _text(c) for p, c in zip(asked, completions, strict=True)]
+        labels = columns.get(self._label_key) if self._label_key else None
+        rewards: list[float] = []
+        for start in range(0, len(texts), _AT_ONCE):
+            part = slice(start, start + _AT_ONCE)
+            request: dict[str, Any] = {"query": texts[part], "prompts": asked[part]}
+            if labels is not None:
+                request["labels"] = labels[part]
+            rewards += self._ask(request)
+        return rewards
+
+    def _ask(self, request: dict[str, Any]) -> list[float]:
+        until = time.monotonic() + self._seconds
+        pause = _FIRST_PAUSE
+        while True:
+            left = until - time.monotonic()
+            try:
+                return self._once(request, min(_REQUEST_SECONDS, max(left, 1.0)))
+            except (OSError, http.client.HTTPException) as error:
+                why = getattr(error, "reason", None) or error
+            except _BusyError as busy:
+                why, pause = busy, max(pause, busy.pause)
+            if time.monotonic() + pause >= until:
+                raise RewardError(
+                    f"{self._url} gave no rewards for {self._seconds:g} s: {why}; is it up, on an "
+                    f"address that {os.uname().nodename} reaches?"
+                )
+            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all ask at once
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _once(self, request: dict[str, Any], seconds: float) -> list[float]:
+        posted = urllib.request.Request(  # noqa: S310 - the reward server's own URL
+            self._url,
+            data=json.dumps(request, default=str).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        try:
+            with self._opener.open(posted, timeout=seconds) as reply:
+                return _rewards(reply.read(), len(request["query"]), self._url)
+        except urllib.error.HTTPError as error:
+            said = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
+            if error.code < 500 and error.code not in _LATER:
+                raise RewardError(f"{self._url} refuses to score: {said}") from error
+            raise _BusyError(said, error.headers.get("Retry-After", "")) from error
+
+
+class _BusyError(Exception):
+    """What a server said that may reply later, and how long it wants to be left alone."""
+
+    def __init__(self, said: str, retry_after: str) -> None:
+        super().__init__(said)
+        self.pause = min(float(retry_after), _LONGEST_PAUSE) if retry_after.isdecimal() else 0.0
+
+
+def _rewards(body: bytes, count: int, url: str) -> list[float]:
+    try:
+        fields = json.loads(body)
+    except ValueError:
+        fields = None
+    rewards = fields.get("rewards") if isinstance(fields, dict) else None
+    if (
+        isinstance(rewards, list)
+        and len(rewards) == count
+        and all(isinstance(one, (int, float)) and math.isfinite(one) for one in rewards)
+    ):
+        return [float(one) for one in rewards]
+    said = body[:200].decode(errors="replace")
+    raise RewardError(f"{url} replied {said!r}, and not `rewards` with {count} finite numbers")
+
+
+def _text(words: Any) -> str:  # noqa: ANN401 - a text, or a chat's messages
+    """Return a prompt or an answer as text."""
+    if isinstance(words, str):
+        return words
+    return "\n".join(str(message.get("content") or "") for message in words)
+
+
+def _record(function: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
+    """Let torchrun know by its error file which error was the first."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return function
+    from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above
+
+    return record(function)  # type: ignore[no-any-return]  # torch is not there to be looked at
+
+
+if __name__ == "__main__":
+    here = str(Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if entry != here]  # its neighbours are no libraries
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""verl's custom reward function that asks a reward server: it stands on its own, beside aiohttp.
+
+verl loads this file by its path on every node where it scores, and awaits `compute_score` for each
+answer. A server that is busy, restarting or gone is asked again, with growing pauses, until
+`within` seconds are over; then the error ends the job. No answer is ever given 0 for want of a
+server.
+
+Its keywords are `reward_kwargs` of verl's configuration: `url`, and where wanted `within` (seconds)
+and `parallel` (requests at once of each process).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import random
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+
+_WITHIN = 300.0
+_PARALLEL = 64
+_CONNECT_SECONDS = 10.0
+# The bundled server gives up a batch after 120 s and says so: it must get to say it.
+_REQUEST_SECONDS = 180.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_LONGEST_RETRY_AFTER = 30.0
+_WRONG_REPLIES = 3
+_LATER = {408, 425, 429}
+"""Refusals that ask for patience; any other 4xx says that the request itself is wrong."""
+
+
+class _NotYetError(Exception):
+    """Why there is no reward yet, and how long the server wants to be left alone."""
+
+    def __init__(self, why: str, pause: float = 0.0) -> None:
+        super().__init__(why)
+        self.pause = pause
+
+
+class _WrongReplyError(Exception):
+    """What is wrong with a reply, although the server meant it."""
+
+
+async def compute_score(  # noqa: PLR0913 - verl's names
+    data_source: str,  # noqa: ARG001 - the server decides by prompt and label
+    solution_str: str,
+    ground_truth: object,
+    extra_info: dict[str, Any] | None = None,
+    *,
+    url: str,
+    within: float = _WITHIN,
+    parallel: int = _PARALLEL,
+    **_others: object,
+) -> float:
+    """Return the server's reward for one answer; raises RuntimeError where it cannot be had."""
+    request: dict[str, Any] = {"query": [solution_str], "labels": [_label(ground_truth)]}
+    prompt = _prompt(extra_info)
+    if prompt is not None:
+        request["prompts"] = [prompt]
+    return await _asker(url, float(within), int(parallel)).ask(request)
+
+
+async def close() -> None:
+    """Close the connections of this event loop; for programs that end before their process."""
+    for asker in _ASKERS.pop(asyncio.get_running_loop(), {}).values():
+        await asker.close()
+
+
+def _label(truth: object) -> str | float | None:
+    """Return a ground truth as the protocol takes it: text, a number or null."""
+    if hasattr(truth, "tolist"):  # numpy's scalars and arrays
+        truth = truth.tolist()
+    if truth is None or isinstance(truth, str):
+        return truth
+    if isinstance(truth, (int, float)) and not isinstance(truth, bool) and math.isfinite(truth):
+        return truth
+    return json.dumps(truth, default=str, ensure_ascii=False)
+
+
+def _prompt(extra_info: dict[str, Any] | None) -> str | None:
+    """Return the question, where the data set kept it beside the answer."""
+    named = ((extra_info or {}).get(name) for name in ("question", "prompt"))
+    return next((text for text in named if isinstance(text, str)), None)
+
+
+class _Asker:
+    """Asks one server from one event loop: one session, so many requests at once, one patience."""
+
+    def __init__(self, url: str, within: float, parallel: int) -> None:
+        self._url = url
+        self._within = within
+        self._slots = asyncio.Semaphore(parallel)
+        # The semaphore bounds requests; a second bound inside would make connecting time out.
+        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+        self._down_since: float | None = None
+        """When the first of those requests failed since which none was answered."""
+        self._failed_last = 0.0
+
+    async def ask(self, request: dict[str, Any]) -> float:
+        """Ask until there is a reward, or until the patience is over."""
+        async with self._slots:
+            loop = asyncio.get_running_loop()
+            began, pause, wrong = loop.time(), _FIRST_PAUSE, 0
+            while True:
+                asked = loop.time()
+                try:
+                    reward = await self._request(request, began + self._within - asked)
+                except _WrongReplyError as problem:
+                    wrong += 1
+                    if wrong == _WRONG_REPLIES:
+                        raise RuntimeError(self._sentence(f"{problem}, {wrong} times")) from None
+                    least = 0.0
+                except _NotYetError as problem:
+                    least = problem.pause
+                    if self._down_since is None or asked - self._failed_last > self._within:
+                        self._down_since = asked  # an outage of long ago is not this one
+                    self._failed_last = loop.time()
+                    silent = loop.time() - min(began, self._down_since)
+                    if silent + least >= self._within:
+                        why = f"no reward for {silent:.0f} s, the last time: {problem}"
+                        raise RuntimeError(self._sentence(why)) from None
+                else:
+                    self._down_since = None
+                    return reward
+                # Jittered, so that a thousand answers do not come back in the same instant.
+                await asyncio.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    async def close(self) -> None:
+        """Close the session."""
+        await self._session.close()
+
+    def forget(self) -> None:
+        """Let go of a session whose event loop is closed, and cannot close it any more."""
+        self._session.detach()
+
+    async def _request(self, request: dict[str, Any], left: float) -> float:
+        limit = max(min(left, _REQUEST_SECONDS), _FIRST_PAUSE)
+        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_SECONDS)
+        try:
+            async with self._session.post(self._url, json=request, timeout=timeout) as reply:
+                return self._reward(reply, await reply.text(errors="replace"))
+        except aiohttp.InvalidURL:
+            raise RuntimeError(self._sentence("has no URL that can be asked")) from None
+        except asyncio.TimeoutError as problem:
+            raise _NotYetError(str(problem) or f"no reply within {limit:.0f} s") from None
+        except (aiohttp.ClientError, OSError) as problem:
+            raise _NotYetError(str(problem) or type(problem).__name__) from None
+
+    def _reward(self, reply: aiohttp.ClientResponse, text: str) -> float:
+        if 400 <= reply.status < 500 and reply.status not in _LATER:
+            what = f"refuses the request with {reply.status}: {text[:300]}"
+            raise RuntimeError(self._sentence(what))
+        if not 200 <= reply.status < 300:
+            raise _NotYetError(f"{reply.status}: {text[:300]}", _retry_after(reply))
+        try:
+            rewards = json.loads(text)["rewards"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise _WrongReplyError(f"replies without `rewards`: {text[:300]}") from None
+        if not isinstance(rewards, list) or len(rewards) != 1:
+            raise _WrongReplyError(f"replies with other than one reward: {text[:300]}")
+        reward = rewards[0]
+        if isinstance(reward, bool) or not isinstance(reward, (int, float)):
+            raise _WrongReplyError(f"replies with a reward that is no number: {text[:300]}")
+        if not math.isfinite(reward):
+            raise _WrongReplyError(f"replies with a reward that is not finite: {text[:300]}")
+        return float(reward)
+
+    def _sentence(self, what: str) -> str:
+        parts = urlsplit(self._url)  # what identifies a caller stays out of logs
+        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        return (
+            f"reward server {shown} {what}. Its log tells why (`pod-agent status` names it); "
+            "AGENT_REWARD chooses the server"
+        )
+
+
+def _retry_after(reply: aiohttp.ClientResponse) -> float:
+    """Return the seconds that a reply asks to wait; 0 where it names none, or a date."""
+    wish = reply.headers.get("Retry-After", "")
+    return min(float(wish), _LONGEST_RETRY_AFTER) if wish.isdecimal() else 0.0
+
+
+_ASKERS: dict[asyncio.AbstractEventLoop, dict[str, _Asker]] = {}
+
+
+def _asker(url: str, within: float, parallel: int) -> _Asker:
+    """Return what asks this server from the running event loop."""
+    loop = asyncio.get_running_loop()
+    if loop not in _ASKERS:
+        for ended in [other for other in _ASKERS if other.is_closed()]:
+            for asker in _ASKERS.pop(ended).values():
+                asker.forget()
+    askers = _ASKERS.setdefault(loop, {})
+    if url not in askers:
+        askers[url] = _Asker(url, within, parallel)
+    return askers[url]

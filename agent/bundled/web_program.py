@@ -1,0 +1,137 @@
+"""What the bundled servers share: where they listen, how they stop, and errors as JSON."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.http import HttpProcessingError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Sequence
+
+    from aiohttp.typedefs import Middleware
+
+    Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+SETTINGS_WRONG = 78
+_LAST_REQUESTS_SECONDS = 3.0
+
+
+class SetupError(Exception):
+    """Why the server cannot listen, and the remedy."""
+
+
+class BadRequestError(Exception):
+    """What is wrong with a request, naming the field."""
+
+
+def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    """Return an error as JSON."""
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+def errors_as_json(path: str, max_body: int) -> Middleware:
+    """Return a middleware that answers in JSON where aiohttp itself would answer in text."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return error(404, f"no such path: {request.path}; POST to {path}")
+        except web.HTTPMethodNotAllowed as refusal:
+            allowed = ", ".join(sorted(refusal.allowed_methods))
+            message = f"{request.path} takes {allowed}, not {request.method}"
+            return error(405, message, {"Allow": allowed})
+        except web.HTTPRequestEntityTooLarge:
+            message = f"body: larger than {max_body} bytes; send smaller batches or set --max-body"
+            return error(413, message)
+
+    return answer
+
+
+async def healthz(_request: web.Request) -> web.Response:
+    """Tell that the server lives."""
+    return web.json_response({"ok": True})
+
+
+def kind_of(value: object) -> str:
+    """Name a JSON value's type, for a person."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "a boolean"
+    if isinstance(value, (int, float)):
+        return "a number"
+    if isinstance(value, str):
+        return "a string"
+    return "a list" if isinstance(value, list) else "an object"
+
+
+def hosts_of(given: Sequence[str] | None) -> list[str]:
+    """Return where to listen: each host of lists such as `10.0.0.4,127.0.0.1`."""
+    hosts = [h.strip() for one in given or ["127.0.0.1"] for h in one.split(",")]
+    anywhere = "0.0.0.0"  # noqa: S104 # compared with, not chosen
+    if anywhere in hosts:  # it holds every other IPv4 address, which could not be bound again
+        hosts = [anywhere, *(host for host in hosts if ":" in host)]
+    return list(dict.fromkeys(host for host in hosts if host))
+
+
+def run(name: str, app: web.Application, hosts: Sequence[str], port: int, path: str) -> int:
+    """Serve until told to stop: 0 then, 78 where it cannot listen."""
+    logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
+    try:
+        asyncio.run(_serve(name, app, hosts, port, path))
+    except SetupError as problem:
+        print(f"{name}: {problem}", file=sys.stderr)
+        return SETTINGS_WRONG
+    return 0
+
+
+async def _serve(
+    name: str, app: web.Application, hosts: Sequence[str], port: int, path: str
+) -> None:
+    """Listen on every host until SIGTERM or SIGINT, then finish what was begun."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LAST_REQUESTS_SECONDS)
+    await runner.setup()
+    try:
+        urls = []
+        for host in hosts:
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as problem:
+                raise SetupError(_why_not(problem, host, port)) from None
+            port = port or runner.addresses[-1][1]  # 0: any free one, but the same everywhere
+            urls.append(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
+        print(f"{name} listening on {', '.join(urls)}", file=sys.stderr, flush=True)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _why_not(problem: OSError, host: str, port: int) -> str:
+    if problem.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is taken: end what listens there "
+            f"(`ss -ltnp 'sport = :{port}'` names it), or choose another with --port"
+        )
+    # Python 3.13's asyncio skips addresses that are not there; left with none, it gives no number
+    if problem.errno in {errno.EADDRNOTAVAIL, None} or isinstance(problem, socket.gaierror):
+        return f"{host} is no address of this machine: give one that it owns with --host"
+    if problem.errno == errno.EACCES:
+        return f"port {port} needs root: choose one from 1024 on with --port"
+    return f"cannot listen on {host}:{port}: {problem}"
+
+
+def _is_our_fault(record: logging.LogRecord) -> bool:
+    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
+    problem = record.exc_info[1] if record.exc_info else None
+    return not isinstance(problem, (HttpProcessingError, ConnectionError))

@@ -1,0 +1,134 @@
+"""`/metrics`: the status in Prometheus' text format."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    Status = Mapping[str, Any]
+    Sample = tuple[Mapping[str, object], float]
+
+STATES = ("booting", "joined", "silent", "lost", "left")
+"""Those that a node may have; each has its sample, so that a graph of it begins at 0."""
+JOB_STATES = ("not submitted", "pending", "running", "succeeded", "failed", "stopped")
+_JOINED = "following the head"
+
+
+def metrics(status: Status) -> str:
+    """Render a status; what it does not tell has no sample."""
+    lines: list[str] = []
+    for name, kind, told, samples in _families(status):
+        rows = [f"{name}{_labels(labels)} {value:g}" for labels, value in samples]
+        if rows:
+            lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}", *rows]
+    return "\n".join(lines) + "\n"
+
+
+def _families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    yield (
+        *("pod_agent_phase", "gauge", "The phase of this node's agent; 1 for the current one."),
+        [({"role": status["role"], "phase": status["phase"]}, 1)],
+    )
+    yield (
+        *("pod_agent_uptime_seconds", "gauge", "Seconds since the agent's start."),
+        _single(status.get("seconds")),
+    )
+    yield "pod_agent_waits", "gauge", "Things waited for.", _single(len(status["waits"]))
+    if status["role"] == "head":
+        yield from _of_a_head(status)
+
+
+def _of_a_head(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    nodes, services = status["nodes"], status["services"]
+    yield (
+        *("pod_agent_phase_seconds", "gauge", "Seconds that the head has spent in a phase."),
+        _phase_seconds(status),
+    )
+    states = [node["state"] for node in nodes]
+    yield (
+        *("pod_agent_nodes", "gauge", "Workers by how they stand."),
+        [({"state": state}, states.count(state)) for state in STATES],
+    )
+    yield (
+        *("pod_agent_node_join_seconds", "gauge", "When a worker said that it had joined."),
+        list(_joins(nodes)),
+    )
+    yield (
+        *("pod_agent_service_up", "gauge", "Whether a service answers."),
+        [({"service": one["name"]}, one["state"] == "ready") for one in services],
+    )
+    yield (
+        *("pod_agent_service_restarts_total", "counter", "How often a service was started again."),
+        [({"service": one["name"]}, one["restarts"]) for one in services],
+    )
+    yield (
+        *("pod_agent_service_outages", "gauge", "Times in which a service that was up was not."),
+        [({"service": one["name"]}, one["outages"]) for one in services],
+    )
+    yield (
+        *("pod_agent_service_outage_seconds", "gauge", "Seconds of these times, all in all."),
+        [({"service": one["name"]}, one["outage_seconds"]) for one in services],
+    )
+    yield from _of_a_job(status)
+
+
+def _of_a_job(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+    job = status.get("job")
+    if job is None:
+        return
+    states = dict.fromkeys([*JOB_STATES, job["status"]])
+    yield (
+        *("pod_agent_job_status", "gauge", "The job's status; 1 for the current one."),
+        [({"status": one}, one == job["status"]) for one in states],
+    )
+    yield (
+        *("pod_agent_attempt", "gauge", "The number of the attempt at the job."),
+        _single(job["attempt"]),
+    )
+    points = status["curve"]["points"]
+    step, reward = points[-1] if points else (None, None)
+    yield "pod_agent_job_step", "gauge", "The last step that the job told of.", _single(step)
+    yield (
+        *("pod_agent_job_steps", "gauge", "How many steps the job is to take, where it tells."),
+        _single(status["curve"]["steps"]),
+    )
+    yield "pod_agent_job_reward", "gauge", "The mean reward of that step.", _single(reward)
+
+
+def _single(value: float | None) -> list[Sample]:
+    return [] if value is None else [({}, value)]
+
+
+def _phase_seconds(status: Status) -> list[Sample]:
+    spans = status["phases"]
+    ends = [*(start for _, start in spans[1:]), status["seconds"]]
+    spent: dict[str, float] = {}
+    for (phase, start), end in zip(spans, ends, strict=False):
+        spent[phase] = spent.get(phase, 0.0) + max(0.0, end - start)
+    return [({"phase": phase}, round(seconds, 1)) for phase, seconds in spent.items()]
+
+
+def _joins(nodes: Iterable[Status]) -> Iterator[Sample]:
+    """Tell of each name once: two machines may share one, and a series has one value."""
+    told: set[tuple[object, object]] = set()
+    for node in nodes:
+        key = node["name"], node["rank"]
+        joined = next((start for phase, start in node["phases"] if phase == _JOINED), None)
+        if joined is not None and key not in told:
+            told.add(key)
+            rank = "" if node["rank"] is None else node["rank"]
+            yield {"node": node["name"], "rank": rank}, joined
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    if not labels:
+        return ""
+    return "{" + ",".join(f'{name}="{_escaped(text)}"' for name, text in labels.items()) + "}"
+
+
+def _escaped(text: object) -> str:
+    """Return a text as a label holds it; one that no encoding takes is shown by its numbers."""
+    plain = str(text).encode(errors="backslashreplace").decode()
+    return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

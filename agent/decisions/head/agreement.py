@@ -1,0 +1,43 @@
+"""Whether the nodes that joined agree, weighed once before each submission."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.outcome import Kind, Outcome
+from agent.checks.agreement import agreement
+from agent.checks.finding import Level
+from agent.decisions.head import probes
+from agent.decisions.shared import Said
+
+if TYPE_CHECKING:
+    from agent.decisions.head.state import HeadAction, HeadState
+
+
+def weighed(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+    """Compare all nodes that count; return what is to be done, and a refusal where it must be.
+
+    Where they agree, as far as they must, they try each other's Ray beside the submission.
+
+    Only nodes whose agents told of their machine are compared: of one joined by hand nothing is
+    known. What was said before an earlier attempt is not said again.
+    """
+    goal, fleet = state.goal, state.fleet
+    if goal.facts is None:
+        return *probes.before_the_job(state), None
+    keys = ((fleet.by_ip.get(ip, ""), name) for ip, name in fleet.alive.items())
+    workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
+    nodes = [(goal.node, goal.facts), *workers]
+    found = agreement(nodes, brings_libraries=goal.brings_libraries)
+    new = [one for one in found if one not in state.differences]
+    said = tuple(Said(one.sentence(), "warning") for one in new if one.level is Level.WARN)
+    failed = [one for one in found if one.level is Level.FAIL]
+    state = replace(state, differences=found)
+    if not failed:
+        state, tried = probes.before_the_job(state)
+        return state, (*said, *tried), None
+    told = "; ".join(f"{one.check}: {one.what}" for one in failed)
+    remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))
+    reason = f"the nodes do not agree: {told}"
+    return state, said, Outcome(Kind.REFUSED, 78, reason, culprit="agreement", remedy=remedies)

@@ -1,0 +1,97 @@
+"""What a person would want to know of an event, whatever follows from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.decisions.head.waits import service_title
+from agent.decisions.items import Step
+from agent.decisions.shared import Said, listed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Key
+
+
+def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
+    """Say what a person would want to know of an event, whatever follows from it."""
+    found: list[HeadAction] = []
+    if isinstance(event, h.StepOver) and before.steps != after.steps:
+        items = after.steps.values()
+        if all(item.step is Step.READY for item in items):
+            found.append(Said(f"{listed(name for _, name in after.steps)}: done"))
+    if after.services is not before.services:
+        found += [
+            Said(f"{service_title(after, key)} answers")
+            for key in _perhaps_ready(event)
+            if _is_ready(after.services, key) and not _is_ready(before.services, key)
+        ]
+    if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
+        found.append(Said(_of_silence(after.fleet.workers[event.key], event), "warning"))
+    was, are = before.fleet.alive, after.fleet.alive
+    if was is not are:
+        changed = _perhaps_changed(before, after, event)
+        ray = "" if after.goal.by_torchrun else " Ray"
+        joined = [are[ip] for ip in changed if ip in are and ip not in was]
+        found += [Said(f"{name} joined{ray}") for name in joined]
+        found += [Said(_of_spare(name)) for name in joined if _is_spare(before, after)]
+        left = [ip for ip in changed if ip in was and ip not in are]
+        found += [Said(f"{was[ip]} left{ray}{_doubt(after, ip)}", "warning") for ip in left]
+    return found
+
+
+def _is_spare(before: HeadState, after: HeadState) -> bool:
+    """Say whether who joins now is one more than the running attempt has."""
+    runs = after.phase in {Phase.SUBMITTING, Phase.RUNNING} and after.goal.wants_job
+    return runs and before.short_since is None and len(after.fleet.alive) > after.required
+
+
+def _of_spare(name: str) -> str:
+    return f"{name} is one more than the running attempt needs: unused until another begins"
+
+
+def _doubt(state: HeadState, ip: str) -> str:
+    """Say where GCS misses a node whose agent speaks as if all were well."""
+    worker = state.fleet.workers.get(state.fleet.by_ip.get(ip, ""))
+    well = worker is not None and worker.joined and not worker.silent and not worker.gone
+    return ", though its agent answers: Ray does not know it any more" if well else ""
+
+
+def _of_silence(worker: h.Worker, event: h.WorkerSilent) -> str:
+    """Say what is known of a node whose agent is not heard of any more."""
+    ray = "its Ray answers still" if event.ray_answers else "nor does its Ray answer"
+    return f"{worker.place} is silent, {event.evidence}; {ray}"
+
+
+def departed(before: HeadState, after: HeadState, event: HeadEvent) -> list[str]:
+    """Name the nodes that counted and do no more."""
+    was, are = before.fleet.alive, after.fleet.alive
+    if was is are:
+        return []
+    changed = _perhaps_changed(before, after, event)
+    return [was[ip] for ip in changed if ip in was and ip not in are]
+
+
+def _perhaps_changed(before: HeadState, after: HeadState, event: HeadEvent) -> Iterable[str]:
+    """Return the addresses at which a worker may have come to count, or no longer do."""
+    if isinstance(event, h.WorkerReported):  # at thousands of workers there is no time for all
+        earlier = before.fleet.workers.get(event.worker.key)
+        return {event.worker.ip, earlier.ip if earlier else event.worker.ip}
+    return {**before.fleet.alive, **after.fleet.alive}
+
+
+def _perhaps_ready(event: HeadEvent) -> Iterable[Key]:
+    """Return the services of which an event may tell that they are ready."""
+    if isinstance(event, h.ServiceReady):
+        return ((event.node, event.name),)
+    if isinstance(event, h.WorkerReported):
+        return [(event.worker.key, word.name) for word in event.worker.items]
+    return ()
+
+
+def _is_ready(services: h.Roster, key: Key) -> bool:
+    item = services.get(key)
+    return item is not None and item.step is Step.READY

@@ -1,0 +1,144 @@
+"""The head's decisions on attempts: what counts as lost, whether another follows, and why."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.outcome import Kind, Outcome
+from agent.decisions.attempts import (
+    Attempt,
+    Tried,
+    id_of,
+    in_vain,
+    is_loss,
+    pause_after,
+    spent,
+)
+from agent.decisions.head import state as h
+from agent.decisions.head.state import HeadAction, HeadState, Phase
+from agent.decisions.items import Step
+from agent.decisions.shared import Said, listed
+from agent.decisions.verdict import verdict_of
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from agent.decisions.shared import Wait
+    from agent.decisions.verdict import JobReport
+
+_RECENT = 60.0
+"""A job that fails so soon after a loss failed because of it."""
+
+
+def noticed(state: HeadState, left: Sequence[str], now: float) -> HeadState:
+    """Remember that nodes were lost while an attempt ran."""
+    attempt = state.attempt
+    if not left or attempt.submitted is None or attempt.ended is not None:
+        return state
+    gone = tuple(dict.fromkeys((*attempt.gone, *left)))
+    loss = f"{listed(left)} {'was' if len(left) == 1 else 'were'} lost"
+    return replace(state, attempt=replace(attempt, gone=gone), loss=loss, lost_at=now)
+
+
+def recent_loss(state: HeadState, now: float) -> str:
+    """Say which loss may be why a job fails now, or ''."""
+    if state.ray.step is Step.LOST:
+        return f"Ray was lost on the head: {state.ray.evidence}"
+    recent = state.lost_at is not None and now < state.lost_at + _RECENT
+    return state.loss if recent else ""
+
+
+def must_ask(state: HeadState, report: JobReport, now: float) -> bool:
+    """Say whether a job's end waits for the nodes' word: it failed, and a node may be to blame."""
+    failed = report.status == "FAILED" and not report.blames_runtime_env
+    if not failed or report.ran_out_of_memory or recent_loss(state, now):
+        return False
+    return state.goal.wants_job and bool(state.fleet.alive)
+
+
+def judged(state: HeadState, report: JobReport, now: float) -> Outcome:
+    """Return the end of an attempt whose job has ended: its own, or a loss that may be repaired."""
+    own, loss = verdict_of(report, state.loss), recent_loss(state, now)
+    if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
+        return own
+    if state.losses >= state.goal.retries:
+        return verdict_of(report, loss)
+    why = verdict_of(report).reason
+    return Outcome(Kind.LOST, 75, f"{loss}, and {why}", culprit="node")
+
+
+def another(
+    state: HeadState, end: Outcome, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...]] | Outcome:
+    """Begin another attempt after this end, or return the end of the run."""
+    if not is_loss(end) or not state.goal.wants_job:
+        return end
+    ended = state.attempt.over(now, end)
+    earlier = (*state.earlier, ended)
+    tried = (*state.goal.tried, *(one.tried for one in earlier))
+    if len(tried) > state.goal.retries:
+        return replace(end, attempts_are_used_up=True)
+    number, pause = ended.number + 1, pause_after(len(tried))
+    attempt = Attempt(id_of(state.goal.run_id, number), number, now, now + pause)
+    lost = f"attempt {ended.number} of {state.most_attempts} is lost: {end.reason}"
+    said = Said(f"{lost}; the next begins in {pause:g} s at the earliest", "warning")
+    state = replace(
+        state,
+        attempt=attempt,
+        earlier=earlier,
+        required=state.goal.expected_workers,
+        short_since=None,
+        loss="",
+        lost_at=None,
+        verdict=None,
+    )
+    return state.to(Phase.BOOTING, now), (said, h.Retry(ended, attempt))
+
+
+def no_progress(state: HeadState) -> Outcome | None:
+    """Return the end of a run whose attempts come to nothing; None while they may help."""
+    tried = (*state.goal.tried, *(one.tried for one in state.earlier))
+    return in_vain(tried, state.checkpoint) if state.goal.wants_job else None
+
+
+def is_news(state: HeadState, event: h.RunRemembered) -> bool:
+    """Say whether a worker knows more of this run than a head whose disk is gone."""
+    is_fresh = state.attempt.number == 1
+    return is_fresh and (event.run_id != state.goal.run_id or event.attempt > 0)
+
+
+def take_up(
+    state: HeadState, event: h.RunRemembered
+) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+    """Go on with the run that a worker remembers; the end of the run where no attempt is left."""
+    tried = (Tried(math.inf, "its head was lost"),) * event.attempt
+    number = event.attempt + 1
+    attempt = replace(state.attempt, id=id_of(event.run_id, number), number=number)
+    goal = replace(state.goal, run_id=event.run_id, tried=tried, first_attempt=number)
+    told = f"a worker remembers run {event.run_id}: it goes on, attempts so far: {event.attempt}"
+    actions = (Said(told), h.TakeUp(event.run_id, event.attempt))
+    return replace(state, goal=goal, attempt=attempt), actions, spent(tried, goal.retries)
+
+
+def code_of(state: HeadState, late: Wait) -> int:
+    """Return the code of a wait that is over: what an earlier attempt had was lost."""
+    had_it = state.attempt.number > 1 and late.key in {planned.WORKERS, planned.HEAD}
+    return 75 if had_it else 69
+
+
+def sentence(state: HeadState) -> str:
+    """Say which attempt begins, why, and with which nodes."""
+    alive = set(state.fleet.alive.values())
+    before = state.earlier[-1] if state.earlier else None
+    gone = () if before is None else before.gone
+    parts = [f"{name} was lost and is {'back' if name in alive else 'away'}" for name in gone]
+    if not parts:
+        parts = [one.reason for one in state.goal.tried[-1:]]
+        parts = parts if before is None or before.end is None else [before.end.reason]
+    nodes = f"{len(alive) + 1} of {state.goal.expected_workers + 1} node(s)"
+    resumes = (f"resumes from {state.resumes_from}",) if state.resumes_from else ()
+    why = "; ".join((*parts, nodes, *resumes))
+    return f"attempt {state.attempt.number} of {state.most_attempts}: {why}"

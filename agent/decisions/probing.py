@@ -1,0 +1,52 @@
+"""What the head has nodes try before the job: the reward server, and each other's Ray."""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.checks.finding import Finding
+
+SCORE = "score"
+"""One scoring request to the reward server."""
+REACH = "reach"
+"""A connection to the Ray of a fellow node, and back."""
+PROBES = (SCORE, REACH)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """How one try went."""
+
+    probe: str
+    at: str
+    """The address of the fellow node that was tried; '' for the head's."""
+    evidence: str = ""
+    """Why it failed; '' where it did not."""
+    seconds: float = 0.0
+    """How long it took; of several tries the shortest."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The head's own node tried something that its decisions wanted tried."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Probes:
+    """What nodes were asked to try, and what came of it."""
+
+    asked: frozenset[str] = frozenset()
+    """Nodes that were asked for a score."""
+    open: Mapping[str, float] = field(default_factory=dict)
+    """Those that have not answered yet, and when they must have."""
+    reached: frozenset[tuple[str, str]] = frozenset()
+    """Who was asked to reach whom."""
+    findings: tuple[Finding, ...] = ()

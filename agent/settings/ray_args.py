@@ -1,0 +1,129 @@
+"""Further flags of `ray start`: which are the user's to give, and which the agent gives itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from agent.base.errors import Problem
+from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+VARIABLE = "AGENT_RAY_ARGS"
+TEMP_DIR = "--temp-dir"
+"""Taken by the plan: Ray's sessions then lie in a folder of our own below it."""
+OBJECT_STORE = "--object-store-memory"
+PLASMA = "--plasma-directory"
+MEMORY = "--memory"
+
+_ROLE = "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which tell head from workers"
+_PORT = "AGENT_PORT, which Ray's inner ports follow"
+_ARGV = "nothing: a secret would stand in the list of processes; RAY_AUTH_TOKEN guards Ray"
+_BY_HAND = "nothing: run `ray start --help` by hand"
+_ALWAYS = "nothing: the agent always sets it"
+OWNED: Mapping[str, str] = {
+    "--head": _ROLE,
+    "--address": _ROLE,
+    "--node-ip-address": "AGENT_NODE_IP",
+    "--port": "AGENT_RAY_PORT",
+    "--gcs-server-port": "AGENT_RAY_PORT",
+    "--include-dashboard": "nothing: jobs are submitted through the dashboard",
+    "--dashboard-host": "AGENT_DASHBOARD_HOST",
+    "--dashboard-port": "AGENT_DASHBOARD_PORT",
+    **dict.fromkeys(
+        (
+            *("--ray-client-server-port", "--node-manager-port", "--object-manager-port"),
+            *("--dashboard-agent-listen-port", "--dashboard-agent-grpc-port"),
+            *("--dashboard-grpc-port", "--runtime-env-agent-port", "--metrics-export-port"),
+            *("--min-worker-port", "--max-worker-port", "--worker-port-list"),
+        ),
+        _PORT,
+    ),
+    "--num-cpus": "AGENT_NUM_CPUS",
+    "--num-gpus": "AGENT_NUM_GPUS",
+    "--resources": "AGENT_RESOURCES",
+    "--ray-debugger-external": "DEBUG_RAY=1",
+    "--redis-password": _ARGV,
+    "--redis-username": _ARGV,
+    "--autoscaling-config": "nothing: EXPECTED_WORKERS says how many nodes there are",
+    "--block": _ALWAYS,
+    "--disable-usage-stats": _ALWAYS,
+    "--help": _BY_HAND,
+}
+"""What the agent gives itself, or what would break the run: each with what to use instead."""
+
+_OF_THE_HEAD = {"--system-config", "--redis-shard-ports"}
+"""Ray refuses these on a worker; one environment serves all pods, so they are left out there."""
+
+
+@dataclass(frozen=True)
+class RayFlag:
+    """One flag as it was given."""
+
+    name: str
+    value: str | None = None
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Return it as one word of an argv."""
+        return (self.name,) if self.value is None else (f"{self.name}={self.value}",)
+
+
+def flags_of(words: tuple[str, ...]) -> tuple[RayFlag, ...]:
+    """Read `--a=b`, `--a b` and `--a`; a word that belongs to no flag is one without a name."""
+    found: list[RayFlag] = []
+    for word in words:
+        if word.startswith("-"):
+            name, equals, value = word.partition("=")
+            found.append(RayFlag(name, value if equals else None))
+        elif found and found[-1].name and found[-1].value is None:
+            found[-1] = RayFlag(found[-1].name, word)
+        else:
+            found.append(RayFlag("", word))
+    return tuple(found)
+
+
+def value_of(words: tuple[str, ...], name: str) -> str | None:
+    """Return what a flag was given; the last one counts, as it does for Ray."""
+    return next((f.value for f in reversed(flags_of(words)) if f.name == name), None)
+
+
+def passed_on(words: tuple[str, ...], *, is_head: bool) -> list[str]:
+    """Return what this node's `ray start` is given of them."""
+    left_out = {TEMP_DIR} if is_head else {TEMP_DIR, *_OF_THE_HEAD}
+    return [word for f in flags_of(words) if f.name not in left_out for word in f.words]
+
+
+def problems(words: tuple[str, ...]) -> Iterator[Problem]:
+    """Find what is not the user's to give, and what is no flag."""
+    for flag in flags_of(words):
+        if not flag.name:
+            expected = "flags of `ray start`, as --object-store-memory=N or --object-store-memory N"
+            yield Problem(VARIABLE, f"{flag.value!r} behind no flag", expected)
+        elif flag.name in OWNED:
+            yield Problem(VARIABLE, flag.name, OWNED[flag.name])
+        elif flag.name == TEMP_DIR and not (flag.value or "").startswith("/"):
+            given = f"{TEMP_DIR}={flag.value}" if flag.value else f"{TEMP_DIR} without a folder"
+            yield Problem(VARIABLE, given, "an absolute path, such as --temp-dir=/mnt/nvme")
+
+
+def unknown(words: tuple[str, ...], known: Mapping[str, bool], ray: str) -> Iterator[Problem]:
+    """Find what this Ray's `ray start` would refuse; `known` says which flags take a value."""
+    for flag in flags_of(words):
+        takes_value = known.get(flag.name)
+        if takes_value is None and flag.name:
+            expected = f"a flag that `ray start` of Ray {ray} has{_nearest(flag.name, known)}"
+            yield Problem(VARIABLE, flag.name, expected)
+        elif takes_value and flag.value is None:
+            yield Problem(VARIABLE, f"{flag.name} without a value", f"{flag.name}=VALUE")
+        elif takes_value is False and flag.value is not None:
+            yield Problem(VARIABLE, f"{flag.name} with {flag.value!r}", f"{flag.name} alone")
+
+
+def _nearest(name: str, known: Mapping[str, bool]) -> str:
+    import difflib  # noqa: PLC0415 - only for a flag that does not exist
+
+    theirs = [flag for flag in known if flag not in OWNED]
+    close = difflib.get_close_matches(name, theirs, n=1)
+    return f" (did you mean {close[0]}?)" if close else ""

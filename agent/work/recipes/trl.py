@@ -1,0 +1,112 @@
+"""TRL's GRPO by torchrun, on GPUs or on CPUs, rewards from a server.
+
+What it runs is our own small program, bundled/trl_grpo.py: TRL's `trl grpo` cannot go on from a
+checkpoint, and knows no reward server.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.work.recipes.arguments import Arguments, Program
+from agent.work.recipes.recipe import Command, MisfitError, many
+from agent.work.recipes.torchrun_size import gpu_processes
+
+if TYPE_CHECKING:
+    from agent.work.recipes.recipe import Asked, Version
+
+VERSIONS: tuple[Version, ...] = (
+    *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 1), (1, 6, 0), (1, 7, 1)),
+    *((1, 8, 0), (1, 9, 2), (1, 10, 0), (1, 11, 0), (1, 12, 0), (1, 13, 0), (1, 14, 2)),
+    *((1, 15, 0), (1, 16, 0)),
+)
+ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
+
+FLAGS = {
+    **dict.fromkeys(("chat", "cpu", "wandb"), "0"),
+    **dict.fromkeys(
+        (
+            *("model", "data", "split", "eval-data", "eval-split", "prompt-key", "label-key"),
+            *("reward-url", "reward-seconds", "checkpoints", "save-steps", "save-total-limit"),
+            *("eval-steps", "num-generations", "per-device-train-batch-size"),
+            *("gradient-accumulation-steps", "max-completion-length", "max-steps"),
+            *("num-train-epochs", "learning-rate", "temperature", "beta", "seed"),
+            "vllm-tensor-parallel-size",
+        ),
+        "1",
+    ),
+    "config": "*",
+}
+"""What bundled/trl_grpo.py takes."""
+
+_ANSWERS = 128
+"""Answers that an update is to rest on, about."""
+
+
+def make(asked: Asked) -> Command:
+    """Make the command that torchrun gets on every node."""
+    arguments = Arguments(Program("trl_grpo", FLAGS, {}), asked.args)
+    world = gpu_processes(asked.nodes)
+    arguments.add("model", asked.model, why="AGENT_MODEL")
+    arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
+    arguments.add("prompt-key", "input", why="where the prompt stands in each row")
+    arguments.add("label-key", "label", why="where the right answer stands; '' for none")
+    if asked.eval_data:
+        arguments.add("eval-data", asked.eval_data, why="AGENT_EVAL_DATA")
+    if asked.scores:
+        arguments.add("reward-url", "{reward_url}", why="the run's reward server")
+    elif not arguments.given("reward-url"):
+        raise MisfitError("nothing gives rewards: set AGENT_REWARD to a server or its URL")
+    arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; goes on from the last")
+    told = _batch(arguments, world)
+    if not world:
+        arguments.add("cpu", why="no node has a GPU")
+    _engines(arguments, asked)
+    if asked.wandb:
+        arguments.add("wandb", why="WANDB_API_KEY is there")
+    script = str(Path(__file__).parents[2] / "bundled" / "trl_grpo.py")
+    return Command((asked.python, script, *arguments.argv()), {}, arguments.why(), (told,))
+
+
+def _batch(arguments: Arguments, world: int) -> str:
+    """Set how many answers an update rests on: whole groups of answers to one prompt.
+
+    On CPUs the launcher decides how many processes there are: each learns from whole groups.
+    """
+    group = arguments.count("num-generations", 8)
+    if group < 2:
+        raise MisfitError(
+            "AGENT_JOB_ARGS: --num-generations must be at least 2, to compare answers"
+        )
+    each = arguments.count("per-device-train-batch-size", group)
+    near = max(1, round(_ANSWERS / (each * world))) if world else 1
+    steps = arguments.count("gradient-accumulation-steps", near)
+    total = each * steps * (world or 1)
+    if total % group:
+        raise MisfitError(
+            f"AGENT_JOB_ARGS: {total} answers to learn from are no whole groups of {group}: give "
+            f"--per-device-train-batch-size a multiple of {group}"
+        )
+    arguments.add("num-generations", group, why="answers to each prompt, to compare")
+    arguments.add("per-device-train-batch-size", each, why="whole groups, whatever joins")
+    arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers an update")
+    prompts = f"{many(total // group, 'prompt')} × {group}"
+    if not world:
+        return f"each process: batch {total} = {each} × {steps}; {prompts}"
+    processes = f"{many(world, 'GPU')} = {many(world, 'process')}"
+    return f"{processes}; batch {total} = {world} × {each} × {steps}; {prompts}"
+
+
+def _engines(arguments: Arguments, asked: Asked) -> None:
+    """Let vLLM generate where an engine was asked for that spans GPUs."""
+    size = asked.tensor_parallel
+    if size == 1:
+        return
+    counts = sorted({node.gpus for node in asked.nodes})
+    if any(count == 0 or count % size for count in counts):
+        raise MisfitError(
+            f"engines of {size} GPUs do not fit nodes of {' and '.join(map(str, counts))}: "
+            "set AGENT_TENSOR_PARALLEL to what divides them"
+        )
+    arguments.add("vllm-tensor-parallel-size", size, why="AGENT_TENSOR_PARALLEL, by vLLM")

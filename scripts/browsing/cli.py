@@ -1,0 +1,53 @@
+"""The command line: visits the page of made runs, and keeps how it looked."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from browsing.chromium import BrowserError
+from browsing.visit import visit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+FOLDER = Path(__file__).parents[2] / ".page"
+SIZES = (3, 256)
+EPILOG = """\
+Needs a Chromium (apt-get install chromium). Pictures stay in .page: light, dark and a phone's, for
+3 and for 256 workers. With --axe FILE, a copy of axe-core's axe.min.js, accessibility is judged by
+it, too: nothing serious may be found.
+
+exit codes: 0; 1 where the page is not as it should be, or no browser could be started
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Visit the page at each size."""
+    parser = argparse.ArgumentParser(
+        prog="scripts/page",
+        description="Look at the agent's page in a real Chromium, as the agent serves it.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--nodes", type=int, action="append", help="workers (3 and 256)")
+    parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
+    options = parser.parse_args(argv)
+    FOLDER.mkdir(exist_ok=True)
+    axe = None if options.axe is None else options.axe.read_text(encoding="utf-8")
+    wrong = False
+    for nodes in options.nodes or SIZES:
+        try:
+            complaints = anyio.run(visit, nodes, FOLDER, axe)
+        except BrowserError as error:
+            complaints = [str(error)]
+        for complaint in complaints:
+            print(f"{nodes} nodes: {complaint}", file=sys.stderr)
+        wrong = wrong or bool(complaints)
+        if not complaints:
+            print(f"{nodes} nodes: nothing to complain of; pictures in {FOLDER}")
+    return 1 if wrong else 0

@@ -1,0 +1,10 @@
+"""What scripts/frameworks runs, in .venv."""
+
+from __future__ import annotations
+
+import sys
+
+from judging.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

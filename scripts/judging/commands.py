@@ -1,0 +1,95 @@
+"""The commands under judgement: what each recipe makes, for each set of nodes."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from agent.settings.jobs import JOBS
+from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from judging.clusters import CLUSTERS, Nodes
+from judging.faults import Case
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.settings.jobs import KnownJob
+    from agent.work.recipes.recipe import Recipe, Version
+
+KNOWN_LATER = {
+    "{reward_url}": "http://10.0.0.1:5000/get_reward",
+    "{head_ip}": "10.0.0.1",
+    "{rank}": "0",
+    "{log_dir}": "/logs",
+}
+"""What a run puts in the place of what only it knows."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """What a recipe made of one set of nodes: a command, or its own word why not."""
+
+    recipe: str
+    nodes: str
+    how: str
+    case: Case | None
+    misfit: str = ""
+
+
+def recipes_of(framework: str) -> tuple[KnownJob, ...]:
+    """List a framework's recipes."""
+    return tuple(job for job in JOBS if job.framework == framework)
+
+
+def made(framework: str, version: Version) -> Iterator[Made]:
+    """Make every command of a framework's version."""
+    for job in recipes_of(framework):
+        recipe = recipe_of(job)
+        for nodes in CLUSTERS:
+            for how, asked in asking(job, version, nodes):
+                yield make(recipe, asked, nodes, how)
+
+
+def recipe_of(job: KnownJob) -> Recipe:
+    """Return a recipe's file."""
+    return cast("Recipe", importlib.import_module(f"agent.work.recipes.{job.module}"))
+
+
+def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str, Asked]]:
+    """Ask for the least that may be asked for, and for all that may be."""
+    for how, full in (("bare", False), ("full", True)):
+        yield (
+            how,
+            Asked(
+                recipe=job.name,
+                nodes=tuple(NodeSize(gpus, cpus) for gpus, cpus in nodes.sizes),
+                version=version,
+                model="Qwen/Qwen2.5-7B-Instruct",
+                train_data="/data/train.parquet",
+                eval_data="/data/test.parquet" if full or "AGENT_EVAL_DATA" in job.needs else "",
+                checkpoints="/data/checkpoints",
+                tensor_parallel=nodes.tensor_parallel,
+                scores=job.reward == "needed" or (full and job.reward == "possible"),
+                wandb=full,
+            ),
+        )
+
+
+def make(recipe: Recipe, asked: Asked, nodes: Nodes, how: str) -> Made:
+    """Make one command."""
+    try:
+        argv = [known(word) for word in recipe.make(asked).argv]
+    except MisfitError as error:
+        return Made(asked.recipe, nodes.name, how, None, str(error))
+    at = 2 if argv[1] == "-m" else 1  # a module, or a script by its path
+    name = f"{asked.recipe}, {nodes.name}, {how}"
+    case = Case(name, tuple(argv[at + 1 :]), nodes.sizes, argv[at])
+    return Made(asked.recipe, nodes.name, how, case)
+
+
+def known(word: str) -> str:
+    """Fill in what a run knows."""
+    for placeholder, value in KNOWN_LATER.items():
+        word = word.replace(placeholder, value)
+    return word

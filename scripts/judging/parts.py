@@ -1,0 +1,152 @@
+"""The suite's parts: each can be run alone, and takes minutes."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from judging.commands import Made, made
+from judging.facts import openrlhf_m, search_r1
+from judging.faults import Case, Fault
+from judging.packages import REPO, CannotFetchError, environment, package
+from judging.results import Result, Verdict
+from judging.started import start_verl
+from judging.training import NotTrainedError, train_with
+from judging.trl_on_pods import on_pods
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from agent.work.recipes.recipe import Version
+
+JUDGE_LIMIT = 3000.0
+LONGEST = 600
+PUBLISHED = {
+    "verl": ("0.6.1", "0.7.0", "0.7.1", "0.8.0", "0.9.1"),
+    "openrlhf": ("0.8.11", "0.9.10", "0.10.1", "0.10.4", "0.11.2"),
+    "trl": (
+        *("1.0.0", "1.1.0", "1.2.0", "1.3.0", "1.4.0", "1.5.1", "1.6.0", "1.7.1", "1.8.0"),
+        *("1.9.2", "1.10.0", "1.11.0", "1.12.0", "1.13.0", "1.14.2", "1.15.0", "1.16.0"),
+    ),
+}
+"""The releases under judgement: the newest patch of each minor, and those where flags changed."""
+FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part: a framework's version, or a run for real."""
+
+    name: str
+    framework: str
+    version: str = ""
+    how: Literal["package", "facts", "pods", "started"] = "package"
+
+
+PARTS = (
+    *(
+        Part(f"{framework}-{version}", framework, version)
+        for framework, versions in PUBLISHED.items()
+        for version in versions
+    ),
+    *(Part(name, name, how="facts") for name in FACTS),
+    Part("train-trl", "trl", how="pods"),
+    Part("start-verl", "verl", "0.9.1", how="started"),
+)
+
+
+class BrokenError(Exception):
+    """A judge itself did not come to an end."""
+
+
+def run(part: Part) -> Result:
+    """Run one part; what keeps it from judging is its result too."""
+    began, sum_before = time.monotonic(), digest(part)
+    verdicts: tuple[Verdict, ...] = ()
+    broken = told = ""
+    try:
+        if part.how == "pods":
+            told = on_pods()
+        elif part.how == "started":
+            told = start_verl()
+        else:
+            verdicts = tuple(judged(part))
+        if part.framework == "trl" and verdicts:
+            told, faults = train_with(part.version)
+            verdicts += (Verdict("trl-grpo", "two processes here", "trained", tuple(faults)),)
+    except (CannotFetchError, NotTrainedError, BrokenError, ImportError) as error:
+        broken = f"not judged: {error}"
+    return Result(part.name, sum_before, time.monotonic() - began, verdicts, told, broken)
+
+
+def judged(part: Part) -> list[Verdict]:
+    """Judge every command of one part."""
+    commands = list(made(part.framework, version_of(part)))
+    cases = [command.case for command in commands if command.case is not None]
+    if part.how == "facts":
+        judge = FACTS[part.framework]
+        faults = {case.name: judge(case) for case in cases}
+    else:
+        faults = asked(part, cases)
+    return [verdict(command, faults) for command in commands]
+
+
+def version_of(part: Part) -> Version:
+    """Return the version that the recipe is asked for."""
+    return tuple(int(number) for number in part.version.split(".")) if part.version else ()
+
+
+def verdict(command: Made, faults: Mapping[str, Sequence[Fault]]) -> Verdict:
+    """Put a command and what was found of it together."""
+    found = tuple(faults[command.case.name]) if command.case else ()
+    return Verdict(command.recipe, command.nodes, command.how, found, command.misfit)
+
+
+def asked(part: Part, cases: Sequence[Case]) -> dict[str, list[Fault]]:
+    """Have the cases judged beside the framework's package, in the suite's environment."""
+    python = environment("train" if part.framework == "trl" else "judge")
+    told = {
+        "package": str(package(part.framework, part.version)),
+        "cases": [
+            {"name": c.name, "argv": c.argv, "nodes": c.nodes, "module": c.module} for c in cases
+        ],
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "faults.json"
+        argv = [str(python), "-m", f"judging.inside.{part.framework}", str(out)]
+        env = {"PATH": os.defpath, "PYTHONPATH": str(REPO / "scripts"), "HOME": folder}
+        try:
+            done = subprocess.run(
+                argv, input=json.dumps(told), capture_output=True, text=True,
+                timeout=JUDGE_LIMIT, check=False, env=env, cwd=folder,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            raise BrokenError(f"no end within {JUDGE_LIMIT:g} s") from None
+        if done.returncode != 0 or not out.exists():
+            raise BrokenError(done.stderr.strip()[-LONGEST:] or f"exit code {done.returncode}")
+        found = json.loads(out.read_text(encoding="utf-8"))
+    return {name: [Fault(**fault) for fault in faults] for name, faults in found.items()}
+
+
+def digest(part: Part) -> str:
+    """Sum up what a result rests on: the commands, the judges, and the program of ours it runs."""
+    total = hashlib.sha256()
+    with contextlib.suppress(ImportError):
+        for one in made(part.framework, version_of(part)):
+            told = one.case.argv if one.case else one.misfit
+            total.update(
+                f"{one.recipe} {one.nodes} {one.how} {told}".replace(str(REPO), "").encode()
+            )
+    ours = {"trl": "trl_grpo.py", "verl": "verl_reward.py"}
+    bundled = [REPO / "agent/bundled" / ours[part.framework]] if part.framework in ours else []
+    for file in [*sorted((REPO / "scripts/judging").rglob("*.py")), *bundled]:
+        total.update(file.read_bytes() if file.exists() else b"")
+    return total.hexdigest()[:16]

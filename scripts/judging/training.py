@@ -1,0 +1,123 @@
+"""Runs for real, on CPUs: the recipe trl-grpo trains a small model that is made on the spot."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from agent.settings.jobs import BY_NAME
+from agent.work.recipes.recipe import Asked, NodeSize
+from judging.commands import recipe_of
+from judging.faults import Fault
+from judging.packages import FOLDER, REPO, environment, package
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from agent.work.recipes.recipe import Version
+
+STEP = re.compile(r"^step (\d+)/(\d+) mean reward (\d\.\d+)", re.MULTILINE)
+FROM_CHECKPOINT = re.compile(r"going on from \S*checkpoint-(\d+)")
+FEW = "--max-completion-length 1 --learning-rate 0.01 --save-steps 5 --num-generations 8"
+MAKE_LIMIT, TRAIN_LIMIT, SERVE_LIMIT = 300.0, 400.0, 30.0
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
+LONGEST = 600
+QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
+
+
+class NotTrainedError(Exception):
+    """A run for real did not go as it must: what was seen."""
+
+
+def make_ground(name: str) -> Path:
+    """Make a folder with the model and the data; every pod sees it, as a shared disk."""
+    folder = FOLDER / "training" / name
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    argv = [str(environment("train")), "-m", "judging.inside.small_model", str(folder)]
+    env = {"PATH": os.defpath, "PYTHONPATH": str(REPO / "scripts"), **QUIET}
+    done = subprocess.run(
+        argv, env=env, capture_output=True, text=True, timeout=MAKE_LIMIT, check=False
+    )
+    if done.returncode != 0:
+        raise NotTrainedError(f"no model could be made: {done.stderr[-LONGEST:]}")
+    return folder
+
+
+def command(ground: Path, version: Version, steps: int, url: str) -> list[str]:
+    """Return the recipe's own command, for a machine without GPUs, with few and quick steps."""
+    asked = Asked(
+        recipe="trl-grpo",
+        nodes=(NodeSize(0, 1), NodeSize(0, 1)),
+        version=version,
+        model=str(ground / "model"),
+        train_data=str(ground / "train.jsonl"),
+        checkpoints=str(ground / "checkpoints"),
+        args=(*FEW.split(), "--max-steps", str(steps), "--per-device-train-batch-size", "32"),
+        scores=True,
+        python=str(environment("train")),
+    )
+    return [
+        word.replace("{reward_url}", url)
+        for word in recipe_of(BY_NAME["trl-grpo"]).make(asked).argv
+    ]
+
+
+@contextmanager
+def reward_server(log: Path) -> Iterator[str]:
+    """Run the bundled reward server on a free port of loopback; yield its URL."""
+    argv = [sys.executable, "-m", "agent", "reward-server", "--host", "127.0.0.1", "--port", "0"]
+    with log.open("w+", encoding="utf-8") as sink:
+        process = subprocess.Popen(argv, cwd=REPO, stdout=sink, stderr=subprocess.STDOUT)
+        try:
+            yield url_in(log)
+        finally:
+            process.terminate()
+            process.wait(SERVE_LIMIT)
+
+
+def url_in(log: Path) -> str:
+    """Wait until the server has told where it listens."""
+    until = time.monotonic() + SERVE_LIMIT
+    while not (found := re.search(r"http://\S+", log.read_text(encoding="utf-8"))):
+        if time.monotonic() > until:
+            raise NotTrainedError(f"no reward server: {log.read_text(encoding='utf-8')[-LONGEST:]}")
+        time.sleep(0.1)
+    return found[0]
+
+
+def train_with(version: str) -> tuple[str, list[Fault]]:
+    """Train with one TRL, two processes by gloo: to step 6, and on from its checkpoint to 8."""
+    ground = make_ground(f"trl-{version}")
+    env = {"PATH": os.defpath, "HOME": str(ground), **QUIET}
+    env["PYTHONPATH"] = str(package("trl", version))
+    numbers = tuple(int(number) for number in version.split("."))
+    told = []
+    with reward_server(ground / "reward.log") as url:
+        for steps in (6, 8):
+            python, *words = command(ground, numbers, steps, url)
+            argv = [python, *TORCHRUN, *words]
+            done = subprocess.run(
+                argv, env=env, cwd=ground, capture_output=True, text=True,
+                timeout=TRAIN_LIMIT, check=False,
+            )  # fmt: skip
+            if done.returncode != 0:
+                return "", [Fault("crash", f"training: {done.stderr.strip()[-LONGEST:]}")]
+            told.append(done.stdout)
+    seen = STEP.findall(told[1])
+    if not FROM_CHECKPOINT.search(told[1]) or [step for step, *_ in seen] != ["7", "8"]:
+        return "", [Fault("ignored", f"it went not on from its checkpoint: {told[1][-LONGEST:]}")]
+    return f"trained to step 6, and on to 8: reward {curve(''.join(told))}", []
+
+
+def curve(told: str) -> str:
+    """Say how the mean reward went: first, last."""
+    rewards = [reward for _step, _of, reward in STEP.findall(told)]
+    return f"{rewards[0]} to {rewards[-1]}" if rewards else "was never told"

@@ -1,0 +1,1 @@
+"""Writes docs/troubleshooting.md from what the agent itself knows."""

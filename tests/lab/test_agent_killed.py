@@ -1,0 +1,113 @@
+"""Only the agent dies (SIGKILL): another goes on in its stead, and nothing else notices."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+
+if TYPE_CHECKING:
+    from podlab import Container
+    from podlab.container import ProcessInfo
+
+COUNTING = "for i in $(seq 60); do echo line $i; sleep 0.25; done; exit 7"
+FOREVER = "echo running; while :; do sleep 0.1; done"
+
+
+def agents_in(container: Container) -> list[ProcessInfo]:
+    """List the agents under the container's first process; there is one, or for a moment none."""
+    everyone = container.processes()
+    first = everyone[0].cmdline if everyone else ""
+    return [p for p in everyone if p.ppid == 1 and p.cmdline == first]
+
+
+def kill_agent(container: Container) -> None:
+    """Have the agent die as by the kernel's OOM killer."""
+    (agent,) = agents_in(container)
+    os.kill(agent.host_pid, signal.SIGKILL)
+
+
+def raylets(container: Container) -> list[int]:
+    """Return the pids of Ray's node."""
+    return [p.pid for p in container.processes() if p.name == "raylet"]
+
+
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("killed", [0, 1], ids=["head", "worker"])
+def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed: int) -> None:
+    """One job, no Ray started anew, no line of output lost, and the job's own code."""
+    agents = cluster.agents("sh", "-c", COUNTING)
+    agents[0].wait_for("line 5$", stream="stdout", timeout=BOOT)
+    rays = raylets(agents[killed])
+    kill_agent(agents[killed])
+    began = time.monotonic()
+    agents[killed].wait_for("taken over", timeout=10)
+    assert time.monotonic() - began < 5
+    agents[0].wait_for("line 50$", stream="stdout", timeout=30)
+    assert raylets(agents[killed]) == rays != []
+    assert ends(agents, 40) == [7, 7]
+    told = agents[0].stdout().splitlines()
+    assert [*dict.fromkeys(line for line in told if line.startswith("line "))] == [
+        f"line {i}" for i in range(1, 61)
+    ]
+    (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
+    assert len(json.loads(run.read_text())["attempts"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) -> None:
+    """Three times it is started again; then the parent ends everything with 70."""
+    (head,) = cluster.agents("sh", "-c", FOREVER)
+    head.wait_for("running", stream="stdout", timeout=BOOT)
+    for _ in range(4):
+        await_true("there is an agent", lambda: len(agents_in(head)) == 1, 10)
+        (before,) = agents_in(head)
+        kill_agent(head)
+        await_true("it is gone", lambda: before not in agents_in(head), 10)  # noqa: B023 - called here
+    assert head.wait(20) == 70
+    assert "giving up" in last_line(head)
+
+
+@pytest.mark.pods(2)
+def test_killed_while_everything_boots(cluster: Cluster) -> None:
+    """Ray that boots and the reward server are taken over; a prepare step is not done again."""
+    cluster.env["AGENT_PREPARE"] = "echo prepared >> /tmp/prepared"
+    head, worker = cluster.agents()
+    record = cluster.pods[0].tmp / "logs/latest/poda/node.json"
+    await_true(
+        "the step is on record",
+        lambda: record.exists() and "AGENT_PREPARE" in json.loads(record.read_text())["done"],
+        BOOT,
+    )
+    kill_agent(head)
+    head.wait_for(r"ray start \(pid \d+\) lives: taken over", timeout=10)
+    head.wait_for(r"reward server \(pid \d+\) lives: taken over", timeout=10)
+    assert ends([head, worker], BOOT) == [0, 0]
+    assert (cluster.pods[0].tmp / "prepared").read_text().split() == ["prepared"]
+    assert "removing a stale Ray" not in head.stderr()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_the_parent_dies(cluster: Cluster) -> None:
+    """Not a pod's first process, the parent may be killed: the agent ends as on SIGTERM."""
+    pod = cluster.pods[0]
+    idle = pod.start(["sleep", "infinity"])
+    command = [AGENT, "run", "--", "sh", "-c", FOREVER]
+    parent = idle.spawn(command, env={**cluster.env, "RUNPOD_POD_ID": pod.name})
+    parent.wait_for("running", stream="stdout", timeout=BOOT)
+    parent.signal(signal.SIGKILL)
+    parent.wait_for("asked to stop by SIGTERM", timeout=10)
+    await_true(
+        "nothing is left",
+        lambda: all(p.zombie or "sleep infinity" in p.cmdline for p in idle.processes()),
+        30,
+    )
+    assert cluster.outcome(0)["exit_code"] == 143

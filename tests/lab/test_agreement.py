@@ -1,0 +1,58 @@
+"""Nodes that differ, and nodes that do not reach what they need: named before the job."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scenario import AGENT, Cluster, ends, last_line
+
+ODD = {"NCCL_IB_DISABLE": "1", "AGENT_REWARD_PORT": "5001"}
+
+
+def seconds(line: str) -> int:
+    """Return when a line of the agent's log was written."""
+    hours, minutes, rest = line.split(" ", 1)[0].split(":")
+    return int(hours) * 3600 + int(minutes) * 60 + int(rest)
+
+
+@pytest.mark.pods(3)
+def test_what_differs_is_named(cluster: Cluster) -> None:
+    """A warning for what may be meant so; doctor --all has it for whoever asks on the head.
+
+    The odd node looks for the reward server on a port on which there is none.
+    """
+    asks = f"{AGENT} doctor --all --json"
+    reward = {"AGENT_REWARD": "builtin"}
+    agents = [
+        cluster.agent(pod, "sh", "-c", asks, env=reward | (ODD if pod == 2 else {}))
+        for pod in range(3)
+    ]
+    assert ends(agents) == [0, 0, 0], agents[0].tail()
+    said = agents[0].stderr()
+    odd = cluster.pods[2].name
+    assert f"NCCL_IB_DISABLE: 1 on {odd}, not set on the 2 others" in said
+    assert f"reward server: {odd} gets no score from it: connection refused" in said
+    assert "network: " not in said
+    joined = max(seconds(line) for line in said.splitlines() if line.endswith(" joined Ray"))
+    (told,) = [line for line in said.splitlines() if "NCCL_IB_DISABLE: " in line]
+    assert seconds(told) - joined <= 1
+    data = json.loads(agents[0].stdout())
+    assert sorted(data["nodes"]) == sorted(pod.name for pod in cluster.pods)
+    assert not data["unknown"]
+    assert {row["check"] for row in data["between"]} == {"NCCL_IB_DISABLE", "reward server"}
+    (ray,) = [row for row in data["findings"] if row["check"] == "ray"]
+    assert len(ray["nodes"]) == 3
+
+
+@pytest.mark.pods(2)
+def test_what_would_break_the_run_ends_it(cluster: Cluster) -> None:
+    """Another debugger on one node is found when the last has joined, and nothing is submitted."""
+    agents = [cluster.agent(0, "true"), cluster.agent(1, "true", env={"DEBUG_RAY": "1"})]
+    assert ends(agents) == [78, 78]
+    names = [pod.name for pod in cluster.pods]
+    told = f"the nodes do not agree: DEBUG_RAY: 1 on {names[1]}, 0 on {names[0]}"
+    assert all(told in last_line(agent) for agent in agents)
+    assert cluster.outcome(0)["culprit"] == "agreement"
+    assert not cluster.file(0, "job.log").exists()

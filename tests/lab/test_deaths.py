@@ -1,0 +1,197 @@
+"""Deaths under a running job: what is lost is named, and the job is made again where it may be."""
+
+from __future__ import annotations
+
+import json
+import signal
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from podlab import Container, ProcessInfo
+
+SHARED = Path("/var/tmp")
+"""A folder of the machine that all pods see, as a network volume."""
+TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
+"""Hangs at the first attempt, as in a collective, and ends at the second."""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Return a folder that all pods share."""
+    with tempfile.TemporaryDirectory(prefix="pod-agent-", dir=SHARED) as folder:
+        yield Path(folder)
+
+
+def _drivers(pod: Container) -> list[ProcessInfo]:
+    return [p for p in pod.processes() if p.cmdline == "sleep 1000" and not p.zombie]
+
+
+@pytest.mark.pods(2)
+def test_a_worker_that_dies_and_comes_back_costs_an_attempt(cluster: Cluster) -> None:
+    """The job that hangs without it is stopped, and made again with the pod that came instead."""
+    cluster.env |= {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "3s"}
+    head, worker = cluster.agents("sh", "-c", TWICE)
+    head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    worker.kill()
+    head.wait_for("attempt 1 of 2 is lost", timeout=60)
+    again = cluster.agent(1, "sh", "-c", TWICE)
+    assert ends([head, again]) == [7, 7], head.tail()
+    assert head.stdout() == "attempt 1\nattempt 2\n"
+    assert "attempt 2 of 2: podb was lost and is back; 2 of 2 node(s)" in head.stderr()
+    first, second = cluster.outcome(0)["attempts"]
+    assert (first["number"], first["exit_code"], second["exit_code"]) == (1, 75, 7)
+    assert "podb" in first["reason"]
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_the_heads_ray_dies_twice(cluster: Cluster) -> None:
+    """Ray lost under the job: it is made again on a new Ray; the second time is once too often."""
+    cluster.env |= {"AGENT_JOB_RETRIES": "1"}
+    head = cluster.agent(0, "sh", "-c", "echo attempt $AGENT_ATTEMPT; exec sleep 1000")
+    for attempt in (1, 2):
+        head.wait_for(f"^attempt {attempt}$", "stdout", timeout=BOOT)
+        raylet = next(p for p in head.processes() if p.name == "raylet")
+        assert head.exec(["kill", "-9", str(raylet.pid)]).returncode == 0
+        if attempt == 1:
+            head.wait_for("attempt 1 of 2 is lost: Ray was lost on the head", timeout=20)
+            await_true("its driver is gone", lambda: not _drivers(head), 5)
+    assert head.wait(60) == 75
+    assert "Ray was lost on the head" in last_line(head)
+    outcome = cluster.outcome(0)
+    assert outcome["attempts_are_used_up"]
+    assert [one["exit_code"] for one in outcome["attempts"]] == [75, 75]
+    began = time.monotonic()
+    again = cluster.agent(0, "sh", "-c", "echo attempt $AGENT_ATTEMPT; exec sleep 1000")
+    assert again.wait(30) == 75
+    assert time.monotonic() - began < 10
+    assert "all 2 attempts were lost, and AGENT_JOB_RETRIES=1 allows no other" in last_line(again)
+    assert again.stdout() == ""
+
+
+@pytest.mark.pods(3)
+@pytest.mark.parametrize("disk", ["shared", pytest.param("lost", marks=pytest.mark.slow)])
+def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
+    cluster: Cluster, disk: str, shared: Path
+) -> None:
+    """Same name, other address: the worker waits, rejoins by itself, and the job is made again.
+
+    `run.json` tells the new head of the run; where its disk is gone, the worker does.
+    """
+    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
+    if disk == "shared":
+        cluster.env["AGENT_LOG_DIR"] = str(shared)
+    old, worker = cluster.agent(0, "sh", "-c", TWICE), cluster.agent(1, "sh", "-c", TWICE)
+    old.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    old.kill()
+    worker.wait_for("has been silent|connection refused|waiting for", timeout=20)
+    place = cluster.pods[2]
+    cluster.lab.publish("poda", place.ip)
+    new = cluster.agent(2, "sh", "-c", TWICE, env={"RUNPOD_POD_ID": "poda"})
+    assert ends([new, worker]) == [7, 7], new.tail() + worker.tail()
+    assert new.stdout() == "attempt 2\n"
+    assert "the head was started anew" in worker.stderr()
+    assert "attempt 2 of 2: its head was lost; 2 of 2 node(s)" in new.stderr()
+    assert ("a worker remembers run" in new.stderr()) == (disk == "lost")
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_head_that_begins_another_run(cluster: Cluster) -> None:
+    """With another job it is another run: a worker of the old one leaves with 75."""
+    head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    head.kill()
+    other = cluster.agent(0, "sh", "-c", "echo another; exec sleep 1000")
+    assert worker.wait(60) == 75
+    assert "began another run" in last_line(worker)
+    other.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_head_that_never_comes_back(cluster: Cluster) -> None:
+    """AGENT_HEAD_GRACE after its last word the worker leaves, with nothing left behind."""
+    cluster.env |= {"AGENT_HEAD_GRACE": "15s"}
+    head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    head.kill()
+    began = time.monotonic()
+    assert worker.wait(40) == 75
+    assert 4 < time.monotonic() - began < 25
+    assert "silent for 15 s" in last_line(worker)
+
+
+@pytest.mark.pods(2)
+def test_a_worker_that_dies_is_named_within_three_seconds(cluster: Cluster) -> None:
+    """Its connection tells, not GCS; a link that is cut for 10 s and healed costs nothing."""
+    cluster.env["AGENT_NODE_GRACE"] = "15s"
+    head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    cut = time.monotonic()
+    cluster.pods[1].cut()
+    head.wait_for("podb is silent", timeout=10)
+    await_true("10 s", lambda: time.monotonic() > cut + 10, 15)
+    assert _states(head) == {"podb": "lost"}
+    cluster.pods[1].heal()
+    head.wait_for("all needed nodes are back", timeout=20)
+    assert _states(head) == {"podb": "joined"}
+    assert "joining again" not in worker.stderr()
+    killed = time.monotonic()
+    worker.kill()
+    head.wait_for(r"podb is silent[\s\S]*podb is silent", timeout=10)
+    assert time.monotonic() - killed < 3
+    assert head.wait(60) == 75
+    assert "podb" in last_line(head)
+
+
+def _states(head: Container) -> dict[str, str]:
+    """Return how each node stands, as the head's status says."""
+    status = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
+    return {node["name"]: node["state"] for node in status["nodes"]}
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_ray_alone_dies_where_it_only_serves(cluster: Cluster) -> None:
+    """Head's or worker's: it is started again in place, and the worker comes back by itself."""
+    cluster.env |= {"AGENT_JOB": "none"}
+    head, worker = cluster.agents()
+    head.wait_for("is up and stays", timeout=BOOT)
+    _kill(worker, "raylet")
+    worker.wait_for(r"Ray was lost here \(.*raylet.*: joining again", timeout=4)
+    head.wait_for("podb left Ray", timeout=4)
+    head.wait_for("all needed nodes are back", timeout=BOOT)
+    _kill(head, "gcs_server")
+    head.wait_for(r"Ray was lost on the head: .*gcs_server.*starting it again: 1 of 2", timeout=4)
+    head.wait_for(r"is up and stays[\s\S]*is up and stays", timeout=BOOT)
+    assert "the head was started anew" in worker.stderr()
+    head.signal(signal.SIGTERM)
+    assert ends([head, worker], 30) == [0, 0]
+
+
+def _kill(pod: Container, name: str) -> None:
+    process = next(p for p in pod.processes() if p.name == name)
+    assert pod.exec(["kill", "-9", str(process.pid)]).returncode == 0
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_a_dashboard_that_hangs_leaves_the_job_alone(cluster: Cluster) -> None:
+    """The job goes on, and its end is heard from GCS."""
+    wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
+    head = cluster.agent(0, "sh", "-c", f"echo here; {wait}; exit 6")
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    dashboard = next(p for p in head.processes() if p.name.startswith("ray-dashboard"))
+    assert head.exec(["kill", "-STOP", str(dashboard.pid)]).returncode == 0
+    (cluster.pods[0].tmp / "go").touch()
+    assert head.wait(40) == 6, head.tail()

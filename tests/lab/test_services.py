@@ -1,0 +1,140 @@
+"""Services and prepare steps of AGENT_SERVICES, on real pods."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import AGENT, BOOT, Cluster, ends, last_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+RETRIEVER = f"""
+[services.retriever]
+command = "echo $$ > /tmp/retriever.pid; exec {AGENT} retriever --host {{node_ip}} --port 8000"
+where = "every"
+ready.http = "http://{{node_ip}}:8000/retrieve"
+ready.body = '{{"queries": ["x"], "topk": 1, "return_scores": true}}'
+ready.expect = "result"
+"""
+ASK = """
+import json, sys, urllib.request
+for host in sys.argv[1:]:
+    body = json.dumps({"queries": ["who wrote hamlet"], "topk": 1, "return_scores": True})
+    with urllib.request.urlopen(f"http://{host}:8000/retrieve", body.encode(), timeout=10) as reply:
+        print(host, json.load(reply)["result"][0][0]["document"]["contents"].splitlines()[0])
+"""
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Make a folder that all pods see and may write to, as a network volume is."""
+    folder = Path(tempfile.mkdtemp(prefix="pod-agent-shared-", dir="/var/tmp"))
+    yield folder
+    shutil.rmtree(folder)
+
+
+def write(cluster: Cluster, text: str) -> None:
+    """Give every pod the same services file."""
+    for pod in cluster.pods:
+        (pod.tmp / "services.toml").write_text(text)
+    cluster.env["AGENT_SERVICES"] = "/tmp/services.toml"
+
+
+@pytest.mark.pods(2)
+def test_a_retriever_on_every_node(cluster: Cluster) -> None:
+    """The job starts when all are ready, and asks each; one that is killed is started again."""
+    write(cluster, RETRIEVER)
+    hosts = [pod.ip for pod in cluster.pods]
+    (cluster.pods[0].tmp / "ask.py").write_text(ASK)
+    ask = f"{sys.executable} /tmp/ask.py {' '.join(hosts)}"
+    job = f"while [ ! -e /tmp/go ]; do sleep 0.1; done; {ask}"
+    head, worker = cluster.agents("sh", "-c", job)
+    head.wait_for("the job is submitted", timeout=BOOT)
+    said = head.stderr()
+    for title in ("retriever answers", "retriever on podb answers"):
+        assert said.index(title) < said.index("submitting the job")
+    assert "retriever listening on" in cluster.file(1, "retriever.log").read_text()
+    pid = (cluster.pods[1].tmp / "retriever.pid").read_text().strip()
+    assert worker.exec(["kill", "-9", pid]).returncode == 0
+    head.wait_for(r"retriever on podb died \(exit code 137.*restart 1 of 3", timeout=20)
+    head.wait_for(r"retriever on podb answers[\s\S]*retriever on podb answers", timeout=20)
+    (cluster.pods[0].tmp / "go").touch()
+    assert ends([head, worker]) == [0, 0], head.tail()
+    assert head.stdout() == "".join(f"{host} Hamlet\n" for host in hosts)
+
+
+@pytest.mark.pods(2)
+def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> None:
+    """It ends the run at once with its last words and the node on which it lives."""
+    command = "echo no index in /data; exit 4"
+    write(cluster, f'[services.finder]\ncommand = "{command}"\nwhere = "workers"\nready.tcp = 8000')
+    head, worker = cluster.agents("true")
+    assert ends([head, worker]) == [69, 69]
+    words = "finder on podb ended before it was ready: exit code 4; its last words: no index in"
+    assert words in last_line(head)
+    assert words in last_line(worker)
+    assert cluster.outcome(0)["culprit"] == "finder"
+
+
+@pytest.mark.pods(3)
+def test_a_reward_server_on_a_node_of_its_own(cluster: Cluster) -> None:
+    """It joins no Ray and is no worker; the head gives it its rank, and the job gets its URL."""
+    write(cluster, '[services.reward]\nwhere = "rank 2"\nalone = true\n')
+    cluster.env["EXPECTED_WORKERS"] = "1"
+    job = "import ray; ray.init(); print(len(ray.nodes()), '{nodes}', '{reward_url}')"
+    head = cluster.agent(0, sys.executable, "-c", job)
+    first = cluster.agent(1)
+    head.wait_for("podb joined Ray", timeout=BOOT)
+    alone = cluster.agent(2)
+    assert ends([head, first, alone]) == [0, 0, 0], head.tail()
+    assert head.stdout().splitlines()[-1] == f"2 2 http://{cluster.pods[2].ip}:5000/get_reward"
+    assert "this node joins no Ray" in alone.stderr()
+    assert "reward server on podc answers" in head.stderr()
+
+
+@pytest.mark.pods(3)
+def test_a_step_on_a_disk_that_all_share_runs_once(cluster: Cluster, shared: Path) -> None:
+    """The head makes it, the workers wait and find it; a second run finds it at once."""
+    (shared / "deep").mkdir()
+    step = f"""
+[prepare.data]
+command = "echo $RUNPOD_POD_ID {{rank}} >> {shared}/who; sleep 3; echo made {{node_ip}}"
+where = "every"
+once = "{shared}/deep/.prepared"
+"""
+    write(cluster, step)
+    agents = cluster.agents("cat", f"{shared}/who")
+    assert ends(agents) == [0, 0, 0], agents[0].tail()
+    assert agents[0].stdout() == "poda 0\n"
+    assert "data: running" in agents[0].stderr()
+    for worker in agents[1:]:
+        assert f"data: skipped, {shared}/deep/.prepared is there" in worker.stderr()
+    assert [path.name for path in (shared / "deep").iterdir()] == [".prepared"]
+    assert cluster.file(0, "data.log").read_text() == f"made {cluster.pods[0].ip}\n"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> None:
+    """The head's agent is killed; the one in its stead starts no retriever anew, here or there."""
+    write(cluster, RETRIEVER)
+    job = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
+    head, worker = cluster.agents("sh", "-c", job)
+    head.wait_for("the job is submitted", timeout=BOOT)
+    files = [pod.tmp / "retriever.pid" for pod in cluster.pods]
+    before = [file.read_text() for file in files]
+    (first,) = [p for p in head.processes() if p.ppid == 1 and "pod-agent run" in p.cmdline]
+    os.kill(first.host_pid, signal.SIGKILL)
+    head.wait_for(r"goes on in its stead[\s\S]*retriever on podb answers", timeout=30)
+    assert [file.read_text() for file in files] == before
+    (cluster.pods[0].tmp / "go").touch()
+    assert ends([head, worker]) == [0, 0], head.tail()

@@ -1,0 +1,205 @@
+"""torchrun: one on each pod, no Ray; the first failed rank's code is everybody's, whatever ends.
+
+Torch itself is no dependency of ours: `stand_in/torch` starts processes as torchrun does. With a
+Python that has torch, in POD_AGENT_TORCH_PYTHON, test_torchrun_real.py runs the real one.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import AGENT, Cluster, ends, last_line
+
+if TYPE_CHECKING:
+    from podlab import Container
+
+STAND_IN = str(Path(__file__).with_name("stand_in"))
+BY_TORCHRUN = {"AGENT_LAUNCHER": "torchrun", "PYTHONPATH": STAND_IN, "AGENT_NUM_CPUS": "2"}
+START = 40.0
+WHO = 'print("I am", *(os.environ[n] for n in ("RANK", "LOCAL_RANK", "WORLD_SIZE")), flush=True)'
+STAY = "import os, time; print('running', os.environ['RANK'], flush=True); time.sleep(600)"
+
+
+def start(cluster: Cluster, script: str, *args: str) -> list[Container]:
+    """Start the agents with a job in Python for torchrun."""
+    cluster.env |= BY_TORCHRUN
+    for pod in cluster.pods:
+        (Path(pod.tmp) / "train.py").write_text(script)
+    return cluster.agents(sys.executable, "/tmp/train.py", *args)
+
+
+def job_log(cluster: Cluster, pod: int) -> str:
+    """Return what a pod's ranks wrote."""
+    return cluster.file(pod, "job.log").read_text()
+
+
+@pytest.mark.pods(3)
+def test_ranks_over_three_pods_and_no_ray(cluster: Cluster) -> None:
+    """Six ranks meet; rank 0 is on the head, whose output is the run's; nothing of Ray runs."""
+    say_more = (
+        "import os, sys\n"
+        f"{WHO}\n"
+        'print("told", *sys.argv[1:], os.environ["AGENT_ATTEMPT"], flush=True)\n'
+        'print("env", *(n for n in os.environ if n.startswith("RAY_")), flush=True)\n'
+        'print("ifname", os.environ["GLOO_SOCKET_IFNAME"], flush=True)\n'
+    )
+    agents = start(cluster, say_more, "{nodes}", "{head_ip}", "{attempt}", "{other}")
+    assert ends(agents, START) == [0, 0, 0], agents[0].tail()
+    lines = agents[0].stdout().splitlines()
+    assert {"I am 0 0 6", "I am 1 1 6"} == {line for line in lines if line.startswith("I am")}
+    assert f"told 3 {cluster.pods[0].ip} 1 {{other}} 1" in lines
+    assert "env" in lines
+    assert "ifname podnet1" in lines
+    theirs = job_log(cluster, 1) + job_log(cluster, 2)
+    assert all(f"I am {rank} {rank % 2} 6" in theirs for rank in (2, 3, 4, 5))
+    for pod, agent in enumerate(agents):
+        assert "ray" not in {path.suffix for path in cluster.file(pod, "").iterdir()}
+        assert not (cluster.file(pod, "ray-start.log")).exists()
+        assert cluster.outcome(pod)["kind"] == "done"
+        assert "Traceback" not in agent.stderr()
+
+
+@pytest.mark.pods(3)
+def test_the_first_failed_rank_decides_for_all(cluster: Cluster) -> None:
+    """Rank 3 ends with 7: all stop at once, every node ends with 7, and node and rank are named."""
+    script = "import os, time\nif os.environ['RANK'] == '3':\n    os._exit(7)\ntime.sleep(600)\n"
+    agents = start(cluster, script)
+    assert ends(agents, START) == [7, 7, 7], agents[0].tail()
+    for pod, agent in enumerate(agents):
+        assert "the job failed with exit code 7 (local rank 1 on pod" in last_line(agent)
+        assert cluster.outcome(pod)["exit_code"] == 7
+        assert cluster.outcome(pod)["kind"] == "job-failed"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_alone_with_an_exception_and_with_a_signal(cluster: Cluster) -> None:
+    """EXPECTED_WORKERS=0: torch's error file gives the words; a killed rank's code is 128+n."""
+    script = (
+        "import json, os, sys\n"
+        "if sys.argv[1] == 'kill':\n    os.kill(os.getpid(), 9)\n"
+        "said = {'message': {'message': 'ValueError: no such data', 'extraInfo': {}}}\n"
+        "json.dump(said, open(os.environ['TORCHELASTIC_ERROR_FILE'], 'w'))\n"
+        "sys.exit(3)\n"
+    )
+    (head,) = start(cluster, script, "raise")
+    assert head.wait(START) == 3, head.tail()
+    assert "ValueError: no such data" in last_line(head)
+    (head,) = start(cluster, script, "kill")
+    assert head.wait(START) == 137, head.tail()
+    assert "137 (SIGKILL)" in last_line(head)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_sigterm_to_the_head_stops_the_ranks(cluster: Cluster) -> None:
+    """Everybody ends with 143 within the grace, the ranks had their signal, and nothing is left."""
+    script = (
+        "import os, signal, sys, time\n"
+        "def end(*_):\n    print('cleaned up', os.environ['RANK'], flush=True)\n    sys.exit(0)\n"
+        f"signal.signal(signal.SIGTERM, end)\n{STAY}\n"
+    )
+    head, worker = start(cluster, script)
+    head.wait_for("running 0", stream="stdout", timeout=START)
+    began = time.monotonic()
+    head.signal(signal.SIGTERM)
+    assert ends([head, worker], 40) == [143, 143]
+    assert time.monotonic() - began < 25
+    assert "cleaned up 0" in head.stdout()
+    assert "cleaned up 2" in job_log(cluster, 1)
+
+
+@pytest.mark.pods(2)
+def test_a_killed_pod_is_a_lost_node(cluster: Cluster) -> None:
+    """The others sleep on and notice nothing: after AGENT_NODE_GRACE 75, by the node's name."""
+    cluster.env["AGENT_NODE_GRACE"] = "3s"
+    head, worker = start(cluster, STAY)
+    head.wait_for("running 0", stream="stdout", timeout=START)
+    worker.kill()
+    assert head.wait(60) == 75, head.tail()
+    assert "podb" in last_line(head)
+    assert cluster.outcome(0)["kind"] == "lost"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_what_follows_from_a_killed_pod_is_no_verdict(cluster: Cluster) -> None:
+    """Seat that fail because another node has died do not hide it: still 75, by its name."""
+    script = f"import os, time\n{WHO}\ntime.sleep(4)\nraise SystemExit(1)\n"
+    head, worker = start(cluster, script)
+    head.wait_for("I am 0", stream="stdout", timeout=START)
+    worker.kill()
+    assert head.wait(60) == 75, head.tail()
+    assert "lost a needed node while the job ran: podb" in last_line(head)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_another_attempt_when_the_node_is_back(cluster: Cluster) -> None:
+    """AGENT_JOB_RETRIES: all nodes together again, by the same two torchruns with new ranks."""
+    cluster.env |= {"AGENT_NODE_GRACE": "2s", "AGENT_JOB_RETRIES": "1"}
+    script = (
+        "import os, time\n"
+        "print('attempt', os.environ['AGENT_ATTEMPT'], os.environ['WORLD_SIZE'], flush=True)\n"
+        "time.sleep(600 if os.environ['AGENT_ATTEMPT'] == '1' else 1)\n"
+    )
+    head, worker = start(cluster, script)
+    head.wait_for("attempt 1 4", stream="stdout", timeout=START)
+    worker.kill()
+    again = cluster.agent(1, sys.executable, "/tmp/train.py")
+    assert ends([head, again], 90) == [0, 0], head.tail()
+    assert head.stdout().count("attempt 2 4") == 2
+    outcome = cluster.outcome(0)
+    assert [attempt["number"] for attempt in outcome["attempts"]] == [1, 2]
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_killed_torchrun_ends_the_job(cluster: Cluster) -> None:
+    """A worker's torchrun that is killed names no rank: its own end is the job's, 137.
+
+    Its ranks, each in a session of its own, live on: none is left beside another attempt.
+    """
+    head, worker = start(cluster, STAY)
+    head.wait_for("running 0", stream="stdout", timeout=START)
+    launchers = [p for p in worker.processes() if "torch.distributed.run" in p.cmdline]
+    assert launchers
+    os.kill(launchers[0].host_pid, signal.SIGKILL)
+    assert ends([head, worker], 40) == [137, 137], head.tail()
+    assert "torchrun itself on podb" in last_line(head)
+    assert worker.stderr().count("torchrun had left") == 2
+
+
+@pytest.mark.pods(2)
+def test_a_different_command_is_refused_by_name(cluster: Cluster) -> None:
+    """A worker that was given another command ends with 78 at once, and the head names it."""
+    cluster.env |= {**BY_TORCHRUN, "AGENT_WAIT_WORKERS": "8s"}
+    head = cluster.agent(0, sys.executable, "train.py")
+    worker = cluster.agent(1, sys.executable, "train.py", "--lr=1")
+    assert worker.wait(30) == 78, worker.tail()
+    assert "the job of podb differs from the head's" in last_line(worker)
+    assert head.wait(30) == 69
+    assert "podb was refused" in last_line(head)
+
+
+@pytest.mark.pods(1)
+def test_plan_and_refusals(cluster: Cluster) -> None:
+    """`plan` shows torchrun's own command line and port; a leading torchrun is refused."""
+    pod = cluster.pods[0]
+    idle = pod.start(["sleep", "infinity"])
+    env = {**cluster.env, **BY_TORCHRUN, "RUNPOD_POD_ID": pod.name}
+    shown = idle.exec([AGENT, "plan", "--", "python", "train.py"], env=env)
+    assert shown.returncode == 0, shown.stderr
+    assert "-m torch.distributed.run --nnodes 1 --node_rank 0" in shown.stdout
+    assert "torchrun's rendezvous" in shown.stdout
+    refused = idle.exec([AGENT, "run", "--", "torchrun", "train.py"], env=env)
+    assert refused.returncode == 78
+    assert "torchrun itself" in refused.stderr
+    idle.kill()

@@ -1,0 +1,97 @@
+"""A head's port, served in a thread, for the tests of what asks it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.control.server import Control, LogPart, Site
+from agent.control.sockets import bind
+from agent.record import control_key
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SECONDS = 20.0
+KEY = "0123456789abcdef"
+FINDINGS: dict[str, object] = {
+    "nodes": ["pod0", "pod1"],
+    "unknown": ["10.0.0.9"],
+    "between": [{"check": "NCCL_DEBUG", "level": "warn", "what": "a on pod1", "remedy": "Alike"}],
+    "findings": [
+        {"check": "disk", "level": "fail", "what": "full", "remedy": "Empty", "nodes": ["pod1"]},
+        {"check": "ray", "level": "ok", "what": "2.60", "remedy": "", "nodes": ["pod0", "pod1"]},
+    ],
+}
+STATUS = {
+    "role": "head",
+    "phase": "running",
+    "waits": [],
+    "run_id": "run-1",
+    "nodes": [{"name": "pod1"}],
+}
+
+
+LOGS = {("head", "job"): ["step 1\n", "step 2\n"], ("pod1", "agent"): ["joined\n"]}
+
+
+async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
+    """Give a log's parts one by one; a worker's comes as its end only."""
+    parts = LOGS.get((node, name))
+    if parts is None:
+        return f"{node} has no log {name!r}"
+    if node != "head":
+        return LogPart(parts[0], None)
+    place = after or 0
+    return LogPart("".join(parts[place : place + 1]), place + 1)
+
+
+class Head:
+    """A head's port, which closes once it was told to stop."""
+
+    def __init__(self, token: str | None, key: str | None) -> None:
+        (self.socket,) = bind(["127.0.0.1"], 0)
+        self.port = int(self.socket.getsockname()[1])
+        self.stopped = threading.Event()
+        self.over = threading.Event()
+        self.up = threading.Event()
+        control = Control(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, a_log)
+        self.site = Site(
+            token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control
+        )
+
+    def live(self) -> None:
+        """Serve until it is stopped, or the test is over."""
+        anyio.run(self._live)
+
+    async def _live(self) -> None:
+        runner = await self.site.open([self.socket])
+        self.up.set()
+        while not (self.stopped.is_set() or self.over.is_set()):
+            await anyio.to_thread.run_sync(self.stopped.wait, 0.1)
+        await runner.cleanup()
+
+
+@contextlib.contextmanager
+def a_head(token: str | None = None, key: str | None = KEY) -> Iterator[Head]:
+    """Have a head's port served in a thread."""
+    head = Head(token, key)
+    thread = threading.Thread(target=head.live)
+    thread.start()
+    try:
+        assert head.up.wait(SECONDS)
+        yield head
+    finally:
+        head.over.set()
+        thread.join(SECONDS)
+
+
+def leave_key(root: Path, key: str) -> None:
+    """Leave a key where the newest run's head does."""
+    folder = root / "latest" / "pod0"
+    folder.mkdir(parents=True)
+    (folder / control_key.FILE).write_text(key)

@@ -1,0 +1,46 @@
+"""A head whose job torchrun starts, as messages, for the tests of its decisions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from agent.decisions.head import state as h
+from agent.plan import waits as planned
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import PartEnd, PartOver
+from unit.heads import goal, word
+
+DONE = PartEnd(0)
+STOPPED = PartEnd(1, by_order=True)
+
+
+def by_torchrun(workers: int = 1, **asked: int) -> h.Goal:
+    """Return the goal of a run without Ray."""
+    of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
+    limits = {**of.limits, planned.JOB: 8.0}
+    return replace(of, limits=limits, by_torchrun=True, node="pod0", size=NodeSize(8))
+
+
+def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str = "") -> PartEnd:
+    """Return the end of a share that failed by itself."""
+    return PartEnd(code, local_rank, words, ago)
+
+
+def own(end: PartEnd, attempt: int = 1) -> h.OwnPartOver:
+    """Return the end of the head's own share."""
+    return h.OwnPartOver(PartOver(attempt, end))
+
+
+def tells(  # noqa: PLR0913 - what a worker may say
+    n: int,
+    end: PartEnd | None = None,
+    at: float = 0.0,
+    *,
+    attempt: int = 1,
+    gone: bool = False,
+    rank: int | None = None,
+) -> h.WorkerReported:
+    """Return a worker's report, with the end of its share if that has ended."""
+    said = word(n, heard=at, gone=gone, rank=rank).worker
+    part = None if end is None else PartOver(attempt, end)
+    return h.WorkerReported(replace(said, part=part, gpus=4))

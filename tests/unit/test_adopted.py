@@ -1,0 +1,146 @@
+"""Processes that were left behind: taken over by pid and start time, stopped and missed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+import psutil
+import pytest
+
+from agent.boot.left_behind import LeftBehind
+from agent.plan.plan import RAY
+from agent.record.node_record import NodeRecord, own_record, process_of, run_of
+from agent.runtime.adopted import Adopted, adopt
+from agent.runtime.process import start_time
+from agent.runtime.waiting import NotYet, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+LOG = Path(os.devnull)
+LIMIT = 20.0
+
+
+async def is_so(holds: Callable[[], bool]) -> None:
+    """Wait until something holds."""
+
+    async def check() -> bool | NotYet:
+        return holds() or NotYet()
+
+    await until(check, LIMIT)
+
+
+def orphan(*argv: str) -> int:
+    """Start a session that is no child of ours; return its leader's pid."""
+    line = 'setsid "$@" >/dev/null 2>&1 & echo $!'
+    told = subprocess.run(
+        ["sh", "-c", line, "sh", *argv], capture_output=True, text=True, check=True
+    )
+    return int(told.stdout)
+
+
+def taken(pid: int) -> Adopted:
+    """Take a process over."""
+    child = adopt("sleep", pid, start_time(pid), lambda: LOG)
+    assert child is not None
+    return child
+
+
+def lives(pid: int) -> bool:
+    """Say whether a process is there, and no zombie."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_its_end_is_noticed_and_its_session_ended() -> None:
+    """As with a child of our own, nothing of it is left."""
+    pid = orphan("sh", "-c", "sleep 60 & exec sleep 61")
+
+    async def story() -> None:
+        child = taken(pid)
+        await is_so(lambda: bool(psutil.Process(pid).children()))
+        (other,) = psutil.Process(pid).children()
+        os.kill(pid, 9)
+        with anyio.fail_after(LIMIT):
+            await child.wait()
+        assert not child.running
+        await is_so(lambda: not lives(other.pid))
+
+    anyio.run(story)
+
+
+def test_it_is_stopped() -> None:
+    """TERM, the grace, and KILL for who will not hear."""
+    pid = orphan("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
+
+    async def story() -> None:
+        child = taken(pid)
+        with anyio.fail_after(20):
+            await child.stop(0.3)
+            assert not lives(pid)
+
+    anyio.run(story)
+
+
+def test_another_process_of_that_pid_is_left_alone() -> None:
+    """A pid alone names nobody."""
+    pid = orphan("sleep", "60")
+
+    async def story() -> None:
+        assert adopt("sleep", pid, start_time(pid) - 1, lambda: LOG) is None
+        assert adopt("sleep", 2**22 + 1, 1, lambda: LOG) is None
+
+    anyio.run(story)
+    assert lives(pid)
+    os.kill(pid, 9)
+
+
+def record_with(**pids: int) -> NodeRecord:
+    """Return the record of an agent that is gone, and started these."""
+    own = own_record("pod0", "run-1")
+    started = tuple(
+        p for name, pid in pids.items() if (p := process_of(name.replace("_", " "), pid))
+    )
+    return NodeRecord("pod0", "run-1", own.place, own.agent, started, passed_on=9, done=("a",))
+
+
+@pytest.mark.parametrize("with_ray", [True, False])
+def test_only_what_is_of_use_lives_on(*, with_ray: bool) -> None:
+    """Ray and services are taken over, once; a bridge, or all without its Ray, is ended."""
+    pids = {name: orphan("sleep", "60") for name in ("ray_start", "reward", "ray_bridge")}
+    if not with_ray:
+        os.kill(pids.pop("ray_start"), 9)
+
+    async def story() -> None:
+        left = LeftBehind(record_with(**pids), (RAY, "reward"))
+        assert left.has_ray is with_ray
+        names = [name for name in (RAY, "reward", "ray bridge") if left.adopt(name, lambda: LOG)]
+        assert names == ([RAY, "reward"] if with_ray else [])
+        assert left.adopt(RAY, lambda: LOG) is None
+        await is_so(lambda: not lives(pids["ray_bridge"]))
+
+    anyio.run(story)
+    assert lives(pids["reward"]) is with_ray
+    for name in [*pids] if with_ray else []:
+        if lives(pids[name]):
+            os.kill(pids[name], 9)
+
+
+def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
+    """What was passed on and done is not forgotten; the run is found by the killed agent's pid."""
+    former = record_with()
+    folder = tmp_path / "run-1" / "pod0"
+    folder.mkdir(parents=True)
+    assert former.write(folder / "node.json") is None
+    assert NodeRecord.read(folder / "node.json") == former
+    new = own_record("pod0", "").taken_over(former)
+    assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
+    assert run_of(tmp_path, "pod0", former.agent.pid) == "run-1"
+    assert run_of(tmp_path, "pod0", former.agent.pid + 1) == ""
+    assert run_of(tmp_path, "pod1", former.agent.pid) == ""

@@ -1,0 +1,198 @@
+"""A job's checkpoints: where they lie, on what, whose they are, and what goes on from them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.node.facts import Mount
+from agent.node.mounts import mount_of
+from agent.record.checkpoint_folder import look, put_mark
+from agent.work.checkpoints import (
+    FILE,
+    TRACKER,
+    Held,
+    Mark,
+    folder_of,
+    resumes_from,
+    untracked,
+    why_not,
+    why_not_resized,
+)
+from unit.worlds import settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+OURS = Mark("verl-grpo", "verl", "0.9.1", "org/model", 16, 2)
+RECIPE = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/a.parquet"}
+
+
+def folder(**changes: str) -> str:
+    """Return where the checkpoints of a recipe lie."""
+    return folder_of(settings_of({**RECIPE, **changes}), "/logs", "verl-grpo", None)
+
+
+def test_the_default_folder() -> None:
+    """Another recipe, model or data has another folder, and the same one the same."""
+    assert folder().startswith("/logs/checkpoints/verl-grpo-")
+    assert folder() == folder(AGENT_JOB_ARGS="--lr 1")
+    assert folder() != folder(AGENT_MODEL="org/other")
+    assert folder() != folder(AGENT_TRAIN_DATA="/data/b.parquet")
+    assert folder(AGENT_CHECKPOINTS="/volume/mine") == "/volume/mine"
+    own = folder_of(settings_of({}), "/logs", "command", ("python", "train.py"))
+    assert own.startswith("/logs/checkpoints/command-")
+
+
+@given(
+    st.builds(
+        Mark,
+        *(st.text() for _ in range(4)),
+        world_size=st.integers(0, 10_000),
+        tensor_parallel=st.integers(1, 64),
+    )
+)
+def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:
+    """Whatever its texts."""
+    assert Mark.read(mark.text()) == mark
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": "x"}', "null", "nonsense"])
+def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
+    """A file that is not ours forbids the run, rather than being written over."""
+    (tmp_path / FILE).write_text(text)
+    held = look(str(tmp_path))
+    assert held.mark is None
+    assert held.fault
+    assert "cannot be read" in why_not(held, OURS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, ""),
+        ({"version": "0.8.0"}, ""),
+        ({"tensor_parallel": 4}, ""),
+        ({"world_size": 8}, ""),
+        ({"model": "org/other"}, "another model's: org/other, not org/model"),
+        ({"framework": "openrlhf"}, "another framework's: openrlhf, not verl"),
+        ({"recipe": "verl-ppo"}, "another recipe's: verl-ppo, not verl-grpo"),
+    ],
+)
+def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
+    """Another model's or framework's folder is refused; another version's is not."""
+    held = Held(replace(OURS, **changes))  # type: ignore[arg-type]  # fields of Mark
+    assert said in why_not(held, OURS)
+    assert bool(said) == bool(why_not(held, OURS))
+
+
+@pytest.mark.parametrize(
+    ("framework", "newest", "world", "refused"),
+    [
+        ("verl", "global_step_40", 16, False),
+        ("verl", "global_step_40", 24, True),
+        ("openrlhf", "_actor/global_step40", 8, True),
+        ("openrlhf-m", "_actor/global_step40", 8, True),
+        ("trl", "checkpoint-40", 4, False),
+        ("verl", "", 24, False),
+    ],
+)
+def test_another_size(framework: str, newest: str, world: int, *, refused: bool) -> None:
+    """Where shards belong to a world's size, another one cannot go on from them."""
+    ours = replace(OURS, framework=framework)
+    why = why_not_resized(Held(ours, newest=newest), replace(ours, world_size=world))
+    assert bool(why) == refused
+    assert not refused or ("16" in why and str(world) in why)
+
+
+@pytest.mark.parametrize(
+    ("framework", "folders", "tracked", "step"),
+    [
+        ("verl", ["global_step_8", "global_step_40", "global_step_9"], "40", "global_step_40"),
+        ("verl", ["global_step_20", "global_step_40"], "20", "global_step_20"),
+        ("openrlhf", ["_actor/global_step5", "_critic/global_step5", "x"], "", "global_step5"),
+        ("trl", ["checkpoint-20", "checkpoint-100", "runs"], "", "checkpoint-100"),
+        ("search-r1", ["actor/global_step_100"], "", ""),
+        ("verl", ["logs", "global_step_x"], "", ""),
+        ("trl", [], "", ""),
+    ],
+)
+def test_what_it_resumes_from(
+    framework: str, folders: list[str], tracked: str, step: str, tmp_path: Path
+) -> None:
+    """The newest by number, or the one that the framework's own note names."""
+    for name in folders:
+        (tmp_path / name / "inside").mkdir(parents=True)
+    if tracked:
+        (tmp_path / TRACKER).write_text(tracked)
+    found = resumes_from(look(str(tmp_path)), framework)
+    assert found.endswith(step)
+    assert bool(found) == bool(step)
+
+
+def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
+    """Steps that verl would overlook are not lost unasked."""
+    (tmp_path / "global_step_40").mkdir()
+    why = why_not(look(str(tmp_path)), OURS)
+    assert "begins at step 0" in why
+    assert TRACKER in why
+    assert why_not(look(str(tmp_path)), replace(OURS, framework="openrlhf")) == ""
+    assert put_mark(str(tmp_path), OURS) == ""  # then it is a save of its own that broke off
+    own = look(str(tmp_path))
+    assert why_not(own, OURS) == ""
+    assert resumes_from(own, "verl") == ""
+    assert "begins at step 0" in untracked(own, "verl")
+
+
+def test_the_mark_is_put_whole(tmp_path: Path) -> None:
+    """It is there at once and whole, in a folder that is made for it; a file in the way is told."""
+    place = tmp_path / "a" / "b"
+    assert put_mark(str(place), OURS) == ""
+    assert [path.name for path in place.iterdir()] == [FILE]
+    assert look(str(place)).mark == OURS
+    assert set(json.loads((place / FILE).read_text())) >= {"recipe", "framework", "world_size"}
+    assert put_mark(str(place / FILE), OURS)
+    assert look(str(tmp_path / "none")) == Held()
+
+
+MOUNTS = r"""22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw,lowerdir=/x
+23 22 0:21 / /tmp rw - tmpfs tmpfs rw
+24 22 0:22 / /workspace rw,relatime master:3 - fuse mfs#10.0.0.1:9421 rw
+25 22 0:23 / /my\040data rw - nfs4 10.0.0.9:/export rw
+26 22 8:1 / /workspace/local rw - ext4 /dev/sda1 rw
+27 22 0:24 / /tmp rw - ext4 /dev/sdb1 rw
+"""
+
+
+@pytest.mark.parametrize(
+    ("place", "mount", "own", "shared"),
+    [
+        ("/root/checkpoints", Mount("/", "overlay", "overlay"), True, False),
+        ("/workspace/run/x", Mount("/workspace", "fuse", "mfs#10.0.0.1:9421"), False, True),
+        ("/workspaces/x", Mount("/", "overlay", "overlay"), True, False),
+        ("/workspace/local/x", Mount("/workspace/local", "ext4", "/dev/sda1"), False, False),
+        ("/my data/x", Mount("/my data", "nfs4", "10.0.0.9:/export"), False, True),
+        ("/tmp/x", Mount("/tmp", "ext4", "/dev/sdb1"), False, False),
+    ],
+)
+def test_on_what_a_folder_lies(
+    place: str, mount: Mount, tmp_path: Path, *, own: bool, shared: bool
+) -> None:
+    """The longest mount above it, the later of two; whether it goes with the pod; who has it."""
+    (tmp_path / "mountinfo").write_text(MOUNTS)
+    found = mount_of(place, tmp_path / "mountinfo")
+    assert found == mount
+    assert (mount.is_containers_own, mount.is_shared) == (own, shared)
+
+
+def test_this_machines_mounts(tmp_path: Path) -> None:
+    """The kernel's own list names something for every folder; without one nothing is said."""
+    found = mount_of(str(tmp_path))
+    assert found is not None
+    assert str(tmp_path).startswith(found.folder)
+    assert mount_of("/", tmp_path / "none") is None

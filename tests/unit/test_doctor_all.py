@@ -1,0 +1,122 @@
+"""`doctor --all`: findings of many nodes, folded, asked of a head, and shown."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.boot.head_findings import findings_of
+from agent.checks.finding import Finding, Level
+from agent.checks.folding import folded, whose
+from agent.control import doctor_all
+from agent.control.http import ask
+from agent.control.sockets import bind
+from agent.decisions.head import state as h
+from unit.heads import Story, goal, nodes, word
+from unit.served import KEY, a_head, leave_key
+from unit.worlds import MACHINE, SECRET, plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+RAY = Finding("ray", Level.OK, "2.60 on Python 3.11")
+SHM = Finding("/dev/shm", Level.OK, "2048 MiB free")
+SMALL = Finding("/dev/shm", Level.WARN, "64 MiB", "Give it more")
+FULL = Finding("disk", Level.FAIL, "full", "Empty it")
+
+
+def test_folding() -> None:
+    """The worst comes first, equal ones once; what is well is one row, whatever its numbers."""
+    more = replace(SHM, what="4096 MiB free")
+    rows = folded([("a", [RAY, SHM]), ("b", [RAY, more, FULL]), ("c", [RAY, SMALL])])
+    assert [(row.finding, row.nodes) for row in rows] == [
+        (FULL, ("b",)),
+        (SMALL, ("c",)),
+        (RAY, ("a", "b", "c")),
+        (SHM, ("a", "b")),
+    ]
+
+
+@given(st.lists(st.lists(st.sampled_from([RAY, SHM, SMALL, FULL]), unique=True), max_size=6))
+def test_nothing_is_lost_in_folding(found: list[list[Finding]]) -> None:
+    """Each finding of each node is in exactly one row, and no row is told twice."""
+    rows = folded((f"n{i}", findings) for i, findings in enumerate(found))
+    pairs = [(node, row.finding) for row in rows for node in row.nodes]
+    assert sorted(pairs, key=str) == sorted(
+        ((f"n{i}", one) for i, findings in enumerate(found) for one in findings), key=str
+    )
+    assert len({row.finding for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(
+    ("names", "count", "told"),
+    [
+        (["a"], 1, "a"),
+        (["a", "b"], 2, "all nodes"),
+        (["a", "b"], 3, "a and b"),
+        (list("abcdef"), 9, "a, b, c, d and 2 more"),
+    ],
+)
+def test_whose(names: list[str], count: int, told: str) -> None:
+    """A row names its nodes, but neither all nor too many of them."""
+    assert whose(names, count) == told
+
+
+def test_what_a_head_knows() -> None:
+    """Its own findings, its workers', and what differs; of a node without an agent: nothing."""
+    plan = plan_of({"EXPECTED_WORKERS": "2"})
+    asked = replace(goal(2), facts=MACHINE, node="head0")
+    odd = replace(MACHINE, variables={"NCCL_DEBUG": "INFO"})
+    introduced = h.WorkerIntroduced("agent2", "pod2", odd, (SMALL,))
+    story = Story(asked, [(1.0, introduced), (1.0, word(2)), (2.0, nodes(2, 3))])
+    data = findings_of(story.state, plan, lambda text: text.replace("64 MiB", "****"))
+    assert data["nodes"] == [plan.topology.node_name, "pod2"]
+    assert data["unknown"] == ["10.0.0.3"]
+    (between,) = json.loads(json.dumps(data["between"]))
+    assert between["what"] == "INFO on pod2, not set on head0"
+    rows = json.loads(json.dumps(data["findings"]))
+    small = {"check": "/dev/shm", "level": "warn", "what": "****", "remedy": "Give it more"}
+    assert {**small, "nodes": ["pod2"]} in rows
+    assert len(rows) > len(plan.findings)
+
+
+def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """On the head's node the key in the run folder opens it; 78 where something fails."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        environ = {"AGENT_PORT": str(head.port)}
+        assert doctor_all.show(environ, tmp_path, as_json=False) == 78
+        assert capsys.readouterr().out.splitlines() == [
+            "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
+            "FAIL disk: full. Empty [pod1]",
+            "ok   ray: 2.60 [all nodes]",
+            "   of 10.0.0.9 nothing is known: no agent runs there",
+        ]
+        assert doctor_all.show(environ, tmp_path, as_json=True) == 78
+        data = json.loads(capsys.readouterr().out)
+        assert (data["ok"], data["nodes"]) == (False, ["pod0", "pod1"])
+
+
+def test_without_proof_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Findings name paths and addresses: neither without the key, nor with it where a token is."""
+    with a_head() as head:
+        assert ask(f"http://127.0.0.1:{head.port}/findings").status == 401
+        assert doctor_all.show({"AGENT_PORT": str(head.port)}, tmp_path, as_json=False) == 69
+        assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
+    with a_head(SECRET) as head:
+        assert ask(f"http://127.0.0.1:{head.port}/findings", KEY).status == 401
+        assert ask(f"http://127.0.0.1:{head.port}/findings", SECRET).status == 200
+
+
+def test_no_head_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """69, with the evidence."""
+    (free,) = bind(["127.0.0.1"], 0)
+    port = free.getsockname()[1]
+    free.close()
+    assert doctor_all.show({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
+    assert "connection refused" in capsys.readouterr().err

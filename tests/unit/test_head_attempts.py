@@ -1,0 +1,196 @@
+"""Attempts: what counts as a loss, when another follows, with which pause, and when no more."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.base.outcome import Kind
+from agent.decisions.attempts import Tried, in_vain, pause_after, spent
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
+
+GONE = (9, nodes(dead=(2,)))
+FAILED = (10, job("FAILED", 1))
+ASKED = h.NodesAsked("run-1")
+SILENT = h.NodesAsked("run-1", {"pod2": "connection refused"})
+
+
+@pytest.mark.parametrize(
+    ("retries", "history", "code", "kind", "words"),
+    [
+        (0, [*PAIR, FAILED, (11, ASKED)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (0, [*PAIR, FAILED, (11, SILENT)], 1, Kind.JOB_FAILED, "lost pod2: connection refused"),
+        (0, [*PAIR, FAILED, (15, TICK)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (0, [*PAIR, GONE, FAILED], 1, Kind.JOB_FAILED, "before that, lost a needed node"),
+        (0, [*PAIR, FAILED, (11, TERM)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (0, [*PAIR, FAILED, (11, h.RayGone("exit 1"))], 1, Kind.JOB_FAILED, "Ray was lost"),
+        (3, [*PAIR, FAILED, (11, ASKED)], 1, Kind.JOB_FAILED, "exit code 1"),
+        (3, [*PAIR, (10, job("SUCCEEDED", 0))], 0, Kind.DONE, "succeeded"),
+        (3, [*PAIR, (10, job("FAILED", 75)), (11, ASKED)], 75, Kind.JOB_FAILED, "code 75"),
+        (
+            3,
+            [*PAIR, GONE, (10, job("FAILED", 1, "ray.exceptions.OutOfMemoryError: Task was"))],
+            1,
+            Kind.JOB_FAILED,
+            "ran out of memory",
+        ),
+        (
+            3,
+            [*PAIR, (10, job("FAILED", None, "the node running low on memory"))],
+            75,
+            Kind.JOB_FAILED,
+            "ran out of memory",
+        ),
+        (
+            3,
+            [*PAIR, GONE, (12, nodes(2)), (70, job("FAILED", 1)), (71, ASKED)],
+            1,
+            Kind.JOB_FAILED,
+            "exit code 1",
+        ),
+    ],
+)
+def test_a_jobs_failure_is_its_own(
+    retries: int, history: History, code: int, kind: Kind, words: str
+) -> None:
+    """Nodes are asked, once; no loss, or one long ago, or no attempt left: the job's own code."""
+    story = Story(goal(1, retries=retries), history[:-1])
+    assert story.ends == []
+    story.take(history[-1][1], history[-1][0])
+    (end,) = story.ends
+    assert (end.exit_code, end.kind) == (code, kind)
+    assert words in end.reason
+    assert end.is_jobs_verdict
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [*PAIR, GONE, FAILED],
+        [*PAIR, FAILED, (11, SILENT)],
+        [*PAIR, FAILED, (10.5, nodes(dead=(2,)))],
+        [*PAIR, FAILED, (10.5, word(2, joined=False))],
+        [*PAIR, FAILED, (10.5, h.RayGone("exit 1"))],
+        [*PAIR, (10, h.RayGone("exit 1"))],
+        [*PAIR, GONE, (69, TICK), (70, job("STOPPED"))],
+        [*PAIR, (10, job("FAILED", None, "the supervisor died")), (11, ASKED)],
+    ],
+)
+def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
+    """A node's or Ray's end within a minute before the job's: the attempt is made again."""
+    story = Story(goal(1, retries=1), history)
+    assert story.ends == []
+    assert (story.state.attempt.number, story.state.phase) == (2, Phase.BOOTING)
+    assert "attempt 1 of 2 is lost: " in story.said
+    story.take(nodes(2), story.now + 1)
+    story.take(word(2), story.now)
+    assert story.state.phase is Phase.BOOTING
+    story.take(TICK, story.state.attempt.not_before)
+    assert story.deeds[-1] == h.Submit("run-2")
+    assert "attempt 2 of 2: " in story.said
+    assert "2 of 2 node(s)" in story.said
+
+
+def test_a_lost_node_that_is_back_is_named() -> None:
+    """One line says what the next attempt does, and why."""
+    story = Story(goal(2, retries=2), [(3, nodes(2, 3)), (3, word(2)), (5, h.Submitted("run-1"))])
+    story.take(nodes(3, dead=(2,)), 9)
+    story.take(job("FAILED", 1), 10)
+    story.take(nodes(2, 3), 12)
+    story.take(TICK, 20)
+    assert "attempt 2 of 3: pod2 was lost and is back; 3 of 3 node(s)" in story.said
+
+
+def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
+    """A worker that never comes is 69 at first, and 75 where an earlier attempt had it."""
+    story = Story(goal(1, retries=1), [*PAIR, GONE, FAILED])
+    assert story.finish()
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (75, "workers")
+    assert "pod2" in end.reason
+    assert end.phase == "booting"
+
+
+def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
+    """The last loss ends the run; a pod that is started again could do no more."""
+    (end,) = Story(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).ends
+    assert (end.exit_code, end.is_jobs_verdict, end.is_worth_a_hold) == (75, False, True)
+
+
+def test_no_progress() -> None:
+    """The third attempt in a row that is lost within ten minutes ends the run, also by restarts."""
+    before = (Tried(100.0, "its head was lost"), Tried(5.0, "its head was lost"))
+    story = Story(goal(retries=9, tried=before), [])
+    assert story.state.attempt.number == 3
+    story.take(nodes(), 3)
+    story.take(h.Submitted("run-3"), 4)
+    story.take(h.RayGone("exit 1"), 9)
+    assert story.ends == []
+    story.take(h.CheckpointSeen(3), 9.1)
+    (end,) = story.ends
+    assert end.exit_code == 75
+    assert "no progress: 3 attempts in a row" in end.reason
+    assert end.is_worth_a_hold
+
+
+@pytest.mark.parametrize(
+    ("seconds", "retries", "words"),
+    [
+        ([], 0, None),
+        ([5], 0, "the only attempt was lost"),
+        ([5], 1, None),
+        ([5, 5], 1, "all 2 attempts were lost"),
+    ],
+)
+def test_spent(seconds: list[float], retries: int, words: str | None) -> None:
+    """A run is spent when its attempts are used up."""
+    end = spent([Tried(one, "Ray was lost") for one in seconds], retries)
+    assert (end is None) == (words is None)
+    assert end is None or words is None or words in end.reason
+
+
+def test_pauses_double_up_to_five_minutes() -> None:
+    """10 s, doubling, and never more than five minutes."""
+    assert [pause_after(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
+
+
+@pytest.mark.parametrize(
+    ("tried", "newest", "is_vain"),
+    [
+        ([(5, None)] * 2, None, False),
+        ([(5, None)] * 3, None, True),
+        ([(5, None), (5, None), (601, None)], None, False),
+        ([(601, None), (5, None), (5, None), (600, None)], None, True),
+        ([(5, None)] * 3, 10, False),
+        ([(5, 10)] * 3, 10, True),
+        ([(5, 10)] * 3, 20, False),
+        ([(5, 10), (5, 20), (5, 20)], 20, False),
+        ([(5, 10), (5, 20), (5, 20), (5, 20)], 20, True),
+        ([(5, 10)] * 3, None, True),
+    ],
+)
+def test_in_vain(
+    tried: list[tuple[float, int | None]], newest: int | None, *, is_vain: bool
+) -> None:
+    """Three short attempts in a row that saved nothing newer; where nothing is known, by time."""
+    end = in_vain([Tried(seconds, "Ray was lost", step) for seconds, step in tried], newest)
+    assert (end is not None) == is_vain
+    assert end is None or "no progress: 3 attempts in a row" in end.reason
+
+
+def test_what_was_saved_is_told_and_counts() -> None:
+    """The next attempt says from where it resumes, and a newer checkpoint is progress."""
+    story = Story(goal(retries=9), [(0, h.CheckpointSeen(0, 10, "/ckpt/global_step_10"))])
+    for attempt in (1, 2, 3):
+        at = 90.0 * attempt
+        story.take(nodes(), at)
+        story.take(TICK, at + 50)
+        story.take(h.Submitted(f"run-{attempt}"), at + 51)
+        story.take(h.RayGone("exit 1"), at + 52)
+        story.take(h.CheckpointSeen(attempt, 10 if attempt < 3 else 20, "/ckpt/x"), at + 53)
+    assert story.ends == []
+    story.take(nodes(), 360)
+    story.take(TICK, 410)
+    assert "attempt 4 of 10: Ray was lost" in story.said
+    assert "1 of 1 node(s); resumes from /ckpt/x" in story.said

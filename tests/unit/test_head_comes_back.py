@@ -1,0 +1,163 @@
+"""A head that comes back: workers wait for it and rejoin, and what they remember is weighed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from agent.boot.run_keeper import RunKeeper
+from agent.control.reports import Expected, Reports
+from agent.decisions.attempts import Tried
+from agent.decisions.head import state as h
+from agent.decisions.worker import state as w
+from agent.decisions.worker.state import StartRay, StopRay
+from agent.record.run_choice import Chosen
+from agent.record.run_record import FILE, RunRecord
+from unit import heads
+from unit.test_reports import FIRST, HELLO, POD1
+from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
+from unit.workers import TICK, History, Story, spoke
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.control.protocol import Reply
+
+BACK = spoke(epoch=2, ip="10.0.0.9")
+NOT_READY = spoke(epoch=2, ip="10.0.0.9", ready=False)
+OTHER = spoke(epoch=2, run="another")
+MEMORY = h.RunRemembered("old", 1)
+KNOWING = replace(HELLO, run_id="old", attempt=1, fingerprint="same")
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        [*JOINED, (20, SILENT), (60, BACK), (61, DOWN), (61.5, TICK), (62, TICK)],
+        [*JOINED, (20, SILENT), (30, DOWN), (40, SILENT), (67, BACK), (67.5, TICK)],
+        [*JOINED, (20, SILENT), (60, NOT_READY), (61, DOWN), (150, BACK), (151, TICK)],
+        [(2, spoke()), (3, SILENT), (4, DOWN), (90, BACK), (91, TICK)],
+    ],
+)
+def test_a_worker_joins_the_head_that_came_back(history: History) -> None:
+    """It stops its old Ray, waits for the new head's, and joins where that is now."""
+    story = Story(GOAL, history)
+    assert story.ends == []
+    assert story.deeds[-1] == StartRay("10.0.0.9")
+
+
+@pytest.mark.parametrize(
+    ("history", "at", "words"),
+    [
+        ([*JOINED, (20, SILENT)], 68, "silent for 60 s"),
+        ([*JOINED, (20, SILENT), (30, DOWN), (67, SILENT)], 68, "the head pod0 to come back"),
+        ([*JOINED, (20, SILENT), (60, NOT_READY)], 160, "Ray at the head pod0"),
+        ([*JOINED, (20, OTHER)], 20, "began another run: another, not run"),
+    ],
+)
+def test_a_head_that_does_not_come_back_is_lost(history: History, at: float, words: str) -> None:
+    """After AGENT_HEAD_GRACE, or when it has begun another run, the worker leaves with 75."""
+    before = Story(GOAL, history if at > history[-1][0] else history[:-1])
+    before.take(TICK, at - 0.1)
+    assert before.ends == []
+    story = Story(GOAL, [*history, (at, TICK)])
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (75, "head")
+    assert words in end.reason
+
+
+def test_no_ray_is_started_while_the_head_is_away() -> None:
+    """Where the head is silent, a Ray that ended here has nobody to join."""
+    history = [*JOINED, (20, SILENT), (30, DOWN), (31, TICK), (40, SILENT), (41, TICK)]
+    story = Story(GOAL, history)
+    assert [deed for deed in story.deeds if isinstance(deed, StartRay)] == [StartRay("10.0.0.1")]
+    assert not [deed for deed in story.deeds if isinstance(deed, StopRay)]
+
+
+def test_before_it_joined_a_worker_takes_any_run() -> None:
+    """A head that is started again before anybody joined it may well begin another run."""
+    waiting = w.HeadSpoke("10.0.0.1", 1, ray_ready=False, phase="booting", run_id="first")
+    story = Story(GOAL, [(2, waiting), (5, spoke(epoch=2, run="second"))])
+    assert story.ends == []
+    assert story.state.run_id == "second"
+
+
+# --- the head that lost its disk ---------------------------------------------------------------
+
+
+def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
+    """The run keeps its id, and its attempts count."""
+    story = heads.Story(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
+    assert story.deeds == [h.TakeUp("old", 1)]
+    story.take(heads.nodes(), 3)
+    assert story.deeds[-1] == h.Submit("old-2")
+    assert "attempt 2 of 2: its head was lost" in story.said
+
+
+def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
+    """Then nothing is submitted again."""
+    story = heads.Story(heads.goal(), [(1, MEMORY)])
+    assert [type(deed) for deed in story.deeds] == [h.TakeUp, h.Leave]
+    assert (story.ends[0].exit_code, story.ends[0].is_worth_a_hold) == (75, True)
+
+
+def test_a_head_that_knows_its_run_heeds_no_other() -> None:
+    """Neither where its own record tells, nor once the job is submitted."""
+    known = heads.Story(heads.goal(retries=3, tried=(heads_tried(),)), [(1, MEMORY)])
+    assert known.deeds == []
+    running = heads.Story(heads.goal(retries=3), [*heads.RUNNING, (6, MEMORY)])
+    assert running.state.goal.run_id == "run"
+
+
+def heads_tried() -> Tried:
+    """Return an attempt of an earlier head."""
+    return Tried(700.0, "its head was lost")
+
+
+def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
+    """Until then no reply names another run to it."""
+    remembered: list[tuple[str, int]] = []
+
+    def on_memory(run_id: str, attempt: int) -> bool:
+        remembered.append((run_id, attempt))
+        return True
+
+    first = replace(FIRST, fingerprint="same")
+    expected = Expected("2.60.0", "3.11.7", "", "abc")
+    reports = Reports(first, expected, lambda _event: None, lambda: 1.0, on_memory=on_memory)
+    replies: list[Reply] = []
+
+    async def ask() -> None:
+        replies.append(await reports.take(replace(POD1, hello=KNOWING)))
+
+    async def story() -> None:
+        with anyio.fail_after(4):
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(ask)
+                while not remembered:
+                    await anyio.lowlevel.checkpoint()
+                assert replies == []
+                reports.publish(run_id="old")
+                reports.weighed()
+
+    anyio.run(story)
+    assert remembered == [("old", 1)]
+    assert [reply.run_id for reply in replies] == ["old"]
+
+
+def test_what_others_remember_is_written_down(tmp_path: Path) -> None:
+    """The next head of this pod finds it on the disk, under the run's own id."""
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
+    keeper.new_epoch("pod0")
+    assert not keeper.has_record_of("old")
+    keeper.take_up("old", 2)
+    assert (keeper.run_id, keeper.next_attempt) == ("old", 3)
+    keeper.close()
+    found = RunRecord.read(tmp_path / "old" / FILE)
+    assert isinstance(found, RunRecord)
+    assert [(one.number, one.exit_code) for one in found.attempts] == [(1, 75), (2, 75)]
+    assert keeper.has_record_of("old")

@@ -1,0 +1,249 @@
+"""What a head submits: made of what joined, for a folder of checkpoints, or refused."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from agent.base.outcome import Kind, Outcome
+from agent.boot.job_command import Submission, submission
+from agent.boot.job_facts import about_checkpoints, with_job
+from agent.checks import Level
+from agent.decisions.head import state as h
+from agent.node.facts import Facts, Framework, Mount
+from agent.record.checkpoint_folder import put_mark
+from agent.settings import load
+from agent.topology.resolve import resolve
+from agent.work.checkpoints import FILE, TRACKER, Mark
+from agent.work.where import Place
+from unit.heads import Story, goal, nodes, word
+from unit.toy_recipe import NAME, NEEDED, toy
+from unit.worlds import MACHINE, plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.plan.plan import Plan
+
+__all__ = ["toy"]
+
+pytestmark = pytest.mark.usefixtures("toy")
+WITH = replace(
+    MACHINE,
+    gpus=8,
+    framework=Framework("verl", "/opt/verl", "0.9.1"),
+    checkpoints=Mount("/volume", "nfs4", "10.0.0.9:/export"),
+)
+PLACE = Place("10.0.0.1", "10.0.0.1", "0", "/logs/run/node")
+URL = "http://10.0.0.1:5000/get_reward"
+TWO = (h.RayNodes(nodes(2).nodes), word(2))
+"""Two nodes of 8 GPUs."""
+OURS = Mark(NAME, "verl", "0.9.1", "org/model", 16, 1)
+
+
+def plan(folder: Path, facts: Facts = WITH, **environ: str) -> Plan:
+    """Return the plan of a head that awaits one worker."""
+    own = {"RAY_WORKER": "0", "EXPECTED_WORKERS": "1", "AGENT_CHECKPOINTS": str(folder)}
+    return plan_of({**own, **NEEDED, **environ}, facts)
+
+
+def made(
+    of: Plan,
+    events: tuple[h.HeadEvent, ...] = TWO,
+    env: dict[str, str] | None = None,
+    *,
+    is_followed: bool = False,
+    attempt: int = 1,
+) -> Submission | Outcome:
+    """Return what is submitted once these have joined."""
+    story = Story(goal(1), [(3.0, event) for event in events])
+    found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
+    state = replace(story.state, attempt=replace(story.state.attempt, number=attempt))
+    ask = partial(submission, of, state, PLACE, URL, found, is_followed=is_followed)
+    return anyio.run(ask)
+
+
+def heard(found: Submission | Outcome) -> str:
+    """Return what is said of it."""
+    assert isinstance(found, Submission), found
+    return "\n".join(said.sentence for said in found.said)
+
+
+def words(found: Submission | Outcome) -> list[str]:
+    """Return the command that is submitted."""
+    assert isinstance(found, Submission), found
+    return shlex.split(found.line.partition("exec ")[2])
+
+
+def test_a_command_is_filled_in(tmp_path: Path) -> None:
+    """A command of one's own gets the same placeholders, and no folder is touched for it."""
+    environ = {"RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path / "c")}
+    of = plan_of(environ, command=["train", "{total_gpus}", "{checkpoints}", "{attempt}"])
+    assert words(made(of)) == ["train", "16", str(tmp_path / "c"), "1"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
+    """Not of what was expected; the arithmetic and the folder are said, and whose it is written."""
+    of = plan(tmp_path / "c", AGENT_NUM_GPUS="1", AGENT_REWARD="builtin")
+    submitted = made(of)
+    found, said = words(submitted), heard(submitted)
+    assert found[found.index("--gpus") + 1] == "16"
+    assert found[found.index("--url") + 1] == URL
+    assert "16 GPUs: batch 1024 = 16 x 64" in said
+    assert f"checkpoints go to {tmp_path / 'c'}" in said
+    assert json.loads((tmp_path / "c" / FILE).read_text())["world_size"] == 16
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    """With what joined, the recipe's own sentence, and no trace in the folder."""
+    few = h.RayNode("few", "10.0.0.2", gpus=4.0, cpus=16.0)
+    odd = (h.RayNodes((*nodes().nodes, few)), word(2))
+    found = made(plan(tmp_path / "c"), odd)
+    assert isinstance(found, Outcome)
+    assert (found.kind, found.exit_code, found.phase) == (Kind.REFUSED, 78, "submitting")
+    assert "1 of 8 GPUs" in found.reason
+    assert "1 of 4 GPUs and 16 CPUs" in found.reason
+    assert "not divisible by 12" in found.reason
+    assert not (tmp_path / "c").exists()
+
+
+@pytest.mark.parametrize(
+    ("environ", "there", "env_vars"),
+    [
+        ({}, None, None),
+        ({}, {}, {"TOY_MODE": "fast"}),
+        ({"TOY_MODE": "slow"}, None, None),
+    ],
+)
+def test_what_a_recipe_needs_reaches_the_job(
+    environ: dict[str, str], there: dict[str, str] | None, env_vars: object, tmp_path: Path
+) -> None:
+    """By the environment of Ray's start; only what could not be known then by the runtime_env."""
+    found = made(plan(tmp_path / "c", WITH, **environ), env=there)
+    assert isinstance(found, Submission)
+    assert found.runtime_env.get("env_vars") == env_vars
+
+
+def test_what_the_user_put_into_the_runtime_env_wins(tmp_path: Path) -> None:
+    """The recipe's is added beside it, and nothing of it is lost."""
+    of = plan(tmp_path / "c")
+    assert of.job is not None
+    own: dict[str, Any] = {"pip": ["x"], "env_vars": {"TOY_MODE": "mine", "A": "1"}}
+    of = replace(of, job=replace(of.job, runtime_env=own))
+    found = made(of, env={})
+    assert isinstance(found, Submission)
+    assert found.runtime_env == own
+
+
+@pytest.mark.parametrize(
+    ("mark", "steps", "said"),
+    [
+        (OURS, True, ""),
+        (replace(OURS, model="org/other"), True, "another model's: org/other, not org/model"),
+        (replace(OURS, model="org/other"), False, "another model's"),
+        (replace(OURS, world_size=8), True, "written by 8 processes"),
+        (replace(OURS, world_size=8), False, ""),
+        (None, True, ""),
+    ],
+)
+def test_checkpoints_that_are_there(
+    mark: Mark | None, said: str, tmp_path: Path, *, steps: bool
+) -> None:
+    """A run goes on from its own, and from nobody else's."""
+    if mark is not None:
+        assert put_mark(str(tmp_path), mark) == ""
+    if steps:
+        (tmp_path / "global_step_40").mkdir()
+        (tmp_path / TRACKER).write_text("40")
+    found = made(plan(tmp_path))
+    if said:
+        assert isinstance(found, Outcome)
+        assert found.exit_code == 78
+        assert said in found.reason
+        assert str(tmp_path) in found.reason
+    else:
+        assert (f"resumes from {tmp_path}/global_step_40" in heard(found)) == steps
+
+
+def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
+    """With fewer nodes than the attempt before it cannot go on, which another run may: 75."""
+    assert put_mark(str(tmp_path), replace(OURS, world_size=24)) == ""
+    (tmp_path / "global_step_40").mkdir()
+    (tmp_path / TRACKER).write_text("40")
+    found = made(plan(tmp_path), attempt=2)
+    assert isinstance(found, Outcome)
+    assert (found.kind, found.exit_code) == (Kind.LOST, 75)
+    assert "written by 24 processes" in found.reason
+
+
+def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
+    """What needs no node to be known is a finding before anything starts."""
+    assert put_mark(str(tmp_path), replace(OURS, model="org/other", world_size=8)) == ""
+    (found,) = about_checkpoints(plan(tmp_path))
+    assert found.level is Level.FAIL
+    assert "another model's" in found.what
+    assert "AGENT_CHECKPOINTS" in found.remedy
+    own = plan(tmp_path, AGENT_MODEL="org/other")
+    assert about_checkpoints(own) == ()
+    (tmp_path / "global_step_40").mkdir()
+    (tmp_path / TRACKER).write_text("40")
+    (likely,) = about_checkpoints(own)
+    assert likely.level is Level.WARN
+    assert "written by 8 processes" in likely.what
+
+
+def test_a_job_that_is_followed_again_is_not_judged(tmp_path: Path) -> None:
+    """An agent that was killed comes back to a job that is just writing its first checkpoint."""
+    (tmp_path / "global_step_20").mkdir()
+    assert isinstance(made(plan(tmp_path)), Outcome)
+    assert isinstance(made(plan(tmp_path), is_followed=True), Submission)
+    assert put_mark(str(tmp_path), OURS) == ""
+    assert "begins at step 0" in heard(made(plan(tmp_path)))
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    """It is told before the job runs for hours and cannot save."""
+    (tmp_path / "file").write_text("")
+    found = made(plan(tmp_path / "file" / "c"))
+    assert isinstance(found, Outcome)
+    assert found.culprit == "AGENT_CHECKPOINTS"
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "warned"),
+    [
+        (WITH.checkpoints, WITH.checkpoints, False),
+        (WITH.checkpoints, Mount("/volume", "nfs4", "10.0.0.8:/export"), True),
+        (Mount("/", "ext4", "/dev/sda1"), Mount("/", "ext4", "/dev/sda1"), True),
+    ],
+)
+def test_one_disk_for_all_nodes(
+    own: Mount | None,
+    other: Mount,
+    tmp_path: Path,
+    *,
+    warned: bool,
+) -> None:
+    """A folder that is another one on each node is warned of: shards lie where ranks ran."""
+    introduced = h.WorkerIntroduced("agent2", "pod2", replace(MACHINE, checkpoints=other))
+    of = plan(tmp_path / "c", replace(WITH, checkpoints=own))
+    said = heard(made(of, (*TWO, introduced)))
+    assert ("is no disk that all nodes share" in said) == warned
+
+
+def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
+    """Its framework and the mount of its folder; for a command of one's own, nothing."""
+    environ = {**NEEDED, "RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path)}
+    loaded = load(environ)
+    facts = with_job(MACHINE, loaded, resolve(environ, loaded.settings, MACHINE))
+    assert facts.framework == Framework("verl")
+    assert facts.checkpoints is not None
+    command = load({}, ["train"])
+    assert with_job(MACHINE, command, resolve({}, command.settings, MACHINE)) == MACHINE

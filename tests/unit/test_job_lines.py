@@ -1,0 +1,94 @@
+"""The job's own output as the page shows it: the curve in it, and its last lines."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.record.job_lines import MOST_LINES, MOST_POINTS, JobLines, Point, point_in
+from agent.settings.redact import Redactor
+from unit.worlds import SECRET
+
+
+def fed(*pieces: bytes) -> JobLines:
+    """Return what came of an output in these pieces."""
+    lines = JobLines(Redactor((SECRET,)).clean)
+    for piece in pieces:
+        assert lines.write(piece, lambda _pause: False)
+    return lines
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("step 3/40 mean reward 0.61 kl 0.02 nodes 3", (Point(3, 0.61), 40)),
+        ("step 3/40 mean reward -0.5 kl", (Point(3, -0.5), 40)),
+        (
+            (
+                "\x1b[36m(TaskRunner pid=9)\x1b[0m step:4 - actor/lr:0.0 - critic/score/mean:-0.643"
+                " - critic/rewards/mean:-0.125 - critic/rewards/max:1.000"
+            ),
+            (Point(4, -0.125), None),
+        ),
+        ("step:7 - critic/rewards/mean:np.float64(0.25) - x:1", (Point(7, 0.25), None)),
+        ("step:7 - critic/rewards/mean:1e-05", (Point(7, 1e-05), None)),
+        ("step:0 - val-core/openai/gsm8k/acc/mean@1:0.508", None),
+        (
+            (
+                "(PPOTrainer pid=1) INFO ppo_trainer.py:90] ✨ Global step 12: "
+                "{'policy_loss': -0.01, 'reward': 0.375, 'return': 0.3}"
+            ),
+            (Point(12, 0.375), None),
+        ),
+        ("Global step 12: {'policy_loss': -0.01}", None),
+        ("step:7 - critic/rewards/mean:nan - x:1", None),
+        ("one more step 3/40 of the way", None),
+        ("", None),
+    ],
+)
+def test_lines_of_steps(line: str, found: object) -> None:
+    """The rehearsal's, verl's and OpenRLHF's; a validation or a number that is none tells none."""
+    assert point_in(line) == found
+
+
+def test_what_another_attempt_does_again_counts_anew() -> None:
+    """It goes on from a checkpoint: the steps after it are replaced."""
+    text = b"".join(
+        b"step %d/9 mean reward 0.%d\n" % pair for pair in [(1, 1), (2, 2), (3, 3), (2, 5)]
+    )
+    assert fed(text).curve() == {"steps": 9, "points": [[1, 0.1], [2, 0.5]]}
+
+
+@given(st.lists(st.integers(0, 200), max_size=6))
+def test_pieces_do_not_matter(cuts: list[int]) -> None:
+    """However the output comes, the same is read of it."""
+    text = b"hello\rbusy 10 %\rbusy 20 %\r\nstep 1/2 mean reward 0.5\nstep 2/2 mean reward 1\nend"
+    edges = [0, *sorted(min(cut, len(text)) for cut in cuts), len(text)]
+    lines = fed(*(text[a:b] for a, b in itertools.pairwise(edges)))
+    lines.close()
+    assert lines.curve() == {"steps": 2, "points": [[1, 0.5], [2, 1.0]]}
+    assert lines.tail()[-1] == "end"
+    assert lines.tail()[0] == "busy 20 %"
+
+
+def test_the_tail_is_masked_and_steers_nothing() -> None:
+    """No secret and no control character of the job's reaches the page."""
+    (line,) = fed(f"token {SECRET} \x1b[31mred\u202e\n".encode()).tail()
+    assert SECRET not in line
+    assert line.isprintable()
+    assert r"\x1b[31mred" in line
+
+
+def test_output_without_an_end_stays_small() -> None:
+    """Neither a line that never ends nor a run of a million steps grows without bound."""
+    endless = fed(*[b"x" * 60_000] * 50)
+    assert sum(map(len, endless.tail())) < 100_000
+    many = fed(*(b"step %d/9999999 mean reward 0.5\n" % step for step in range(5000)))
+    curve = many.curve()["points"]
+    assert isinstance(curve, list)
+    assert len(curve) <= MOST_POINTS
+    assert (curve[0][0], curve[-1][0]) == (0, 4999)
+    assert len(many.tail()) == MOST_LINES

@@ -1,0 +1,67 @@
+"""What the runs for real of scripts/frameworks read in the output of the frameworks."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from judging import started, trl_on_pods
+from judging.training import NotTrainedError
+
+FIRST = "no checkpoint yet: from step 0, 2 processes\nstep 1/50 mean reward 0.062 tokens 1\n"
+AGAIN = "going on from /x/checkpoint-5, 2 processes\nstep 6/50 mean reward 0.500 tokens 1\n"
+
+
+def test_attempts_are_told_apart() -> None:
+    """The second begins where it says from which checkpoint it goes on."""
+    first, again = trl_on_pods.halves(FIRST + AGAIN)
+    assert trl_on_pods.last_step(first) == "1"
+    assert trl_on_pods.last_step(again) == "6"
+    assert trl_on_pods.gone_on(again) == 5
+
+
+@pytest.mark.parametrize("told", ["", FIRST, AGAIN.replace("step 6/", "step 1/")])
+def test_an_attempt_that_went_not_on_is_found(told: str) -> None:
+    """No word of a checkpoint, or another step than the one after it."""
+    with pytest.raises(NotTrainedError):
+        trl_on_pods.gone_on(told)
+
+
+def test_one_attempt_is_not_two() -> None:
+    """A lost pod without another attempt is no success."""
+    with pytest.raises(NotTrainedError, match="no attempt went on"):
+        trl_on_pods.halves(FIRST)
+
+
+def test_how_far_verl_came_is_read_off_its_output() -> None:
+    """Up to where it was ended, and no further."""
+    out = (
+        "[validate_config] All configuration checks passed successfully!\n"
+        "(TaskRunnerV1 pid=5)   'path': '/opt/agent/bundled/verl_reward.py',\n"
+        "(TaskRunnerV1 pid=5) INFO: train and validate dataloader initialized, "
+        "train dataset size: 100, val dataset size: 100\n"
+    )
+    names = [name for name, _ in started.STATIONS]
+    assert started.not_reached(out) == names[3:]
+    assert started.not_reached("") == names
+
+
+def test_what_is_started_is_the_recipes_own() -> None:
+    """The reward function is ours, its URL the agent's to fill in, the sizes those of the part."""
+    words = started.overrides(Path("/ground"))
+    assert "actor_rollout_ref.model.path=/ground/model" in words
+    assert "data.train_batch_size=8" in words
+    assert any("{reward_url}" in word for word in words)
+    assert any(word.endswith("verl_reward.py") for word in words)
+
+
+def test_ports_are_taken_only_where_those_behind_them_are_free() -> None:
+    """A listener on the last of a row makes its first no choice."""
+    first, second = started.free_ports(2)
+    assert second - first >= started.APART
+    with socket.socket() as held:
+        held.bind(("", first + started.BEHIND - 1))
+        assert not started.is_free(first)
+        assert first not in started.free_ports(1)

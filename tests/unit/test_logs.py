@@ -1,0 +1,208 @@
+"""`logs`: which log of which node is meant, who may read it, and what the head gives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.boot.head_logs import HeadLogs
+from agent.boot.node_run import NodeRun
+from agent.cli import main
+from agent.control import logs
+from agent.control.http import ask
+from agent.control.protocol import Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.control.server import LogPart
+from agent.decisions.head.state import Worker
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import MASK, redactor_for
+from unit.served import KEY, a_head, leave_key
+from unit.worlds import SECRET, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+
+
+# --- the verb ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "out"),
+    [
+        ([], 0, "step 1\n"),
+        (["job"], 0, "step 1\n"),
+        (["head"], 0, "step 1\n"),
+        (["head", "job"], 0, "step 1\n"),
+        (["pod1"], 0, "joined\n"),
+        (["pod1", "agent"], 0, "joined\n"),
+        (["pod1", "job"], 69, ""),
+        (["retriever"], 69, ""),
+        (["../secrets", "x/y"], 69, ""),
+    ],
+)
+def test_what_is_meant(
+    words: list[str], code: int, out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A node, a log, both or none; what is not there is named."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        environ = {"AGENT_PORT": str(head.port)}
+        assert logs.show(environ, tmp_path, words, follow=False) == code
+    told = capsys.readouterr()
+    assert told.out == out
+    assert ("has no log" in told.err) is (code == 69)
+
+
+def test_a_worker_s_last_lines_are_not_followed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is shown once, and said why no more comes."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        environ = {"AGENT_PORT": str(head.port)}
+        assert logs.show(environ, tmp_path, ["pod1"], follow=True) == 0
+    told = capsys.readouterr()
+    assert told.out == "joined\n"
+    assert "cannot be followed" in told.err
+
+
+def test_no_head_and_no_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """69 both; without token or key nobody reads a log."""
+    with a_head() as head:
+        where = f"http://127.0.0.1:{head.port}/logs/head/job"
+        assert [ask(where, key).status for key in (None, "another", KEY)] == [401, 401, 200]
+        assert ask(f"{where}?after=-1", KEY).status == 400
+        assert logs.show({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
+        assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
+    assert logs.show({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
+    assert "no head's agent answers" in capsys.readouterr().err
+    assert main(["logs", "a", "b", "c"]) == 2
+
+
+# --- what the head gives -------------------------------------------------------------------------
+
+
+class Asked:
+    """A head's logs, and the reports by which a worker sends its own."""
+
+    def __init__(self, root: Path) -> None:
+        environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "1"}
+        plan = plan_of(environ, command=["true"])
+        redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+        self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+        self.reports = Reports(
+            FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0
+        )
+        workers = (Worker("k1", "pod1"), Worker("k0", "pod0", gone=True))
+        self.logs = HeadLogs(self.run, self.reports, lambda: workers)
+        self.job = self.run.folder.file("job.log")
+
+    def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
+        """Ask for a part."""
+        return anyio.run(self.logs.part, node, name, after)
+
+
+@pytest.fixture
+def asked(tmp_path: Path) -> Iterator[Asked]:
+    """Return a head's logs."""
+    found = Asked(tmp_path)
+    yield found
+    found.run.close()
+
+
+def test_its_own_log_from_any_place(asked: Asked) -> None:
+    """The end first, then what is new, in whole lines and without a secret."""
+    asked.job.write_text(f"step 1\nkey {SECRET}\nhalf")
+    first = asked.part("head", "job")
+    assert first == LogPart(f"step 1\nkey {MASK}\n", len(f"step 1\nkey {SECRET}\n"))
+    with asked.job.open("a") as file:
+        file.write(" a line\nnext")
+    assert isinstance(first, LogPart)
+    assert asked.part("node-a", "job", first.next) == LogPart(
+        "half a line\n", 38 + len(SECRET) - 14
+    )
+
+
+def test_a_long_log_is_given_by_its_end(asked: Asked) -> None:
+    """The end begins with a whole line."""
+    asked.job.write_text("".join(f"line {number}\n" for number in range(60_000)))
+    part = asked.part("head", "job")
+    assert isinstance(part, LogPart)
+    assert part.text.startswith("line ")
+    assert part.text.endswith("line 59999\n")
+    assert part.next == asked.job.stat().st_size
+
+
+def test_a_log_that_was_begun_anew_is_read_anew(asked: Asked) -> None:
+    """A place beyond its end is none of its own."""
+    asked.job.write_text("again\n")
+    assert asked.part("head", "job", 5000) == LogPart("again\n", 6)
+
+
+def test_more_is_waited_for(asked: Asked) -> None:
+    """Who follows and has all of it is answered when there is more, and not at once."""
+    asked.job.write_text("one\n")
+
+    async def follow() -> LogPart | str:
+        found: list[LogPart | str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(anyio.to_thread.run_sync, grow)
+            found.append(await asked.logs.part("head", "job", 4))
+        return found[0]
+
+    def grow() -> None:
+        with asked.job.open("a") as file:
+            file.write("two\n")
+
+    assert anyio.run(follow) == LogPart("two\n", 8)
+
+
+def test_nothing_more(asked: Asked) -> None:
+    """Patience ends, at the place where it was."""
+    asked.job.write_text("one\n")
+    assert asked.part("head", "job", 4) == LogPart("", 4)
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "words"),
+    [
+        ("head", "secrets", "head has no log 'secrets': it has agent, ray"),
+        ("head", "../../etc/passwd", "has no log"),
+        ("pod0", "agent", "no node 'pod0' is here: node-a and pod1 are"),
+        ("pod1", "secrets", "no log is called 'secrets': agent, ray"),
+        ("pod1", "agent", "pod1 sent no log 'agent' within 3 s"),
+    ],
+)
+def test_what_there_is_not(asked: Asked, node: str, name: str, words: str) -> None:
+    """Names come from a closed set; what is not there is said with what is."""
+    assert words in str(asked.part(node, name))
+
+
+def test_a_workers_last_lines(asked: Asked) -> None:
+    """They are ordered, and come with its next report, a line each."""
+
+    async def ask_for_it() -> LogPart | str:
+        report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))
+        reply = await asked.reports.take(report)
+        found: list[LogPart | str] = []
+        async with anyio.create_task_group() as tasks:
+
+            async def ask() -> None:
+                found.append(await asked.logs.part("pod1", "agent", None))
+
+            tasks.start_soon(ask)
+            again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
+            order = (await asked.reports.take(again)).orders[0]
+            assert (order.kind.value, order.name) == ("send-log", "agent")
+            sent = {"agent": f"one | two {SECRET}"}
+            await asked.reports.take(
+                Report("k1", "10.0.0.2", "joining Ray", logs=sent, obeyed=order.number)
+            )
+        return found[0]
+
+    assert anyio.run(ask_for_it) == LogPart(f"one\ntwo {MASK}\n", None)

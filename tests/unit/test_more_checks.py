@@ -1,0 +1,349 @@
+"""Preflight checks of limits, network, GPUs, key and checkpoints: rows of one table."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.checks import Level
+from agent.checks.recipe_checks import room_for_two
+from agent.node.facts import MIB, Driver, DriverGpu, Facts, Room
+from unit.test_checks import TWO, found
+from unit.worlds import MACHINE
+
+GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
+H200 = tuple(DriverGpu(index, "NVIDIA H200", 143_771) for index in range(8))
+KUBERAY = {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head", **TWO}
+KEY = "a" * 40
+
+
+def with_variables(facts: Facts = MACHINE, **variables: str) -> Facts:
+    """Return a machine with an environment."""
+    return replace(facts, variables=variables)
+
+
+def with_driver(*gpus: DriverGpu, fault: str = "", events: tuple[str, ...] = ()) -> Facts:
+    """Return a machine of eight GPUs whose driver was asked."""
+    return replace(GPUS, driver=Driver("nvidia-smi", gpus, fault, events))
+
+
+ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
+    "all cores": ("cores", {}, replace(MACHINE, machine_cpus=16), Level.OK, "16; Ray"),
+    "a share of the cores": (
+        "cores",
+        {},
+        replace(MACHINE, cpus=2, machine_cpus=192),
+        Level.OK,
+        "2 of this machine's 192; Ray is told 2",
+    ),
+    "fewer cores than GPUs need": (
+        "cores",
+        {},
+        replace(GPUS, cpus=8, machine_cpus=192),
+        Level.WARN,
+        "8 of this machine's 192, beside 8 GPUs",
+    ),
+    "GPUs left out by hand": (
+        "cores",
+        {"AGENT_NUM_GPUS": "0"},
+        replace(GPUS, cpus=8),
+        Level.OK,
+        "Ray is told 8",
+    ),
+    "memory": ("memory", {}, MACHINE, Level.OK, "65536 MiB"),
+    "a share of the memory": (
+        "memory",
+        {},
+        replace(MACHINE, memory=4095 * MIB, machine_memory=512 * 1024 * MIB),
+        Level.WARN,
+        "4095 MiB of this machine's 524288; Ray alone",
+    ),
+    "processes": ("processes", {}, MACHINE, Level.OK, "no limit"),
+    "many processes": (
+        "processes",
+        {},
+        replace(MACHINE, room=Room(4096, "pids.max is 5000, 904 in use")),
+        Level.OK,
+        "room for 4096 more",
+    ),
+    "few processes": (
+        "processes",
+        {},
+        replace(MACHINE, room=Room(4095, "`ulimit -u` is 4095")),
+        Level.WARN,
+        "room for 4095 more processes and threads only: `ulimit -u` is 4095",
+    ),
+    "inodes": ("inodes", {}, replace(MACHINE, temp_inodes=100_000), Level.OK, "100000 left"),
+    "inodes not counted": ("inodes", {}, MACHINE, Level.OK, "not counted"),
+    "few inodes": (
+        "inodes",
+        {},
+        replace(MACHINE, temp_inodes=99_999),
+        Level.WARN,
+        "/tmp takes 99999 more files only",
+    ),
+    "clock": ("clock", {}, replace(MACHINE, clock=1_750_000_000.0), Level.OK, "set"),
+    "clock never set": ("clock", {}, replace(MACHINE, clock=3600.0), Level.WARN, "before 2025"),
+    "driver": ("GPU driver", {}, GPUS, Level.OK, "lets us in"),
+    "lost GPUs": (
+        "GPU driver",
+        {},
+        replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
+        Level.FAIL,
+        "8 GPUs are here, and their driver lets nobody in (/dev/nvidiactl: operation not perm",
+    ),
+    "lost GPUs that nobody wants": (
+        "GPU driver",
+        {"AGENT_NUM_GPUS": "0"},
+        replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
+        Level.OK,
+        "lets nobody in",
+    ),
+    "no choice": ("chosen GPUs", {}, GPUS, Level.OK, "all of them"),
+    "a choice": (
+        "chosen GPUs",
+        {},
+        with_variables(GPUS, CUDA_VISIBLE_DEVICES="6, 7"),
+        Level.OK,
+        "6, 7",
+    ),
+    "a choice by name": (
+        "chosen GPUs",
+        {},
+        with_variables(GPUS, CUDA_VISIBLE_DEVICES="GPU-5f3c"),
+        Level.OK,
+        "GPU-5f3c",
+    ),
+    "a choice of what is not there": (
+        "chosen GPUs",
+        {},
+        with_variables(GPUS, CUDA_VISIBLE_DEVICES="0,8"),
+        Level.WARN,
+        "names GPU 8, of 8 from 0 on",
+    ),
+    "all hidden": (
+        "chosen GPUs",
+        {},
+        with_variables(GPUS, CUDA_VISIBLE_DEVICES=""),
+        Level.WARN,
+        "hides all 8 GPUs",
+    ),
+    "hidden where there are none": (
+        "chosen GPUs",
+        {},
+        with_variables(CUDA_VISIBLE_DEVICES=""),
+        Level.OK,
+        "all of them",
+    ),
+    "driver not asked": ("GPU health", {}, GPUS, Level.OK, "not asked here"),
+    "sound": ("GPU health", {}, with_driver(*H200), Level.OK, "8 x NVIDIA H200 (143771 MiB)"),
+    "NVML": (
+        "GPU health",
+        {},
+        with_driver(fault="exit code 255: Failed to initialize NVML: Unknown Error"),
+        Level.FAIL,
+        "nvidia-smi: exit code 255: Failed to initialize NVML: Unknown Error",
+    ),
+    "one is missing": ("GPU health", {}, with_driver(*H200[1:]), Level.WARN, "knows 7, of 8"),
+    "memory errors": (
+        "GPU health",
+        {},
+        with_driver(replace(H200[0], errors=2), *H200[1:]),
+        Level.WARN,
+        "GPU 0 has 2 memory errors",
+    ),
+    "Xid": (
+        "GPU health",
+        {},
+        with_driver(*H200, events=("Xid (PCI:0000:17:00): 79",)),
+        Level.WARN,
+        "the kernel's log has 'Xid (PCI:0000:17:00): 79'",
+    ),
+    "no interface named": ("interfaces", {}, MACHINE, Level.OK, "this node's address"),
+    "interface": (
+        "interfaces",
+        TWO,
+        with_variables(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="ib0,eth0"),
+        Level.OK,
+        "as named by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+    ),
+    "all interfaces but": (
+        "interfaces",
+        TWO,
+        with_variables(NCCL_SOCKET_IFNAME="^lo,docker"),
+        Level.OK,
+        "as named",
+    ),
+    "an interface that is not here": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="ens1"),
+        Level.FAIL,
+        "NCCL_SOCKET_IFNAME=ens1 names no interface of this node (it has: lo, eth0)",
+    ),
+    "the same without GPUs": (
+        "interfaces",
+        TWO,
+        with_variables(NCCL_SOCKET_IFNAME="ens1"),
+        Level.WARN,
+        "names no interface",
+    ),
+    "no exact interface": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="=eth"),
+        Level.FAIL,
+        "names no interface",
+    ),
+    "Gloo takes whole names only": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, GLOO_SOCKET_IFNAME="eth"),
+        Level.FAIL,
+        "GLOO_SOCKET_IFNAME=eth names no interface",
+    ),
+    "loopback between nodes": (
+        "interfaces",
+        TWO,
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
+        Level.FAIL,
+        "NCCL_SOCKET_IFNAME=lo is loopback",
+    ),
+    "loopback alone": (
+        "interfaces",
+        {},
+        with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
+        Level.OK,
+        "as named",
+    ),
+    "an interface without an address": (
+        "interfaces",
+        TWO,
+        replace(
+            with_variables(GPUS, NCCL_SOCKET_IFNAME="ib0"),
+            interfaces={**MACHINE.interfaces, "ib0": ()},
+        ),
+        Level.FAIL,
+        "NCCL_SOCKET_IFNAME=ib0 names no interface",
+    ),
+    "no proxy": ("proxies", {}, MACHINE, Level.OK, "none"),
+    "a proxy": (
+        "proxies",
+        {},
+        with_variables(HTTPS_PROXY="set"),
+        Level.OK,
+        "HTTPS_PROXY set; no_proxy is extended",
+    ),
+    "a proxy beside KubeRay's Ray": (
+        "proxies",
+        KUBERAY,
+        with_variables(http_proxy="set"),
+        Level.WARN,
+        "http_proxy set here, and perhaps in KubeRay's pods",
+    ),
+    "nothing left over": ("leftovers", {}, MACHINE, Level.OK, "no address"),
+    "an address left over": (
+        "leftovers",
+        {},
+        with_variables(RAY_ADDRESS="10.0.0.9:6380"),
+        Level.WARN,
+        "RAY_ADDRESS=10.0.0.9:6380: not passed on",
+    ),
+    "no key": ("W&B key", {}, MACHINE, Level.OK, "stays offline"),
+    "a login": ("W&B key", {}, replace(MACHINE, wandb_login=True), Level.OK, "this machine's"),
+    "a key": ("W&B key", {"WANDB_API_KEY": KEY}, MACHINE, Level.OK, "the shape"),
+    "a key of one's own server": (
+        "W&B key",
+        {"WANDB_API_KEY": f"local-{KEY}"},
+        MACHINE,
+        Level.OK,
+        "the shape",
+    ),
+    "a newer key": ("W&B key", {"WANDB_API_KEY": f"wandb_v1_{KEY}"}, MACHINE, Level.OK, "shape"),
+    "a short key": ("W&B key", {"WANDB_API_KEY": KEY[1:]}, MACHINE, Level.WARN, "39 characters"),
+    "a placeholder": ("W&B key", {"WANDB_API_KEY": "<your key>"}, MACHINE, Level.WARN, "signs"),
+    "ports outside": ("port range", {}, MACHINE, Level.OK, "outside 32768-60999"),
+    "ports inside": (
+        "port range",
+        {},
+        replace(MACHINE, ephemeral_ports=(1024, 65_535)),
+        Level.WARN,
+        "(5000,6379,8265,8266,8267,",
+    ),
+    "workers' ports inside": (
+        "port range",
+        {},
+        replace(MACHINE, ephemeral_ports=(15_000, 61_000)),
+        Level.WARN,
+        "(10002-19999)",
+    ),
+    "ports inside, left out": (
+        "port range",
+        {},
+        replace(
+            MACHINE,
+            ephemeral_ports=(9000, 65_535),
+            reserved_ports=((10_001, 10_001), (10_002, 20_000)),
+        ),
+        Level.OK,
+        "outside",
+    ),
+    "a port inside by hand": (
+        "port range",
+        {"AGENT_RAY_PORT": "40000"},
+        MACHINE,
+        Level.WARN,
+        "(40000)",
+    ),
+    "a disk that is nearly full": (
+        "/tmp",
+        {},
+        replace(MACHINE, temp_free=49 << 30, temp_total=1000 << 30),
+        Level.WARN,
+        "more than 95% full, at which Ray spills no object",
+    ),
+    "a large disk": (
+        "/tmp",
+        {},
+        replace(MACHINE, temp_free=51 << 30, temp_total=1000 << 30),
+        Level.OK,
+        "52224 MiB free",
+    ),
+    "an address of everybody's": (
+        "node address",
+        {"AGENT_NODE_IP": "10.9.9.9", **TWO},
+        MACHINE,
+        Level.FAIL,
+        "no address of this node",
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "environ", "facts", "level", "words"), ROWS.values(), ids=ROWS.keys()
+)
+def test_findings(
+    check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
+) -> None:
+    """Each danger has its level and its words, and whatever is not fine a remedy."""
+    finding = found(check, environ, facts)
+    assert finding.level is level
+    assert words in finding.what
+    assert bool(finding.remedy) is (level is not Level.OK)
+
+
+def test_a_keys_text_is_never_shown() -> None:
+    """A key of a wrong shape is still somebody's."""
+    assert "hunter2" not in found("W&B key", {"WANDB_API_KEY": "hunter2"}, MACHINE).sentence()
+
+
+@pytest.mark.parametrize(("free", "warned"), [(210 << 30, False), (209 << 30, True), (None, False)])
+def test_room_for_two_checkpoints(free: int | None, warned: bool) -> None:  # noqa: FBT001 - a row
+    """Where the model's size is known, two checkpoints with their optimizer must fit."""
+    facts = replace(MACHINE, model_bytes=15 << 30, checkpoints_free=free)
+    findings = room_for_two(facts, "/ckpt")
+    assert bool(findings) is warned
+    if findings:
+        assert "209 GiB free; two checkpoints" in findings[0].what
+        assert "(15.0 GiB)" in findings[0].what

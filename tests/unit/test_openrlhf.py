@@ -1,0 +1,227 @@
+"""OpenRLHF's recipes fit what joined, in every version's own flags, or say what does not fit."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.work.recipes import openrlhf, openrlhf_parts
+from agent.work.recipes.arguments import known_flags
+from agent.work.recipes.openrlhf_flags import PPO, PPO_DOTTED
+from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from unit.recipe_words import flags_of
+
+if TYPE_CHECKING:
+    from agent.work.recipes.recipe import Command, Version
+
+EVERY = ((0, 8, 0), (0, 8, 10), (0, 9, 1), (0, 9, 2), (0, 9, 8), (0, 10, 1), (0, 10, 2))
+VERSIONS: tuple[Version, ...] = (*EVERY, *openrlhf.VERSIONS)
+SHAPES = {
+    "1x1": ((1,), 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128"),
+    "1x8": ((8,), 1, "8 GPUs = 8 engines × 1; batch 128 = 8 × 16"),
+    "2x8": ((8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
+    "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5"),
+    "16x8": ((8,) * 16, 8, "128 GPUs = 16 engines × 8; batch 128 = 128 × 1"),
+    "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16"),
+    "2x4 TP 8": ((4, 4), 8, "8 GPUs = 1 engine × 8 (each engine spans 2 nodes"),
+    "uneven": ((8, 8, 4), 2, "nodes of 8, 8 and 4 GPUs count as 5 groups of 4"),
+    "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
+}
+
+
+def asked(  # noqa: PLR0913 - as many as a table varies
+    gpus: tuple[int, ...],
+    version: Version = (0, 11, 2),
+    *args: str,
+    recipe: str = "openrlhf-grpo",
+    tensor_parallel: int = 1,
+    cpus: int | None = None,
+    scores: bool = True,
+    wandb: bool = False,
+) -> Asked:
+    """Return what is asked for on nodes of so many GPUs."""
+    return Asked(
+        recipe,
+        tuple(NodeSize(count, cpus) for count in gpus),
+        version,
+        "Qwen/Qwen2.5-7B",
+        "/data/train.jsonl",
+        checkpoints="/ckpt",
+        tensor_parallel=tensor_parallel,
+        args=args,
+        scores=scores,
+        wandb=wandb,
+    )
+
+
+def number(command: Command, flag: str) -> int:
+    """Return the number of a flag by its dotted name, whatever the version calls it."""
+    flags = flags_of(command)
+    words = flags[flag] if flag in flags else flags[openrlhf_parts.FLAT[flag]]
+    return int(words[0])
+
+
+def check_sizes(command: Command, gpus: int) -> None:
+    """Hold a command against what OpenRLHF and DeepSpeed assert, and what would wait for ever."""
+    world = number(command, "actor.num_nodes") * number(command, "actor.num_gpus_per_node")
+    engines = number(command, "vllm.num_engines") * number(command, "vllm.tensor_parallel_size")
+    assert world == engines == gpus
+    assert world == number(command, "ref.num_nodes") * number(command, "ref.num_gpus_per_node")
+    train = number(command, "train.batch_size")
+    assert train % (number(command, "train.micro_batch_size") * world) == 0
+    flags = flags_of(command)
+    answers = flags.get("rollout.n_samples_per_prompt", flags.get("n_samples_per_prompt", ("1",)))
+    samples = number(command, "rollout.batch_size") * int(answers[0])
+    assert samples % train == 0
+    assert samples % (world * number(command, "rollout.micro_batch_size")) == 0
+
+
+@pytest.mark.parametrize("recipe", ["openrlhf-grpo", "openrlhf-ppo"])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
+    """The parser knows each flag and its words, the sizes divide, and the arithmetic is said."""
+    gpus, tensor_parallel, told = SHAPES[shape]
+    command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
+    known = known_flags(PPO_DOTTED if version >= openrlhf_parts.DOTTED else PPO, version)
+    for flag, words in flags_of(command).items():
+        assert known[flag] == str(len(words)), f"{version} takes --{flag} otherwise"
+    check_sizes(command, sum(gpus))
+    assert told in command.notes[0]
+    assert set(command.why) <= {f"--{flag}" for flag in flags_of(command)}
+
+
+NODES = st.lists(st.sampled_from([0, 1, 2, 4, 6, 7, 8]), min_size=1, max_size=16)
+
+
+@given(
+    NODES,
+    st.sampled_from([1, 2, 3, 4, 8, 16]),
+    st.sampled_from(VERSIONS),
+    st.sampled_from(["openrlhf-grpo", "openrlhf-ppo"]),
+    st.integers(0, 5),
+    st.integers(0, 20),
+)
+def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing that varies
+    gpus: list[int],
+    tensor_parallel: int,
+    version: Version,
+    recipe: str,
+    micro: int,
+    samples: int,
+) -> None:
+    """Whatever joined and whatever the user says of batches: it fits, or it is said why not."""
+    dotted = version >= openrlhf_parts.DOTTED
+    flags = ("train.micro_batch_size", micro), ("rollout.n_samples_per_prompt", samples)
+    args = [
+        word
+        for flag, value in flags
+        if value
+        for word in (f"--{flag if dotted else openrlhf_parts.FLAT[flag]}", str(value))
+    ]
+    what = asked(tuple(gpus), version, *args, recipe=recipe, tensor_parallel=tensor_parallel)
+    having = [count for count in gpus if count]
+    whole = all(count % tensor_parallel == 0 for count in having)
+    spans = len({*having}) == 1 and tensor_parallel % having[0] == 0
+    if having and (whole or (spans and sum(having) % tensor_parallel == 0)):
+        check_sizes(openrlhf.make(what), sum(gpus))
+    else:
+        with pytest.raises(MisfitError, match=r"AGENT_TENSOR_PARALLEL|no node has one"):
+            openrlhf.make(what)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (asked((0, 0)), "no node has one"),
+        (asked((6, 6), tensor_parallel=4), "set AGENT_TENSOR_PARALLEL to 1 or 2 or 3 or 6"),
+        (asked((8, 4), tensor_parallel=8), "nodes of 8 and 4 GPUs cannot hold engines of 8"),
+        (asked((4, 4, 4), tensor_parallel=8), "cannot hold engines of 8"),
+        (asked((8,), cpus=6), "node 0 has 8 GPUs and only 6 CPUs"),
+        (asked((8,), (0, 8, 11), cpus=8), "calls of the reward server take one more"),
+        (asked((8,), scores=False), "nothing gives rewards"),
+        (asked((8,), (0, 11, 2), "--train.batch_size", "100"), "nearest that is: 104"),
+        (asked((8,), (0, 9, 10), "--rollout_batch_size", "100"), "no multiple of 16"),
+        (asked((8,), (0, 11, 2), "--train_batch_size", "128"), "did you mean --train.batch_size?"),
+        (asked((8,), (0, 9, 10), "--bf16"), "train_ppo_ray of OpenRLHF 0.9.10 knows no flag"),
+        (asked((8,), (0, 11, 2), "--ref.num_nodes", "2"), "give both the same number"),
+        (
+            asked((8,), (0, 11, 2), "--vllm.num_engines", "4"),
+            "the actor has 8, the engines 4: leave out --vllm.num_engines",
+        ),
+        (asked((8,), (0, 11, 2), "--actor.num_nodes", "2"), "16 GPUs are wanted (actor 16) and 8"),
+        (
+            asked((8,), (0, 11, 2), "--no-train.colocate_all"),
+            "24 GPUs are wanted (actor 8, reference 8, engines 8) and 8 are there",
+        ),
+        (asked((8,), (0, 9, 10), "--async_train"), "add --no-vllm_enable_sleep"),
+        (
+            asked((8,), (0, 9, 10), "--async_train", "--no-vllm_enable_sleep"),
+            "16 GPUs are wanted (actor 8, engines 8)",
+        ),
+        (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot be cut into ranks"),
+    ],
+)
+def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
+    """A sentence names what does not fit, and what would where that can be said."""
+    with pytest.raises(MisfitError) as misfit:
+        openrlhf.make(what)
+    assert said in str(misfit.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "flags"),
+    [
+        (asked((8,), cpus=8), {}),  # 0.9.1 and later ask the reward server without Ray tasks
+        (asked((0, 8), (0, 8, 11), cpus=8), {}),  # the head has CPUs to spare
+        (asked((8,), (0, 11, 2), "--train.batch_size", "64"), {"rollout.batch_size": "64"}),
+        (
+            asked((8,), (0, 11, 2), "--ds.ring_attn_size", "2", "--train.batch_size", "4"),
+            {"rollout.batch_size": "4"},
+        ),
+        (
+            asked((8, 8), (0, 11, 2), "--actor.num_nodes", "1"),
+            {"ref.num_nodes": "1", "vllm.num_engines": "8"},
+        ),
+        (
+            asked((8,), (0, 11, 2), "--reward.model_name_or_path", "R", scores=False),
+            {"reward.num_nodes": "1", "reward.num_gpus_per_node": "8"},
+        ),
+        (asked((8,), wandb=True), {"logger.wandb.key": "by-WANDB_API_KEY"}),
+        (asked((8,), (0, 8, 11), wandb=True), {"use_wandb": "by-WANDB_API_KEY"}),
+        (
+            asked(
+                *((16,), (0, 11, 2), "--no-train.colocate_all", "--train.colocate_actor_ref"),
+                *("--actor.num_gpus_per_node=8", "--vllm.num_engines=8"),
+                *("--no-vllm.enable_sleep", "--no-ds.enable_sleep"),
+            ),
+            {"ref.num_gpus_per_node": "8"},
+        ),
+    ],
+)
+def test_what_fits_follows_the_user(what: Asked, flags: dict[str, str]) -> None:
+    """What rests on a value that the user gave follows it."""
+    found = flags_of(openrlhf.make(what))
+    assert {flag: found[flag] for flag in flags} == {flag: (v,) for flag, v in flags.items()}
+
+
+def test_the_command_as_a_whole() -> None:
+    """Model, data, rewards and checkpoints stand where the version looks for them."""
+    command = openrlhf.make(asked((8, 8), (0, 9, 1), tensor_parallel=2))
+    assert command.argv[:3] == ("python3", "-m", "openrlhf.cli.train_ppo_ray")
+    flags = flags_of(command)
+    assert flags["pretrain"] == ("Qwen/Qwen2.5-7B",)
+    assert flags["prompt_data"] == ("/data/train.jsonl",)
+    assert flags["remote_rm_url"] == ("{reward_url}",)
+    assert flags["ckpt_path"] == ("/ckpt",)
+    assert flags["save_path"] == ("/ckpt/model",)
+    assert flags["load_checkpoint"] == ()
+    assert flags["bf16"] == ()
+    assert flags["prompt_max_len"] == ("1024",)
+    assert "flash_attn" not in flags
+    assert "use_wandb" not in flags
+    assert command.why["--vllm_num_engines"] == "16 GPUs = 8 engines × 2"
+    assert command.why["--input_key"] == "where the prompt stands in each row"

@@ -1,0 +1,150 @@
+"""OpenRLHF by torchrun, and OpenRLHF-M: sized for every GPU, in each version's own flags."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.work.recipes import openrlhf_m, openrlhf_parts, openrlhf_train
+from agent.work.recipes.arguments import known_flags
+from agent.work.recipes.openrlhf_flags import DPO, DPO_DOTTED, RM, RM_DOTTED, SFT, SFT_DOTTED
+from agent.work.recipes.recipe import Asked, MisfitError, NodeSize, Version
+from unit.recipe_words import flags_of
+
+OLDER = ((0, 8, 0), (0, 8, 10), (0, 9, 2), (0, 10, 1), (0, 10, 2))
+VERSIONS: tuple[Version, ...] = (*OLDER, *openrlhf_train.VERSIONS)
+PROGRAMS = {
+    "openrlhf-sft": ("train_sft", SFT, SFT_DOTTED),
+    "openrlhf-rm": ("train_rm", RM, RM_DOTTED),
+    "openrlhf-dpo": ("train_dpo", DPO, DPO_DOTTED),
+}
+SHAPES = {
+    "1x1": ((1,), "1 GPU = 1 process; batch 256 = 1 × 256"),
+    "1x8": ((8,), "8 GPUs = 8 processes; batch 256 = 8 × 32"),
+    "2x8": ((8, 8), "16 GPUs = 16 processes; batch 256 = 16 × 16"),
+    "3x8": ((8, 8, 8), "24 GPUs = 24 processes; batch 264 = 24 × 11"),
+    "16x8": ((8,) * 16, "128 GPUs = 128 processes; batch 256 = 128 × 2"),
+    "uneven": ((8, 8, 4), "20 GPUs = 20 processes; batch 260 = 20 × 13"),
+}
+
+
+def asked(
+    recipe: str,
+    gpus: tuple[int, ...],
+    version: Version = (0, 11, 2),
+    *args: str,
+    tensor_parallel: int = 1,
+    eval_data: str = "",
+) -> Asked:
+    """Return what is asked for on nodes of so many GPUs."""
+    return Asked(
+        recipe,
+        tuple(NodeSize(count) for count in gpus),
+        version,
+        "Qwen/Qwen2.5-7B",
+        "/data/train.jsonl",
+        eval_data=eval_data,
+        checkpoints="/ckpt",
+        tensor_parallel=tensor_parallel,
+        args=args,
+        scores=True,
+        wandb=True,
+    )
+
+
+@pytest.mark.parametrize("recipe", PROGRAMS)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
+    """The parser knows each flag and its words, every rank gets as much, and the sum is said."""
+    gpus, told = SHAPES[shape]
+    module, flat, dotted = PROGRAMS[recipe]
+    command = openrlhf_train.make(asked(recipe, gpus, version, eval_data="/data/eval.jsonl"))
+    assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.{module}")
+    known = known_flags(dotted if version >= openrlhf_parts.DOTTED else flat, version)
+    flags = flags_of(command)
+    for flag, words in flags.items():
+        assert known[flag] == str(len(words)), f"{version} takes --{flag} otherwise"
+    assert command.notes[0] == told
+    assert "/ckpt/state" in command.argv, "a folder of its own, whose old neighbours it deletes"
+    assert ("data.output_key" in flags or "output_key" in flags) == (recipe == "openrlhf-sft")
+    assert ("data.chosen_key" in flags or "chosen_key" in flags) == (recipe != "openrlhf-sft")
+    assert "by-WANDB_API_KEY" in command.argv
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (asked("openrlhf-sft", (0, 0)), "no node has one"),
+        (asked("openrlhf-sft", (0, 8)), "the head has no GPU: let only nodes with GPUs join"),
+        (asked("openrlhf-rm", (8,), (0, 11, 2), "--train.batch_size", "100"), "that is: 104"),
+        (asked("openrlhf-dpo", (8,), (0, 9, 10), "--loss", "x"), "train_dpo of OpenRLHF 0.9.10"),
+    ],
+)
+def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
+    """A node without GPUs would start a process all the same, which no collective takes in."""
+    with pytest.raises(MisfitError) as misfit:
+        openrlhf_train.make(what)
+    assert said in str(misfit.value)
+
+
+def test_plain_answers_need_no_template() -> None:
+    """Preferences are lists of messages unless the user says otherwise, as `why` tells."""
+    command = openrlhf_train.make(asked("openrlhf-dpo", (8,)))
+    assert "--no-data.apply_chat_template" in command.why["--data.apply_chat_template"]
+    plain = asked("openrlhf-dpo", (8,), (0, 11, 2), "--no-data.apply_chat_template")
+    assert "data.apply_chat_template" not in flags_of(openrlhf_train.make(plain))
+
+
+M_SHAPES = {
+    "1x1": ((1,), 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128; rollout 256 prompts × 4"),
+    "2x8": ((8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8; rollout 256 prompts × 4"),
+    "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5; rollout 240 prompts"),
+    "16x8": ((8,) * 16, 1, "128 GPUs = 128 engines × 1; batch 128 = 128 × 1; rollout 256"),
+    "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16; rollout 256"),
+    "uneven": ((8, 8, 4), 1, "(nodes of 8, 8 and 4 GPUs count as 5 groups of 4); batch 120"),
+    "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
+}
+
+
+@pytest.mark.parametrize("shape", M_SHAPES)
+def test_the_fork_on_every_shape(shape: str) -> None:
+    """OpenRLHF-M knows each flag, and cuts a rollout's prompts evenly over the actor's GPUs."""
+    gpus, tensor_parallel, told = M_SHAPES[shape]
+    command = openrlhf_m.make(asked("openrlhf-m-grpo", gpus, tensor_parallel=tensor_parallel))
+    known = known_flags(openrlhf_m.M_PPO, openrlhf_m.VERSIONS[-1])
+    flags = flags_of(command)
+    for flag, words in flags.items():
+        assert known[flag] == str(len(words)), f"--{flag} takes something else"
+    assert told in command.notes[0]
+    assert int(flags["rollout_batch_size"][0]) % sum(gpus) == 0
+    assert flags["input_key"] == ("message",)
+    assert command.env["NCCL_IB_DISABLE"] == "1"
+    assert "NCCL_SOCKET_IFNAME" not in command.env, "the agent chooses the interface"
+
+
+@given(
+    st.lists(st.sampled_from([1, 2, 3, 4, 6, 7, 8]), min_size=1, max_size=16),
+    st.integers(1, 9),
+    st.integers(1, 9),
+)
+def test_every_rank_gets_as_many_prompts(gpus: list[int], micro: int, samples: int) -> None:
+    """OpenRLHF-M asserts it, and DeepSpeed that a batch is whole steps of every rank."""
+    args = ("--micro_train_batch_size", str(micro), "--n_samples_per_prompt", str(samples))
+    what = asked("openrlhf-m-grpo", tuple(gpus), (0, 6, 1), *args)
+    flags = flags_of(openrlhf_m.make(what))
+    rollout, train = (int(flags[f"{part}_batch_size"][0]) for part in ("rollout", "train"))
+    assert rollout % sum(gpus) == 0
+    assert train % (micro * sum(gpus)) == 0
+    assert rollout * samples % train == 0
+
+
+def test_what_the_fork_does_otherwise_is_said() -> None:
+    """It reads no data for evaluation, and sends no answers along unless their key is named."""
+    what = asked("openrlhf-m-grpo", (8,), eval_data="/data/eval.jsonl")
+    notes = " ".join(openrlhf_m.make(what).notes)
+    assert "AGENT_EVAL_DATA is not read" in notes
+    assert "--label_key" in notes
+    named = asked("openrlhf-m-grpo", (8,), (0, 6, 1), "--label_key", "answer")
+    assert "--label_key" not in " ".join(openrlhf_m.make(named).notes)

@@ -1,0 +1,135 @@
+"""The parent over a run, as real processes: codes, signals, and an agent that is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BEGIN = """
+import os, signal, sys, time
+from agent.runtime import parent
+code = parent.become_parent(of_a_run={of_a_run})
+if code is not None:
+    sys.exit(code)
+lives = open("lives", "a")
+print(os.getpid(), parent.former() or 0, file=lives, flush=True)
+lived = len(open("lives").read().splitlines())
+"""
+
+
+def run(folder: Path, body: str, *, of_a_run: bool = True) -> subprocess.Popen[bytes]:
+    """Start a program under a parent."""
+    text = BEGIN.format(of_a_run=of_a_run) + textwrap.dedent(body)
+    with (folder / "said").open("w") as said:
+        return subprocess.Popen(
+            [sys.executable, "-c", text],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            stderr=said,
+        )
+
+
+def said(folder: Path) -> str:
+    """Return what it said."""
+    return (folder / "said").read_text()
+
+
+def lives(folder: Path) -> list[tuple[int, int]]:
+    """Return each life's pid and that of the one before it."""
+    path = folder / "lives"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [(int(line.split()[0]), int(line.split()[1])) for line in lines]
+
+
+def await_ready(folder: Path) -> None:
+    """Wait until a life says that it hears signals."""
+    path, until = folder / "lives", time.monotonic() + 20
+    while not path.exists() or "ready" not in path.read_text():
+        assert time.monotonic() < until
+        time.sleep(0.01)  # a step of the wait above
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("sys.exit(0)", 0),
+        ("sys.exit(7)", 7),
+        ("signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15); time.sleep(9)", 143),
+    ],
+)
+def test_the_agents_own_end_is_the_runs(tmp_path: Path, body: str, code: int) -> None:
+    """Whatever ends in order, or by a signal that asks, is not started again."""
+    process = run(tmp_path, body)
+    assert process.wait(20) == code, said(tmp_path)
+    assert len(lives(tmp_path)) == 1
+
+
+def test_a_killed_agent_knows_in_whose_stead_it_lives(tmp_path: Path) -> None:
+    """After SIGKILL, or a crash, another life begins; the end of the last is the end."""
+    crash = "os.kill(os.getpid(), {1: 9, 2: 11}[lived]) if lived < 3 else sys.exit(5)"
+    process = run(tmp_path, crash)
+    assert process.wait(20) == 5, said(tmp_path)
+    (first, none), (second, before), (_, last) = lives(tmp_path)
+    assert (none, before, last) == (0, first, second)
+
+
+def test_it_gives_up_in_the_end(tmp_path: Path) -> None:
+    """The fourth death within ten minutes ends it with 70, and kills what was left."""
+    body = """
+    import subprocess
+    subprocess.Popen(["sleep", "987"], start_new_session=True)
+    os.kill(os.getpid(), 9)
+    """
+    process = run(tmp_path, body)
+    assert process.wait(20) == 70
+    assert "giving up" in said(tmp_path)
+    assert len(lives(tmp_path)) == 4
+    found = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True)
+    assert "sleep 987" not in found.stdout
+
+
+def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
+    """As a container's first process another verb has a parent, too, but one life."""
+    process = run(tmp_path, "os.kill(os.getpid(), 9)", of_a_run=False)
+    assert process.wait(20) == 137
+    assert len(lives(tmp_path)) == 1
+
+
+def test_requests_are_handed_down(tmp_path: Path) -> None:
+    """What the parent is asked, the agent hears."""
+    body = """
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(3))
+    print("ready", file=lives, flush=True)
+    time.sleep(60)
+    """
+    process = run(tmp_path, body)
+    await_ready(tmp_path)
+    process.send_signal(signal.SIGUSR1)
+    assert process.wait(20) == 3
+
+
+def test_without_its_parent_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
+    """Nobody would start it again: it ends as on SIGTERM."""
+    body = """
+    signal.signal(signal.SIGTERM, lambda *_: (open("asked", "w").close(), os._exit(0)))
+    print("ready", file=lives, flush=True)
+    time.sleep(60)
+    """
+    process = run(tmp_path, body)
+    await_ready(tmp_path)
+    until = time.monotonic() + 20
+    process.kill()
+    process.wait(20)
+    while not (tmp_path / "asked").exists():
+        assert time.monotonic() < until
+        time.sleep(0.01)  # a step of the wait above

@@ -1,0 +1,267 @@
+"""Probes of the nodes: who tries what and when, what is waited for, and what a person is told."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.boot.probing import Prober
+from agent.control.protocol import Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.control.sockets import bind
+from agent.decisions import head, worker
+from agent.decisions.head import state as h
+from agent.decisions.head.probes import SLOW
+from agent.decisions.head.state import Phase
+from agent.decisions.items import HERE, ItemWord, Step
+from agent.decisions.probing import REACH, SCORE, Answer
+from agent.decisions.shared import Order, OrderKind, Said
+from agent.decisions.worker import state as w
+from agent.plan import waits as planned
+from agent.work.where import ON_EVERY, Place
+from unit.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
+from unit.worlds import MACHINE, plan_of
+
+if TYPE_CHECKING:
+    import socket
+
+SCORED = goal(2, services=(REWARD,))
+FINE = (Answer(SCORE, ""),)
+PLACE = Place("127.0.0.1", "127.0.0.1", "1")
+ONE, TWO = ("agent2", SCORE, ""), ("agent3", SCORE, "")
+
+
+def scores(story: Story) -> list[tuple[str, str, str]]:
+    """Return who was asked for a score."""
+    return [probe for probe in story.probes if probe[1] == SCORE]
+
+
+def test_each_node_is_asked_once_as_soon_as_may_be() -> None:
+    """Those that are there when the reward server answers at once, later ones as they report."""
+    story = Story(SCORED, [(1.0, word(2, "joining Ray", joined=False))])
+    assert not story.probes
+    story.take(READY[1], 2.0)
+    assert scores(story) == [ONE]
+    story.take(word(2), 3.0)
+    story.take(word(3), 4.0)
+    story.take(word(3), 5.0)
+    assert scores(story) == [ONE, TWO]
+
+
+def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
+    """A score that was asked for is awaited; 10 s later its node is named, and on it goes."""
+    story = Story(SCORED, [(1.0, word(2)), READY, (6.0, word(2, answers=FINE)), (7.0, word(3))])
+    story.take(nodes(2, 3), 8.0)
+    assert not story.deeds
+    (wait,) = head.waits(story.state)
+    assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + planned.PROBE_LIMIT)
+    assert wait.evidence == "no word from pod3"
+    story.take(TICK, wait.deadline)
+    assert story.state.phase is Phase.SUBMITTING
+    assert "pod3 did not tell within 10 s" in story.said
+    assert "pod2 did not tell" not in story.said
+
+
+@pytest.mark.parametrize("last", [word(3, answers=FINE), word(3, gone=True)])
+def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
+    """Nothing is waited for once all have answered, or are gone."""
+    asked = replace(SCORED, expected_workers=1, least_workers=1)
+    story = Story(asked, [(1.0, word(2, answers=())), (1.0, word(3)), READY, (6.0, nodes(2))])
+    story.take(word(2, answers=FINE), 6.5)
+    assert not story.deeds
+    story.take(last, 7.0)
+    assert story.state.phase is Phase.SUBMITTING
+    assert "did not tell" not in story.said
+
+
+def test_a_node_that_gets_no_score_is_named() -> None:
+    """It is a warning: which node asks for rewards is the framework's affair."""
+    bad = (Answer(SCORE, "", "connection refused by 10.0.0.1:5000"),)
+    story = Story(goal(1, services=(REWARD,)), [(1.0, word(2)), READY, (6.0, nodes(2))])
+    story.take(word(2, answers=bad), 7.0)
+    story.take(word(2, answers=bad), 8.0)  # a report may come twice
+    assert story.state.phase is Phase.SUBMITTING
+    told = "reward server: pod2 gets no score from it: connection refused by 10.0.0.1:5000. "
+    assert story.said.count(told) == 1
+
+
+def test_a_reward_server_on_a_worker() -> None:
+    """The others are given its address, the head among them; it need not try itself."""
+    spec = replace(REWARD_SPEC, where=replace(ON_EVERY, kind="rank", rank=1))
+    asked = replace(goal(2), services=(spec,))
+    lives = (ItemWord(REWARD, Step.READY),)
+    story = Story(asked, [(1.0, word(3, rank=2)), (2.0, word(2, rank=1))])
+    story.take(word(2, rank=1, items=lives), 3.0)
+    assert scores(story) == [(HERE, SCORE, "10.0.0.2"), ("agent3", SCORE, "10.0.0.2")]
+    story.take(h.Answered(Answer(SCORE, "10.0.0.2")), 4.0)
+    assert [*story.state.probes.open] == ["agent3"]
+
+
+# --- each other's Ray ----------------------------------------------------------------------------
+
+
+def test_a_ring_and_the_head() -> None:
+    """Each worker and the head try each other, and each worker its neighbour; nothing waits."""
+    agents: list[tuple[float, h.HeadEvent]] = [(1.0, word(n)) for n in (2, 3, 4)]
+    story = Story(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
+    assert story.state.phase is Phase.SUBMITTING
+    head_ip = "10.0.0.1"
+    assert {(node, at) for node, _, at in story.probes} == {
+        *((HERE, f"10.0.0.{n}") for n in (2, 3, 4)),
+        *((f"agent{n}", head_ip) for n in (2, 3, 4)),
+        *(("agent2", "10.0.0.3"), ("agent3", "10.0.0.4"), ("agent4", "10.0.0.2")),
+    }
+    assert {probe for _, probe, _ in story.probes} == {REACH}
+
+
+@given(st.sets(st.sampled_from(sorted(NODES))), st.sets(st.sampled_from(sorted(NODES))))
+def test_no_more_than_three_probes_a_worker(there: set[int], by_hand: set[int]) -> None:
+    """It grows with the nodes, not with their pairs; nobody tries itself, nor without an agent."""
+    agents: list[tuple[float, h.HeadEvent]] = [(1.0, word(n)) for n in sorted(there - by_hand)]
+    story = Story(goal(len(there)), [*agents, (2.0, nodes(*sorted(there)))])
+    assert len(story.probes) == len(set(story.probes)) <= 3 * len(there)
+    for node, _, at in story.probes:
+        assert node == HERE or int(node.removeprefix("agent")) in there - by_hand
+        assert node == HERE or at != f"10.0.0.{node.removeprefix('agent')}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (Answer(REACH, "10.0.0.3", "", SLOW), ""),
+        (Answer(REACH, "10.0.0.3", "", 0.048), "network: 48 ms from pod2 to pod3 and back: "),
+        (
+            Answer(REACH, "10.0.0.1", "no answer from 10.0.0.1:8267 within 2 s"),
+            "network: pod2 does not reach the Ray of the head: no answer from 10.0.0.1:8267 ",
+        ),
+        (Answer("foreign", "10.0.0.3", "whatever"), ""),
+    ],
+)
+def test_what_is_told_of_the_network(answer: Answer, said: str) -> None:
+    """Who does not reach whom is named, and a way that is long."""
+    story = Story(goal(2), [(1.0, word(2)), (1.0, word(3)), (2.0, nodes(2, 3))])
+    before = story.said
+    story.take(word(2, answers=(answer,)), 3.0)
+    assert story.said.removeprefix(before).strip().startswith(said)
+    assert bool(said) == (story.said != before)
+
+
+def test_many_are_counted() -> None:
+    """A network that is closed between all nodes does not flood the log."""
+    story = Story(goal(1), [(1.0, word(2)), (2.0, nodes(2))])
+    for n in range(100):
+        story.take(word(2, answers=(Answer(REACH, f"10.1.0.{n}", "refused"),)), 3.0 + n)
+    told = [a for a in story.actions if isinstance(a, Said) and a.level == "warning"]
+    assert len(told) == 9
+    assert told[-1].sentence == "more of the kind: `pod-agent doctor --all` here"
+    assert len(story.state.probes.findings) == 64
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a table
+    """On a Ray that others started no port of ours is known."""
+    story = Story(goal(1, given=given), [(2.0, nodes(2))])
+    assert (not story.probes) == given
+
+
+# --- on a worker ---------------------------------------------------------------------------------
+
+
+def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
+    """Return what a worker does upon an order to try something."""
+    state = worker.first_state(w.Goal("head", {}))
+    order = Order("head-agent", 1, OrderKind.PROBE, name, at=at)
+    return worker.decide(state, w.Ordered(order), 1.0)[1]
+
+
+@pytest.mark.parametrize("probe", [SCORE, REACH])
+@pytest.mark.parametrize("at", ["", "10.0.0.3"])
+def test_a_worker_tries(probe: str, at: str) -> None:
+    """It tries what it knows, at the address of a fellow node or the head's."""
+    assert ordered(probe, at) == (w.Probe(probe, at),)
+
+
+@pytest.mark.parametrize(
+    ("name", "at"), [("format", ""), (SCORE, "http://evil"), (REACH, "example.org")]
+)
+def test_a_worker_refuses(name: str, at: str) -> None:
+    """An order has neither a URL nor a name to look up, nor anything that is not known here."""
+    (said,) = ordered(name, at)
+    assert isinstance(said, Said)
+    assert "refused" in said.sentence
+
+
+def test_the_way_of_an_order_and_its_answer() -> None:
+    """An order travels as JSON, is obeyed once, and its answer comes back for the decisions."""
+    told: list[object] = []
+    reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+    reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), told.append, lambda: 1.0)
+    hello = Hello("pod2", 1, ray="2.60.0", python="3.11.7", facts=MACHINE)
+    first = Report("agent2", "10.0.0.2", "joining Ray", hello=hello)
+    anyio.run(reports.take, first)
+    reports.order("agent2", OrderKind.PROBE, REACH, at="10.0.0.3")
+    sent = json.loads(json.dumps(anyio.run(reports.take, replace(first, hello=None)).to_dict()))
+    (order,) = Reply.from_dict(sent).orders
+    state = worker.first_state(w.Goal("head", {}))
+    state, actions = worker.decide(state, w.Ordered(order), 1.0)
+    assert actions == (w.Probe(REACH, "10.0.0.3"),)
+    assert worker.decide(state, w.Ordered(order), 2.0)[1] == ()
+    answers = (Answer(REACH, "10.0.0.3", "refused", 0.5),)
+    back = replace(first, hello=None, answers=answers, obeyed=order.number, obeyed_by=order.by)
+    assert not anyio.run(
+        reports.take, Report.from_dict(json.loads(json.dumps(back.to_dict())))
+    ).orders
+    last = told[-1]
+    assert isinstance(last, h.WorkerReported)
+    assert last.worker.answers == answers
+
+
+# --- for real ------------------------------------------------------------------------------------
+
+
+def listening(count: int) -> list[socket.socket]:
+    """Listen on neighbouring ports, as the agent's and Ray's inner ones are."""
+    for _ in range(50):
+        (first,) = bind(["127.0.0.1"], 0)
+        port, found = int(first.getsockname()[1]), [first]
+        try:
+            found += [bind(["127.0.0.1"], port + n)[0] for n in range(1, count)]
+        except Exception:  # noqa: BLE001 - somebody has the next one: try elsewhere
+            for one in found:
+                one.close()
+            continue
+        return found
+    raise AssertionError("no neighbouring ports are free")
+
+
+def test_reaching_a_fellow() -> None:
+    """Its raylet and object manager take connections; one that is closed is named."""
+    agent, raylet, objects = listening(3)
+    port = int(agent.getsockname()[1])
+    prober = Prober(plan_of({"AGENT_PORT": str(port)}), str)
+    with agent, raylet:
+        with objects:
+            answer = anyio.run(prober.probe, REACH, "127.0.0.1", PLACE)
+            assert (answer.evidence, answer.at) == ("", "127.0.0.1")
+            assert 0 < answer.seconds < 1
+        answer = anyio.run(prober.probe, REACH, "127.0.0.1", PLACE)
+    assert answer.evidence == f"connection refused by 127.0.0.1:{port + 2}"
+
+
+def test_a_score_from_nobody() -> None:
+    """The URL is of this node's own plan; what is wrong is told without a secret."""
+    (free,) = bind(["127.0.0.1"], 0)
+    port = int(free.getsockname()[1])
+    free.close()
+    plan = plan_of({"AGENT_REWARD": "builtin", "AGENT_REWARD_PORT": str(port)})
+    prober = Prober(plan, lambda text: text.replace("refused", "****"))
+    answer = anyio.run(prober.probe, SCORE, "", PLACE)
+    assert answer.evidence == "connection ****"
+    without = Prober(plan_of({}, command=["train"]), str)
+    assert "no reward server" in anyio.run(without.probe, SCORE, "", PLACE).evidence

@@ -1,0 +1,122 @@
+"""Services asked through the job: what is a miss, what is death, what is only busy; and outages."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import anyio
+import pytest
+
+from agent.decisions.head import state as h
+from agent.decisions.items import HERE, Outage
+from agent.runtime.pulse import Pulse, cpu_of, until_dead
+from agent.runtime.readiness import Probe
+from agent.work.services import Alive, Logs, Scores, ServiceSpec
+from agent.work.where import Place
+from reward_process import reward_server
+from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Story, goal, job
+
+LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
+
+
+@pytest.mark.parametrize(
+    ("beats", "dead"),
+    [
+        ([(WRONG, False), (WRONG, False)], ""),
+        ([(WRONG, False), (WRONG, True), (WRONG, False)], f"{WRONG}, 3 times in a row"),
+        ([(WRONG, False), (WRONG, False), ("", False), (WRONG, False)], ""),
+        ([(LATE, False)] * 3, f"{LATE}, 3 times in a row"),
+        ([(LATE, True)] * 9, ""),
+        ([("it answered 503: busy", True)] * 9, ""),
+        ([("it answered 503: busy", False)] * 3, "it answered 503: busy, 3 times in a row"),
+        ([("connection refused", True)], "connection refused"),
+        ([(LATE, False), (LATE, True), (LATE, False), (LATE, False)], f"{LATE}, 3 times in a row"),
+    ],
+)
+def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
+    """Refused is dead at once; late, while it worked, is only busy; wrong, in a row, is dead."""
+    pulse = Pulse(3)
+    found = [pulse.beat(evidence, has_worked=worked) for evidence, worked in beats]
+    assert found[-1] == dead
+    assert not any(found[:-1])
+
+
+def test_a_stopped_server_is_dead() -> None:
+    """SIGSTOP: it takes connections and answers none, and uses no CPU meanwhile."""
+    alive = Alive(every=0.1, within=0.3, misses=2)
+    with reward_server() as server:
+        probe = Probe(Scores(server.url), Place(), Path(os.devnull))
+
+        async def story() -> str:
+            assert await probe.ask(5.0) == ""
+            os.kill(server.process.pid, signal.SIGSTOP)
+            with anyio.fail_after(10):
+                return await until_dead(probe.ask, alive, lambda: cpu_of(server.process.pid))
+
+        assert anyio.run(story) == "no answer within 0.3 s, 2 times in a row"
+        os.kill(server.process.pid, signal.SIGCONT)
+
+
+def test_cpu_of_a_tree() -> None:
+    """Whatever a shell has started counts, and nobody who is gone."""
+    spin = "import time\nwhile time.process_time() < 0.2: pass\nprint('spun', flush=True); input()"
+    command = ["/bin/sh", "-c", f'{sys.executable} -c "{spin}"; true']
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None
+        assert shell.stdout.readline() == b"spun\n"
+        assert cpu_of(shell.pid) >= 0.15
+        shell.communicate(b"\n")
+    assert cpu_of(shell.pid) == 0
+
+
+def test_what_only_logs_is_not_asked_again() -> None:
+    """A line of output was written once; all else is asked as the file says, or by default."""
+    spec = ServiceSpec("logger", "x", ("x",), Logs("ready"), 9.0, "within")
+    assert spec.asked_again is None
+    assert WITH_REWARD.services[0].asked_again == Alive()
+
+
+def test_outages_are_kept() -> None:
+    """From when a service that was ready is not, until it answers again."""
+    dead = h.ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
+    story = Story(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
+    assert [*story.state.outages] == [Outage(REWARD, HERE, 10)]
+    assert "reward server died (no answer within 60 s, 3 times in a row): restart 1" in story.said
+    story.take(h.ServiceReady(REWARD, generation=2), 15)
+    assert [*story.state.outages] == [Outage(REWARD, HERE, 10, 15)]
+    story.take(h.ServiceGone(REWARD, "exit code 1", generation=2), 30)
+    assert [*story.state.outages][1:] == [Outage(REWARD, HERE, 30)]
+
+
+def test_the_first_start_is_no_outage() -> None:
+    """What was never ready was not out."""
+    story = Story(
+        WITH_REWARD, [(1, h.ServiceWaits(REWARD, "refused")), (5, h.ServiceReady(REWARD))]
+    )
+    assert story.state.outages == ()
+
+
+URL = ServiceSpec(REWARD, "http://x/y", None, Scores("http://x/y"), 300.0, "AGENT_WAIT_REWARD")
+
+
+def test_somebody_elses_server_is_waited_for() -> None:
+    """It is not ours to start again: the job goes on for AGENT_WAIT_REWARD, and then ends: 69."""
+    of = replace(goal(), services=(URL,))
+    ready = (2.0, h.ServiceReady(REWARD))
+    for answers in (True, False):
+        story = Story(of, [ready, *RUNNING, (10, h.ServiceGone(REWARD, "connection refused"))])
+        assert "reward server answers no more (connection refused): it is asked for" in story.said
+        assert story.deeds[-1] == h.StartService(REWARD, generation=2)
+        story.take(job("RUNNING"), 100)
+        if answers:
+            story.take(h.ServiceReady(REWARD, generation=2), 200)
+        story.take(job("RUNNING"), 200)
+        story.take(job("RUNNING"), 309)
+        assert story.state.verdict is None
+        story.take(TICK, 310)
+        assert (story.state.verdict is None) == answers

@@ -1,0 +1,199 @@
+"""AGENT_RAY_ARGS: what passes, what is the agent's own, what Ray has not, and where sessions go."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import ray
+from click import Option
+from hypothesis import given
+from hypothesis import strategies as st
+from ray.scripts.scripts import start
+
+from agent.base.errors import SettingsError
+from agent.boot import planning
+from agent.boot.asked_of_ray import temp_root, unknown_flags
+from agent.node.facts import MIB, RayPython
+from agent.node.ray_flags import start_flags
+from agent.node.ray_python import look_here
+from agent.settings import load
+from agent.settings.ray_args import OWNED, RayFlag, flags_of, passed_on
+from unit.worlds import MACHINE, our_ray, plan_of, settings_of
+
+WORKER = {"AGENT_HEAD": "10.0.0.1", "RAY_WORKER": "1"}
+
+
+def told(given: str) -> str:
+    """Return what is said of flags that are refused whatever Ray is here."""
+    with pytest.raises(SettingsError) as caught:
+        load({"AGENT_RAY_ARGS": given})
+    return "\n".join(problem.sentence() for problem in caught.value.problems)
+
+
+def argv(given: str, environ: dict[str, str] | None = None) -> tuple[str, ...]:
+    """Return the `ray start` of a node with these flags."""
+    plan = plan_of({**(environ or {}), "AGENT_RAY_ARGS": given})
+    return our_ray(plan).command(is_head=plan.topology.is_head)
+
+
+def test_rays_own_source_tells_its_flags() -> None:
+    """What is read from the source is what click itself has, the value of each included."""
+    declared = {
+        name: not option.is_flag and not option.count
+        for option in start.params
+        if isinstance(option, Option)
+        for name in option.opts
+    }
+    assert ray.__file__ is not None
+    assert start_flags(str(Path(ray.__file__).parent)) == declared
+    assert look_here().folder == str(Path(ray.__file__).parent)
+
+
+@pytest.mark.parametrize("text", ["", "def start():", "@cli.command()\nx\ndef start(\n"])
+def test_a_source_that_tells_nothing(tmp_path: Path, text: str) -> None:
+    """Without decorators to read, no flag is called unknown."""
+    (tmp_path / "scripts").mkdir()
+    (tmp_path / "scripts/scripts.py").write_text(text)
+    assert start_flags(str(tmp_path)) is None
+    assert start_flags(str(tmp_path / "none")) is None
+    blind = RayPython(sys.executable, "3.11.7", "2.60.0", folder=str(tmp_path))
+    assert unknown_flags(settings_of({"AGENT_RAY_ARGS": "--new-in-ray 3"}), blind) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("--object-store-memory=9 --labels a=b", ["--object-store-memory=9", "--labels=a=b"]),
+        ("--object-spilling-directory /nvme -v", ["--object-spilling-directory=/nvme", "-v"]),
+        ("--no-monitor --plasma-directory=/nvme", ["--no-monitor", "--plasma-directory=/nvme"]),
+        ("""--system-config '{"a": 1}'""", ['--system-config={"a": 1}']),
+    ],
+)
+def test_what_passes(given: str, words: list[str]) -> None:
+    """Both forms of a flag with a value, and flags without one, reach `ray start`."""
+    assert list(argv(given)[-len(words) :]) == words
+
+
+def test_a_worker_is_given_no_flag_of_the_heads() -> None:
+    """Ray refuses --system-config on a worker; one environment serves every pod."""
+    assert not any("system-config" in word for word in argv("--system-config={}", WORKER))
+    assert "--labels=a=b" in argv("--system-config={} --labels a=b", WORKER)
+
+
+@pytest.mark.parametrize("flag", OWNED)
+@pytest.mark.parametrize("form", ["{}", "{}=7", "{} 7"])
+def test_the_agents_own_are_refused(flag: str, form: str) -> None:
+    """Each is named with what to use in its place."""
+    sentence = told(form.format(flag))
+    assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected {OWNED[flag]}")
+
+
+def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:
+    """No flag of the plan's own can be given a second time."""
+    everything = {"AGENT_NUM_GPUS": "1", "AGENT_RESOURCES": '{"a": 1}', "DEBUG_RAY": "1"}
+    for environ in ({}, WORKER):
+        small = replace(MACHINE, shm=64 * MIB, shm_free=64 * MIB)
+        plan = plan_of({**environ, **everything}, small)
+        words = our_ray(plan).command(is_head=plan.topology.is_head)
+        names = {word.partition("=")[0] for word in words if word.startswith("--")}
+        assert names <= {*OWNED, "--temp-dir", "--object-store-memory"}
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("stray", "'stray' behind no flag"),
+        ("--labels a=b stray", "'stray' behind no flag"),
+        ("--temp-dir", "--temp-dir without a folder"),
+        ("--temp-dir=nvme", "--temp-dir=nvme; expected an absolute path"),
+    ],
+)
+def test_what_is_no_flag(given: str, complaint: str) -> None:
+    """Stray words and half flags are named."""
+    assert complaint in told(given)
+
+
+@pytest.mark.parametrize(
+    ("given", "complaint"),
+    [
+        ("--object-stor-memory=1", "--object-store-memory?)"),
+        ("--no-monitor=1", "--no-monitor with '1'; expected --no-monitor alone"),
+        ("--labels", "--labels without a value"),
+        ("--nonsense", "a flag that `ray start` of Ray"),
+    ],
+)
+def test_what_this_ray_has_not(given: str, complaint: str) -> None:
+    """What `ray start` would refuse after seconds, or take for something else, is refused now."""
+    with pytest.raises(SettingsError) as caught:
+        planning.plan_of({"AGENT_RAY_ARGS": given}, None)
+    assert complaint in caught.value.sentence()
+
+
+def test_the_users_memory_wins() -> None:
+    """A size of his own silences ours, and a directory of his own the limit by /dev/shm."""
+    small = replace(MACHINE, shm=64 * MIB, shm_free=64 * MIB)
+    sizes = {
+        given: [w for w in our_ray(plan).command(is_head=True) if w.startswith("--object-store")]
+        for given in ("--object-store-memory=9", "--plasma-directory=/nvme", "--labels=a=b")
+        for plan in [plan_of({"AGENT_RAY_ARGS": given}, small)]
+    }
+    assert [len(found) for found in sizes.values()] == [1, 0, 1]
+    assert sizes["--object-store-memory=9"] == ["--object-store-memory=9"]
+
+
+def test_sessions_follow_the_temp_dir(tmp_path: Path) -> None:
+    """They lie in a folder of ours below it, on workers too, and all that looks there follows."""
+    given = {"AGENT_RAY_ARGS": "--temp-dir=/"}
+    plan = planning.plan_of(given, None)
+    assert our_ray(plan).session == plan.launch.session
+    assert plan.facts.temp == "/"
+    assert any(finding.check == "/" for finding in plan.findings)
+    elsewhere = replace(MACHINE, temp="/mnt/nvme")
+    for environ in (given, {**given, **WORKER}):
+        plan = plan_of(environ, elsewhere)
+        session = "/mnt/nvme/pod-agent/ray"
+        words = our_ray(plan).command(is_head=plan.topology.is_head)
+        assert our_ray(plan).session == session
+        assert [w for w in words if "temp-dir" in w] == [f"--temp-dir={session}"]
+    assert not any("temp-dir" in w for w in argv("", WORKER))
+    assert temp_root(settings_of({"AGENT_RAY_ARGS": f"--temp-dir {tmp_path}"})) == (
+        str(tmp_path),
+        [],
+    )
+
+
+@pytest.mark.parametrize("name", ["missing", "file", "a b"])
+def test_a_temp_dir_that_cannot_be(tmp_path: Path, name: str) -> None:
+    """One that is not there, no folder, or taken apart by a shell is refused by its name."""
+    (tmp_path / "file").touch()
+    (tmp_path / "a b").mkdir()
+    _, (problem,) = temp_root(settings_of({"AGENT_RAY_ARGS": f"'--temp-dir={tmp_path}/{name}'"}))
+    assert f"{tmp_path}/{name}" in problem.got
+
+
+def test_a_temp_dir_too_deep() -> None:
+    """A socket's path ends at 107 bytes; how much is too much is said."""
+    with pytest.raises(SettingsError, match="shorter by 4"):
+        plan_of({}, replace(MACHINE, temp="/" + 34 * "x", uid=0))
+    assert plan_of({}, replace(MACHINE, temp="/" + 30 * "x", uid=0)).launch.session
+
+
+@given(
+    st.lists(
+        st.builds(
+            RayFlag,
+            st.from_regex(r"--[a-z][a-z-]{0,9}", fullmatch=True).filter(
+                lambda name: name not in {*OWNED, "--temp-dir"}
+            ),
+            st.one_of(st.none(), st.text("abc=/{}\" '", max_size=9)),
+        )
+    )
+)
+def test_flags_survive_the_way(flags: list[RayFlag]) -> None:
+    """What was given as `--a=b` or `--a` is what Ray is given, in the same order."""
+    words = tuple(word for flag in flags for word in flag.words)
+    assert list(flags_of(words)) == flags
+    assert tuple(passed_on(words, is_head=True)) == words

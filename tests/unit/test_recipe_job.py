@@ -1,0 +1,238 @@
+"""A recipe's job: planned for the nodes that are expected, made of those that join."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.errors import SettingsError
+from agent.checks import Level
+from agent.node.facts import Facts, Framework, Mount
+from agent.plan.show import render
+from agent.settings import jobs, load
+from agent.settings.redact import redactor_for
+from agent.work.job import jobs_own
+from agent.work.recipes.recipe import MisfitError, NodeSize
+from agent.work.recipes.versions import UnknownVersionError, choose
+from unit.toy_recipe import NAME, NEEDED, VERSIONS, toy
+from unit.worlds import MACHINE, plan_of
+
+if TYPE_CHECKING:
+    from agent.settings.jobs import KnownJob
+
+__all__ = ["toy"]
+
+HEAD = {"RAY_WORKER": "0", "EXPECTED_WORKERS": "1"}
+WITH = replace(MACHINE, gpus=8, framework=Framework("verl", "/opt/verl", "0.9.1"))
+pytestmark = pytest.mark.usefixtures("toy")
+
+
+def shown(environ: dict[str, str], facts: Facts = WITH) -> str:
+    """Return what `plan` prints."""
+    plan = plan_of({**HEAD, **NEEDED, **environ}, facts)
+    return render(plan, redactor_for({}, plan.settings))
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted", "warned"),
+    [
+        ("0.9.1", (0, 9, 1), False),
+        ("v0.9.1", (0, 9, 1), False),
+        ("0.9.1.post2", (0, 9, 1), False),
+        ("0.9.1+cu128", (0, 9, 1), False),
+        ("0.9", (0, 9, 1), False),
+        ("0.9.0", (0, 9, 0), False),
+        ("0.9.7", (0, 9, 1), True),
+        ("0.9.1.dev0", (0, 9, 1), True),
+        ("0.9.1rc1", (0, 9, 1), True),
+        ("0.8.5", (0, 8, 0), True),
+        ("0.8.0.dev1", (0, 8, 0), True),
+    ],
+)
+def test_which_known_version_stands_for_another(
+    text: str, wanted: tuple[int, ...], *, warned: bool
+) -> None:
+    """The nearest lower one within the minor release, with a warning where it is not the same."""
+    chosen = choose(VERSIONS, text)
+    assert chosen.version == wanted
+    assert bool(chosen.warning) == warned
+    assert not warned or text in chosen.warning
+
+
+def test_a_patch_before_the_first_that_is_known() -> None:
+    """It stands for itself, since a recipe may know since when a flag is there."""
+    chosen = choose(((0, 7, 1), (0, 10, 4)), "0.10.1")
+    assert chosen.version == (0, 10, 1)
+    assert "0.10.1 is older than 0.10.4" in chosen.warning
+
+
+@pytest.mark.parametrize("text", ["0.7.0", "1.0", "0.10.0", "main", "", "0.", "9"])
+def test_an_unknown_version_is_refused(text: str) -> None:
+    """Another minor release may take any flags: those that are known are named."""
+    with pytest.raises(UnknownVersionError, match=r"known are 0\.8\.0, 0\.9\.0, 0\.9\.1"):
+        choose(VERSIONS, text)
+
+
+def test_it_is_planned_for_nodes_like_this_one() -> None:
+    """`plan` shows the command as it would be, says of what, and why."""
+    text = shown({})
+    assert "job:    " in text
+    assert "-m toy --gpus 16 --for=0.9.1" in text
+    assert "as it would be for 2 nodes like this one; it is made anew of those that join" in text
+    assert "--gpus: 16 GPUs joined" in text
+    assert "16 GPUs: batch 1024 = 16 x 64" in text
+    assert "TOY_MODE=fast" in text
+
+
+def test_what_would_not_fit_is_shown_and_not_refused_yet() -> None:
+    """Other nodes may be unlike this one: what joins decides."""
+    text = shown({"AGENT_NUM_GPUS": "3"})
+    assert "would not fit 2 nodes like this one: a batch of 1024 is not divisible by 6" in text
+    assert "TOY_MODE=fast" in text
+
+
+def test_it_is_made_of_what_joined() -> None:
+    """The same job on other nodes has another size, or does not fit."""
+    job = plan_of({**HEAD, **NEEDED}, WITH).job
+    assert job is not None
+    assert job.recipe is not None
+    nodes = (NodeSize(0, 8), NodeSize(4, 32), NodeSize(4, 32))
+    assert "8" in job.recipe.command(nodes).argv
+    with pytest.raises(MisfitError, match="not divisible by 12"):
+        job.recipe.command((NodeSize(8), NodeSize(4)))
+
+
+def test_what_fits_no_nodes_is_refused_at_once() -> None:
+    """An argument that is wrong on any cluster is a matter of the settings."""
+    with pytest.raises(SettingsError) as caught:
+        plan_of({**HEAD, **NEEDED, "AGENT_JOB_ARGS": "--no-such"}, WITH)
+    assert "--no-such is no argument of it" in caught.value.sentence()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"AGENT_MODEL": None}, "AGENT_MODEL: got nothing; expected a model"),
+        ({"AGENT_TRAIN_DATA": None}, "AGENT_TRAIN_DATA: got nothing"),
+        ({"AGENT_MODEL": "./model"}, "AGENT_MODEL: got './model'; expected an absolute path"),
+        ({"AGENT_EVAL_DATA": "~/x"}, "AGENT_EVAL_DATA: got '~/x'"),
+        ({"AGENT_LAUNCHER": "torchrun"}, "AGENT_LAUNCHER: got 'torchrun' beside toy-grpo"),
+    ],
+)
+def test_what_a_recipe_needs(changes: dict[str, str | None], named: str) -> None:
+    """What is missing or wrong is named by its variable, before anything is started."""
+    environ = {name: text for name, text in {**NEEDED, **changes}.items() if text is not None}
+    with pytest.raises(SettingsError) as caught:
+        load(environ)
+    assert any(named in problem.sentence() for problem in caught.value.problems)
+
+
+def test_all_that_is_missing_is_named_together() -> None:
+    """One Problem each."""
+    with pytest.raises(SettingsError) as caught:
+        load({"AGENT_JOB": NAME})
+    found = {problem.variable for problem in caught.value.problems}
+    assert found == {"AGENT_MODEL", "AGENT_TRAIN_DATA"}
+
+
+@pytest.mark.parametrize(
+    ("framework", "environ", "level", "said"),
+    [
+        (Framework("verl", "/opt/verl", "0.9.1"), {}, Level.OK, "verl 0.9.1 in /opt/verl"),
+        (Framework("verl", "/opt/verl", "0.9.4"), {}, Level.WARN, "taken for 0.9.1"),
+        (Framework("verl", "/opt/verl", "0.5.0"), {}, Level.FAIL, "known are 0.8.0, 0.9.0, 0.9.1"),
+        (Framework("verl", "/opt/verl"), {}, Level.FAIL, "does not tell its version"),
+        (Framework("verl"), {}, Level.FAIL, f"verl is not installed for {MACHINE.ray.executable}"),
+        (Framework("verl"), {"AGENT_PREPARE": "pip install verl"}, Level.WARN, "those of 0.9.1"),
+    ],
+)
+def test_the_frameworks_check(
+    framework: Framework, environ: dict[str, str], level: Level, said: str
+) -> None:
+    """A framework that is missing or unknown forbids the run, with the versions that are known."""
+    plan = plan_of({**HEAD, **NEEDED, **environ}, replace(WITH, framework=framework))
+    (found,) = [finding for finding in plan.findings if finding.check == "framework"]
+    assert found.level is level
+    assert said in found.what
+
+
+def test_a_worker_sets_what_the_recipe_needs_too() -> None:
+    """Actors inherit from their own node's Ray; what the user set wins on each."""
+    worker = {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.1", **NEEDED}
+    plan = plan_of(worker, replace(WITH, framework=None))
+    assert plan.job is None
+    assert plan.environment("10.0.0.5", "10.0.0.1")["TOY_MODE"] == "fast"
+    own = plan_of({**worker, "TOY_MODE": "slow"}, WITH)
+    assert own.environment("10.0.0.5", "10.0.0.1")["TOY_MODE"] == "slow"
+    assert [f for f in plan.findings if f.check == "framework"] == []
+
+
+@pytest.mark.parametrize(
+    ("environ", "has_url"),
+    [
+        ({}, False),
+        ({"AGENT_REWARD": "off"}, False),
+        ({"AGENT_REWARD": "builtin"}, True),
+        ({"AGENT_REWARD": "http://far.example/score"}, True),
+    ],
+)
+def test_a_reward_server_that_is_possible(environ: dict[str, str], *, has_url: bool) -> None:
+    """The job asks a server only where one was asked for."""
+    plan = plan_of({**HEAD, **NEEDED, **environ}, WITH)
+    assert plan.job is not None
+    assert ("{reward_url}" in plan.job.argv) == has_url
+    assert bool(plan.all_services) == has_url
+
+
+def test_a_reward_server_that_nobody_asks(toy: KnownJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, as was asked for, with a word that the recipe has no use for it."""
+    monkeypatch.setitem(jobs.BY_NAME, NAME, replace(toy, reward="unused"))
+    plan = plan_of({**HEAD, **NEEDED, "AGENT_REWARD": "builtin"}, WITH)
+    assert any("asks no reward server" in note for note in plan.notes)
+
+
+def test_a_recipe_on_a_ray_that_is_given() -> None:
+    """Its command names files that are here, and runs elsewhere: that is said."""
+    operators = {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block"}
+    plan = plan_of({**operators, **NEEDED, "EXPECTED_WORKERS": "1"}, WITH)
+    assert any("KubeRay's pods need this pod's image" in note for note in plan.notes)
+    assert not any("image" in note for note in plan_of({**HEAD, **NEEDED}, WITH).notes)
+
+
+@pytest.mark.parametrize(
+    ("mount", "warned"),
+    [
+        (Mount("/", "overlay", "overlay"), True),
+        (Mount("/tmp", "tmpfs", "tmpfs"), True),
+        (Mount("/workspace", "fuse", "mfs#net:9421"), False),
+        (Mount("/", "ext4", "/dev/sda1"), False),
+        (None, False),
+    ],
+)
+def test_checkpoints_on_no_volume(mount: Mount | None, *, warned: bool) -> None:
+    """What lies on a container's own disk goes with the container."""
+    plan = plan_of({**HEAD, **NEEDED}, replace(WITH, checkpoints=mount))
+    said = [f.what for f in plan.findings if f.check == "checkpoints"]
+    assert bool(said) == warned
+
+
+def test_what_makes_a_run_this_run() -> None:
+    """Its settings do, and neither the nodes nor where the user's words end up in the argv."""
+
+    def own(**changes: str) -> object:
+        return jobs_own(plan_of({**HEAD, **NEEDED, **changes}, WITH).job)
+
+    assert own() == own(EXPECTED_WORKERS="3", AGENT_NUM_GPUS="4")
+    for name, text in {
+        "AGENT_MODEL": "org/other",
+        "AGENT_TRAIN_DATA": "/other",
+        "AGENT_EVAL_DATA": "/other",
+        "AGENT_TENSOR_PARALLEL": "2",
+        "AGENT_JOB_ARGS": "--other",
+        "AGENT_CHECKPOINTS": "/other",
+    }.items():
+        assert own(**{name: text}) != own(), name
+    older = replace(WITH, framework=Framework("verl", "/opt/verl", "0.8.0"))
+    assert jobs_own(plan_of({**HEAD, **NEEDED}, older).job) != own()

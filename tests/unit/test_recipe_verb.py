@@ -1,0 +1,146 @@
+"""`recipes` and `recipe`, as a user meets them: the real program, and what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.base.errors import AgentError, PreflightError
+from agent.boot.recipe_verb import Shown, UsageError, Wanted, nodes_of, rows, show
+from agent.settings.jobs import JOBS
+from agent.settings.rules import BUILT
+from agent.work.recipes.recipe import Command, NodeSize
+from unit.toy_recipe import NAME, NEEDED, toy
+
+__all__ = ["toy"]
+
+AGENT = str(Path(sys.executable).parent / "pod-agent")
+ENVIRON = {**NEEDED, "PATH": "/usr/bin:/bin", "AGENT_CHECKPOINTS": "/volume/c"}
+
+
+def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run the program with nothing in its environment but what is given."""
+    env = {"PATH": os.environ["PATH"], "HOME": "/", "LANG": "C.UTF-8", **environ}
+    return subprocess.run(
+        [AGENT, *arguments], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "cpus", "sizes"),
+    [
+        ("2", "8", None, (NodeSize(8), NodeSize(8))),
+        ("3", "8,8,4", "32", (NodeSize(8, 32), NodeSize(8, 32), NodeSize(4, 32))),
+        ("1", "0", "4", (NodeSize(0, 4),)),
+    ],
+)
+def test_nodes_on_the_command_line(
+    nodes: str, gpus: str, cpus: str | None, sizes: tuple[NodeSize, ...]
+) -> None:
+    """One number for all, or one for each."""
+    assert nodes_of(Wanted("toy", nodes, gpus, cpus)) == sizes
+
+
+@pytest.mark.parametrize(
+    ("nodes", "gpus", "cpus"),
+    [
+        ("0", "8", None),
+        ("two", "8", None),
+        ("2", "8,8,4", None),
+        ("2", "", None),
+        ("2", "8,", None),
+        ("1", "-1", None),
+        ("1", "8", "many"),
+    ],
+)
+def test_what_is_no_number_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None:
+    """A command line that means nothing is a usage error."""
+    with pytest.raises(UsageError):
+        nodes_of(Wanted("toy", nodes, gpus, cpus))
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("version", "used", "warned"),
+    [("0.8.0", "0.8.0", False), ("0.9.9", "0.9.1", True), (None, "0.9.1", False)],
+)
+def test_the_version_decides(version: str | None, used: str, *, warned: bool) -> None:
+    """As given; without one the newest known, where none is installed."""
+    shown = show(ENVIRON, Wanted(NAME, "2", "8", None, version))
+    assert f"--for={used}" in shown.command.argv
+    assert bool(shown.warnings) == warned
+    assert shown.command.argv[0] == "python3"
+
+
+@pytest.mark.usefixtures("toy")
+@pytest.mark.parametrize(
+    ("environ", "gpus", "version", "said"),
+    [
+        ({}, "3", None, "a batch of 1024 is not divisible by 6"),
+        ({}, "8", "0.5.0", "known are 0.8.0, 0.9.0, 0.9.1"),
+        ({"AGENT_JOB_ARGS": "--no-such"}, "8", None, "--no-such is no argument of it"),
+    ],
+)
+def test_what_cannot_be(environ: dict[str, str], gpus: str, version: str | None, said: str) -> None:
+    """What does not fit, or is not known, ends with 78 and its sentence."""
+    with pytest.raises(AgentError) as caught:
+        show({**ENVIRON, **environ}, Wanted(NAME, "2", gpus, None, version))
+    assert caught.value.exit_code == 78
+    assert said in caught.value.sentence()
+    assert isinstance(caught.value, PreflightError) == (version is None)
+
+
+def test_what_is_shown() -> None:
+    """The text can be pasted and says why beside each argument; JSON has the three parts."""
+    made = Command(
+        ("python3", "-m", "x.y", "a.b=1", "+c.url='{reward_url}'", "--n", "2", "--on"),
+        {"MODE": "fast"},
+        {"a.b": "one", "c.url": "scores", "--n": "two", "gone": "nowhere"},
+        ("16 GPUs",),
+    )
+    text = Shown(made).as_text().splitlines()
+    pasted = [line for line in text if not line.startswith("#")]
+    assert shlex.split(" ".join(line.rstrip("\\") for line in pasted)) == list(made.argv)
+    assert text[len(pasted) :] == [
+        "# in the environment: MODE=fast",
+        "# a.b=1: one",
+        "# +c.url='{reward_url}': scores",
+        "# --n 2: two",
+        "# gone: nowhere",
+        "# 16 GPUs",
+    ]
+    data = json.loads(Shown(made).as_json())
+    assert data == {"argv": [*made.argv], "env": {**made.env}, "why": {**made.why}}
+
+
+def test_a_recipe_of_torchruns_says_so() -> None:
+    """Its command after `--` would otherwise be submitted to Ray."""
+    shown = show(ENVIRON, Wanted("openrlhf-sft", "2", "8", None, "0.11.2"))
+    assert "# after -- it wants AGENT_LAUNCHER=torchrun" in shown.as_text().splitlines()
+
+
+def test_every_recipe_has_a_line() -> None:
+    """What this version cannot run is named as such."""
+    lines = list(rows())
+    assert [line.split()[0] for line in lines] == [job.name for job in JOBS]
+    for job, line in zip(JOBS, lines, strict=True):
+        assert ("not in this version" in line) == (job.name not in BUILT)
+
+
+def test_the_program() -> None:
+    """The verbs of the real program, their codes and streams."""
+    listed = run("recipes")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.startswith("rehearsal")
+    shown = run("recipe", "rehearsal", "--nodes", "2", "--gpus", "0", "--json")
+    assert shown.returncode == 0, shown.stderr
+    assert json.loads(shown.stdout)["argv"][2] == "rehearsal"
+    for wrong in (("no-such",), ("rehearsal", "--nodes", "2", "--gpus", "8,8,8")):
+        done = run("recipe", *wrong)
+        assert (done.returncode, done.stdout) == (2, "")

@@ -1,0 +1,147 @@
+"""Known words in logs: each row is found by the exact text of those who met it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.outcome import Kind, Outcome
+from agent.boot.explained import explained
+from agent.boot.node_run import NodeRun
+from agent.decisions.remedies import CAUSES, explain, is_noise
+from agent.decisions.remedies.noise import NOISE
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import redactor_for
+from unit.worlds import SECRET, plan_of
+
+_FILE = Path(__file__).with_name("known_lines.txt")
+ROWS = [row.partition(" :: ") for row in _FILE.read_text().splitlines() if not row.startswith("#")]
+LINES = [(key, line) for key, _, line in ROWS if key != "noise"]
+NOISY = [line for key, _, line in ROWS if key == "noise"]
+BEFORE = "INFO: step 3/40 mean reward 0.61\n"
+
+
+@pytest.mark.parametrize(("key", "line"), LINES, ids=[f"{k}-{n}" for n, (k, _) in enumerate(LINES)])
+def test_a_known_text_is_explained(key: str, line: str) -> None:
+    """The exact text, somewhere in a log, gives its own row and no earlier one."""
+    found = explain((("job.log", f"{BEFORE}{line}\nTraceback follows\n"),))
+    assert found is not None
+    assert (found.key, found.line, found.log) == (key, line, "job.log")
+    assert "{" not in found.sentence.replace("{reward_url}", "").replace("{'GPU': 1.0}", "")
+    assert found.remedy().startswith("job.log tells why: ")
+
+
+def test_every_row_was_met_by_somebody() -> None:
+    """No row without a text of those who met it; no two rows of one name."""
+    keys = [row.key for row in CAUSES]
+    assert len(keys) == len(set(keys))
+    assert set(keys) == {key for key, _ in LINES}
+    assert all(any(re.search(row.words, line) for line in NOISY) for row in NOISE)
+
+
+@pytest.mark.parametrize("line", NOISY)
+def test_noise_is_never_a_cause(line: str) -> None:
+    """A line that alarms and means nothing hides no cause, and is none."""
+    assert is_noise(line)
+    assert explain((("job.log", line),)) is None
+    found = explain((("job.log", f"CUDA out of memory\n{line}\n{line}"),))
+    assert found is not None
+    assert found.key == "GPU memory"
+
+
+def test_numbers_and_names_are_filled_in() -> None:
+    """What the line tells is in the sentence."""
+    text = "Total available GPUs 8.0 is less than total desired GPUs 16"
+    found = explain((("job.log", text),))
+    assert found is not None
+    assert found.sentence.startswith("the job wants 16 GPUs, and Ray has 8.0. Correct")
+
+
+def test_the_nearer_log_is_asked_first() -> None:
+    """What the job says goes before what Ray says."""
+    logs = (
+        ("job.log", "CUDA out of memory"),
+        ("raylet.out", "Failed accept4: Too many open files"),
+    )
+    for order, key in ((logs, "GPU memory"), (logs[::-1], "open files")):
+        found = explain(order)
+        assert found is not None
+        assert found.key == key
+
+
+@given(st.text(max_size=300))
+def test_any_text_can_be_looked_at(text: str) -> None:
+    """Whatever a log holds, looking at it fails never; plain words explain nothing."""
+    explain((("job.log", text),))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "step 3/40 mean reward 0.61 kl 0.02",
+        "INFO No module named 'apex' found, using torch's own",
+        "0 Workers (tasks / actors) killed due to memory pressure (OOM), 2 Workers crashed",
+        "Using 8 GPUs, NCCL version 2.21.5",
+        "loading checkpoint shards: 100%",
+    ],
+)
+def test_plain_lines_explain_nothing(line: str) -> None:
+    """A cause that is none would send a person the wrong way."""
+    assert explain((("job.log", line),)) is None
+
+
+# --- the effect: an outcome with its remedy ------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> NodeRun:
+    """Return a head's run whose folder lies in tmp_path."""
+    environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET}
+    plan = plan_of(environ, command=["true"])
+    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+    return NodeRun(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+
+
+def outcome_of(run: NodeRun, kind: Kind, remedy: str = "") -> Outcome:
+    """Return an outcome as it leaves."""
+    return anyio.run(explained, run, Outcome(kind, 1, "the job failed", remedy=remedy))
+
+
+def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
+    """The remedy names the log, keeps what was there, and shows no secret."""
+    text = f"Failed to initialize NVML: {SECRET}\n"
+    run.folder.file("job.log").write_text("x" * (300 << 10) + "\n" + text)
+    told = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
+    assert told.startswith("job.log tells why: the container lost its GPUs (NVML: ")
+    assert told.endswith("Its output is in job.log")
+    assert SECRET not in told
+    run.close()
+
+
+def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
+    """What Ray said earlier is no cause of a job's own end, and is one where Ray was lost."""
+    run.folder.file("ray-start.log").write_text("Failed accept4: Too many open files\n")
+    assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
+    assert outcome_of(run, Kind.LOST).remedy.startswith(
+        "ray-start.log tells why: the limit of open"
+    )
+    run.close()
+
+
+@pytest.mark.parametrize("kind", [Kind.DONE, Kind.STOPPED, Kind.REFUSED, Kind.BUG])
+def test_other_ends_need_no_explanation(run: NodeRun, kind: Kind) -> None:
+    """A run that ended well, or by itself says why, is left as it is."""
+    run.folder.file("job.log").write_text("CUDA out of memory\n")
+    assert outcome_of(run, kind).remedy == ""
+    run.close()
+
+
+def test_no_logs_no_remedy(run: NodeRun) -> None:
+    """Where nothing was written, or nothing is known, the outcome stays as it was."""
+    assert outcome_of(run, Kind.UNAVAILABLE, "Look there").remedy == "Look there"
+    run.close()

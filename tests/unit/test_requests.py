@@ -1,0 +1,45 @@
+"""Requests by signal before a head's story listens: none is lost, none is told twice."""
+
+from __future__ import annotations
+
+import signal
+
+import anyio
+import pytest
+
+from agent.boot.requests import Requests
+
+
+def test_what_came_early_is_handed_on_once_and_in_order() -> None:
+    """A story hears what was asked while its modules were still loading."""
+    requests, stops, notices = Requests(), list[int](), list[int]()
+    requests.stop(signal.SIGTERM)
+    requests.notice(signal.SIGUSR1)
+    requests.hand_to(stops.append, notices.append)
+    requests.stop(signal.SIGINT)
+    requests.notice(signal.SIGUSR2)
+    assert stops == [signal.SIGTERM, signal.SIGINT]
+    assert notices == [signal.SIGUSR1, signal.SIGUSR2]
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["before the wait", "while it waits"])
+def test_a_stop_ends_what_is_guarded(*, early: bool) -> None:
+    """The search for this node's own address ends at once, whenever the request comes."""
+
+    async def guarded() -> Requests:
+        requests = Requests()
+        async with anyio.create_task_group() as tasks:
+            if early:
+                requests.stop(signal.SIGTERM)
+            else:
+                tasks.start_soon(_stop_soon, requests)
+            with anyio.fail_after(5), requests.guard():
+                await anyio.sleep_forever()
+        return requests
+
+    assert anyio.run(guarded).outcome(expected=False).exit_code == 128 + signal.SIGTERM
+    assert anyio.run(guarded).outcome(expected=True).exit_code == 0
+
+
+async def _stop_soon(requests: Requests) -> None:
+    requests.stop(signal.SIGTERM)

@@ -1,0 +1,171 @@
+"""The services as the head counts them: what is awaited, until when, and where each lives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.control.ranks import Ranks
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.head.roster import Roster
+from agent.decisions.head.services import address_of
+from agent.decisions.items import HERE, Item, ItemWord, Step
+from agent.decisions.probing import SCORE, Answer
+from agent.plan import waits as planned
+from agent.work.where import Where
+from unit.heads import (
+    HEAD,
+    RETRIEVER,
+    RETRIEVER_SPEC,
+    REWARD_SPEC,
+    SUBMITTED,
+    TICK,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    word,
+)
+
+KEYS = st.tuples(st.sampled_from("abcd"), st.sampled_from(["x", "y"]))
+STEPS = st.sampled_from([Step.PENDING, Step.READY, Step.LOST, None])
+
+
+@given(st.lists(st.tuples(KEYS, STEPS, st.floats(0, 9))))
+def test_what_is_counted_is_what_is_there(
+    changes: list[tuple[tuple[str, str], Step | None, float]],
+) -> None:
+    """After any changes the counts say what a look at all items would."""
+    roster, until = Roster(), {}
+    for key, step, then in changes:
+        if step is None:
+            roster = roster.without(key)
+        else:
+            roster = roster.with_item(key, Item(step), then)
+            until[key] = then
+    pending = {key: until[key] for key, item in roster.items.items() if item.step is Step.PENDING}
+    assert {(at, name): t for name, ns, _ in roster.pending() for at, t in ns.items()} == pending
+    for name, found, first in roster.pending():
+        assert first == min(found.values()), name
+    assert set(roster.late(4.0)) == {key for key, then in pending.items() if then <= 4.0}
+    lost = {key for key, item in roster.items.items() if item.step is Step.LOST}
+    assert roster.dead.keys() == lost
+
+
+def test_many_nodes_are_one_wait() -> None:
+    """A service on every node is told once, with the first few nodes that are not ready."""
+    history: History = [(3, nodes(2, 3)), (4, word(2)), (4, word(3))]
+    story = Story(goal(2, services=(RETRIEVER,)), history)
+    items = (ItemWord(RETRIEVER, Step.PENDING, "connection refused"),)
+    story.take(word(2, items=items), 5)
+    (wait,) = head.waits(story.state)
+    assert wait.what == "retriever on every node"
+    assert wait.evidence == (
+        "3 not ready; retriever: no word yet; retriever on pod2: connection refused; "
+        "retriever on pod3: no word yet"
+    )
+    story.take(TICK, 301)
+    assert story.ends[0].exit_code == 69
+    assert "retriever on every node never came in time: 3 not ready" in story.ends[0].reason
+
+
+ALONE = replace(REWARD_SPEC, where=Where("rank", 2), alone=True)
+OF_ALONE = replace(goal(1), services=(ALONE,))
+
+
+def apart(at: float, step: Step = Step.READY, *, gone: bool = False) -> tuple[float, h.HeadEvent]:
+    """Return a report of a node that is there for the reward server only."""
+    items = (ItemWord(ALONE.name, step),)
+    report = word(3, joined=False, heard=at, items=items, gone=gone)
+    return at, h.WorkerReported(replace(report.worker, given_rank=2, alone=True))
+
+
+AT = "10.0.0.3"
+SCORED: History = [
+    (6, h.Answered(Answer(SCORE, AT))),
+    (6, word(2, answers=(Answer(SCORE, AT),))),
+]
+"""Every other node got a score from there."""
+JOINED: History = [(3, nodes(2)), (4, word(2)), apart(5, Step.PENDING), apart(6), *SCORED]
+
+
+def test_a_node_of_its_own_is_awaited() -> None:
+    """The job waits for the node of that rank, and for its service; it is no worker."""
+    story = Story(OF_ALONE, [(3, nodes(2)), (4, word(2))])
+    assert story.state.phase == "booting"
+    (wait,) = head.waits(story.state)
+    assert (wait.what, wait.deadline) == ("rank 2, which is to run reward server", 200.0)
+    story.take(apart(5, Step.PENDING)[1], 5)
+    assert [type(deed).__name__ for deed in story.deeds] == ["StartService"]
+    story.take(apart(6)[1], 6)
+    assert [wait.key for wait in head.waits(story.state)] == [planned.PROBE]
+    for at, event in SCORED:
+        story.take(event, at)
+    assert story.state.phase == "submitting"
+    assert address_of(story.state, ALONE.name) == "10.0.0.3"
+    assert "1 of 1 joined" in story.state.fleet.describe_missing(1, None)
+    assert "pod3" not in story.state.fleet.describe_missing(2, None)
+
+
+def test_a_node_that_never_comes() -> None:
+    """Without it the run ends at the workers' deadline, and says what was missing."""
+    story = Story(OF_ALONE, [(3, nodes(2)), (4, word(2)), (200, TICK)])
+    assert story.ends[0].exit_code == 69
+    assert "rank 2, which is to run reward server never came in time" in story.ends[0].reason
+
+
+@pytest.mark.parametrize(
+    ("last", "over"),
+    [((10.0, TICK), 66.0), (apart(10.0, gone=True), 70.0)],
+    ids=["silent", "gone"],
+)
+def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) -> None:
+    """Ray knows nothing of it: AGENT_NODE_GRACE counts from its last word."""
+    story = Story(OF_ALONE, [*JOINED, (7, SUBMITTED), (8, job("RUNNING")), last])
+    story.take(TICK, over - 1)
+    assert story.state.phase == "running"
+    assert head.deadline(story.state) == over
+    story.take(TICK, over)
+    assert story.state.phase == "stopping"
+    assert story.state.verdict is not None
+    assert "lost a needed node (pod3, which runs reward server)" in story.state.verdict.reason
+    assert story.state.verdict.exit_code == 75
+
+
+def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
+    """Its services go with it; the workers' wait says what is missing."""
+    history: History = [(3, nodes(2)), (4, word(2, joined=False)), (5, word(2, gone=True))]
+    story = Story(goal(1, services=(RETRIEVER,)), history)
+    assert {key[0] for key in story.state.services.items} == {HERE}
+
+
+def test_what_an_earlier_head_started_is_taken_over() -> None:
+    """A worker may tell of a later start than any that this head ordered."""
+    story = Story(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, word(2))])
+    story.take(word(2, items=(ItemWord(RETRIEVER, Step.READY, generation=3),)), 5)
+    item = story.state.services.items["agent2", RETRIEVER]
+    assert (item.step, item.generation) == (Step.READY, 3)
+
+
+def test_the_heads_own_rank() -> None:
+    """A platform may count the head as another rank than 0."""
+    spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
+    story = Story(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
+    assert story.state.services.homes == {RETRIEVER: HERE}
+
+
+def test_ranks_by_the_first_hello() -> None:
+    """Whoever comes first is rank 1; a name keeps its rank, and living namesakes have one each."""
+    kept: list[tuple[str, ...]] = []
+    ranks = Ranks(["pod1"], kept.append)
+    assert ranks.of("pod2", set()) == 2
+    assert ranks.of("pod1", set()) == 1
+    assert ranks.of("pod1", {1}) == 3
+    assert ranks.of("pod1", {1, 3}) == 4
+    assert ranks.of("pod1", {1}) == 3
+    assert kept == [("pod1", "pod2"), ("pod1", "pod2", "pod1"), ("pod1", "pod2", "pod1", "pod1")]

@@ -1,0 +1,250 @@
+"""The services file: what its tables become, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.work.services import Alive, Listens, Logs, Replies
+from agent.work.services_asked import NO_FILE, ServicesFile
+from agent.work.services_file import parse
+from agent.work.where import ON_EVERY, ON_HEAD, Place, Where
+from unit.worlds import settings_of
+
+SETTINGS = settings_of({})
+FULL = """
+[services.retriever]
+command = "bash retrieval_launch.sh {rank}"
+where = "every"
+alone = false
+ready.http = "http://{node_ip}:8000/retrieve"
+ready.body = '{"queries": ["x"], "topk": 1, "return_scores": true}'
+ready.expect = "result"
+ready.within = "15m"
+alive = { every = "10s", within = "60s", misses = 3 }
+restarts = 5
+essential = false
+env = { HF_HOME = "/data/hf" }
+
+[prepare.gsm8k]
+command = "make data"
+where = "every"
+once = "/data/gsm8k/.prepared"
+within = "3h"
+"""
+COMMAND = 'command = "serve"\n'
+READY = "ready.tcp = 8000\n"
+
+
+def read(text: str) -> ServicesFile:
+    """Return what a file asks for that must be right."""
+    found, problems = parse(text, "s.toml", SETTINGS)
+    assert problems == []
+    return found
+
+
+def wrong(text: str, **environ: str) -> list[str]:
+    """Return everything that is wrong with a file."""
+    settings = settings_of(environ)
+    return [problem.sentence() for problem in parse(text, "s.toml", settings)[1]]
+
+
+def service(lines: str) -> str:
+    """Return a file of one service."""
+    return f"[services.retriever]\n{lines}"
+
+
+def test_every_key() -> None:
+    """All that a service and a step can say is taken over."""
+    found = read(FULL)
+    (spec,), (step,) = found.services, found.steps
+    assert spec.command(Place(rank="2")) == ["/bin/sh", "-c", "bash retrieval_launch.sh 2"]
+    body = '{"queries": ["x"], "topk": 1, "return_scores": true}'
+    assert spec.ready == Replies("http://{node_ip}:8000/retrieve", body, "result")
+    assert (spec.name, spec.where, spec.within) == ("retriever", ON_EVERY, 900.0)
+    assert (spec.restarts, spec.essential, spec.port) == (5, False, 8000)
+    assert (spec.alone, spec.alive, spec.log) == (False, Alive(), "retriever.log")
+    assert spec.environment(Place()) == {"HF_HOME": "/data/hf"}
+    assert (step.name, step.where, step.within) == ("gsm8k", ON_EVERY, 10_800.0)
+    assert (step.once, step.needs_order, step.log) == ("/data/gsm8k/.prepared", True, "gsm8k.log")
+
+
+def test_the_least() -> None:
+    """What is left out has its default."""
+    found = read(service(COMMAND + READY) + "[prepare.data]\ncommand = 'make'\n")
+    (spec,), (step,) = found.services, found.steps
+    assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
+    assert (spec.ready, spec.alive, spec.alone) == (Listens(8000), None, False)
+    assert (step.where, step.within, step.once, step.needs_order) == (ON_HEAD, 7200.0, None, False)
+    assert read("") == NO_FILE
+
+
+def test_what_the_reward_row_says() -> None:
+    """Its table stands for AGENT_REWARD; without a command it is the bundled server."""
+    row = read('[services.reward]\nwhere = "rank 2"\nalone = true\nready.within = "1m"\n').reward
+    assert row is not None
+    assert (row.command, row.where, row.alone, row.within) == (None, Where("rank", 2), True, 60.0)
+    row = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n").reward
+    assert row is not None
+    assert (row.command, row.where, row.ready) == ("serve", ON_HEAD, Logs("up"))
+
+
+@pytest.mark.parametrize(
+    ("ready", "port"),
+    [
+        ("ready.tcp = 81", 81),
+        ("ready.http = 'http://{node_ip}:82/x'", 82),
+        ("ready.http = 'http://localhost/x'", 80),
+        ("ready.http = 'https://127.0.0.1/x'", 443),
+        ("ready.http = 'http://{head_ip}:82/x'", None),
+        ("ready.http = 'http://elsewhere:82/x'", None),
+        ("ready.log = 'up'", None),
+    ],
+)
+def test_the_port_of_a_service(ready: str, port: int | None) -> None:
+    """A service's port is that on which its own node is asked."""
+    assert read(service(COMMAND + ready)).services[0].port == port
+
+
+@pytest.mark.parametrize(
+    ("text", "where", "words"),
+    [
+        ("[services", "", "no TOML"),
+        ("x = 1", "x", "an unknown key; expected one of services, prepare"),
+        ("services = 1", "services", "got 1"),
+        ("[services]\nretriever = 1", "[services.retriever]", "got 1"),
+        ("[services.'a b']\n" + COMMAND + READY, "[services.a b]", "letters, digits and dashes"),
+        ("[services.head]\n" + COMMAND + READY, "[services.head]", "the agent itself uses"),
+        (service(READY), "[services.retriever] command", "got nothing"),
+        (service("command = 3\n" + READY), "[services.retriever] command", "got 3"),
+        (service("command = ' '\n" + READY), "[services.retriever] command", "a shell command"),
+        (service(COMMAND), "[services.retriever] ready", "nothing; expected one of http, tcp"),
+        (service(COMMAND + READY + "ready.log = 'x'"), "[services.retriever] ready", "tcp and log"),
+        (service(COMMAND + "ready.tcp = '1'"), "[services.retriever] ready.tcp", "a port"),
+        (service(COMMAND + "ready.tcp = 70000"), "[services.retriever] ready.tcp", "a port"),
+        (service(COMMAND + "ready.log = '('"), "[services.retriever] ready.log", "expression ("),
+        (service(COMMAND + "ready.http = 'x'"), "[services.retriever] ready.http", "a URL"),
+        (service(COMMAND + "ready.http = 'http://'"), "[services.retriever] ready.http", "a URL"),
+        (service(COMMAND + "ready.http = 'http://[x'"), "ready.http", "a URL"),
+        (service(COMMAND + "ready.http = 'http://{nod_ip}:9/x'"), "ready.http", "a URL"),
+        (service(COMMAND + READY + "ready.body = 'x'"), "ready.body", "without http"),
+        (service(COMMAND + READY + "ready.expect = 'x'"), "ready.expect", "without http"),
+        (service(COMMAND + READY + "ready.within = 'soon'"), "ready.within", "a duration"),
+        (service(COMMAND + READY + "ready.within = true"), "ready.within", "a duration"),
+        (service(COMMAND + READY + "ready.x = 1"), "ready.x", "an unknown key"),
+        (service(COMMAND + "ready = 1"), "[services.retriever] ready", "got 1"),
+        (service(COMMAND + READY + "where = 'all'"), "where", 'workers, or "rank N"'),
+        (service(COMMAND + READY + "where = 2"), "where", "got 2"),
+        (service(COMMAND + READY + "alone = true"), "alone", 'where = "rank N"'),
+        (service(COMMAND + READY + "alone = true\nwhere = 'rank 0'"), "alone", "from 1 on"),
+        (service(COMMAND + READY + "alone = 'no'"), "alone", "true or false"),
+        (service(COMMAND + READY + "restarts = -1"), "restarts", "a whole number"),
+        (service(COMMAND + READY + "essential = 1"), "essential", "true or false"),
+        (service(COMMAND + READY + "env = 1"), "env", "names and texts"),
+        (service(COMMAND + READY + "env = { A = 1 }"), "env.A", "in quotes"),
+        (service(COMMAND + READY + "alive = { x = 1 }"), "alive.x", "an unknown key"),
+        (
+            service(COMMAND + READY + "ports = 1"),
+            "ports",
+            "an unknown key; expected one of command",
+        ),
+        (
+            "[services.reward]\nwhere = 'every'",
+            "[services.reward] where",
+            'one of head, or "rank N"',
+        ),
+        ("[services.reward]\ncommand = 'http://x/y'", "[services.reward] command", "AGENT_REWARD"),
+        ("[prepare.data]", "[prepare.data] command", "got nothing"),
+        ("[prepare.data]\ncommand = 'x'\nonce = 'here'", "once", "an absolute path"),
+        ("[prepare.data]\ncommand = 'x'\nwhere = 'workers'", "where", "one of head, every"),
+        ("[prepare.data]\ncommand = 'x'\nwithin = '0'", "within", "a duration above 0"),
+        (
+            service(COMMAND + READY) + "[prepare.retriever]\ncommand = 'x'",
+            "[prepare.retriever]",
+            "the name of a service",
+        ),
+    ],
+)
+def test_what_is_wrong(text: str, where: str, words: str) -> None:
+    """A problem names the file, the table and the key, and what was expected."""
+    (problem,) = wrong(text)
+    assert problem.startswith("AGENT_SERVICES=s.toml")
+    assert where in problem.partition(": got ")[0]
+    assert words in problem
+
+
+def test_all_problems_together() -> None:
+    """One bad key does not hide the next."""
+    found = wrong(service("where = 'x'\nrestarts = 'y'\n") + "[prepare.x]\nwithin = 'z'")
+    assert len(found) == 6
+
+
+def test_two_reward_servers() -> None:
+    """The table and AGENT_REWARD exclude each other."""
+    (problem,) = wrong("[services.reward]\n", AGENT_REWARD="builtin")
+    assert problem.startswith("AGENT_SERVICES + AGENT_REWARD: ")
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """No text is a traceback."""
+    _, problems = parse(text, "s.toml", SETTINGS)
+    assert all(re.match("AGENT_SERVICES", problem.variable) for problem in problems)
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=5), inner),
+    max_leaves=3,
+)
+
+
+def toml(value: object) -> str:
+    """Write a value as TOML; nothing for what it does not know."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value % 100_000)
+    if isinstance(value, list):
+        return f"[{', '.join(map(toml, value))}]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{toml(k)} = {toml(v)}" for k, v in value.items()) + "}"
+    text = "".join(c for c in str(value) if c.isalnum() and c.isascii())
+    return f'"{text}"'
+
+
+@given(
+    st.sampled_from(["services", "prepare"]),
+    st.dictionaries(
+        st.sampled_from(
+            ["command", "where", "alone", "ready", "alive", "restarts", "env", "once", "within"]
+        ),
+        VALUES,
+    ),
+)
+def test_any_values_are_read_or_refused(kind: str, values: dict[str, object]) -> None:
+    """Whatever a key holds, it is taken or named."""
+    lines = [f"{key} = {toml(value)}" for key, value in values.items()]
+    _, problems = parse("\n".join([f"[{kind}.x]", *lines]), "s.toml", SETTINGS)
+    assert all(problem.variable.startswith("AGENT_SERVICES=s.toml") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "meets"),
+    [
+        (ON_HEAD, ON_HEAD, True),
+        (ON_HEAD, ON_EVERY, True),
+        (ON_HEAD, Where("workers"), False),
+        (ON_HEAD, Where("rank", 1), False),
+        (Where("workers"), Where("rank", 1), True),
+        (Where("rank", 1), Where("rank", 1), True),
+        (Where("rank", 1), Where("rank", 2), False),
+    ],
+)
+def test_where_two_may_meet(one: Where, other: Where, meets: bool) -> None:  # noqa: FBT001 - a table
+    """Two services may have one port where no node has both."""
+    assert one.meets(other) is meets
+    assert other.meets(one) is meets

@@ -1,0 +1,276 @@
+"""Services in the plan: who runs which, what cannot be, and how it is shown."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.errors import Problem, SettingsError
+from agent.boot import planning
+from agent.node.disks import disk_of
+from agent.node.facts import Framework
+from agent.plan.make_plan import make_plan
+from agent.plan.services import service_problems
+from agent.plan.show import render
+from agent.settings import load
+from agent.settings.redact import redactor_for
+from agent.topology.resolve import resolve
+from agent.work.services import digest, reward_url
+from agent.work.services_file import parse
+from agent.work.where import Place
+from unit.launches import EXAMPLES
+from unit.worlds import MACHINE, SECRET, settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.plan.plan import Plan
+
+HEAD = {"AGENT_HEAD": "10.0.0.5", "EXPECTED_WORKERS": "2"}
+WORKER = {"AGENT_HEAD": "10.0.0.9"}
+DSTACK = {"DSTACK_NODES_NUM": "3", "DSTACK_MASTER_NODE_IP": "10.0.0.5"}
+KUBERAY = {
+    "EXPECTED_WORKERS": "1",
+    "RAY_CLUSTER_NAME": "rl",
+    "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block",
+}
+READY = 'command = "serve {rank}"\nready.tcp = 8000\n'
+FILE = f"""
+[services.finder]
+{READY}
+where = "every"
+[services.judge]
+{READY.replace("8000", "8001")}
+where = "rank 2"
+alone = true
+[prepare.data]
+command = "make"
+where = "every"
+once = "/data/.done"
+"""
+
+
+def plan(environ: dict[str, str], text: str = FILE) -> Plan:
+    """Return the plan of a node with a services file that must be right."""
+    environ = {**environ, "AGENT_SERVICES": "s.toml"}
+    loaded = load(environ, ["true"])
+    file, problems = parse(text, "s.toml", loaded.settings)
+    assert problems == []
+    topology = resolve(environ, loaded.settings, MACHINE)
+    return make_plan(loaded, topology, MACHINE, environ, {}, file)
+
+
+def problems(environ: dict[str, str], text: str) -> list[Problem]:
+    """Return what of a file cannot be where a node lives."""
+    environ = {**environ, "AGENT_SERVICES": "s.toml"}
+    loaded = load(environ, ["true"])
+    file, wrong = parse(text, "s.toml", loaded.settings)
+    assert wrong == []
+    topology = resolve(environ, loaded.settings, MACHINE)
+    return [*service_problems(loaded.settings, ("true",), topology, MACHINE, file)]
+
+
+@pytest.mark.parametrize(
+    ("environ", "here", "possible", "has_ray"),
+    [
+        (HEAD, ["finder"], ["finder"], True),
+        (WORKER, ["finder"], ["finder", "judge"], True),
+        ({**DSTACK, "DSTACK_NODE_RANK": "0"}, ["finder"], ["finder"], True),
+        ({**DSTACK, "DSTACK_NODE_RANK": "1"}, ["finder"], ["finder"], True),
+        ({**DSTACK, "DSTACK_NODE_RANK": "2"}, ["finder", "judge"], ["finder", "judge"], False),
+    ],
+)
+def test_who_runs_what(
+    environ: dict[str, str], here: list[str], possible: list[str], *, has_ray: bool
+) -> None:
+    """A node's rank says what runs there; without one it may be any."""
+    made = plan(environ)
+    assert [spec.name for spec in made.services] == here
+    assert [spec.name for spec in made.possible_services] == possible
+    assert any(process.label == "ray" for process in made.processes) is has_ray
+    assert ("8000" in {x.port for x in made.listeners}) is ("finder" in here)
+    assert any("Ray" in x.who for x in made.listeners) is has_ray
+
+
+@pytest.mark.parametrize(
+    ("environ", "workers"),
+    [({**DSTACK, "DSTACK_NODE_RANK": "0"}, 1), (HEAD, 2), ({"AGENT_HEAD": "10.0.0.5"}, 0)],
+)
+def test_a_node_alone_is_no_worker(environ: dict[str, str], workers: int) -> None:
+    """What the platform counts has it in; EXPECTED_WORKERS, set by hand, has not."""
+    assert plan(environ).topology.expected_workers == workers
+
+
+def test_head_and_workers_agree() -> None:
+    """The digest is of what workers run by order; what is the head's alone may differ."""
+    one, other = plan(HEAD), plan(WORKER)
+    assert digest(one.all_services, one.steps) == digest(other.all_services, other.steps)
+    changed = plan(WORKER, FILE.replace("8001", "8002"))
+    assert digest(one.all_services, one.steps) != digest(changed.all_services, changed.steps)
+    changed = plan(WORKER, FILE.replace("/data/.done", "/data/.made"))
+    assert digest(one.all_services, one.steps) != digest(changed.all_services, changed.steps)
+    more = plan(WORKER, f"{FILE}\n[services.x]\n{READY.replace('8000', '8009')}")
+    assert digest(one.all_services, one.steps) == digest(more.all_services, more.steps)
+
+
+def test_the_plan_shows_all_of_it() -> None:
+    """Services, steps, waits and ports are there to be read before anything starts."""
+    text = render(plan(HEAD), redactor_for({}, settings_of({})))
+    for line in (
+        "  finder: /bin/sh -c 'serve {rank}' (on every node)",
+        "    ready when port 8000 takes connections; restarted up to 3 times",
+        "  judge: on rank 2, which joins no Ray",
+        "  prepare data (each): make",
+        "    once: skipped where /data/.done is found, which is written after success",
+        "  8000         finder: as its command says; guard: as its command has it",
+        "  10 min   the finder on every node (services.finder, ready.within)",
+    ):
+        assert line in text
+    text = render(plan(WORKER), redactor_for({}, settings_of({})))
+    assert "(if the head makes this node rank 2, which joins no Ray)" in text
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "where", "words"),
+    [
+        ({}, f"[services.a]\n{READY.replace('8000', '8265')}", "[services.a] ready", "dashboard"),
+        ({}, f"[services.a]\n{READY.replace('8000', '8266')}", "[services.a]", "the agent's own"),
+        ({}, f"[services.a]\n{READY.replace('8000', '10500')}", "[services.a]", "Ray's workers"),
+        (
+            {"AGENT_REWARD": "builtin"},
+            f"[services.a]\n{READY.replace('8000', '5000')}",
+            "[services.a] ready",
+            "which reward server has",
+        ),
+        ({}, f"[services.a]\n{READY}[services.b]\n{READY}", "[services.b] ready", "which a has"),
+        (
+            {**DSTACK, "DSTACK_NODE_RANK": "0"},
+            f'[services.a]\n{READY}where = "rank 3"',
+            "[services.a] where",
+            "rank 3 of 3",
+        ),
+        (
+            {"AGENT_LAUNCHER": "torchrun"},
+            f"[services.a]\n{READY.replace('8000', '6379')}",
+            "[services.a] ready",
+            "torchrun's (rendezvous)",
+        ),
+        (HEAD, f'[services.a]\n{READY}where = "rank 3"', "[services.a] where", "rank 3 of 3"),
+        (
+            {"AGENT_HEAD": "10.0.0.5"},
+            f'[services.a]\n{READY}where = "rank 2"\nalone = true',
+            "[services.a] where",
+            "a larger EXPECTED_WORKERS",
+        ),
+        (KUBERAY, f'[services.a]\n{READY}where = "every"', "[services.a] where", "no agent runs"),
+        (
+            KUBERAY,
+            '[prepare.a]\ncommand = "x"\nwhere = "every"',
+            "[prepare.a] where",
+            "no agent runs",
+        ),
+        ({"AGENT_REWARD_PORT": "8266"}, "[services.reward]\n", "[services.reward]", "agent's own"),
+    ],
+)
+def test_what_cannot_be(environ: dict[str, str], text: str, where: str, words: str) -> None:
+    """What meets on a port, or has no node to run on, is told by file, table and key."""
+    (problem,) = problems(environ, text)
+    assert problem.variable.startswith(f"AGENT_SERVICES=s.toml {where}")
+    assert words in problem.sentence()
+
+
+def test_no_secret_of_a_file_is_shown() -> None:
+    """A variable that is named as a secret, here or in a command, is masked as elsewhere."""
+    text = f"""
+[services.a]
+command = "HF_TOKEN=hush-0123456789 serve"
+ready.tcp = 8000
+env = {{ HF_TOKEN = "{SECRET}", A = "b" }}
+"""
+    made = plan(HEAD, text)
+    redactor = redactor_for({}, made.settings, made.told_by_file)
+    assert "hush-0123456789" not in render(made, redactor)
+    assert SECRET not in redactor.clean(f"my token is {SECRET}")
+
+
+def test_ports_of_a_ray_that_is_not_there() -> None:
+    """Where no Ray runs, by torchrun or on a node alone, its ports are anybody's."""
+    text = f"[services.a]\n{READY.replace('8000', '10500')}"
+    assert problems({"AGENT_LAUNCHER": "torchrun"}, text) == []
+    assert problems(HEAD, f'{text}where = "rank 3"\nalone = true') == []
+    assert problems(HEAD, f'{text}where = "rank 1"') != []
+
+
+def test_one_port_on_two_nodes() -> None:
+    """Services that never meet may have the same port."""
+    text = f'[services.a]\n{READY}[services.b]\n{READY}where = "workers"'
+    assert problems({}, text) == []
+
+
+def test_a_node_alone_has_a_rank_of_its_own() -> None:
+    """It comes on top of EXPECTED_WORKERS, also where the default is none at all."""
+    text = f'[services.a]\n{READY}where = "rank 1"\nalone = true'
+    assert problems({"AGENT_HEAD": "10.0.0.5"}, text) == []
+    assert problems({**HEAD, "EXPECTED_WORKERS": "0"}, text) == []
+    assert problems(HEAD, text.replace("rank 1", "rank 3")) == []
+
+
+def test_a_recipe_asks_the_server_of_a_row() -> None:
+    """The row stands for AGENT_REWARD: a recipe that may ask a server asks this one."""
+    environ = {**HEAD, "AGENT_JOB": "verl-grpo", "AGENT_MODEL": "/m", "AGENT_TRAIN_DATA": "/d"}
+    facts = replace(MACHINE, gpus=8, cpus=64, framework=Framework("verl", "/opt/verl", "0.9.1"))
+    loaded = load({**environ, "AGENT_SERVICES": "s.toml"}, None)
+    topology = resolve(environ, loaded.settings, facts)
+    for text, asks in (("[services.reward]\n", True), (f"[services.a]\n{READY}", False)):
+        file, _ = parse(text, "s.toml", loaded.settings)
+        job = make_plan(loaded, topology, facts, environ, {}, file).job
+        assert job is not None
+        assert any("{reward_url}" in word for word in job.argv) is asks
+
+
+def test_the_reward_url_follows_its_row() -> None:
+    """The row moves the reward server, and its URL is that of the node on which it lives."""
+    made = plan(HEAD, '[services.reward]\nwhere = "rank 1"\nready.within = "7m"')
+    (spec,) = made.all_services
+    assert made.services == ()
+    assert (spec.within, spec.deadline_variable) == (420.0, "services.reward, ready.within")
+    assert reward_url(made.all_services, Place("10.0.0.7")) == "http://10.0.0.7:5000/get_reward"
+    made = plan(HEAD, '[services.reward]\ncommand = "serve"\n')
+    assert made.all_services[0].command(Place()) == ["/bin/sh", "-c", "serve"]
+
+
+def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way, from the variable to the plan; what is wrong is told with the rest."""
+    monkeypatch.setattr(planning, "gather", lambda *_, **__: MACHINE)
+    file = tmp_path / "s.toml"
+    file.write_text(FILE.replace("/data", str(tmp_path)))
+    environ = {**HEAD, "AGENT_SERVICES": str(file)}
+    made = planning.plan_of(environ, ["true"])
+    assert [spec.name for spec in made.all_services] == ["finder", "judge"]
+    assert made.facts.disks == {f"{tmp_path}/.done": disk_of(f"{tmp_path}/x")}
+    file.write_text("[services.x]\n")
+    with pytest.raises(SettingsError) as caught:
+        planning.plan_of({**environ, "RAY_WORKER": "0"}, ["true"])
+    assert len(caught.value.problems) == 2
+    with pytest.raises(SettingsError) as caught:
+        planning.plan_of({**environ, "EXPECTED_WORKERS": "some"}, ["true"])
+    assert len(caught.value.problems) == 3
+    for path in (tmp_path / "none.toml", tmp_path):
+        with pytest.raises(SettingsError, match=r"AGENT_SERVICES: got .*there on every node"):
+            planning.plan_of({**environ, "AGENT_SERVICES": str(path)}, ["true"])
+
+
+def test_disks_are_named_alike() -> None:
+    """What lies beside each other lies on one disk, there or not."""
+    assert disk_of("/nowhere/at/all") == disk_of("/")
+    assert disk_of("/proc/x") == "proc"
+
+
+def test_the_example_is_right() -> None:
+    """The example for Search-R1 is a file that every node of a cluster can have."""
+    text = (EXAMPLES / "services/search-r1.toml").read_text(encoding="utf-8")
+    made = plan(HEAD, text)
+    assert [(spec.name, spec.port) for spec in made.all_services] == [("retriever", 8000)]
+    assert made.steps[0].once == "/root/data/nq_search/.prepared"

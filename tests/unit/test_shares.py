@@ -1,0 +1,243 @@
+"""The head's and a worker's decisions where torchrun starts the job: shares, verdicts, losses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.outcome import Kind
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.decisions.items import HERE
+from agent.decisions.shared import Order, OrderKind
+from agent.decisions.worker import state as w
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import PartEnd, PartOver, Seat
+from unit import workers
+from unit.heads import PREPARED, SUBMITTED, TERM, TICK, History, Story
+from unit.shares import DONE, STOPPED, by_torchrun, failed, own, tells
+
+if TYPE_CHECKING:
+    from agent.base.outcome import Outcome
+
+REPLACED = h.WorkerReplaced("agent2")
+STARTED: History = [(1.0, tells(2, at=1.0)), (2.0, SUBMITTED), (3.0, tells(2, at=3.0))]
+
+
+def end_of(*history: tuple[float, h.HeadEvent], workers: int = 1) -> Outcome:
+    """Return how a run ends to which this happens after its job was started."""
+    story = Story(by_torchrun(workers), [*STARTED, *history])
+    story.finish()
+    (end,) = story.ends
+    return end
+
+
+def test_alone_it_starts_at_once() -> None:
+    """With no worker, no service and no step there is nothing to wait for, not even an event."""
+    story = Story(by_torchrun(0), [])
+    then = head.deadline(story.state)
+    assert then is not None
+    story.take(TICK, then)
+    assert list(story.kinds()) == ["Submit"]
+    story.take(SUBMITTED, then)
+    story.take(own(DONE), 9.0)
+    assert [(end.kind, end.exit_code) for end in story.ends] == [(Kind.DONE, 0)]
+
+
+def test_shares_stand_in_the_order_of_ranks() -> None:
+    """The head first, then by the platform's ranks, then by the first hello; sizes beside them."""
+    history: History = [
+        (1.0, tells(4, at=1.0)),
+        (1.1, tells(3, at=1.1, rank=2)),
+        (1.2, tells(5, at=1.2)),
+        (1.3, tells(2, at=1.3, rank=1)),
+    ]
+    story = Story(by_torchrun(4), history)
+    assert list(story.state.parts) == [HERE, "agent2", "agent3", "agent4", "agent5"]
+    assert [part.size.gpus for part in story.state.parts.values()] == [8, 4, 4, 4, 4]
+    assert "5 node(s) ready: starting the job by torchrun" in story.said
+    assert "joined Ray" not in story.said
+
+
+@pytest.mark.parametrize(
+    ("history", "code", "words"),
+    [
+        ([(9.0, own(DONE)), (9.5, tells(2, DONE, 9.5))], 0, "succeeded"),
+        ([(9.0, own(failed(7, 3))), (9.5, tells(2, STOPPED, 9.5))], 7, "local rank 3 on pod0"),
+        ([(9.0, tells(2, failed(3), 9.0)), (9.5, own(STOPPED))], 3, "local rank 0 on pod2"),
+        # pod2's rank failed first, though torchrun there took longer to stop the others
+        ([(9.0, own(failed(1))), (9.5, tells(2, failed(7, ago=2.0), 9.5))], 7, "on pod2"),
+        ([(9.0, own(failed(1, ago=1.0))), (9.5, tells(2, failed(7), 9.5))], 1, "on pod0"),
+        ([(9.0, own(failed(-9))), (9.5, tells(2, STOPPED, 9.5))], 137, "SIGKILL"),
+        ([(9.0, own(failed(1, words="no data"))), (9.5, tells(2, STOPPED, 9.5))], 1, ": no data"),
+        (
+            [(9.0, own(failed(2, None))), (9.5, tells(2, STOPPED, 9.5))],
+            2,
+            "torchrun itself on pod0",
+        ),
+        # a share of an earlier attempt says nothing of this one
+        ([(9.0, own(failed(5), attempt=7)), (9.1, own(DONE)), (9.2, tells(2, DONE, 9.2))], 0, ""),
+    ],
+)
+def test_verdicts(history: History, code: int, words: str) -> None:
+    """The first rank that failed gives the code, its node and local rank are named."""
+    end = end_of(*history)
+    assert end.exit_code == code
+    assert words in end.reason
+    assert end.is_jobs_verdict
+
+
+@pytest.mark.parametrize(
+    ("history", "words"),
+    [
+        # the worker falls silent, and nobody else notices
+        ([], "lost a needed node: pod2, longer"),
+        # it says goodbye: AGENT_NODE_GRACE, too
+        ([(9.0, tells(2, at=9.0, gone=True))], "lost a needed node: pod2, longer"),
+        # its agent was started anew, and has none of the job's processes
+        (
+            [(9.0, REPLACED), (9.1, tells(3, at=9.1))],
+            "lost a needed node: pod2, longer",
+        ),
+        # the others fail since it is gone: that is no verdict of the job's
+        ([(9.0, own(failed(1)))], "lost a needed node while the job ran: pod2"),
+    ],
+)
+def test_a_lost_node_is_a_loss(history: History, words: str) -> None:
+    """Whatever the others' ranks say then, the end is 75 and names the node."""
+    end = end_of(*history)
+    assert (end.kind, end.exit_code) == (Kind.LOST, 75)
+    assert words in end.reason
+    assert not end.is_jobs_verdict
+
+
+def test_the_others_are_stopped_by_the_first_failure() -> None:
+    """One StopJob, and no end before all have told theirs or had their time."""
+    story = Story(by_torchrun(), STARTED)
+    story.take(own(failed(7)), 9.0)
+    assert (story.state.phase, list(story.kinds())) == (Phase.STOPPING, ["Submit", "StopJob"])
+    story.take(tells(2, at=9.1), 9.1)
+    assert story.state.phase is Phase.STOPPING
+    story.take(tells(2, STOPPED, 9.4), 9.4)
+    assert story.ends[0].exit_code == 7
+
+
+def test_a_stop_is_no_failure() -> None:
+    """Asked to stop, the run ends with 143, whatever the ranks make of their signal."""
+    end = end_of((9.0, TERM), (9.2, own(failed(1))), (9.4, tells(2, STOPPED, 9.4)))
+    assert (end.kind, end.exit_code) == (Kind.STOPPED, 143)
+
+
+def test_another_attempt_after_a_loss() -> None:
+    """It waits for the node again, and shares the job out anew among who is there."""
+    story = Story(by_torchrun(retries=1), [*STARTED, (9.0, REPLACED)])
+    story.take(own(failed(1)), 9.5)
+    assert [deed.id for deed in story.deeds if isinstance(deed, h.Submit)] == ["run-1"]
+    assert "Retry" in list(story.kinds())
+    story.take(tells(3, at=100.0), 100.0)
+    assert list(story.state.parts) == [HERE, "agent3"]
+    assert [deed.id for deed in story.deeds if isinstance(deed, h.Submit)] == ["run-1", "run-2"]
+
+
+ENDS = st.sampled_from([DONE, STOPPED, failed(7), failed(-9), failed(1, ago=1.0), failed(2, None)])
+BYES = st.sampled_from([False, False, True])
+EVENTS = st.one_of(
+    st.sampled_from([TICK, TICK, TERM, SUBMITTED, h.Submitted("run-2"), REPLACED]),
+    st.builds(own, ENDS, st.sampled_from([1, 1, 2])),
+    st.builds(tells, st.integers(2, 4), st.none() | ENDS, gone=BYES),
+    st.sampled_from(PREPARED),
+)
+PAUSES = st.sampled_from([0.0, 0.1, 1.0, 1.0, 5.0, 16.0, 61.0, 500.0])
+
+
+@given(
+    st.integers(0, 3), st.sampled_from([0, 0, 2]), st.lists(st.tuples(PAUSES, EVENTS), max_size=25)
+)
+def test_no_history_breaks_the_rules(
+    count: int, retries: int, drawn: list[tuple[float, h.HeadEvent]]
+) -> None:
+    """Each attempt is started once, stopped at most once; the end comes once, by a known code."""
+    story, now = Story(by_torchrun(count, retries=retries), []), 1.0
+    for pause, event in drawn:
+        now += pause
+        heard = event
+        if isinstance(event, h.WorkerReported):
+            heard = h.WorkerReported(replace(event.worker, heard=now))
+        story.take(heard, now)
+        runs = story.state.phase is Phase.RUNNING  # its own processes are watched, with no limit
+        assert runs or story.ends or head.deadline(story.state) is not None
+    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.Submit)]
+    stopped = [deed.id for deed in story.deeds if isinstance(deed, h.StopJob)]
+    assert len(set(submitted)) == len(submitted) <= retries + 1
+    assert set(stopped) <= set(submitted)
+    assert len(stopped) <= len(submitted)
+    if not story.finish():
+        pytest.fail("no end by time alone, and no rest")
+    if story.state.phase is Phase.RUNNING:
+        story.take(TERM, story.now)
+        story.finish()
+    (end,) = story.ends
+    assert end.exit_code in {0, 1, 2, 7, 69, 75, 137, 143}
+    assert end.reason
+
+
+# --- the worker ----------------------------------------------------------------------------------
+
+WORKER = replace(workers.goal(), by_torchrun=True)
+SEAT = Seat(1, (NodeSize(8), NodeSize(4)))
+RUN = w.Ordered(Order("head1", 1, OrderKind.RUN_PART, "job", 1, SEAT))
+STOP = w.Ordered(Order("head1", 2, OrderKind.STOP_PART, "job", 1))
+FOLLOWS: workers.History = [(1.0, workers.spoke()), (2.0, RUN)]
+
+
+def test_a_worker_follows_without_ray_and_starts_its_share() -> None:
+    """It joins by its report alone, and starts what the head orders, once."""
+    story = workers.Story(WORKER, FOLLOWS)
+    story.take(RUN, 3.0)
+    assert story.deeds == [w.StartPart(1, SEAT)]
+    assert story.state.joined
+    story.take(PartOver(1, failed(7)), 4.0)
+    assert story.state.part == PartOver(1, failed(7))
+    story.take(STOP, 5.0)
+    assert story.deeds[-1] == w.StopPart()
+
+
+def test_an_end_of_an_earlier_share_is_not_this_ones() -> None:
+    """What ends late belongs to its own attempt."""
+    again = w.Ordered(Order("head1", 3, OrderKind.RUN_PART, "job", 2, SEAT))
+    story = workers.Story(WORKER, [*FOLLOWS, (3.0, again)])
+    story.take(PartOver(1, PartEnd(1)), 4.0)
+    assert story.state.part is None
+
+
+def test_a_head_that_was_started_anew_has_no_such_job() -> None:
+    """Rank 0 went with the former head: this share is stopped, and the new head followed."""
+    story = workers.Story(WORKER, [*FOLLOWS, (5.0, workers.spoke(epoch=2))])
+    assert story.deeds[-1] == w.StopPart()
+    assert (story.state.attempt, story.state.phase) == (None, w.Phase.FOLLOWING)
+
+
+def test_a_plain_ray_head_is_no_head_for_it() -> None:
+    """Where a port is open and no agent answers, there is nothing to follow: 69 in time."""
+    story = workers.Story(WORKER, [(1.0, workers.spoke(epoch=None))])
+    assert story.finish()
+    assert story.ends[0].exit_code == 69
+
+
+def test_a_silent_head_is_left_with_75() -> None:
+    """As with Ray."""
+    story = workers.Story(WORKER, FOLLOWS)
+    assert story.finish()
+    assert story.ends[0].exit_code == 75
+
+
+def test_where_ray_runs_a_share_is_refused() -> None:
+    """An order that this worker's own plan does not have is not carried out."""
+    story = workers.Story(workers.goal(), [(1.0, workers.spoke()), (2.0, RUN)])
+    assert "is refused" in story.said
+    assert w.StartPart(1, SEAT) not in story.deeds

@@ -1,0 +1,207 @@
+"""Workers that fall silent: noticed by their connection, asked once, named with what is known."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import replace
+
+import anyio
+import pytest
+
+from agent.base.ports import port_map
+from agent.boot.silence import SilenceWatch
+from agent.control.sockets import bind
+from agent.decisions.head import state as h
+from agent.decisions.head.workers import NodeState
+from agent.runtime.waiting import NotYet, until
+from unit.heads import PAIR, TICK, History, Story, goal, job, nodes, word
+from unit.test_reports import BYE, LATE, POD1, Counter
+
+SILENT = h.WorkerSilent("agent2", "connection refused by 10.0.0.2:8266", ray_answers=False)
+AGENT_ONLY = replace(SILENT, ray_answers=True)
+WAITS = replace(POD1, ip="127.0.0.1", joined=True, news=0, hold=LATE)
+
+
+def state_of(story: Story) -> NodeState:
+    """Return how the second node stands."""
+    worker = story.state.fleet.workers["agent2"]
+    return worker.state(counts=worker.ip in story.state.fleet.alive)
+
+
+@pytest.mark.parametrize(
+    ("history", "state"),
+    [
+        ([(1, word(2, "joining Ray", joined=False))], NodeState.BOOTING),
+        ([(1, word(2, "joining Ray", joined=False)), (2, SILENT)], NodeState.SILENT),
+        (PAIR, NodeState.JOINED),
+        ([*PAIR, (9, AGENT_ONLY)], NodeState.SILENT),
+        ([*PAIR, (9, SILENT)], NodeState.LOST),
+        ([*PAIR, (9, nodes(dead=(2,)))], NodeState.LOST),
+        ([*PAIR, (9, SILENT), (12, word(2))], NodeState.JOINED),
+        ([*PAIR, (9, word(2, gone=True))], NodeState.LEFT),
+        ([*PAIR, (9, word(2, gone=True)), (10, SILENT)], NodeState.LEFT),
+    ],
+)
+def test_how_a_node_stands(history: History, state: NodeState) -> None:
+    """One word for each node, as the status shows it."""
+    assert state_of(Story(goal(1), history)) is state
+
+
+def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
+    """Its grace counts from there, though GCS still lists it; a word of it takes that back."""
+    story = Story(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
+    assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in story.said
+    assert "pod2 left Ray" in story.said
+    assert story.state.short_since == 9
+    story.take(word(2), 20)
+    assert story.state.short_since is None
+    assert "all needed nodes are back" in story.said
+
+
+def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
+    """GCS lists it for a while yet: only another node of Ray's says that the new one is in."""
+    again = word(2)
+    again = replace(again, worker=replace(again.worker, key="another"))
+    story = Story(goal(1), [*PAIR, (9, SILENT), (10, h.WorkerReplaced("agent2")), (12, again)])
+    story.take(nodes(2), 13)
+    assert story.state.fleet.alive == {}
+    head, old = nodes(2).nodes
+    new = replace(old, node_id="new")
+    story.take(h.RayNodes((head, old, new)), 14)
+    assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
+    story.take(h.RayNodes((head, replace(old, alive=False), new)), 15)
+    assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
+    assert story.state.fleet.dead == frozenset()
+
+
+def test_who_was_only_cut_off_counts_with_the_same_node() -> None:
+    """Its agent speaks again, and its Ray never died."""
+    story = Story(goal(1), [*PAIR, (9, SILENT), (10, nodes(2)), (12, word(2)), (13, nodes(2))])
+    assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
+
+
+def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
+    """The job goes on there: nothing is short."""
+    story = Story(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
+    assert "its Ray answers still" in story.said
+    assert (story.state.short_since, story.ends) == (None, [])
+
+
+def test_a_worker_that_stays_away_costs_the_attempt() -> None:
+    """After AGENT_NODE_GRACE from its silence the job is stopped, with the node's name."""
+    story = Story(goal(1), [*PAIR, (9, SILENT), (69, TICK), (70, job("STOPPED"))])
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (75, "node")
+    assert "pod2" in end.reason
+    assert "silent since: connection refused" in end.reason
+
+
+def test_ray_and_an_agent_may_disagree() -> None:
+    """Where GCS misses a node whose agent speaks, that is said."""
+    story = Story(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
+    assert "pod2 left Ray, though its agent answers: Ray does not know it any more" in story.said
+
+
+def test_a_spare_is_taken_for_the_next_attempt() -> None:
+    """Who joins a running attempt stays unused, which is said, until the next."""
+    story = Story(goal(1, retries=1), [*PAIR, (8, word(3)), (8, nodes(2, 3))])
+    assert "pod3 is one more than the running attempt needs: unused until another" in story.said
+    story.take(SILENT, 9)
+    story.take(job("FAILED", 1), 10)
+    story.take(TICK, 20)
+    assert story.deeds[-1] == h.Submit("run-2")
+    assert "pod2 was lost and is away; 2 of 2 node(s)" in story.said
+
+
+# --- how it is noticed -------------------------------------------------------------------------
+
+
+def watched(counter: Counter, port: int) -> tuple[SilenceWatch, list[h.WorkerSilent]]:
+    """Return a watch whose agents are at a port, and what it tells."""
+    told: list[h.WorkerSilent] = []
+    ports = replace(port_map(None, None, None), agent=port, node_manager=port)
+    return SilenceWatch(counter.reports, ports, told.append), told
+
+
+async def until_told(told: list[h.WorkerSilent]) -> None:
+    """Wait for a word."""
+
+    async def look() -> bool | NotYet:
+        return True if told else NotYet()
+
+    await until(look, 8.0)
+
+
+def closed_port() -> int:
+    """Return a port at which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_a_broken_connection_is_followed_by_one_question() -> None:
+    """An agent whose held report broke off, and which does not answer, has fallen silent."""
+    counter = Counter()
+    watch, told = watched(counter, closed_port())
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch.run)
+            with anyio.move_on_after(0.1):  # as aiohttp does where the peer is gone
+                await counter.reports.take(WAITS)
+            await until_told(told)
+            tasks.cancel_scope.cancel()
+
+    anyio.run(story)
+    assert [(one.key, one.ray_answers) for one in told] == [("agent1", False)]
+    assert "refused" in told[0].evidence
+
+
+def test_who_calls_again_at_once_is_not_asked() -> None:
+    """An agent breaks its report off, too, when it has something to say."""
+    counter = Counter()
+    watch, told = watched(counter, closed_port())
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch.run)
+            with anyio.move_on_after(0.1):
+                await counter.reports.take(WAITS)
+            await anyio.sleep(0.1)
+            with anyio.move_on_after(1.5):
+                await counter.reports.take(replace(WAITS, hello=None))
+            tasks.cancel_scope.cancel()
+
+    anyio.run(story)
+    assert told == []
+
+
+def test_who_is_overdue() -> None:
+    """Neither who waits for news, nor who left or was told already."""
+    counter = Counter()
+    counter.take(replace(WAITS, hold=0.0))
+    assert counter.reports.overdue() == []
+    counter.now += 16
+    assert counter.reports.overdue() == ["agent1"]
+    assert counter.reports.fell_silent("agent1")
+    assert counter.reports.overdue() == []
+    counter.take(replace(WAITS, hold=0.0, hello=None))
+    counter.now += 16
+    assert counter.reports.overdue() == ["agent1"]
+    counter.take(replace(WAITS, hold=0.0, hello=None, bye=BYE))
+    counter.now += 16
+    assert (counter.reports.overdue(), counter.reports.address_of("agent1")) == ([], None)
+    assert not counter.reports.fell_silent("agent1")
+
+
+def test_the_kernel_asks_where_nothing_is_said() -> None:
+    """A connection that the agent's port takes is dropped within 3 s of its peer's loss."""
+    (listener,) = bind(["127.0.0.1"], 0)
+    listener.setblocking(True)  # noqa: FBT003 - the socket module's own signature
+    with listener, socket.create_connection(listener.getsockname()):
+        taken, _ = listener.accept()
+        with taken:
+            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            found = [taken.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+            limit = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+    assert (found, limit) == ([1, 1, 2], 3000)

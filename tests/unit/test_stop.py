@@ -1,0 +1,89 @@
+"""`stop`: who may end a run through the head's port, and what the one who asks is told."""
+
+from __future__ import annotations
+
+import stat
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.control import stop as stop_verb
+from agent.control.http import ask
+from agent.control.server import Site
+from agent.control.sockets import bind
+from agent.record import control_key
+from unit.served import KEY, a_head, leave_key
+from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def test_the_key_in_the_run_folder_opens_it(tmp_path: Path) -> None:
+    """On the head's node no token is needed; the verb returns once the head is gone."""
+    leave_key(tmp_path, KEY)
+    with a_head() as head:
+        assert stop_verb.stop({"AGENT_PORT": str(head.port)}, tmp_path) == 0
+        assert head.stopped.is_set()
+
+
+def test_the_token_opens_it_and_the_key_no_more(tmp_path: Path) -> None:
+    """Where there is a token, it alone counts."""
+    leave_key(tmp_path, KEY)
+    with a_head(SECRET) as head:
+        assert ask(f"http://127.0.0.1:{head.port}/stop", KEY, post=True).status == 401
+        environ = {"AGENT_PORT": str(head.port), "RAY_AUTH_TOKEN": SECRET}
+        assert stop_verb.stop(environ, tmp_path) == 0
+
+
+@pytest.mark.parametrize("found", ["", "another"], ids=["no key", "a key of another run"])
+def test_without_proof_nothing_is_stopped(
+    found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever reaches the port may not end the run; the one who may is told how."""
+    if found:
+        leave_key(tmp_path, found)
+    with a_head() as head:
+        assert stop_verb.stop({"AGENT_PORT": str(head.port)}, tmp_path) == 69
+        assert not head.stopped.is_set()
+    assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
+
+
+def test_no_head_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """69, with the evidence."""
+    (free,) = bind(["127.0.0.1"], 0)
+    port = free.getsockname()[1]
+    free.close()
+    assert stop_verb.stop({"AGENT_PORT": str(port)}, tmp_path) == 69
+    assert "connection refused" in capsys.readouterr().err
+
+
+def test_a_worker_cannot_be_asked() -> None:
+    """A worker's port says whom to ask."""
+
+    async def answer() -> int:
+        (socket,) = bind(["127.0.0.1"], 0)
+        url = f"http://127.0.0.1:{socket.getsockname()[1]}/stop"
+        runner = await Site(token=None, ready=lambda: True, status=dict[str, object]).open([socket])
+        found = await anyio.to_thread.run_sync(lambda: ask(url, KEY, post=True))
+        await runner.cleanup()
+        return found.status
+
+    assert anyio.run(answer) == 409
+
+
+def test_a_key_is_its_users_alone(tmp_path: Path) -> None:
+    """Nobody else reads it, and a former life's is replaced, whatever its mode."""
+    folder = tmp_path / "latest" / "pod0"
+    folder.mkdir(parents=True)
+    (folder / control_key.FILE).write_text("old")
+    key = control_key.make(folder)
+    assert key is not None
+    assert [*control_key.found_in(tmp_path)] == [key]
+    assert stat.S_IMODE((folder / control_key.FILE).stat().st_mode) == 0o600
+
+
+def test_a_disk_that_takes_no_key(tmp_path: Path) -> None:
+    """A run without a key goes on: only the verb without a token has no way in."""
+    assert control_key.make(tmp_path / "nowhere") is None

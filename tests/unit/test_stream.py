@@ -1,0 +1,218 @@
+"""`/events`: who may read it, what is told when, and what a slow reader costs."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import anyio
+import pytest
+
+from agent.control import stream
+from agent.control.server import COOKIE, Control, Site
+from agent.control.sockets import bind
+from unit.served import a_log
+from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SECONDS = 20.0
+KEY = "0123456789abcdef"
+BY_KEY = {"Authorization": f"Bearer {KEY}"}
+BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
+
+
+class Head:
+    """A head's port with a status that the test changes."""
+
+    def __init__(self, token: str | None, *, is_head: bool = True) -> None:
+        (self.socket,) = bind(["127.0.0.1"], 0)
+        self.port = int(self.socket.getsockname()[1])
+        self.status: dict[str, Any] = {"role": "head", "phase": "booting", "seconds": 0.0}
+        self.looks = 0
+        self.up, self.over = threading.Event(), threading.Event()
+        more = {"warnings": ["a warning"]}
+        control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
+        self.site = Site(
+            token=token,
+            ready=lambda: True,
+            status=self._look,
+            control=control if is_head else None,
+        )
+
+    def _look(self) -> dict[str, object]:
+        self.looks += 1
+        return {**self.status, "seconds": time.monotonic()}
+
+    def live(self) -> None:
+        """Serve until the test is over."""
+        anyio.run(self._live)
+
+    async def _live(self) -> None:
+        runner = await self.site.open([self.socket])
+        self.up.set()
+        await anyio.to_thread.run_sync(self.over.wait)
+        await runner.cleanup()
+
+
+@contextlib.contextmanager
+def a_head(token: str | None = None, *, is_head: bool = True) -> Iterator[Head]:
+    """Have it served in a thread."""
+    head = Head(token, is_head=is_head)
+    thread = threading.Thread(target=head.live)
+    thread.start()
+    try:
+        assert head.up.wait(SECONDS)
+        yield head
+    finally:
+        head.over.set()
+        thread.join(SECONDS)
+        assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def reading(head: Head, headers: dict[str, str]) -> Iterator[http.client.HTTPResponse]:
+    """Open the stream."""
+    with contextlib.closing(
+        http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+    ) as connection:
+        connection.request("GET", "/events", headers=headers)
+        yield connection.getresponse()
+
+
+def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
+    """Return the next status of a stream."""
+    line, blank = answer.readline(), answer.readline()
+    assert line.startswith(b"data: ")
+    assert blank == b"\n"
+    data: dict[str, Any] = json.loads(line[6:])
+    return data
+
+
+def test_it_tells_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first status at once, then each that differs in more than its clock; else a beat."""
+    monkeypatch.setattr(stream, "BEAT", 3.0)
+    with a_head() as head, reading(head, BY_KEY) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"] == "text/event-stream"
+        assert answer.headers["Cache-Control"] == "no-store"
+        first = told(answer)
+        assert (first["phase"], first["warnings"]) == ("booting", ["a warning"])
+        head.status["phase"] = "running"
+        second = told(answer)
+        assert second["phase"] == "running"
+        assert second["seconds"] - first["seconds"] < 2.5
+        third = told(answer)
+        assert third["phase"] == "running"
+        assert third["seconds"] - second["seconds"] > 2.5
+
+
+@pytest.mark.parametrize(
+    ("token", "headers", "status"),
+    [
+        (None, {}, 401),
+        (None, {"Authorization": "Bearer wrong"}, 401),
+        (None, BY_KEY, 200),
+        (None, {**BY_KEY, "Origin": "https://evil.example"}, 403),
+        (None, {**BY_KEY, "Host": "evil.example"}, 421),
+        (SECRET, {}, 401),
+        (SECRET, BY_KEY, 401),
+        (SECRET, BY_TOKEN, 200),
+        (SECRET, {"Cookie": f"{COOKIE}=0"}, 401),
+    ],
+)
+def test_who_may_read(token: str | None, headers: dict[str, str], status: int) -> None:
+    """The token where there is one; without, the key on the node itself."""
+    with a_head(token) as head, reading(head, headers) as answer:
+        assert answer.status == status
+
+
+def test_the_page_s_cookie_opens_it() -> None:
+    """A browser that has signed in needs nothing else."""
+    with a_head(SECRET) as head:
+        with contextlib.closing(
+            http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+        ) as connection:
+            form = {"Content-Type": "application/x-www-form-urlencoded"}
+            connection.request("POST", "/login", f"token={SECRET}", form)
+            cookie = str(connection.getresponse().headers["Set-Cookie"]).partition(";")[0]
+        with reading(head, {"Cookie": cookie}) as answer:
+            assert told(answer)["phase"] == "booting"
+
+
+def test_a_worker_has_none() -> None:
+    """A worker's port says whom to ask."""
+    with a_head(is_head=False) as head, reading(head, BY_KEY) as answer:
+        assert answer.status == 409
+
+
+def test_what_only_the_token_shows() -> None:
+    """Without a token the status has no text of logs or findings: anybody asks for it."""
+    for token, headers, expected in ((None, {}, False), (SECRET, BY_TOKEN, True)):
+        with (
+            a_head(token) as head,
+            contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
+            ) as connection,
+        ):
+            connection.request("GET", "/status", headers=headers)
+            assert ("warnings" in json.loads(connection.getresponse().read())) is expected
+
+
+def test_so_many_and_no_more() -> None:
+    """All of them share one look; the one too many is told so, and takes a place that is free."""
+    with a_head() as head, contextlib.ExitStack() as readers:
+        first = contextlib.ExitStack()
+        assert first.enter_context(reading(head, BY_KEY)).status == 200
+        for _ in range(stream.MOST - 1):
+            assert told(readers.enter_context(reading(head, BY_KEY)))["phase"] == "booting"
+        assert head.looks < stream.MOST
+        with reading(head, BY_KEY) as answer:
+            assert answer.status == 503
+            assert "/status" in json.loads(answer.read())["error"]
+        first.close()
+        until = time.monotonic() + SECONDS
+        while time.monotonic() < until:
+            with reading(head, BY_KEY) as answer:
+                if answer.status == 200:
+                    return
+        raise AssertionError("the place of a reader that left is not free")
+
+
+def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who takes nothing is let go; others are served meanwhile, and the port closes in time."""
+    monkeypatch.setattr(stream, "SLOW", 1.0)
+    with a_head() as head:
+        head.status["padding"] = "x" * 8_000_000
+        with socket.create_connection(("127.0.0.1", head.port), SECONDS) as lazy:
+            asked = ("GET /events HTTP/1.1", "Host: localhost", f"Authorization: Bearer {KEY}")
+            lazy.sendall("\r\n".join([*asked, "", ""]).encode())
+            assert lazy.recv(10).startswith(b"HTTP/1.1")
+            with contextlib.closing(
+                http.client.HTTPConnection("127.0.0.1", head.port, timeout=2.0)
+            ) as connection:
+                connection.request("GET", "/livez")
+                assert connection.getresponse().status == 200
+            until = time.monotonic() + SECONDS
+            while head.site._stream._readers and time.monotonic() < until:  # noqa: SLF001 - its only sign
+                head.over.wait(0.05)
+            assert not head.site._stream._readers  # noqa: SLF001 - same
+
+
+def test_a_look_takes_a_small_part_of_the_loop() -> None:
+    """A status that takes long to make is looked at less often."""
+    now = [0.0]
+
+    def look() -> dict[str, object]:
+        now[0] += 0.2
+        return {}
+
+    made = stream.Stream(look, lambda: now[0])
+    made._look_again()  # noqa: SLF001 - its pace is its own affair
+    assert made._next_look == pytest.approx(10.0)  # noqa: SLF001 - same

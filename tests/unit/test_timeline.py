@@ -1,0 +1,71 @@
+"""The timeline of a run: each node's phases, as the page and the metrics tell them."""
+
+from __future__ import annotations
+
+from agent.decisions.head import state as h
+from agent.record.timeline import MOST, Timeline
+from unit.heads import RETRIEVER, SUBMITTED, History, Story, goal, job, nodes, word
+
+
+def seen(history: History, *services: str) -> Timeline:
+    """Return the timeline of a history."""
+    story, timeline = Story(goal(1, services=services), ()), Timeline()
+    for at, event in history:
+        story.take(event, at)
+        timeline.note(event, story.state, at)
+    return timeline
+
+
+def spans(timeline: Timeline, key: str) -> list[tuple[str, float]]:
+    """Return the phases of a node."""
+    return [(span.phase, span.start) for span in timeline.nodes[key]]
+
+
+def test_a_node_s_phases() -> None:
+    """Each phase counts from the first word of it; a goodbye ends the last."""
+    history: History = [
+        (1.0, word(2, "finding the head", joined=False)),
+        (3.0, word(2, "joining Ray", joined=False)),
+        (4.0, word(2, "joining Ray", joined=False)),
+        (9.0, word(2, heard=9.0)),
+        (20.0, word(2, gone=True)),
+        (25.0, word(2, gone=True)),
+    ]
+    assert spans(seen(history), "agent2") == [
+        ("finding the head", 1.0),
+        ("joining Ray", 3.0),
+        ("following the head", 9.0),
+        ("left", 20.0),
+    ]
+
+
+def test_a_silent_node_and_its_later_life() -> None:
+    """Silence is a phase of its own; an agent that was replaced is forgotten."""
+    silent = h.WorkerSilent("agent2", "connection refused")
+    timeline = seen([(1.0, word(2)), (5.0, silent)])
+    assert spans(timeline, "agent2") == [("following the head", 1.0), ("silent", 5.0)]
+    assert seen([(1.0, word(2)), (6.0, h.WorkerReplaced("agent2"))]).nodes == {}
+    assert seen([(5.0, silent)]).nodes == {}
+
+
+def test_the_head_s_phases() -> None:
+    """They are the decisions' own."""
+    history: History = [
+        (1.0, word(2)),
+        (2.0, nodes(2)),
+        (3.0, SUBMITTED),
+        (4.0, job("RUNNING")),
+        (60.0, job("SUCCEEDED", 0)),
+    ]
+    phases = seen(history).phases
+    assert [span.phase for span in phases] == ["booting", "submitting", "running", "leaving"]
+    assert [span.start for span in phases] == sorted(span.start for span in phases)
+
+
+def test_a_run_of_weeks_stays_small() -> None:
+    """The first phase of a node and the last ones are kept."""
+    phases = ("joining Ray", "following the head")
+    long: History = [(float(at), word(2, phases[at % 2])) for at in range(1000)]
+    kept = spans(seen(long, RETRIEVER), "agent2")
+    assert len(kept) == MOST
+    assert (kept[0][1], kept[-1][1]) == (0.0, 999.0)

@@ -1,0 +1,269 @@
+"""torchrun: what it is given of a command, on which node with which ranks, by which Python."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.errors import SettingsError
+from agent.boot import planning
+from agent.checks import Level
+from agent.node import torch_python
+from agent.node.facts import TorchPython
+from agent.plan.make_plan import make_plan
+from agent.plan.show import render
+from agent.plan.torchrun import Torchrun, problems
+from agent.settings import load
+from agent.settings.redact import redactor_for
+from agent.topology.resolve import resolve
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import Seat, fault_of, gpus_of, processes, runs_a_program, words_of
+from unit.captured import machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.plan.plan import Plan
+
+PYTHON = "/opt/conda/bin/python3"
+BY_TORCHRUN = {"AGENT_LAUNCHER": "torchrun"}
+HEAD = {**BY_TORCHRUN, "AGENT_HEAD": "10.0.0.5", "EXPECTED_WORKERS": "2"}
+WORKER = {**HEAD, "AGENT_HEAD": "10.0.0.9", "AGENT_NODE_IP": "10.0.0.5"}
+
+
+def plan_of(environ: dict[str, str], *command: str, gpus: int = 0) -> Plan:
+    """Make the plan of a machine that has torch and no Ray."""
+    loaded = load(environ, list(command) or None)
+    facts = machine(environ)
+    facts = replace(
+        facts,
+        gpus=gpus,
+        ray=replace(facts.ray, version=None),
+        torch=TorchPython(PYTHON, "2.13.0"),
+    )
+    topology = resolve(environ, loaded.settings, facts)
+    return make_plan(loaded, topology, facts, environ, {})
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python train.py --lr 1", "train.py --lr 1"),
+        ("python3 -m pkg.train a", "-m pkg.train a"),
+        ("/opt/conda/bin/python3.11 -u train.py", "train.py"),
+        ("train.py --lr 1", "train.py --lr 1"),
+        ("-m pkg.train", "-m pkg.train"),
+        ("./train.sh a b", "--no_python ./train.sh a b"),
+        ("accelerate launch x.py", "--no_python accelerate launch x.py"),
+    ],
+)
+def test_what_torchrun_is_given(command: str, words: str) -> None:
+    """A leading Python is dropped; a program that is none is started as it stands."""
+    assert fault_of(command.split()) is None
+    assert words_of(command.split()) == words.split()
+    assert runs_a_program(command.split()) == words.startswith("--no_python")
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        ("torchrun --nnodes 2 train.py", "torchrun itself"),
+        ("/opt/conda/bin/torchrun train.py", "torchrun itself"),
+        ("python -m torch.distributed.run train.py", "torch.distributed.run itself"),
+        ("python", "nothing for torchrun to run"),
+        ("python3 -m", "nothing for torchrun to run"),
+        ("python -O train.py", "'-O', a flag of Python's"),
+        ("python -c pass", "'-c', a flag of Python's"),
+    ],
+)
+def test_what_torchrun_cannot_run(command: str, named: str) -> None:
+    """Each is refused before anything starts, by what was given."""
+    (problem,) = problems(
+        load(BY_TORCHRUN, command.split()).settings, command.split(), wants_job=True
+    )
+    assert problem.variable == "--"
+    assert named in problem.got
+
+
+def test_a_run_needs_a_job_and_a_look_does_not() -> None:
+    """The rehearsal needs Ray: without a job of its own a run is refused, `doctor` is not."""
+    settings = load(BY_TORCHRUN).settings
+    (problem,) = problems(settings, None, wants_job=True)
+    assert problem.variable == "AGENT_LAUNCHER"
+    assert problems(settings, None, wants_job=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "remedy"),
+    [
+        ("DEBUG_RAY", "1", "unset"),
+        ("DEBUG_RAY", "post-mortem", "unset"),
+        ("AGENT_RUNTIME_ENV", '{"pip": ["x"]}', "in the environment"),
+        ("AGENT_WORKING_DIR", "/src", "where the code is"),
+        ("AGENT_RESOURCES", '{"h100": 8}', "unset"),
+        ("AGENT_JOB", "none", "a command after --"),
+        ("AGENT_JOB", "verl-grpo", "ray, or unset"),
+    ],
+)
+def test_what_only_ray_could_heed_is_refused(name: str, text: str, remedy: str) -> None:
+    """Each is named with its remedy; nothing is ignored in silence."""
+    with pytest.raises(SettingsError) as refused:
+        load({**BY_TORCHRUN, name: text})
+    told = {p.variable: p for p in refused.value.problems}
+    found = told.get("AGENT_LAUNCHER", told.get(name)) if text == "verl-grpo" else told[name]
+    assert found is not None
+    assert remedy in found.expected
+
+
+def test_a_recipe_of_torchruns_is_not_started_by_ray() -> None:
+    """The recipe says by what it is started; another launcher beside it is a contradiction."""
+    with pytest.raises(SettingsError) as refused:
+        load({"AGENT_JOB": "openrlhf-sft", "AGENT_LAUNCHER": "ray"})
+    assert "AGENT_LAUNCHER" in {problem.variable for problem in refused.value.problems}
+
+
+@pytest.mark.parametrize(
+    ("environ", "seen", "gpus", "count"),
+    [
+        ({}, 8, 8, 8),
+        ({}, 0, 0, 1),
+        ({"AGENT_NUM_CPUS": "4"}, 0, 0, 4),
+        ({"AGENT_NUM_CPUS": "4"}, 2, 2, 2),
+        ({"AGENT_NUM_GPUS": "3"}, 8, 3, 3),
+        ({"AGENT_NUM_GPUS": "0", "AGENT_NUM_CPUS": "2"}, 8, 0, 2),
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, 8, 2, 2),
+        ({"CUDA_VISIBLE_DEVICES": ""}, 8, 0, 1),
+        ({"HIP_VISIBLE_DEVICES": "4,5,6"}, 8, 3, 3),
+    ],
+)
+def test_processes_of_a_node(environ: dict[str, str], seen: int, gpus: int, count: int) -> None:
+    """Its GPUs, as far as the job is shown them; else AGENT_NUM_CPUS, else one."""
+    settings = load({**BY_TORCHRUN, **environ}).settings
+    assert gpus_of(settings, seen, environ) == gpus
+    assert processes(gpus, settings) == count
+
+
+def test_the_command_line_of_a_share() -> None:
+    """Rank, nodes, the head's address and the attempt; restarts are the agent's, not torch's."""
+    seat = Seat(1, (NodeSize(8), NodeSize(4)))
+    line = Torchrun(PYTHON, 6379, 4, 13.0).part(["python", "t.py", "x"], seat, "run-2", "fd00::1")
+    assert line == [
+        *(PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"),
+        *("--master_addr", "[fd00::1]", "--master_port", "6379", "--rdzv_id", "run-2"),
+        *("--nproc_per_node", "4", "--max_restarts", "0", "--monitor_interval", "0.05"),
+        *("t.py", "x"),
+    ]
+
+
+def test_the_environment_of_a_share() -> None:
+    """Another launcher's PET_* defaults go; the user's own shutdown timeout stays."""
+    given = {"PET_RDZV_ENDPOINT": "elsewhere:1", "PET_LOG_DIR": "/logs", "OMP_NUM_THREADS": "4"}
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2, "/e.json")
+    assert made == {
+        "PET_LOG_DIR": "/logs",
+        "OMP_NUM_THREADS": "4",
+        "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "13",
+        "AGENT_ATTEMPT": "2",
+        "TORCHELASTIC_ERROR_FILE": "/e.json",
+    }
+    own = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "5"}
+    made = Torchrun(PYTHON, 6379, 4, 13.7).environment(own, 1, "/e.json")
+    assert made["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"] == "5"
+
+
+@pytest.mark.parametrize(("environ", "rank"), [(HEAD, "0"), (WORKER, "'{rank}'")])
+def test_the_plan_shows_each_nodes_share(environ: dict[str, str], rank: str) -> None:
+    """Head and worker show torchrun's line; no Ray, no bridge, no check of Ray is left in it."""
+    plan = plan_of(environ, "python", "train.py", gpus=8)
+    text = render(plan, redactor_for(environ, plan.settings))
+    assert f"{PYTHON} -m torch.distributed.run --nnodes 3 --node_rank {rank} " in text
+    assert "--nproc_per_node 8" in text
+    assert "--max_restarts 0" in text
+    assert ("6379         torchrun's rendezvous" in text) == plan.topology.is_head
+    assert "8266" in text
+    for word in ("ray start", "ray-bridge", "Ray on this node", "Ray GCS", "RAY_prestart"):
+        assert word not in text
+    assert not plan.processes
+    assert not [finding for finding in plan.failed() if finding.check == "ray"]
+
+
+def test_no_torch_anywhere_is_a_refusal() -> None:
+    """It names the Pythons that were asked, and what to do."""
+    plan = plan_of(HEAD, "python", "train.py")
+    facts = replace(plan.facts, torch=TorchPython("/usr/bin/python3", None, ("/usr/bin/python3",)))
+    made = make_plan(load(HEAD, ["train.py"]), plan.topology, facts, HEAD, {})
+    (finding,) = [finding for finding in made.failed() if finding.check == "torch"]
+    assert "/usr/bin/python3" in finding.what
+    assert finding.remedy
+
+
+def test_a_public_address_needs_insisting() -> None:
+    """The rendezvous has no token auth: a token of the agent's guards nothing of it."""
+    public = {"eth0": ("8.8.4.4",)}
+    for extra, level in (({}, Level.FAIL), ({"AGENT_ALLOW_INSECURE": "1"}, Level.WARN)):
+        environ = {**BY_TORCHRUN, "RAY_AUTH_TOKEN": "secret-enough", **extra}
+        loaded = load(environ, ["train.py"])
+        facts = replace(machine(environ), interfaces=public, torch=TorchPython(PYTHON, "2.13"))
+        plan = make_plan(loaded, resolve(environ, loaded.settings, facts), facts, environ, {})
+        (finding,) = [finding for finding in plan.findings if finding.check == "addresses"]
+        assert finding.level is level
+
+
+def test_the_jobs_environment_has_no_ray_and_no_token() -> None:
+    """W&B's key is the job's, the cluster's token is the agent's; NCCL's interface is set."""
+    environ = {**HEAD, "RAY_AUTH_TOKEN": "secret-enough", "WANDB_API_KEY": "wandb-key-of-mine"}
+    found = plan_of(environ, "train.py").environment("10.0.0.5", "10.0.0.5")
+    assert found["WANDB_API_KEY"] == "wandb-key-of-mine"
+    assert found["NCCL_SOCKET_IFNAME"] == found["GLOO_SOCKET_IFNAME"] == "eth0"
+    assert [name for name in found if name.startswith("RAY_")] == []
+
+
+# --- which Python --------------------------------------------------------------------------------
+
+
+def torch_in(folder: Path, version: str = "2.12.1") -> dict[str, str]:
+    """Put something that looks like torch where Pythons find it."""
+    package = folder / "torch"
+    (package / "distributed").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('imported, which takes seconds')\n")
+    (package / "version.py").write_text(f"__version__ = '{version}'\n")
+    return {**os.environ, "PYTHONPATH": str(folder), "PATH": str(folder)}
+
+
+def test_a_named_python_is_asked_first(tmp_path: Path) -> None:
+    """The Python that the command names is the job's, and torch is not imported to be found."""
+    environ = torch_in(tmp_path)
+    package = tmp_path / "torch"
+    (package / "__init__.py").write_text("")
+    (package / "distributed" / "__init__.py").write_text("")
+    found = torch_python.find(environ, sys.executable)
+    assert found == TorchPython(sys.executable, "2.12.1")
+
+
+def test_a_named_python_without_torch_is_told(tmp_path: Path) -> None:
+    """Nobody else is asked: the job would run in that one."""
+    environ = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": ""}
+    found = torch_python.find(environ, sys.executable)
+    assert (found.version, found.asked) == (None, (sys.executable,))
+
+
+def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
+    """`torchrun` on PATH knows its own Python; `python` alone need not be there."""
+    environ = torch_in(tmp_path)
+    (tmp_path / "torch" / "__init__.py").write_text("")
+    (tmp_path / "torch" / "distributed" / "__init__.py").write_text("")
+    script = tmp_path / "torchrun"
+    script.write_text(f"#!{sys.executable}\n")
+    script.chmod(0o755)
+    assert torch_python.find(environ, "python").executable == sys.executable
+    assert torch_python.find(environ, None).version == "2.12.1"
+
+
+def test_a_plan_looks_for_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run with Ray starts no Python to ask it for torch."""
+    monkeypatch.setattr(torch_python, "find", lambda *_: pytest.fail("torch was looked for"))
+    assert planning.plan_of({}, ["true"]).facts.torch is None

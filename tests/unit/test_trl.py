@@ -1,0 +1,116 @@
+"""trl-grpo fits what joined, and its program takes what the recipe says it takes."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.bundled import trl_grpo
+from agent.work.recipes import trl
+from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from unit.recipe_words import flags_of
+
+SHAPES = {
+    "1x1": ((1,), 1, "1 GPU = 1 process; batch 128 = 1 × 8 × 16; 16 prompts × 8"),
+    "1x8": ((8,), 1, "8 GPUs = 8 processes; batch 128 = 8 × 8 × 2; 16 prompts × 8"),
+    "2x8": ((8, 8), 2, "16 GPUs = 16 processes; batch 128 = 16 × 8 × 1; 16 prompts × 8"),
+    "3x8": ((8, 8, 8), 1, "24 GPUs = 24 processes; batch 192 = 24 × 8 × 1; 24 prompts × 8"),
+    "16x8": ((8,) * 16, 1, "128 GPUs = 128 processes; batch 1024 = 128 × 8 × 1"),
+    "2x4 TP 4": ((4, 4), 4, "8 GPUs = 8 processes; batch 128 = 8 × 8 × 2"),
+    "uneven": ((8, 8, 4), 4, "20 GPUs = 20 processes; batch 160 = 20 × 8 × 1"),
+    "CPUs": ((0, 0), 1, "each process: batch 8 = 8 × 1; 1 prompt × 8"),
+}
+
+
+def asked(
+    gpus: tuple[int, ...],
+    *args: str,
+    tensor_parallel: int = 1,
+    scores: bool = True,
+    eval_data: str = "",
+) -> Asked:
+    """Return what is asked for on nodes of so many GPUs."""
+    return Asked(
+        "trl-grpo",
+        tuple(NodeSize(count) for count in gpus),
+        trl.VERSIONS[-1],
+        "Qwen/Qwen2.5-0.5B",
+        "/data/train.jsonl",
+        eval_data=eval_data,
+        checkpoints="/ckpt",
+        tensor_parallel=tensor_parallel,
+        args=args,
+        scores=scores,
+        wandb=True,
+        python="/env/bin/python",
+    )
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape(shape: str) -> None:
+    """The program's own parser takes the command, and an update is whole groups of answers."""
+    gpus, tensor_parallel, told = SHAPES[shape]
+    what = asked(gpus, tensor_parallel=tensor_parallel, eval_data="/data/eval.jsonl")
+    command = trl.make(what)
+    assert command.argv[0] == "/env/bin/python"
+    assert command.argv[1] == trl_grpo.__file__, "torchrun starts it by its file"
+    taken = trl_grpo.parser().parse_args(command.argv[2:])
+    assert told in command.notes[0]
+    assert taken.cpu == (not any(gpus))
+    assert taken.vllm_tensor_parallel_size == (0 if tensor_parallel == 1 else tensor_parallel)
+    assert (taken.reward_url, taken.checkpoints) == ("{reward_url}", "/ckpt")
+    assert taken.wandb
+    assert set(command.why) == {f"--{flag}" for flag in flags_of(command, after=2)}
+
+
+def test_the_recipe_knows_its_programs_flags() -> None:
+    """What AGENT_JOB_ARGS may hold is what the program's parser takes, word for word."""
+    words = {
+        action.option_strings[0][2:]: "0" if action.nargs == 0 else str(action.nargs or 1)
+        for action in trl_grpo.parser()._actions  # noqa: SLF001 - argparse has no other way
+        if not isinstance(action, argparse._HelpAction)  # noqa: SLF001 - same
+    }
+    assert words == trl.FLAGS
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (asked((0, 8)), "the head has no GPU"),
+        (asked((8,), scores=False), "nothing gives rewards"),
+        (asked((8,), "--num-generations", "1"), "at least 2, to compare"),
+        (asked((8,), "--num-generations", "0"), "must be at least 1"),
+        (asked((1,), "--num_generations", "4"), "did you mean --num-generations?"),
+        (asked((1,), "--per-device-train-batch-size", "3"), "no whole groups of 8"),
+        (asked((0,), "--per-device-train-batch-size", "4"), "no whole groups of 8"),
+        (asked((4, 6), tensor_parallel=4), "do not fit nodes of 4 and 6"),
+        (asked((0,), tensor_parallel=2), "do not fit nodes of 0"),
+    ],
+)
+def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
+    """Rewards, whole groups and engines within nodes are needed, and processes of one kind."""
+    with pytest.raises(MisfitError) as misfit:
+        trl.make(what)
+    assert said in str(misfit.value)
+
+
+@given(
+    st.lists(st.integers(1, 8), min_size=1, max_size=16),
+    st.integers(2, 9),
+    st.one_of(st.none(), st.integers(1, 9)),
+)
+def test_an_update_is_whole_groups(gpus: list[int], group: int, each: int | None) -> None:
+    """GRPOConfig refuses anything else, after every process has loaded its model's framework."""
+    args = ["--num-generations", str(group)]
+    args += [] if each is None else ["--per-device-train-batch-size", str(each)]
+    try:
+        command = trl.make(asked(tuple(gpus), *args))
+    except MisfitError:
+        assert each is not None, "the recipe's own sizes always fit"
+        return
+    taken = trl_grpo.parser().parse_args(command.argv[2:])
+    batch = taken.per_device_train_batch_size * taken.gradient_accumulation_steps * sum(gpus)
+    assert batch % group == 0

@@ -1,0 +1,169 @@
+"""TRL's program asks for rewards until they are there, and never makes them up."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.bundled import trl_grpo
+from agent.bundled.trl_grpo import RewardError, Rewards, SetupError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+Reply = tuple[int, dict[str, str], bytes]
+
+
+class Server:
+    """A reward server that replies what a test says, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[dict[str, Any]] = []
+        self.replies: list[Reply] = []
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                server.asked.append(asked)
+                scored = json.dumps({"rewards": [len(text) for text in asked["query"]]}).encode()
+                code, headers, body = server.replies.pop(0) if server.replies else (200, {}, scored)
+                self.send_response(code)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, *_: object) -> None:
+                """Say nothing of each request."""
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._http.server_address[1]}/get_reward"
+        self._thread = threading.Thread(target=self._http.serve_forever, args=(0.01,))
+        self._thread.start()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._http.shutdown()
+        self._thread.join()
+        self._http.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    """Serve for one test."""
+    running = Server()
+    yield running
+    running.close()
+
+
+def test_every_answer_gets_its_reward(server: Server) -> None:
+    """The text is prompt and answer; labels go along; many answers take several requests."""
+    rewards = Rewards(server.url, 5, "label")
+    answers = ["x" * number for number in range(130)]
+    got = rewards(prompts=["ab"] * 130, completions=answers, label=["7"] * 130, trainer_state=None)
+    assert got == [float(2 + number) for number in range(130)]
+    assert [len(asked["query"]) for asked in server.asked] == [64, 64, 2]
+    assert server.asked[2] == {
+        "query": ["ab" + answers[128], "ab" + answers[129]],
+        "prompts": ["ab", "ab"],
+        "labels": ["7", "7"],
+    }
+
+
+def test_a_chat_is_scored_by_its_text(server: Server) -> None:
+    """Messages are joined, on both sides; without a label's key no labels are sent."""
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
+    answer = [{"role": "assistant", "content": "2"}]
+    Rewards(server.url, 5, "")(prompts=[chat], completions=[answer], label=["2"])
+    assert server.asked == [{"query": ["be brief\n1+12"], "prompts": ["be brief\n1+1"]}]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        (503, {"Retry-After": "0"}, b"busy"),
+        (500, {}, b"oops"),
+        (429, {"Retry-After": "soon"}, b"later"),
+        (200, {"Content-Length": "9"}, b"{}"),
+    ],
+)
+def test_a_server_that_is_busy_is_asked_again(server: Server, reply: Reply) -> None:
+    """What may be over soon is waited for: the second reply counts."""
+    server.replies = [reply]
+    assert Rewards(server.url, 5, "")(prompts=["a"], completions=["b"]) == [2.0]
+    assert len(server.asked) == 2
+
+
+@pytest.mark.parametrize(
+    ("reply", "said"),
+    [
+        ((400, {}, b'{"error": "labels: 2, not 1"}'), "refuses to score: 400"),
+        ((404, {}, b"no such page"), "refuses to score: 404 no such page"),
+        ((200, {}, b"<html>"), "replied '<html>', and not `rewards` with 1 finite numbers"),
+        ((200, {}, b'{"rewards": []}'), "and not `rewards`"),
+        ((200, {}, b'{"rewards": [NaN]}'), "and not `rewards`"),
+        ((200, {}, b'{"rewards": ["1"]}'), "and not `rewards`"),
+        ((200, {}, b"[1]"), "and not `rewards`"),
+    ],
+)
+def test_a_wrong_reply_ends_it_at_once(server: Server, reply: Reply, said: str) -> None:
+    """Asking the same again would not help, and a guess would poison the training."""
+    server.replies = [reply]
+    with pytest.raises(RewardError) as refused:
+        Rewards(server.url, 5, "")(prompts=["a"], completions=["b"])
+    assert said in str(refused.value)
+    assert len(server.asked) == 1
+
+
+def test_a_server_that_is_gone_ends_it_in_time(server: Server) -> None:
+    """The last evidence and the address stand in the error."""
+    url = server.url
+    rewards = Rewards(url, 0.5, "")
+    assert rewards(prompts=["a"], completions=["b"]) == [2.0]
+    server.replies = [(503, {"Retry-After": "60"}, b"overloaded")]
+    with pytest.raises(RewardError, match=r"no rewards for 0\.5 s: 503 overloaded"):
+        rewards(prompts=["a"], completions=["b"])
+
+
+def test_nobody_there_is_said() -> None:
+    """A refused connection is tried until the time is over."""
+    with socket.socket() as taken:  # bound, so that nobody else listens there
+        taken.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
+        with pytest.raises(RewardError, match=r"no rewards for 0\.4 s: .*refused; is it up"):
+            Rewards(url, 0.4, "")(prompts=["a"], completions=["b"])
+
+
+def test_the_newest_whole_checkpoint_counts(tmp_path: Path) -> None:
+    """By number, not by name; one that was being written when all ended does not count."""
+    assert trl_grpo.last_checkpoint(tmp_path / "none") is None
+    for name, state in (
+        ("checkpoint-9", '{"global_step": 9}'),
+        ("checkpoint-10", '{"global_step": 10}'),
+        ("checkpoint-11", '{"global_st'),
+        ("checkpoint-x", '{"global_step": 99}'),
+        ("checkpoint-12", None),
+    ):
+        (tmp_path / name).mkdir()
+        if state is not None:
+            (tmp_path / name / "trainer_state.json").write_text(state)
+    assert trl_grpo.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+
+
+def test_further_configuration() -> None:
+    """Values are JSON where they are that; a name that GRPOConfig has not is refused."""
+    known = {"epsilon", "use_vllm", "loss_type", "top_k"}
+    pairs = ["epsilon=0.2", "use_vllm=True", "loss_type=dapo", "top_k=null"]
+    read = trl_grpo.further(pairs, known)
+    assert read == {"epsilon": 0.2, "use_vllm": True, "loss_type": "dapo", "top_k": None}
+    for wrong in ("epsilom=0.2", "epsilon"):
+        with pytest.raises(SetupError, match=f"--config {wrong}: expected NAME=VALUE"):
+            trl_grpo.further([wrong], known)

@@ -1,0 +1,83 @@
+"""docs/troubleshooting.md says what is: it is not stale, and each row's answer is there, tested."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.checks import CHECKS, Level, examine
+from agent.decisions.remedies import CAUSES
+from agent.decisions.remedies.noise import NOISE
+from troubles.__main__ import main
+from troubles.bad_machine import findings
+from troubles.pains import PAINS, Pain
+from unit.test_architecture import ROOT
+from unit.worlds import MACHINE, settings_of, topology_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BY_CHECK = {f.check for f in examine(MACHINE, settings_of({}), topology_of({}))}
+ELSEWHERE = {
+    *("versions of hello", "agreement", "ways between nodes", "reward from each node"),
+    *("AGENT_WORKING_DIR", "AGENT_RAY_ARGS"),
+}
+"""Answers that are checked apart from `examine`: between nodes, or as a setting."""
+
+
+def test_the_page_is_not_stale(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is committed is what `./scripts/troubleshooting` writes."""
+    assert (main(["--check"]), capsys.readouterr().out) == (0, "")
+
+
+def test_a_stale_page_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--check writes nothing; without it the page is written."""
+    (tmp_path / "docs").mkdir()
+    monkeypatch.setattr("troubles.__main__.ROOT", tmp_path)
+    monkeypatch.setattr("troubles.__main__.page", lambda _root: "a page")
+    assert main(["--check"]) == 1
+    assert (
+        "docs/troubleshooting.md is stale: run ./scripts/troubleshooting" in capsys.readouterr().out
+    )
+    assert not (tmp_path / "docs/troubleshooting.md").exists()
+    assert main([]) == 0
+    assert main(["--check"]) == 0
+
+
+def test_all_rows_are_there() -> None:
+    """Forty-four rows; one without an answer says what is open."""
+    assert [pain.number for pain in PAINS] == list(range(1, 45))
+    assert all(pain.answers or pain.is_open for pain in PAINS)
+
+
+@pytest.mark.parametrize("pain", PAINS, ids=lambda pain: str(pain.number))
+def test_each_answers_test_exists(pain: Pain) -> None:
+    """A row names tests that are in the file that it names, down to the row of their table."""
+    for answer in pain.answers:
+        path, _, test = answer.test.partition("::")
+        name, _, row = test.partition("[")
+        text = (ROOT / path).read_text()
+        assert re.search(rf"^def {name}\(", text, re.MULTILINE), answer.test
+        assert not row or f'"{row.rstrip("]")}": (' in text, answer.test
+
+
+@pytest.mark.parametrize("pain", PAINS, ids=lambda pain: str(pain.number))
+def test_each_answer_is_known_to_the_agent(pain: Pain) -> None:
+    """What is checked is a check's name, what is explained the key of a known line."""
+    keys = {row.key for row in (*CAUSES, *NOISE)}
+    for answer in pain.answers:
+        if answer.how == "checked":
+            assert answer.what in BY_CHECK | ELSEWHERE
+        elif answer.how == "explained":
+            assert answer.what in keys
+
+
+def test_the_bad_machine_shows_nearly_every_check() -> None:
+    """Of all checks, only those that need another machine are not shown at their worst."""
+    fine = {finding.check for finding in findings() if finding.level is Level.OK}
+    assert fine <= {"proxies"}
+    assert len(findings()) == len(CHECKS)

@@ -1,0 +1,134 @@
+"""Prepare steps by order: nodes that share a disk take turns, whoever is gone has had its turn."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.items import ItemWord, Step
+from agent.work.prepare import PrepareStep, by_order
+from agent.work.where import ON_EVERY, ON_HEAD
+from unit.heads import TICK, History, Story, goal, nodes, word
+from unit.worlds import MACHINE
+
+DATA = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
+MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
+HERE_DONE = (2.0, h.StepOver("data"))
+
+
+def of(*steps: PrepareStep) -> h.Goal:
+    """Return a goal with steps of a file; the head's disk is the shared one."""
+    return replace(goal(3), steps=steps, disks={"/shared/.data": "nfs"})
+
+
+def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
+    """Return a worker's first words: its machine, and that it waits."""
+    facts = replace(MACHINE, disks={"/shared/.data": disk})
+    return [(at, h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)), says(n, at=at)]
+
+
+def says(n: int, *over: str, at: float, gone: bool = False) -> tuple[float, h.HeadEvent]:
+    """Return a worker's word of the steps that are over there."""
+    items = tuple(ItemWord(name, Step.READY) for name in over)
+    return at, word(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
+
+
+def orders(story: Story) -> list[tuple[str, str]]:
+    """Name what was ordered, and where."""
+    return [(deed.name, deed.node) for deed in story.deeds if isinstance(deed, h.RunStep)]
+
+
+STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
+    "the head is first": ((DATA,), hello(2), []),
+    "then one worker": ((DATA,), [*hello(2), *hello(3), HERE_DONE], [("data", "agent2")]),
+    "and then the next": (
+        (DATA,),
+        [*hello(2), *hello(3), HERE_DONE, says(2, "data", at=3), says(2, "data", at=4)],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "a disk of one's own is nobody's affair": (
+        (DATA,),
+        [*hello(2, "disk of 2"), *hello(3, "disk of 3")],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "who comes late finds it": (
+        (DATA,),
+        [HERE_DONE, *hello(2, at=9.0)],
+        [("data", "agent2")],
+    ),
+    "one that leaves has had its turn": (
+        (DATA,),
+        [HERE_DONE, *hello(2), *hello(3), says(2, at=4, gone=True)],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "so has one that was replaced": (
+        (DATA,),
+        [HERE_DONE, *hello(2), *hello(3), (4, h.WorkerReplaced("agent2"))],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "and one that fell silent": (
+        (DATA,),
+        [HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
+        [("data", "agent2"), ("data", "agent3")],
+    ),
+    "one step after another": (
+        (DATA, MORE),
+        [HERE_DONE, *hello(2), says(2, "data", at=4), says(2, "data", "more", at=5)],
+        [("data", "agent2"), ("more", "agent2")],
+    ),
+    "without a marker nobody waits": (
+        (MORE,),
+        [*hello(2), *hello(3)],
+        [("more", "agent2"), ("more", "agent3")],
+    ),
+    "one that has it from an earlier head": (
+        (DATA, MORE),
+        [(1, hello(2)[0][1]), says(2, "data", at=2)],
+        [("more", "agent2")],
+    ),
+    "a step of the head's own": ((replace(DATA, where=ON_HEAD),), hello(2), []),
+}
+
+
+@pytest.mark.parametrize(("steps", "history", "expected"), STORIES.values(), ids=STORIES.keys())
+def test_turns(
+    steps: tuple[PrepareStep, ...], history: History, expected: list[tuple[str, str]]
+) -> None:
+    """What happens decides who prepares next."""
+    assert orders(Story(of(*steps), history)) == expected
+
+
+@given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))
+def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
+    """Whatever happens, one node at most works on a shared disk, and nobody is forgotten."""
+    story = Story(of(DATA), [HERE_DONE])
+    working: list[str] = []
+    for at, (n, kind) in enumerate(events, 3):
+        before = len(orders(story))
+        key = f"agent{n}"
+        if kind == "hello" and key not in story.state.fleet.workers:
+            for _, event in hello(n, at=float(at)):
+                story.take(event, float(at))
+        elif kind == "over" and key in working:
+            working.remove(key)
+            story.take(says(n, "data", at=float(at))[1], float(at))
+        elif kind == "gone":
+            working = [one for one in working if one != key]
+            story.take(h.WorkerReplaced(key), float(at))
+        working += [node for _, node in orders(story)[before:]]
+        assert len(working) <= 1
+        assert all(queue[0] in working for queue in story.state.turns.queues.values())
+
+
+def test_what_is_by_order() -> None:
+    """The first step that needs an order, and every one after it, so that their order stays."""
+    plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
+    last = replace(plain, name="last")
+    assert by_order((plain, replace(plain, where=ON_HEAD))) == ()
+    assert by_order((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
+    assert head.first_state(of(DATA)).turns.queues == {("data", "nfs"): ("head",)}

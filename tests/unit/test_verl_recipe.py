@@ -1,0 +1,418 @@
+"""verl's recipes: sized from the nodes, in each version's words, or refused with what would fit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.work.recipes import verl
+from agent.work.recipes.recipe import Asked, Command, MisfitError, NodeSize, Version
+from agent.work.recipes.verl import make, reward_function
+
+RELEASES = verl.VERSIONS
+MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
+TENSOR = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
+
+
+def nodes(text: str, cpus: int | None = 64) -> tuple[NodeSize, ...]:
+    """Read `2x8` or `8,8,4`; `0/2` is a node of no GPUs and two CPUs."""
+    if "x" in text:
+        count, gpus = map(int, text.split("x"))
+        return (NodeSize(gpus, cpus),) * count
+    parts = [part.partition("/") for part in text.split(",")]
+    return tuple(NodeSize(int(gpus), int(own) if own else cpus) for gpus, _, own in parts)
+
+
+def asked(  # noqa: PLR0913 - a test says only what it is about
+    shape: str = "2x8",
+    version: Version = (0, 9, 1),
+    *args: str,
+    recipe: str = "verl-grpo",
+    tensor_parallel: int = 1,
+    cpus: int | None = 64,
+    eval_data: str = "",
+    scores: bool = False,
+    wandb: bool = False,
+) -> Asked:
+    """Return what is asked of the recipe, by default GRPO on 2×8 of the newest version."""
+    return Asked(
+        recipe=recipe,
+        nodes=nodes(shape, cpus),
+        version=version,
+        model="Qwen/Qwen2.5-7B",
+        train_data="/data/train.parquet",
+        eval_data=eval_data,
+        checkpoints="/data/checkpoints",
+        tensor_parallel=tensor_parallel,
+        args=args,
+        scores=scores,
+        wandb=wandb,
+    )
+
+
+def arguments(command: Command) -> dict[str, str]:
+    """Return the command's arguments by key."""
+    assert command.argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
+    pairs = [argument.partition("=") for argument in command.argv[3:]]
+    keys = [key.lstrip("+") for key, _, _ in pairs]
+    assert len(keys) == len(set(keys)), "a key stands twice"
+    return {key: value for key, (_, _, value) in zip(keys, pairs, strict=True)}
+
+
+@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("recipe", ["verl-grpo", "verl-ppo"])
+@pytest.mark.parametrize(
+    ("shape", "tensor_parallel", "groups", "batches", "said"),
+    [
+        ("1x1", 1, (1, 1), (1024, 256), "1 GPU = 1 engine × 1; batch 1024 = 4 × 256"),
+        ("1x8", 1, (1, 8), (1024, 256), "8 GPUs = 8 engines × 1; batch 1024 = 4 × 256"),
+        ("2x8", 2, (2, 8), (1024, 256), "16 GPUs = 8 engines × 2; batch 1024 = 4 × 256"),
+        ("3x8", 1, (3, 8), (1056, 264), "24 GPUs = 24 engines × 1; batch 1056 = 4 × 264"),
+        ("16x8", 8, (16, 8), (1024, 256), "128 GPUs = 16 engines × 8; batch 1024 = 4 × 256"),
+        ("2x4", 4, (2, 4), (1024, 256), "8 GPUs = 2 engines × 4; batch 1024 = 4 × 256"),
+        ("2x4", 8, (2, 4), (1024, 256), "8 GPUs = 1 engine × 8; batch 1024 = 4 × 256"),
+        ("8,8,4", 2, (5, 4), (1040, 260), "20 GPUs = 10 engines × 2; batch 1040 = 4 × 260"),
+        ("8,6", 2, (7, 2), (1008, 252), "14 GPUs = 7 engines × 2; batch 1008 = 4 × 252"),
+        ("0/8,8,8", 4, (2, 8), (1024, 256), "16 GPUs = 4 engines × 4; batch 1024 = 4 × 256"),
+    ],
+)
+def test_the_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
+    version: Version,
+    recipe: str,
+    shape: str,
+    tensor_parallel: int,
+    groups: tuple[int, int],
+    batches: tuple[int, int],
+    said: str,
+) -> None:
+    """Every shape is cut into equal groups, with batches that all GPUs share evenly."""
+    command = make(asked(shape, version, recipe=recipe, tensor_parallel=tensor_parallel))
+    found = arguments(command)
+    assert (int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])) == groups
+    assert (int(found["data.train_batch_size"]), int(found[MINI])) == batches
+    assert int(found[TENSOR]) == tensor_parallel
+    assert command.notes[0] == said
+    assert set(command.why) == set(found)
+    assert all(command.why.values())
+
+
+def test_the_versions_are_those_that_differ() -> None:
+    """The newest patch of each minor release, and 0.7.0, whose keys and CPUs are its own."""
+    assert verl.VERSIONS == ((0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+
+
+def test_grpo_and_ppo_differ_where_they_should() -> None:
+    """Groups and a reference for one, a critic for the other."""
+    grpo, ppo = (arguments(make(asked(recipe=name))) for name in ("verl-grpo", "verl-ppo"))
+    assert grpo["algorithm.adv_estimator"] == "grpo"
+    assert grpo["actor_rollout_ref.rollout.n"] == "8"
+    assert grpo["actor_rollout_ref.actor.use_kl_loss"] == "True"
+    assert ppo["algorithm.adv_estimator"] == "gae"
+    assert ppo["actor_rollout_ref.rollout.n"] == "1"
+    assert ppo["critic.model.path"] == "Qwen/Qwen2.5-7B"
+    assert "critic.model.path" not in grpo
+    assert "actor_rollout_ref.actor.use_kl_loss" not in ppo
+
+
+def test_it_saves_and_resumes() -> None:
+    """Verl's own default saves nothing, and so would have nothing to resume."""
+    found = arguments(make(asked()))
+    assert found["trainer.default_local_dir"] == "/data/checkpoints"
+    assert found["trainer.resume_mode"] == "auto"
+    assert int(found["trainer.save_freq"]) > 0
+
+
+def test_without_eval_data_nothing_is_evaluated() -> None:
+    """Verl reads a validation file in any case: the training data, and does nothing with it."""
+    command = make(asked())
+    found = arguments(command)
+    assert found["data.val_files"] == "/data/train.parquet"
+    assert found["trainer.val_before_train"] == "False"
+    assert "trainer.test_freq" not in found
+    assert any("AGENT_EVAL_DATA" in note for note in command.notes)
+    found = arguments(make(asked(eval_data="/data/test.parquet")))
+    assert found["data.val_files"] == "/data/test.parquet"
+    assert int(found["trainer.test_freq"]) > 0
+
+
+@pytest.mark.parametrize(
+    ("wandb", "logger"), [(True, '["console","wandb"]'), (False, '["console"]')]
+)
+def test_wandb_is_logged_to_where_there_is_a_key(*, wandb: bool, logger: str) -> None:
+    """Verl's default logs to W&B in any case, and ends where nobody is logged in."""
+    assert arguments(make(asked(wandb=wandb)))["trainer.logger"] == logger
+
+
+@pytest.mark.parametrize("version", RELEASES)
+def test_a_reward_server_is_asked_by_our_function(version: Version) -> None:
+    """Its keys moved in 0.7.1, and 0.6 awaits it only in asynchronous rollouts."""
+    command = make(asked(version=version, scores=True))
+    root = "custom_reward_function" if version < (0, 7, 1) else "reward.custom_reward_function"
+    found = arguments(command)
+    assert found[f"{root}.path"] == reward_function()
+    assert found[f"{root}.name"] == "compute_score"
+    assert f"+{root}.reward_kwargs.url='{{reward_url}}'" in command.argv
+    mode = found.get("actor_rollout_ref.rollout.mode")
+    assert mode == ("async" if version < (0, 7) else None)
+    assert not [key for key in arguments(make(asked(version=version))) if "reward" in key]
+
+
+def test_a_reward_function_of_ones_own_stands_alone() -> None:
+    """Its path replaces ours, and with it goes what only ours would understand."""
+    own = "reward.custom_reward_function.path=/mine.py"
+    found = arguments(make(asked("2x8", (0, 9, 1), own, scores=True)))
+    assert [key for key in found if "reward" in key] == [own.partition("=")[0]]
+
+
+def test_a_reward_server_needs_asynchronous_rollouts_in_0_6() -> None:
+    """Synchronous ones would take the coroutine for the reward."""
+    with pytest.raises(MisfitError, match="only in async"):
+        make(asked("2x8", (0, 6, 1), "actor_rollout_ref.rollout.mode=sync", scores=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "tensor_parallel", "said"),
+    [
+        ("0/8,0/8", 1, "none of 2 nodes has one"),
+        ("1x8", 16, "more than the 8 GPUs"),
+        ("1x6", 4, "1, 2, 3 or 6 fits"),
+        ("2x6", 4, "1, 2, 3 or 6 fits"),
+        ("8,4", 16, "more than the 12 GPUs"),
+        ("4,2", 6, "no node of 4, 2 holds an engine of 6 GPUs"),
+    ],
+)
+def test_engines_that_do_not_fit_are_refused(shape: str, tensor_parallel: int, said: str) -> None:
+    """With what would fit, before anything is submitted."""
+    with pytest.raises(MisfitError, match=said):
+        make(asked(shape, tensor_parallel=tensor_parallel))
+
+
+@pytest.mark.parametrize(
+    ("version", "shape", "tensor_parallel", "scores", "needs"),
+    [
+        ((0, 6, 1), "2x8", 2, False, 9),
+        ((0, 6, 1), "2x8", 2, True, 13),
+        ((0, 7, 0), "2x8", 2, False, 29),
+        ((0, 7, 0), "2x4", 8, False, 14),
+        ((0, 7, 1), "2x8", 2, False, 25),
+        ((0, 8, 0), "2x8", 2, True, 25),
+        ((0, 8, 0), "1x1", 1, False, 4),
+    ],
+)
+def test_too_few_cpus_are_found_before_verl_waits_for_them(
+    version: Version, shape: str, tensor_parallel: int, *, scores: bool, needs: int
+) -> None:
+    """Exactly enough is enough; one less is named, for each node."""
+
+    def made(cpus: int) -> Command:
+        return make(
+            asked(shape, version, tensor_parallel=tensor_parallel, scores=scores, cpus=cpus)
+        )
+
+    assert made(needs)
+    with pytest.raises(MisfitError) as refusal:
+        made(needs - 1)
+    assert f"the head has {needs - 1} of {needs} CPUs" in str(refusal.value)
+    assert "AGENT_NUM_CPUS" in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("shape", "cpus", "stores"),
+    [
+        ("2x8", 29, None),
+        ("2x8", 28, "6"),
+        ("2x8", 26, "2"),
+        ("1x8", 33, None),
+        ("1x8", 32, "7"),
+        ("16x8", 26, None),
+        ("0/5,8", 28, None),
+        ("0/4,8", 28, "6"),
+        ("0/2,8", 25, "2"),
+    ],
+)
+def test_the_transfer_queue_takes_the_cpus_that_there_are(
+    shape: str, cpus: int, stores: str | None
+) -> None:
+    """0.9 spreads eight stores over all nodes; where CPUs are short, there are fewer of them."""
+    assert arguments(make(asked(shape, cpus=cpus))).get(STORES) == stores
+
+
+@pytest.mark.parametrize(
+    ("shape", "cpus", "args", "said"),
+    [
+        ("2x8", 25, (), "the head has 25 of 29 CPUs"),
+        ("0/0,8", 64, (), "the head has 0 of 4 CPUs (4 of TransferQueue's 8 stores)"),
+        ("0/1,8", 64, (), "the head has 1 of 5 CPUs"),
+        ("2x8", 28, (f"{STORES}=8",), "the head has 28 of 29 CPUs"),
+    ],
+)
+def test_a_transfer_queue_that_fits_nowhere_is_refused(
+    shape: str, cpus: int, args: tuple[str, ...], said: str
+) -> None:
+    """It would be waited for without end, silently."""
+    with pytest.raises(MisfitError) as refusal:
+        make(asked(shape, (0, 9, 1), *args, cpus=cpus))
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize("version", RELEASES[:-1])
+def test_a_head_without_cpus_is_fine_before_the_transfer_queue(version: Version) -> None:
+    """TaskRunner then lands on a node with GPUs."""
+    assert arguments(make(asked("0/0,8/33", version)))["trainer.nnodes"] == "1"
+
+
+def test_idle_gpus_and_engines_of_several_nodes_are_said() -> None:
+    """What a person would not expect of his machines is told before they are used so."""
+    notes = make(asked("8,8,6", tensor_parallel=4)).notes
+    assert notes[0].startswith("20 GPUs = 5 engines × 4")
+    assert "2 of 22 GPUs stay idle" in notes
+    notes = make(asked("2x4", tensor_parallel=8)).notes
+    assert "an engine spans 2 nodes; vLLM 0.11.1 at least is asked for then" in notes
+
+
+def test_unknown_cpus_are_said() -> None:
+    """Where nobody counted them, the need is told instead of checked."""
+    notes = make(asked(cpus=None)).notes
+    assert "a node needs up to 29 CPUs, and how many they have is not known here" in notes
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("data.train_batch_size=512",), {"data.train_batch_size": "512", MINI: "128"}),
+        ((f"{MINI}=64",), {"data.train_batch_size": "1024", MINI: "64"}),
+        (("data.train_batch_size=96", f"{MINI}=32"), {"data.train_batch_size": "96", MINI: "32"}),
+        (("trainer.nnodes=1",), {"trainer.nnodes": "1", "trainer.n_gpus_per_node": "8"}),
+        (("trainer.n_gpus_per_node=4",), {"trainer.nnodes": "4", TENSOR: "1"}),
+        ((f"{TENSOR}=4",), {TENSOR: "4"}),
+        (("actor_rollout_ref.rollout.n=16",), {"actor_rollout_ref.rollout.n": "16"}),
+        (("trainer.save_freq=5",), {"trainer.save_freq": "5"}),
+        (("+trainer.mine=1",), {"trainer.mine": "1"}),
+    ],
+)
+def test_a_users_argument_replaces_the_recipes_own(
+    args: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    """Once, and what follows from it is sized anew."""
+    command = make(asked("2x8", (0, 9, 1), *args))
+    found = arguments(command)
+    assert {key: found[key] for key in expected} == expected
+    for argument in args:
+        assert command.why[argument.partition("=")[0].lstrip("+")] == "AGENT_JOB_ARGS"
+
+
+@pytest.mark.parametrize(
+    ("version", "argument", "said"),
+    [
+        ((0, 9, 1), "data.train_batch_size=1001", "1002 would do"),
+        ((0, 9, 1), "data.train_batch_size=many", "expected a whole number"),
+        ((0, 9, 1), "trainer.nnodes=3", "would wait without end"),
+        ((0, 9, 1), "trainer.n_gpus_per_node=16", "would wait without end"),
+        ((0, 9, 1), f"{TENSOR}=3", "1, 2, 4 or 8 fits"),
+        ((0, 9, 1), "critic.model.fsdp_config.param_offload=True", "critic.fsdp.param_offload"),
+        ((0, 7, 1), "custom_reward_function.path=/x.py", "reward.custom_reward_function.path"),
+        ((0, 7, 0), "reward.num_workers=4", "has no reward at its root"),
+        ((0, 9, 1), "reward_manager.name=x", "calls it reward.reward_manager.name"),
+        ((0, 9, 1), "reward_model.reward_manager=dapo", "calls it reward.reward_manager.name"),
+        ((0, 9, 1), "trainr.nnodes=2", "has no trainr at its root (trainer?)"),
+        ((0, 9, 1), "trainer.nnode=2", "has no nnode in trainer (trainer.nnodes?)"),
+        ((0, 9, 1), "algorithm.adv_estimator=grop", "verl has no grop (grpo?)"),
+        ((0, 8, 0), "trainer.use_v1=True", "has no use_v1 in trainer"),
+        ((0, 6, 1), "actor_rollout_ref.rollout.seed=1", "has no seed in actor_rollout_ref.rollout"),
+        ((0, 9, 1), "--nnodes=2", "no argument of hydra's"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused(
+    version: Version, argument: str, said: str
+) -> None:
+    """By its name, before verl would find it, or wait, or ignore it."""
+    with pytest.raises(MisfitError) as refusal:
+        make(asked("2x8", version, argument))
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "args"),
+    [
+        ((0, 6, 1), ("custom_reward_function.path=/x.py", "reward_model.reward_manager=dapo")),
+        ((0, 8, 0), ("reward_model.num_workers=2",)),
+        ((0, 7, 1), ("critic.model.fsdp_config.param_offload=True",)),
+        ((0, 9, 1), ("trainer.v1.trainer_mode=sync", "hydra.run.dir=/tmp/x")),
+        ((0, 9, 1), ("++algorithm.adv_estimator=mine",)),
+        ((0, 9, 1), ("++trainer.of_tomorrow=1", "+ray_kwargs.ray_init.x=1")),
+        ((0, 9, 1), ("model_engine=megatron", "actor_rollout_ref.actor.megatron.x=1")),
+        ((0, 9, 1), ("actor@actor_rollout_ref.actor=megatron_actor", "critic.megatron.x=1")),
+        ((0, 9, 1), ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=3")),
+    ],
+)
+def test_a_known_key_is_left_to_verl(version: Version, args: tuple[str, ...]) -> None:
+    """What a version has passes, and so does what somebody insists on, or nobody here knows."""
+    assert set(args) <= set(make(asked("2x8", version, *args)).argv)
+
+
+def test_wrong_keys_are_named_together() -> None:
+    """Whoever mends one finds no second."""
+    with pytest.raises(MisfitError, match=r"trainer\.nnode:.*data\.batch_size:"):
+        make(asked("2x8", (0, 9, 1), "trainer.nnode=1", "data.batch_size=1"))
+
+
+SIZES = st.lists(
+    st.builds(NodeSize, st.integers(0, 9), st.none() | st.integers(0, 40)), min_size=1, max_size=6
+)
+
+
+@given(
+    SIZES,
+    st.sampled_from(RELEASES),
+    st.sampled_from(["verl-grpo", "verl-ppo"]),
+    st.integers(1, 9),
+    st.none() | st.integers(1, 300),
+    st.none() | st.integers(1, 100),
+)
+def test_whatever_joined_it_fits_or_is_refused(  # noqa: PLR0913 - what a run may differ in
+    sizes: list[NodeSize],
+    version: Version,
+    recipe: str,
+    tensor_parallel: int,
+    train: int | None,
+    mini: int | None,
+) -> None:
+    """All of verl's own conditions hold of whatever is made."""
+    given_args = [f"data.train_batch_size={train}"] * bool(train) + [f"{MINI}={mini}"] * bool(mini)
+    try:
+        command = make(
+            Asked(
+                recipe,
+                tuple(sizes),
+                version,
+                "m",
+                "/d",
+                checkpoints="/c",
+                tensor_parallel=tensor_parallel,
+                args=tuple(given_args),
+            )
+        )
+    except MisfitError:
+        return
+    found = arguments(command)
+    count, gpus = int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])
+    total, samples = count * gpus, int(found["actor_rollout_ref.rollout.n"])
+    batch, part = int(found["data.train_batch_size"]), int(found[MINI])
+    assert (train or batch, mini or part) == (batch, part)
+    assert sum(node.gpus // gpus for node in sizes) >= count
+    assert total % tensor_parallel == 0
+    assert gpus % tensor_parallel == 0 or tensor_parallel % gpus == 0
+    assert batch * samples % total == 0
+    assert part * samples % total == 0
+    assert batch % part == 0
+    assert version >= (0, 9) or batch * samples % 8 == 0
+    stores = int(found.get(STORES, 8))
+    each = 3 if version >= (0, 7) else 1
+    for node in sizes:
+        if node.cpus is not None:
+            queue = math.ceil(stores / len(sizes)) if version >= (0, 9) else 0
+            assert node.cpus >= node.gpus // gpus * gpus * each + queue

@@ -1,0 +1,294 @@
+"""verl's reward function asks real servers: busy ones, dying ones, and ones that reply nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import itertools
+import json
+import math
+import signal
+import subprocess
+import sys
+import weakref
+from typing import TYPE_CHECKING
+
+import pytest
+from aiohttp import web
+
+from agent.bundled import verl_reward
+from agent.work.recipes.verl import reward_function
+from reward_process import ROOT, reward_server
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+
+    Answer = Callable[[dict[str, object], int], Awaitable[web.Response] | web.Response]
+
+
+def run(story: Coroutine[object, object, None]) -> None:
+    """Run a story in an event loop of its own, and close what it opened."""
+
+    async def closing() -> None:
+        try:
+            await story
+        finally:
+            await verl_reward.close()
+
+    asyncio.run(asyncio.wait_for(closing(), 60))
+
+
+async def score(url: str, text: str = r"\boxed{4}", truth: object = "4", **more: float) -> float:
+    """Score one answer as verl does."""
+    info = {"question": "What is 2+2?", "index": 3, "num_turns": None}
+    keywords = {"within": 30.0, "parallel": 64, **more}
+    return await verl_reward.compute_score(
+        data_source="gsm8k",
+        solution_str=text,
+        ground_truth=truth,
+        extra_info=info,
+        url=url,
+        within=keywords["within"],
+        parallel=int(keywords["parallel"]),
+    )
+
+
+@contextlib.asynccontextmanager
+async def scripted(answer: Answer) -> AsyncIterator[tuple[str, list[dict[str, object]]]]:
+    """Serve replies of a test's own; yields the URL and the requests that came."""
+    requests: list[dict[str, object]] = []
+
+    async def reply(request: web.Request) -> web.Response:
+        requests.append(await request.json())
+        response = answer(requests[-1], len(requests))
+        return response if isinstance(response, web.Response) else await response
+
+    app = web.Application()
+    app.router.add_post("/get_reward", reply)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        yield f"http://127.0.0.1:{runner.addresses[0][1]}/get_reward", requests
+    finally:
+        await verl_reward.close()
+        await runner.cleanup()
+
+
+def test_the_file_lies_where_the_recipe_points() -> None:
+    """What verl is told to load is this very file, and it loads without the agent beside it."""
+    assert reward_function() == verl_reward.__file__
+    code = (
+        "import importlib.util, inspect, sys; sys.modules['agent'] = None\n"
+        f"spec = importlib.util.spec_from_file_location('custom', {reward_function()!r})\n"
+        "module = importlib.util.module_from_spec(spec); spec.loader.exec_module(module)\n"
+        "assert inspect.iscoroutinefunction(module.compute_score)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT.parent)
+
+
+def test_the_bundled_server_scores() -> None:
+    """Right answers earn 1, wrong ones 0, many at once, over one session."""
+
+    async def story(url: str) -> None:
+        texts = [f"It is \\boxed{{{number}}}." for number in range(200)]
+        rewards = await asyncio.gather(*(score(url, text, "7") for text in texts))
+        assert rewards == [float(number == 7) for number in range(200)]
+
+    with reward_server() as server:
+        run(story(server.url))
+
+
+@pytest.mark.parametrize(
+    ("truth", "sent"),
+    [
+        ("#### 4", "#### 4"),
+        (4, 4),
+        (None, None),
+        (math.inf, "Infinity"),
+        (True, "true"),
+        ([1, 2], "[1, 2]"),
+        ({"é": 1}, '{"é": 1}'),
+    ],
+)
+def test_a_truth_is_sent_as_the_protocol_takes_it(truth: object, sent: object) -> None:
+    """Whatever a data set holds as ground truth is text, a number or null on the wire."""
+
+    async def story() -> None:
+        ok = web.json_response
+        async with scripted(lambda _, __: ok({"rewards": [0.5]})) as (url, requests):
+            assert await score(url, "text", truth) == 0.5
+        labels = [sent]
+        assert requests == [{"query": ["text"], "prompts": ["What is 2+2?"], "labels": labels}]
+
+    run(story())
+
+
+def test_a_busy_server_is_asked_again_when_it_says() -> None:
+    """503 with Retry-After: the pause is kept, and the reward that follows is taken."""
+
+    async def story() -> None:
+        times: list[float] = []
+
+        def answer(_: dict[str, object], number: int) -> web.Response:
+            times.append(asyncio.get_running_loop().time())
+            if number < 3:
+                return web.json_response(
+                    {"error": "ask again"}, status=503, headers={"Retry-After": "1"}
+                )
+            return web.json_response({"rewards": [0.25]})
+
+        async with scripted(answer) as (url, _):
+            assert await score(url) == 0.25
+        assert all(after - before >= 1 for before, after in itertools.pairwise(times))
+
+    run(story())
+
+
+def test_a_server_that_never_has_time_ends_the_job() -> None:
+    """A real server without time to score: no zero, but an error in time that says what it said."""
+
+    async def story(url: str) -> None:
+        begun = asyncio.get_running_loop().time()
+        with pytest.raises(RuntimeError, match="no rewards yet, ask again") as error:
+            await score(url, within=3)
+        assert asyncio.get_running_loop().time() - begun < 6
+        assert "AGENT_REWARD" in str(error.value)
+
+    with reward_server("--limit", "0.0000001") as server:
+        run(story(server.url))
+
+
+def test_a_server_that_dies_and_returns_costs_only_time() -> None:
+    """Killed among requests and started anew on its port: every answer gets its own reward."""
+
+    async def story() -> None:
+        loop = asyncio.get_running_loop()
+        with reward_server() as first:
+            url, port = first.url, str(first.port)
+            assert await score(url) == 1
+            await loop.run_in_executor(None, first.stop, signal.SIGKILL)
+            waiting = [asyncio.ensure_future(score(url, truth=truth)) for truth in ("4", "5") * 20]
+            done, _ = await asyncio.wait(waiting, timeout=0.5)
+            assert not done
+        with reward_server("--port", port):
+            assert await asyncio.gather(*waiting) == [1.0, 0.0] * 20
+
+    run(story())
+
+
+def test_a_server_that_is_gone_is_named_and_fails_all_together() -> None:
+    """Nothing is scored 0 for want of a server; who waits in line does not wait its own turn."""
+
+    async def story(url: str) -> None:
+        begun = asyncio.get_running_loop().time()
+        tasks = [score(url, within=5, parallel=4) for _ in range(40)]
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert asyncio.get_running_loop().time() - begun < 20  # one after another: 50
+        assert {type(result) for result in results} == {RuntimeError}
+        said = str(results[0])
+        assert url in said
+        assert "no reward for" in said
+        assert "pod-agent status" in said
+        with pytest.raises(RuntimeError):  # it is known to be gone: one try, no patience
+            await asyncio.wait_for(score(url, within=5), 4)
+
+    with reward_server() as server:
+        server.stop(signal.SIGKILL)
+        run(story(server.url))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "nope",
+        "[]",
+        "{}",
+        '{"rewards": 1}',
+        '{"rewards": []}',
+        '{"rewards": [1, 2]}',
+        '{"rewards": ["1"]}',
+        '{"rewards": [true]}',
+        '{"rewards": [null]}',
+        '{"rewards": [NaN]}',
+        '{"rewards": [-Infinity]}',
+    ],
+)
+def test_a_reply_that_is_no_reward_is_never_taken(body: str) -> None:
+    """A wrong reply is asked for three times, and is then the end."""
+
+    async def story() -> None:
+        async with scripted(lambda _, __: web.Response(text=body)) as (url, requests):
+            with pytest.raises(RuntimeError, match="3 times"):
+                await score(url)
+        assert len(requests) == 3
+
+    run(story())
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
+def test_a_refused_request_is_not_repeated(status: int) -> None:
+    """The request is wrong, or the path: patience would not mend it."""
+
+    async def story() -> None:
+        refusal = json.dumps({"error": "labels[0]: expected"})
+        answer = web.Response
+        async with scripted(lambda _, __: answer(text=refusal, status=status)) as (url, requests):
+            with pytest.raises(RuntimeError, match=rf"{status}.*labels\[0\]"):
+                await score(url)
+        assert len(requests) == 1
+
+    run(story())
+
+
+def test_requests_at_once_are_bounded() -> None:
+    """However many answers wait, no more requests than asked for are open."""
+
+    async def story() -> None:
+        open_now, most = 0, 0
+
+        async def answer(_: dict[str, object], __: int) -> web.Response:
+            nonlocal open_now, most
+            open_now += 1
+            most = max(most, open_now)
+            await asyncio.sleep(0.01)
+            open_now -= 1
+            return web.json_response({"rewards": [1]})
+
+        async with scripted(answer) as (url, _):
+            rewards = await asyncio.gather(*(score(url, parallel=5) for _ in range(60)))
+        assert rewards == [1.0] * 60
+        assert most == 5
+
+    run(story())
+
+
+def test_a_secret_of_the_url_stays_out_of_the_error() -> None:
+    """Credentials and queries are for the server, not for logs."""
+
+    async def story() -> None:
+        with pytest.raises(RuntimeError) as error:
+            await score("http://me:hidden@127.0.0.1:1/r?key=hidden", within=0.1)
+        assert "hidden" not in str(error.value)
+        assert "http://127.0.0.1:1/r" in str(error.value)
+
+    run(story())
+
+
+# what a loop leaves open when it ends, Python closes with such a warning
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_event_loops_that_end_without_closing_are_let_go() -> None:
+    """A session belongs to one loop; the next loop gets its own, and the old one is freed."""
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def once(url: str) -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        assert await score(url) == 1
+
+    with reward_server() as server:
+        for _ in range(3):
+            asyncio.run(once(server.url))
+        run(once(server.url))
+    gc.collect()
+    assert [loop() for loop in loops] == [None] * 4

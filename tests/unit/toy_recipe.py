@@ -1,0 +1,49 @@
+"""A small recipe: as much as the tests need of how a real one is sized, refused and told."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.settings import jobs, rules
+from agent.settings.jobs import KnownJob
+from agent.work import recipes
+from agent.work.recipes.recipe import Command, MisfitError
+
+if TYPE_CHECKING:
+    from agent.work.recipes.recipe import Asked, Version
+
+NAME = "toy-grpo"
+KNOWN = KnownJob(NAME, "toy", "verl", "possible")
+NEEDED = {"AGENT_JOB": NAME, "AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/train.parquet"}
+
+VERSIONS: tuple[Version, ...] = ((0, 8, 0), (0, 9, 0), (0, 9, 1))
+ABOUT = "nothing: it is there for tests"
+
+
+def make(asked: Asked) -> Command:
+    """Make a command whose batch all GPUs must divide."""
+    if "--no-such" in asked.args:
+        raise MisfitError("--no-such is no argument of it")
+    total = sum(node.gpus for node in asked.gpu_nodes)
+    if total == 0 or 1024 % total:
+        raise MisfitError(f"a batch of 1024 is not divisible by {total} GPUs")
+    url = ("--url", "{reward_url}") if asked.scores else ()
+    version = ".".join(str(part) for part in asked.version)
+    return Command(
+        (asked.python, "-m", "toy", "--gpus", str(total), f"--for={version}", *url, *asked.args),
+        {"TOY_MODE": "fast"},
+        {"--gpus": f"{total} GPUs joined"},
+        (f"{total} GPUs: batch 1024 = {total} x {1024 // total}",),
+    )
+
+
+@pytest.fixture
+def toy(monkeypatch: pytest.MonkeyPatch) -> KnownJob:
+    """Have the toy among the recipes."""
+    monkeypatch.setitem(jobs.BY_NAME, NAME, KNOWN)
+    monkeypatch.setattr(rules, "BUILT", (*rules.BUILT, NAME))
+    monkeypatch.setitem(sys.modules, f"{recipes.__name__}.toy", sys.modules[__name__])
+    return KNOWN
