@@ -1,0 +1,117 @@
+"""While the head boots: everything comes up, or says why it does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.decisions.head import agreement, parts, retry, services
+from agent.decisions.head import state as h
+from agent.decisions.head.leaving import leave, leave_with
+from agent.decisions.head.state import Phase
+from agent.decisions.head.waits import waits
+from agent.decisions.items import Item, Step
+from agent.decisions.shared import Said, Tick, Unfit, Wait
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from agent.decisions.head.leaving import Decision
+    from agent.decisions.head.state import HeadEvent, HeadState
+
+
+def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Wait for all that the plan has; end where something failed or never came."""
+    if isinstance(event, Unfit):
+        return leave(state, event.outcome, now)
+    known = _of_earlier_attempts(state, event, now)
+    if known is not None:
+        return known
+    if state.ray.step is Step.LOST:
+        return _ray_did_not_start(state, now)
+    failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
+    if failed is not None:
+        (_, name), item = failed
+        return leave_with(state, now, 69, f"{name} failed: {item.evidence}", name)
+    state, said, broken = services.watch(state, now)
+    broken = broken or services.lost_alone(state, now)
+    if broken is not None:
+        return leave(state, broken, now)
+    after, actions = _awaiting(state, now)
+    return after, (*said, *actions)
+
+
+def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
+    """Heed what is heard of them: from a worker that remembers, and of what they saved."""
+    if isinstance(event, h.CheckpointSeen):
+        vain = retry.no_progress(state)
+        return None if vain is None else leave(state, vain, now)
+    if not isinstance(event, h.RunRemembered) or not retry.is_news(state, event):
+        return None
+    state, taken_up, over = retry.take_up(state, event)
+    after, actions = booting(state, Tick(), now) if over is None else leave(state, over, now)
+    return after, (*taken_up, *actions)
+
+
+def _awaiting(state: HeadState, now: float) -> Decision:
+    """Go on when nothing is waited for any more; end where something never came in time."""
+    pending = tuple(w for w in waits(state) if w.key not in planned.NEVER_LATE or not w.over(now))
+    late = next((wait for wait in pending if wait.over(now)), None)
+    if late is not None:
+        partial = _proceed_partially(state, pending, late, now)
+        why = f"{late.what} never came in time: {late.evidence or 'no word'}"
+        return partial or leave_with(state, now, retry.code_of(state, late), why, late.what)
+    if pending:
+        return state, ()
+    return _boot_done(state, now)
+
+
+def _ray_did_not_start(state: HeadState, now: float) -> Decision:
+    """Start Ray again: on a busy node its own limit of 30 s is passed now and then."""
+    ray, most = state.ray, state.goal.ray_restarts
+    if ray.restarts >= most or now >= state.until(planned.HEAD):
+        return leave_with(state, now, 69, f"Ray did not start: {ray.evidence}", "ray")
+    again = Item(restarts=ray.restarts + 1)
+    said = Said(f"Ray did not start ({ray.evidence}): try {again.restarts} of {most}", "warning")
+    return without_ray(state, again), (said, h.RestartRay())
+
+
+def without_ray(state: HeadState, ray: Item) -> HeadState:
+    """Forget what was known of a Ray that is gone."""
+    fleet = state.fleet.with_nodes(())
+    return replace(state, ray=ray, gcs_answers=False, ray_head=None, sizes={}, fleet=fleet)
+
+
+def _boot_done(state: HeadState, now: float) -> Decision:
+    state, done, refusal = agreement.weighed(state)
+    after, actions = _go_on(state, now) if refusal is None else leave(state, refusal, now)
+    return after, (*done, *actions)
+
+
+def _go_on(state: HeadState, now: float) -> Decision:
+    nodes = f"{len(state.fleet.alive) + 1} node(s)"
+    if not state.goal.wants_job:
+        ready = Said(f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)")
+        return state.to(Phase.RUNNING, now), (ready,)
+    attempt = replace(state.attempt, submitted=now, heard=now, checkpoint=state.checkpoint)
+    state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
+    doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
+    ready = Said(f"{nodes} ready: {doing}")
+    again = (Said(retry.sentence(state)),) if attempt.number > 1 else ()
+    state = parts.begin(state) if state.goal.by_torchrun else state
+    return state, (*again, ready, h.Submit(attempt.id))
+
+
+def _proceed_partially(
+    state: HeadState, pending: tuple[Wait, ...], late: Wait, now: float
+) -> Decision | None:
+    """Go on with fewer workers, where that was asked for and only workers are missing."""
+    here, least = len(state.fleet.alive), state.goal.least_workers
+    if late.key != planned.WORKERS or least >= state.required or here < least:
+        return None
+    missing = state.fleet.describe_missing(state.required, now)
+    state = replace(state, required=here)
+    said = Said(f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}", "warning")
+    if len(pending) > 1:
+        return state, (said,)
+    after, actions = _boot_done(state, now)
+    return after, (said, *actions)

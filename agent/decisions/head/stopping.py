@@ -1,0 +1,100 @@
+"""How an attempt ends: stopped, over, given up; another follows, or the head leaves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.outcome import Outcome, stopped
+from agent.decisions.attempts import is_loss
+from agent.decisions.head import parts, retry
+from agent.decisions.head import state as h
+from agent.decisions.head.booting import booting, without_ray
+from agent.decisions.head.leaving import leave
+from agent.decisions.head.state import Phase
+from agent.decisions.head.waits import stop_deadline
+from agent.decisions.items import Item, Step
+from agent.decisions.shared import Said, StopAsked, Tick
+from agent.decisions.verdict import verdict_of
+
+if TYPE_CHECKING:
+    from agent.decisions.head.leaving import Decision
+    from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
+
+
+def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
+    """Do as was asked from outside: stop the job, then leave."""
+    outcome = stopped(event.signum, expected=not state.goal.wants_job)
+    if state.phase is Phase.STOPPING:
+        return replace(state, verdict=_without_retry(state, outcome)), ()
+    if state.phase is Phase.JUDGING and state.attempt.report is not None:
+        return leave(state, verdict_of(state.attempt.report, state.loss), now)
+    submitted = state.goal.wants_job and state.phase in {Phase.RUNNING, Phase.SUBMITTING}
+    if submitted:
+        return stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping the job"),))
+    return leave(state, outcome, now)
+
+
+def _without_retry(state: HeadState, asked: Outcome) -> Outcome:
+    """Return what a run ends with that is asked to stop while its job stops already.
+
+    Its own verdict stands, unless that was a loss after which another attempt would have followed.
+    """
+    verdict = state.verdict
+    if verdict is None or (is_loss(verdict) and state.losses < state.goal.retries):
+        return asked
+    return verdict
+
+
+def give_the_job_up(state: HeadState, outcome: Outcome, now: float) -> Decision:
+    """End an attempt of which Ray says nothing; a Ray that outlives us must not go on with it."""
+    if state.goal.ray_is_given:
+        return stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping it"),))
+    return leave(state, outcome, now)
+
+
+def stop_job(
+    state: HeadState, verdict: Outcome, now: float, said: tuple[HeadAction, ...]
+) -> Decision:
+    """Stop the job, and keep for what; without one, leave at once."""
+    if not state.goal.wants_job:
+        after, actions = leave(state, verdict, now)
+        return after, (*said, *actions)
+    state = replace(state, verdict=replace(verdict, phase=state.phase.value))
+    return state.to(Phase.STOPPING, now), (*said, h.StopJob(state.attempt.id))
+
+
+def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Wait for the end of a job that was told to stop, within the grace."""
+    assert state.verdict is not None  # noqa: S101 - entered only with a verdict
+    own = state.attempt.id
+    ended = isinstance(event, h.JobHeard) and event.id == own and event.report.ended
+    verdict = state.verdict
+    if state.goal.by_torchrun:
+        state = parts.looked(state, now)
+        ended = parts.settled(state)
+        if verdict.is_jobs_verdict:  # shares that ended since may tell of an earlier failure
+            verdict = parts.verdict(state)
+    refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
+    never_ran = refusal is not None and (refusal.cancelled or refusal.final)
+    dies_with_ray = refusal is not None and not state.goal.ray_is_given
+    over = now >= stop_deadline(state)
+    if ended or never_ran or dies_with_ray or over or state.ray.step is Step.LOST:
+        late = (Said("the job did not stop in time", "warning"),) if over and not ended else ()
+        gone = ended or never_ran  # nothing follows an attempt that may still be alive
+        after, actions = (attempt_over if gone else leave)(state, verdict, now)
+        return after, (*late, *actions)
+    return state, ()
+
+
+def attempt_over(state: HeadState, end: Outcome, now: float) -> Decision:
+    """Leave with the end of an attempt, or try again where that may help."""
+    again = retry.another(state, end, now)
+    if isinstance(again, Outcome):
+        return leave(state, again, now)
+    begun, actions = again
+    begun = replace(begun, parts={})
+    if state.ray.step is Step.LOST:
+        begun, actions = without_ray(begun, Item()), (*actions, h.RestartRay())
+    after, more = booting(begun, Tick(), now)
+    return after, (*actions, *more)
