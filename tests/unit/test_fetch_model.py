@@ -1,10 +1,13 @@
-"""A model is fetched by the hub's real client from a stand-in hub, once, resumed, or refused."""
+"""A model is fetched once a node: which is an id, what the plan says, and how a vain try ends.
+
+What the hub's real client does is shown by tests/lab/test_fetch_model.py, which installs it.
+"""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-import threading
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
@@ -16,110 +19,19 @@ from agent.work.model import fetch_steps, is_hub_id, note
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
 WITH_HUB = with_ray(MACHINE, hub="1.2.3")
 
 
-@pytest.fixture(scope="module")
-def client() -> Path:
-    """Return the folder of the hub's real client."""
-    try:
-        return hub.client()
-    except (OSError, subprocess.SubprocessError) as problem:
-        pytest.skip(f"huggingface_hub cannot be installed here: {problem}")
-
-
-@pytest.fixture
-def server() -> Iterator[hub.Hub]:
-    """Return a hub of one model."""
-    with hub.Hub() as made:
-        threading.Thread(target=made.serve_forever, daemon=True).start()
-        yield made
-        made.shutdown()
-
-
-def fetch(
-    client: Path, home: Path, endpoint: str, model: str = hub.MODEL, **more: str
-) -> subprocess.CompletedProcess[str]:
-    """Fetch a model as a prepare step does."""
-    env = {**hub.environment(home, endpoint), "PYTHONPATH": str(client), **more}
-    argv = own_command(sys.executable, "fetch-model", model)
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=90, check=False)
-
-
-def weights(home: Path) -> list[str]:
-    """Return what of the model lies in the cache, by its names."""
-    snapshot = next((home / "hub").glob(f"models--*/snapshots/{hub.COMMIT}"))
-    return sorted(str(p.relative_to(snapshot)) for p in snapshot.rglob("*") if p.is_file())
-
-
-def test_it_is_fetched_once_and_only_what_is_read(
-    client: Path, server: hub.Hub, tmp_path: Path
-) -> None:
-    """The second time nothing is loaded; without a hub, HF_HUB_OFFLINE finds it in the cache."""
-    done = fetch(client, tmp_path, server.url)
-    assert done.returncode == 0, done.stderr
-    assert f"{hub.MODEL} is in {tmp_path}" in done.stdout
-    assert weights(tmp_path) == ["README.md", "config.json", "model.safetensors"]
-    loaded = [line for line in server.asked if line.startswith("GET") and "/resolve/" in line]
-    assert len(loaded) == 3
-    assert fetch(client, tmp_path, server.url).returncode == 0
-    again = [line for line in server.asked if line.startswith("GET") and "/resolve/" in line]
-    assert again == loaded
-    offline = fetch(client, tmp_path, "http://127.0.0.1:9", HF_HUB_OFFLINE="1")
-    assert offline.returncode == 0, offline.stderr
-
-
-def test_what_was_broken_off_goes_on(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """A line that breaks off halfway goes on from where it was."""
-    server.breaks = 1
-    done = fetch(client, tmp_path, server.url)
-    assert done.returncode == 0, done.stderr
-    assert f"RANGE model.safetensors from {10 << 20}" in server.asked
-    assert "model.safetensors" in weights(tmp_path)
-
-
-def test_a_busy_hub_is_asked_again(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """A 503 passes, sooner or later."""
-    server.busy = 1
-    done = fetch(client, tmp_path, server.url)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.parametrize(
-    ("model", "offline", "words"),
-    [
-        ("acme/none", "0", "has no such model, or HF_TOKEN"),
-        ("acme/gated", "0", "asks for consent: accept its terms there, and set HF_TOKEN"),
-        (hub.MODEL, "1", "and HF_HUB_OFFLINE forbids to fetch it"),
-        ("not//an id", "0", "not//an id"),
-    ],
-    ids=["missing", "gated", "offline", "no id"],
-)
-def test_what_is_vain_ends_at_once(  # noqa: PLR0913 - three fixtures and a row
-    client: Path, server: hub.Hub, tmp_path: Path, model: str, offline: str, words: str
-) -> None:
-    """The last line names the model and what helps; nothing is tried again."""
-    done = fetch(client, tmp_path, server.url, model, HF_HUB_OFFLINE=offline)
-    assert done.returncode == 1
-    last = done.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"{model}: ")
-    assert words in last
-    assert "trying again" not in done.stderr
-    assert "Traceback" not in done.stderr
-
-
 def test_a_hub_that_is_gone_is_given_up(
-    client: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """After some tries the step fails, and says what it could not reach."""
-    monkeypatch.syspath_prepend(str(client))
+    constants = ModuleType("huggingface_hub.constants")
+    vars(constants).update(ENDPOINT="https://hub", HF_HUB_CACHE="/cache", HF_HUB_OFFLINE=False)
+    monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)
     monkeypatch.setattr(fetch_model, "_PAUSES", (0.01,))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
 
     def fails(_model: str) -> str:
         raise ConnectionError("no route\nto host")
