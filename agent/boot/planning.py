@@ -10,7 +10,6 @@ from agent.base.addresses import is_ip
 from agent.base.errors import Problem, SettingsError
 from agent.boot import job_facts
 from agent.boot.asked_of_ray import temp_root, unknown_flags
-from agent.boot.runtime_env import read_runtime_env
 from agent.boot.services_input import disks_of, read_services
 from agent.checks import NAMES, Finding, examine
 from agent.node.addresses import taken_ports
@@ -62,7 +61,7 @@ def plan_of(
         problems += error.problems
     try:
         if topology is None or topology.is_head:  # a worker may lack the head's files
-            runtime_env = read_runtime_env(loaded.settings, environ, ray.folder)
+            runtime_env = _runtime_env(loaded.settings, environ, ray.folder)
     except SettingsError as error:
         problems += error.problems
     problems += _port_clashes(environ, loaded, topology)
@@ -87,6 +86,14 @@ def _torchruns_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ..
     from agent.plan.torchrun import problems  # noqa: PLC0415 - most runs need none of it
 
     return problems(loaded.settings, loaded.command, wants_job=wants_job)
+
+
+def _runtime_env(settings: Settings, environ: Mapping[str, str], ray: str) -> dict[str, object]:
+    if settings.runtime_env is None and settings.working_dir is None:
+        return {}
+    from agent.boot.runtime_env import read_runtime_env  # noqa: PLC0415 - most runs need none of it
+
+    return read_runtime_env(settings, environ, ray)
 
 
 def _loaded(environ: Mapping[str, str], command: list[str] | None) -> Loaded:

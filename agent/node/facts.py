@@ -13,6 +13,8 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.node.driver import Driver
+
 MIB = 1 << 20
 
 
@@ -114,30 +116,6 @@ class Room:
     left: int
     limit: str
     """Which limit that is, with its number."""
-
-
-@dataclass(frozen=True)
-class DriverGpu:
-    """A GPU as its driver knows it."""
-
-    index: int
-    name: str
-    memory: int
-    """In MiB; 0 where the driver does not tell."""
-    errors: int = 0
-    """Memory errors that ECC could not mend since the driver was loaded."""
-
-
-@dataclass(frozen=True)
-class Driver:
-    """What the GPUs' driver says, by its own tool."""
-
-    tool: str
-    gpus: tuple[DriverGpu, ...] = ()
-    fault: str = ""
-    """Why the tool told nothing; '' where it did."""
-    events: tuple[str, ...] = ()
-    """What the kernel's log has of faults (NVIDIA calls them Xid), where it may be read."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ import subprocess
 from contextlib import suppress
 from pathlib import Path
 
-from agent.node.facts import MIB, Driver, DriverGpu
+from agent.node.driver import Driver, DriverGpu
+from agent.node.facts import MIB
 
 _LIMIT = 20.0
 """Without its persistence daemon the driver wakes each GPU anew, which takes seconds."""

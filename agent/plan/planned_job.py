@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent.base.value import dataclass
 from agent.plan.plan import log_root
 from agent.settings.jobs import known_job, launcher
-from agent.work.checkpoints import folder_of
+from agent.work.checkpoint_path import folder_of
 from agent.work.job import COMMAND, Job
 
 if TYPE_CHECKING:

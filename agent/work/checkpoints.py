@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from dataclasses import asdict
@@ -13,7 +12,6 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.settings import Settings
 
 FILE = "pod-agent.json"
 """Says, in the folder, whose checkpoints they are."""
@@ -53,18 +51,6 @@ class Mark:
         if any(type(getattr(found, n)) is not int for n in ("world_size", "tensor_parallel")):
             raise ValueError("a size in it is no number")
         return found
-
-
-def folder_of(settings: Settings, log_dir: str, name: str, command: tuple[str, ...] | None) -> str:
-    """Return the absolute folder for a job's checkpoints; `log_dir` is absolute, too.
-
-    Another model, or other data, has another folder: what lies there is never mistaken for it.
-    """
-    if settings.checkpoints is not None:
-        return settings.checkpoints
-    what = [settings.model, settings.train_data] if command is None else list(command)
-    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
-    return f"{log_dir}/checkpoints/{name}-{digest}"
 
 
 @dataclass(frozen=True)

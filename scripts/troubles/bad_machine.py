@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.checks import examine
-from agent.node.facts import MIB, Driver, DriverGpu, Facts, Folder, RayPython, Room
+from agent.node.driver import Driver, DriverGpu
+from agent.node.facts import MIB, Facts, Folder, RayPython, Room
 from agent.settings import load
 from agent.topology.resolve import resolve
 

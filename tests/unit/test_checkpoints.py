@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from agent.node.facts import Mount
 from agent.node.mounts import mount_of
 from agent.record.checkpoint_folder import look, put_mark
+from agent.work.checkpoint_path import folder_of
 from agent.work.checkpoints import (
     FILE,
     TRACKER,
     Held,
     Mark,
-    folder_of,
     resumes_from,
     untracked,
     why_not,

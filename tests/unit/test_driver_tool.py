@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.node import read_driver
-from agent.node.facts import DriverGpu
+from agent.node.driver import DriverGpu
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,8 @@ import pytest
 
 from agent.checks import Level
 from agent.checks.recipe_checks import room_for_two
-from agent.node.facts import MIB, Driver, DriverGpu, Facts, Room
+from agent.node.driver import Driver, DriverGpu
+from agent.node.facts import MIB, Facts, Room
 from unit.test_checks import TWO, found
 from unit.worlds import MACHINE
 

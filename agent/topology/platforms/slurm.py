@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from agent.base.ports import shifted
 from agent.base.value import dataclass
-from agent.topology.platforms import nodelist
 from agent.topology.platforms.claim import Claim, Names, fault, number, ranked, required
 
 if TYPE_CHECKING:
@@ -151,6 +150,8 @@ def _first_set(environ: Mapping[str, str], *spans: Span) -> Span:
 
 def _hosts(environ: Mapping[str, str], span: Span) -> tuple[str, ...]:
     text = required(environ.get(span.nodes, "").strip() or None, JOBS[0].nodes, "the job's nodes")
+    from agent.topology.platforms import nodelist  # noqa: PLC0415 - other platforms need none
+
     try:
         return nodelist.expand(text)
     except nodelist.NodelistError as error:
