@@ -18,7 +18,10 @@ Pod  .name  .ip  .decoy_ip  .netns  .tmp  .home (host paths of its /tmp and $HOM
   .start(argv, env=None, cwd=None, *, clean_env=True, shm=None, image=None) -> Container
                                          argv is PID 1; image: a root file system for its own
   .publish(address=None)  .unpublish()   its own name in DNS
-  .cut()  .heal()                        packets vanish; the link stays up
+  .cut()                                 packets vanish both ways; the link stays up
+  .drop(peer)                            what it sends to that pod vanishes, one way
+  .slow(loss=0.3, delay=0.2)             both ways: a part of all packets is lost, the rest late
+  .heal()                                undoes these three
   .freeze()  .thaw()                     SIGSTOP, SIGCONT to all its processes
   .kill()                                all its containers; peers' connections are reset
   .lose()                                cut, then kill: peers hear nothing

@@ -10,6 +10,7 @@ import contextlib
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from podlab.errors import LabError
 from podlab.launch import setns
+from podlab.process import Running
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -76,6 +78,9 @@ class Port:
 
 HUB_MAC = "02:77:00:00:00:01"
 VOID_MAC = "02:77:ff:00:00:01"
+NOBODY_MAC = "02:77:fe:00:00:01"
+RELAY = Path(__file__).with_name("relay.py")
+RELAY_ENV = {"PATH": "/usr/sbin:/sbin:/usr/bin:/bin"}
 
 
 def hub_batch(ports: Sequence[Port]) -> list[str]:
@@ -181,6 +186,8 @@ class Network:
             Port(index, name, f"{lab_id}-pod-{name}", shape) for index, name in enumerate(names)
         ]
         self._made: list[str] = []
+        self._dropped: dict[Port, list[Port]] = {}
+        self._relays: dict[Port, Running] = {}
         self._found_mount = str(NETNS_DIR) in mount_points()
 
     def up(self) -> None:
@@ -195,6 +202,8 @@ class Network:
 
     def down(self) -> None:
         """Remove it, in so far as it was made."""
+        while self._relays:
+            self._relays.popitem()[1].close()
         while self._made:
             remove_netns(self._made[-1])
             self._made.pop()
@@ -203,11 +212,61 @@ class Network:
 
     def cut(self, port: Port) -> None:
         """Take the pod's port off the bridge: its link stays up, its packets vanish."""
+        self._end_relay(port)
         ip("-n", self.hub, "link", "set", port.far_end, "nomaster")
 
+    def drop(self, port: Port, peer: Port) -> None:
+        """Let what a pod sends to one peer vanish, by a hardware address that nobody has."""
+        self._dropped.setdefault(port, []).append(peer)
+        self._point(port, peer, NOBODY_MAC)
+
+    def slow(self, port: Port, loss: float, delay: float, folder: Path) -> None:
+        """Put a relay between the pod's port and the bridge, which loses and delays frames.
+
+        The kernel cuts what goes there into frames of the link's size: one that is lost is then no
+        burst of forty.
+        """
+        self.cut(port)
+        near, far = f"relay{port.index}", f"behind{port.index}"
+        whole = ("gso_max_segs", "1", "gso_max_size", "1500")
+        ip("-n", port.netns, "link", "set", port.shape.interface, *whole)
+        lines = [
+            f"link add {near} type veth peer name {far}",
+            f"link set {far} {' '.join(whole)}",
+            f"link set {near} addrgenmode none up",
+            f"link set {far} addrgenmode none master {BRIDGE} up",
+        ]
+        ip("-n", self.hub, batch=lines)
+        words = [port.far_end, near, loss, delay, port.index]
+        relay = Running(
+            {
+                "argv": [sys.executable, "-I", "-S", str(RELAY), *map(str, words)],
+                "env": RELAY_ENV,
+                "cwd": "/",
+                "netns": str(NETNS_DIR / self.hub),
+            },
+            folder / f"relay-{port.name}",
+            "relay",
+        )
+        self._relays[port] = relay
+        relay.wait_for("^ready$", "stdout")
+
     def heal(self, port: Port) -> None:
-        """Put the pod's port back on the bridge."""
+        """Put the pod's port back on the bridge, and let all that it sends arrive."""
+        self._end_relay(port)
+        for peer in self._dropped.pop(port, ()):
+            self._point(port, peer, peer.mac)
         ip("-n", self.hub, "link", "set", port.far_end, "master", BRIDGE)
+
+    def _point(self, port: Port, peer: Port, mac: str) -> None:
+        where = ("lladdr", mac, "dev", port.shape.interface, "nud", "permanent")
+        ip("-n", port.netns, "neighbour", "replace", peer.ip, *where)
+
+    def _end_relay(self, port: Port) -> None:
+        relay = self._relays.pop(port, None)
+        if relay is not None:
+            relay.close()
+            ip("-n", self.hub, "link", "delete", f"relay{port.index}")
 
 
 def mount_points() -> list[str]:

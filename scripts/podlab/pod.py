@@ -138,8 +138,16 @@ class Pod:
         """Cut it off: its link stays up, but packets vanish both ways, without any error."""
         self._network.cut(self._port)
 
+    def drop(self, peer: Pod) -> None:
+        """Let what it sends to a peer vanish, without any error; what that sends still comes."""
+        self._network.drop(self._port, peer._port)
+
+    def slow(self, *, loss: float = 0.0, delay: float = 0.0) -> None:
+        """Lose a part of all packets, each way, and delay the others by so many seconds."""
+        self._network.slow(self._port, loss, delay, self._logs)
+
     def heal(self) -> None:
-        """Undo cut()."""
+        """Undo cut(), drop() and slow()."""
         self._network.heal(self._port)
 
     def freeze(self) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import lookup
+from scenario import await_true, lookup
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,21 @@ try:
     print(peer.recv(100).decode())
 except OSError as problem:
     print(type(problem).__name__)
+"""
+HEARD = """
+import socket, sys
+heard = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+heard.bind((sys.argv[1], 7001))
+print("listening", flush=True)
+while True:
+    print(heard.recvfrom(100)[1][0], flush=True)
+"""
+SAY = """
+import socket, sys, time
+mouth = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+for _ in range(int((sys.argv + ["1"])[2])):
+    mouth.sendto(b"x", (sys.argv[1], 7001))
+    time.sleep(0.002)
 """
 
 
@@ -125,6 +140,60 @@ def test_cut_and_heal(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
     assert "UP" in idle[1].exec(["ip", "-brief", "link", "show", "podnet1"]).stdout.split()
     greeter.heal()
     assert connect(idle[0], greeter.ip) == "pod1"
+
+
+def test_drop_one_way(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
+    """What a pod sends to one peer vanishes; that peer's own packets, and all others, arrive."""
+    echo = idle[1].spawn([sys.executable, "-c", HEARD, greeter.ip])
+    echo.wait_for("listening")
+    lab.pods[0].drop(greeter)
+    assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
+    assert connect(idle[2], greeter.ip) == "pod1"
+    idle[0].exec([sys.executable, "-c", SAY, greeter.ip])
+    idle[2].exec([sys.executable, "-c", SAY, greeter.ip])
+    echo.wait_for(f"^{lab.pods[2].ip}$")
+    assert lab.pods[0].ip not in echo.stdout()
+    greeter.drop(lab.pods[0])
+    lab.pods[0].heal()
+    assert connect(idle[0], greeter.ip, timeout=0.3) == "TimeoutError"
+    idle[0].exec([sys.executable, "-c", SAY, greeter.ip])
+    echo.wait_for(f"^{lab.pods[0].ip}$")
+    greeter.heal()
+    assert connect(idle[0], greeter.ip) == "pod1"
+    echo.kill()
+
+
+def test_slow(lab: Lab, greeter: Pod, idle: list[Container]) -> None:
+    """A bad line delays every packet, loses its part of them, and harms none that it hands on."""
+    greeter.slow(delay=0.2)
+    assert _seconds_to(idle[0], greeter) > 0.4
+    greeter.slow(loss=0.3)
+    sent = 400
+    heard = idle[1].spawn([sys.executable, "-c", HEARD, greeter.ip])
+    heard.wait_for("listening")
+    idle[0].exec([sys.executable, "-c", SAY, greeter.ip, str(sent)])
+    await_true("what came is counted", lambda: _count(heard.stdout()) > 0.5 * sent)
+    assert _count(heard.stdout()) < 0.9 * sent
+    heard.kill()
+    assert connect(idle[0], greeter.ip, timeout=20) == "pod1"
+    assert lookup(idle[1], "pod0.runpod.internal") in {lab.pods[0].ip, ""}
+    greeter.heal()
+    assert _seconds_to(idle[0], greeter) < 0.2
+
+
+def _count(text: str) -> int:
+    return len(text.splitlines()) - 1
+
+
+def _seconds_to(container: Container, pod: Pod) -> float:
+    """Return how long a connection and its first bytes take, at best of three."""
+    code = (
+        "import socket, sys, time\nbegan = time.monotonic()\n"
+        "socket.create_connection((sys.argv[1], 7000), 10).recv(100)\n"
+        "print(time.monotonic() - began)"
+    )
+    argv = [sys.executable, "-c", code, pod.ip]
+    return min(float(container.exec(argv, timeout=20).stdout) for _ in range(3))
 
 
 def test_lose(lab: Lab, idle: list[Container]) -> None:
