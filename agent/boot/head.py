@@ -131,6 +131,10 @@ class Head:
         """Start everything else that the plan has for this node, side by side."""
         if self._ray is not None:
             tasks.start_soon(self._watch_ray, self._ray)
+        if self._plan.own_ray is not None:
+            from agent.boot.old_sessions import prune  # noqa: PLC0415 - while Ray boots
+
+            tasks.start_soon(prune, self._plan.own_ray.session)
         given = self._plan.topology.given_ray
         if given is not None:  # others start it, sooner or later
             tasks.start_soon(self._watch_given, given)

@@ -16,6 +16,7 @@ from agent.boot.asked import Asked
 from agent.boot.explained import explained
 from agent.boot.hello import hello_of
 from agent.boot.node_run import NodeRun, stop_ray
+from agent.boot.old_sessions import prune
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.run_services import Services
 from agent.boot.share import Share
@@ -105,6 +106,8 @@ class Worker:
                 self._inbox.put(Unfit(unfit))
             else:
                 tasks.start_soon(self._serve, sockets)
+                if plan.own_ray is not None:
+                    tasks.start_soon(prune, plan.own_ray.session)
                 if plan.steps:
                     tasks.start_soon(self._prepare)
             leave = await self._decide(tasks, link)

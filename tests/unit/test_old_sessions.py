@@ -1,0 +1,114 @@
+"""Sessions of earlier Rays: what of them goes, and that a living one never does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.boot.old_sessions import KEPT, QUIET, Session, prune, superfluous
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOW = 1_000_000.0
+OLD = NOW - QUIET - 1
+
+
+def names(*numbers: int) -> tuple[str, ...]:
+    """Return the names of sessions by number."""
+    return tuple(f"s{n}" for n in numbers)
+
+
+def aged(*ages: float) -> list[Session]:
+    """Return sessions that changed so many seconds before they count as quiet."""
+    return [Session(f"s{n}", OLD - age) for n, age in enumerate(ages)]
+
+
+@pytest.mark.parametrize(
+    ("found", "living", "whole", "spilled"),
+    [
+        ([], (), (), ()),
+        (aged(0, 1, 2), (), (), names(0, 1, 2)),
+        (aged(4, 3, 2, 1, 0), (), names(1, 0), names(4, 3, 2)),
+        (aged(4, 3, 2, 1, 0), names(0, 4), (), names(3, 2, 1)),
+        ([*aged(4, 3, 2, 1), Session("s9", NOW - 1)], (), names(0), names(3, 2, 1)),
+    ],
+)
+def test_what_goes(
+    found: list[Session],
+    living: tuple[str, ...],
+    whole: tuple[str, ...],
+    spilled: tuple[str, ...],
+) -> None:
+    """The oldest go whole, the newest lose what they spilled; those that live lose nothing."""
+    going = superfluous(found, frozenset(living), NOW)
+    assert (going.whole, going.spilled) == (whole, spilled)
+
+
+@given(
+    st.lists(
+        st.builds(Session, st.text(max_size=3), st.floats(0, NOW)), unique_by=lambda s: s.name
+    ),
+    st.frozensets(st.text(max_size=3)),
+)
+def test_never_a_living_one(found: list[Session], living: frozenset[str]) -> None:
+    """Nothing that a process names, nothing that changed lately, and no more than was found."""
+    going = superfluous(found, living, NOW)
+    gone = {*going.whole, *going.spilled}
+    assert not gone & living
+    assert all(one.changed < NOW - QUIET for one in found if one.name in gone)
+    assert len(going.spilled) <= KEPT
+
+
+def made(temp: Path, day: int, age: float = 2 * QUIET) -> Path:
+    """Make a session's folder as Ray leaves it, with what it spilled."""
+    session = temp / f"session_2026-01-{day:02}_10-00-00_000001_77"
+    for part in ("logs", "ray_spilled_objects_abc"):
+        (session / part).mkdir(parents=True)
+    for file in (session / "logs/raylet.out", session / "ray_spilled_objects_abc/x"):
+        file.write_text("x")
+    then = time.time() - age - 40 + day
+    for path in (*session.rglob("*"), session):
+        os.utime(path, (then, then))
+    return session
+
+
+def test_the_disk_is_freed(tmp_path: Path) -> None:
+    """Old sessions go; one that a process names, a fresh one, a link and strange names stay."""
+    dead = [made(tmp_path, day) for day in range(1, 7)]
+    lives, fresh = made(tmp_path, 20), made(tmp_path, 21, age=0)
+    strange = tmp_path / "session_mine"
+    strange.mkdir()
+    link = tmp_path / "session_2020-01-01_10-00-00_000001_77"
+    link.symlink_to(lives)
+    (tmp_path / "session_latest").symlink_to(dead[0])
+    code = "print('up', flush=True); import time; time.sleep(60)"
+    command = [sys.executable, "-c", code, f"--session-name={lives.name}"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as raylet:
+        try:
+            assert raylet.stdout is not None
+            raylet.stdout.readline()
+            anyio.run(prune, str(tmp_path))
+        finally:
+            raylet.kill()
+    assert [one.exists() for one in dead] == [False] * 3 + [True] * 3
+    assert [(one / "logs/raylet.out").exists() for one in dead[3:]] == [True] * 3
+    assert not any((one / "ray_spilled_objects_abc").exists() for one in dead[3:])
+    for one in (lives, fresh):
+        assert (one / "ray_spilled_objects_abc/x").exists()
+    assert strange.exists()
+    assert link.is_symlink()
+
+
+def test_where_there_is_none(tmp_path: Path) -> None:
+    """A first run on a pod has nothing to remove, not even a folder."""
+    anyio.run(prune, str(tmp_path / "none"))
+    assert not (tmp_path / "none").exists()
