@@ -132,14 +132,21 @@ class SlurmCluster:
         return next(iter(self.nodes.values())).exec(argv, cwd=self._shared)
 
     def submit(self, name: str, job: str, *options: str) -> Job:
-        """Submit the example with its three lines changed; the job is words as bash reads them."""
-        lines = {"#SBATCH --nodes": str(len(self.nodes)), "agent": AGENT, "job": f"({job})"}
+        """Submit the example in its long form, its three lines changed; the job is bash words."""
+        lines = {
+            "#SBATCH --nodes=": f"#SBATCH --nodes={len(self.nodes)}",
+            "agent=": f"agent={AGENT}",
+            "export AGENT_JOB=": "",
+        }
         text = EXAMPLE.read_text()
-        for start, value in lines.items():
-            before = [line for line in text.splitlines() if line.startswith(f"{start}=")]
-            assert len(before) == 1, f"{EXAMPLE}: one line {start}= to change, not {before}"
+        for start, line in lines.items():
+            before = [line for line in text.splitlines() if line.startswith(start)]
+            assert len(before) == 1, f"{EXAMPLE}: one line {start} to change, not {before}"
             assert "# change (" in before[0], f"{EXAMPLE}: {before[0]!r} does not ask for a change"
-            text = text.replace(before[0], f"{start}={value}")
+            text = text.replace(before[0], line)
+        short, long = '"$agent" run\n', "#   run -- python3 train.py --nodes {nodes} --gpus"
+        assert (text.count(short), text.count(long)) == (1, 1), f"{EXAMPLE}: no long form"
+        text = text.replace(short, f'"$agent" run -- {job}\n')
         script = self._shared / f"{name}.sbatch"
         script.write_text(text)
         output = self._shared / f"{name}.out"

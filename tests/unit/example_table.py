@@ -6,6 +6,7 @@ import importlib.util
 import json
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.plan.make_plan import make_plan
@@ -29,7 +30,6 @@ from unit.launches import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
     from types import ModuleType
 
     from agent.plan.plan import Plan
@@ -63,6 +63,9 @@ def runpod(_folder: Path) -> list[Launch]:
 def by_sbatch(path: str, folder: Path) -> list[Launch]:
     """Return the agents that a batch script starts."""
     shell = Shell.make(folder)
+    venv = folder / "home" / "venv"
+    venv.mkdir()
+    (venv / "bin").symlink_to(folder / "bin")
     assert sbatch(shell, path) == 0
     return launched(shell, is_first_process="amd" in path)
 
@@ -121,30 +124,44 @@ class Example:
     on_done: str = "exit"
     grace: float = 30.0
     """What the platform allows between its request to stop and its kill."""
+    retries: int = 0
+    """Further attempts, where the platform starts a lost run or node again, and the job resumes."""
 
 
 BUNDLED = "reward-server"
 EXAMPLE = {
-    "runpod/template.json": Example(runpod, "runpod", 2, OPENRLHF, "math_verifier", "hold"),
+    "runpod/template.json": Example(
+        runpod, "runpod", 2, OPENRLHF, "math_verifier", "hold", retries=3
+    ),
     "runpod/instant-cluster.json": Example(
-        instant_cluster, "runpod-cluster", 2, OPENRLHF, BUNDLED, "hold"
+        instant_cluster, "runpod-cluster", 2, OPENRLHF, BUNDLED, "hold", retries=3
     ),
-    "dstack/verl-grpo.dstack.yml": Example(dstack, "dstack", 3, VERL, None, grace=300.0),
+    "dstack/verl-grpo.dstack.yml": Example(dstack, "dstack", 3, VERL, None, grace=300, retries=3),
+    "slurm/plain.sbatch": Example(
+        partial(by_sbatch, "slurm/plain.sbatch"), "slurm", 2, VERL, None, retries=3
+    ),
     "slurm/pyxis.sbatch": Example(
-        partial(by_sbatch, "slurm/pyxis.sbatch"), "slurm", 2, OPENRLHF, BUNDLED
+        partial(by_sbatch, "slurm/pyxis.sbatch"), "slurm", 2, OPENRLHF, BUNDLED, retries=3
     ),
-    "slurm/amd.sbatch": Example(partial(by_sbatch, "slurm/amd.sbatch"), "slurm", 2, VERL, None),
+    "slurm/amd.sbatch": Example(
+        partial(by_sbatch, "slurm/amd.sbatch"), "slurm", 2, VERL, None, retries=3
+    ),
     "skypilot/search-r1.yaml": Example(skypilot, "skypilot", 2, VERL, None),
-    "kubernetes/lws.yaml": Example(lws, "lws", 2, VERL, None, "hold", 120.0),
+    "kubernetes/lws.yaml": Example(lws, "lws", 2, VERL, None, "hold", 120, retries=3),
     "kubernetes/kubeflow-trainjob.yaml": Example(
-        trainjob, "kubeflow-trainer", 2, OPENRLHF, BUNDLED, grace=120.0
+        trainjob, "kubeflow-trainer", 2, OPENRLHF, BUNDLED, grace=120
     ),
     "kubernetes/pytorchjob.yaml": Example(
-        pytorchjob, "pytorchjob, by PET", 2, None, BUNDLED, grace=120.0
+        pytorchjob, "pytorchjob, by PET", 2, None, BUNDLED, grace=120
     ),
     "ssh/loop.sh": Example(by_ssh, "plain", 3, None, BUNDLED),
 }
 PLATFORM = {"pytorchjob, by PET": "pytorchjob"}
+
+
+def read_secret(path: str) -> str:
+    """Read a file of a secret, where an example mounts it or has it."""
+    return IN_THE_CONTAINER.get(path) or Path(path).read_text(encoding="utf-8")
 
 
 def plan_of(launch: Launch, example: Example, rank: int) -> Plan:
@@ -160,6 +177,6 @@ def plan_of(launch: Launch, example: Example, rank: int) -> Plan:
     argv = list(launch.argv)
     assert argv[:1] == ["run"] or not argv
     command = argv[argv.index("--") + 1 :] if "--" in argv else None
-    loaded = load(launch.environ, command, IN_THE_CONTAINER.__getitem__)
+    loaded = load(launch.environ, command, read_secret)
     topology = resolve(launch.environ, loaded.settings, facts)
     return make_plan(loaded, topology, facts, launch.environ, {})

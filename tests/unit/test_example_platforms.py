@@ -193,7 +193,7 @@ def test_every_node_has_the_services_file() -> None:
     assert task["file_mounts"] == {
         task["envs"]["AGENT_SERVICES"]: "examples/services/search-r1.toml"
     }
-    assert "retriever.url=http://127.0.0.1:8000/retrieve" in task["run"]
+    assert "retriever.url=http://127.0.0.1:8000/retrieve" in task["envs"]["AGENT_JOB_ARGS"]
 
 
 def test_the_example_asks_a_real_question(tmp_path: Path) -> None:

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
 
 from agent.checks import Level
+from agent.settings.jobs import BY_NAME
 from agent.work.job import PLACEHOLDERS, Joined, fill
-from unit.example_table import EXAMPLE, PLATFORM, plan_of
+from agent.work.recipes.recipe import Asked, NodeSize
+from unit.example_table import EXAMPLE, OPENRLHF, PLATFORM, VERL, plan_of
 from unit.launches import EXAMPLES, TOKEN, Shell
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+LONG = {
+    "slurm/pyxis.sbatch": ("openrlhf-grpo", (0, 11, 2)),
+    "slurm/amd.sbatch": ("verl-grpo", (0, 9, 1)),
+    "skypilot/search-r1.yaml": ("search-r1-ppo", ()),
+    "kuberay/rayjob.yaml": ("verl-grpo", (0, 9, 1)),
+    "README.md": ("openrlhf-m-grpo", (0, 6, 1)),
+}
+"""The examples that show the whole command too, the recipe that stands for it, and its version."""
 MARK = re.compile(r"# change \(([123]) of 3\): \S")
 
 
@@ -35,6 +48,7 @@ def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
         assert plan.token == TOKEN
         assert plan.on_done == example.on_done
         assert plan.settings.stop_grace < example.grace
+        assert plan.settings.job_retries == example.retries
         assert not [note for note in plan.notes if "not ours" in note]
 
 
@@ -47,15 +61,12 @@ def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
     assert job is not None
     if example.program is None:
         assert job.name == "rehearsal"
-    elif job.recipe is not None:  # it is sized without placeholders
+    else:  # by its recipe, which is sized without placeholders
+        assert job.recipe is not None
         assert job.argv[1:3] == ("-m", example.program)
-    else:
-        assert job.argv[:3] == ("python3", "-m", example.program)
-        assert any("{nodes}" in word for word in job.argv)
-        assert any("{gpus_per_node}" in word for word in job.argv)
     words = fill(job.argv, Joined(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
     assert [w for w in words if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
-    typed = words if job.recipe is None else job.recipe.asked.args
+    typed = () if job.recipe is None else job.recipe.asked.args
     assert not [w for w in typed if "$" in w or '"' in w]  # a shell was meant to see it
     services = plan_of(launches[0], example, 0).services
     asked = next((" ".join(spec.argv) for spec in services if spec.argv), None)
@@ -76,7 +87,8 @@ def test_three_lines_to_change(path: str) -> None:
     marked = [line for line in text.splitlines()[:30] if MARK.search(line)]
     assert [MARK.search(line)[1] for line in marked] == ["1", "2", "3"]  # type: ignore[index]
     assert len(MARK.findall(text)) == 3
-    assert sum("you/pod-agent" in line for line in marked) == 1
+    own_image = path != "slurm/plain.sbatch"  # which has no container
+    assert sum("you/pod-agent" in line for line in marked) == own_image
 
 
 @pytest.mark.parametrize("path", EXAMPLE)
@@ -90,6 +102,40 @@ def test_no_secret_in_a_file_or_an_argument(path: str, tmp_path: Path) -> None:
     calls = Shell.make(tmp_path).calls()
     assert calls
     assert not [call for call in calls if TOKEN in " ".join(call.argv)]
+
+
+@pytest.mark.parametrize("path", LONG)
+def test_the_long_form_is_a_command_of_the_framework(path: str) -> None:
+    """What stands there as a comment is known to the framework's version, and fits two nodes."""
+    name, version = LONG[path]
+    words = long_form(path)
+    given = words[words.index("python3") :]
+    assert given[:3] == ["python3", "-m", VERL if "verl" in given[2] else OPENRLHF]
+    for placeholder in ("{nodes}", "{gpus_per_node}"):
+        assert any(placeholder in word for word in given)
+    joined = Joined(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs")
+    filled = fill(tuple(given[3:]), joined)
+    assert [w for w in filled if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
+    nodes = (NodeSize(8, 128),) * 2
+    asked = Asked(name, nodes, version, "m", "d", checkpoints="/c", args=tuple(filled))
+    recipe = import_module(f"agent.work.recipes.{BY_NAME[name].module}")
+    assert {w for w in filled if w.startswith("--")} <= {*recipe.make(asked).argv}
+
+
+def long_form(path: str) -> list[str]:
+    """Return the command that an example or the folder's README shows beside the recipe."""
+    text = (EXAMPLES / path).read_text(encoding="utf-8")
+    if path.endswith(".md"):
+        (block,) = re.findall(r"```\n(run -- .*?)\n```", text, re.DOTALL)
+        return shlex.split(block.replace("\\\n", " "))
+    _, _, after = text.partition("The long form")
+    lines = [line.strip() for line in after.splitlines()[1:]]
+    block = "\n".join(line[4:] for line in lines if line.startswith("#   "))
+    if path.endswith("rayjob.yaml"):
+        return [str(word) for word in yaml.safe_load(block)["command"]]
+    for shown, meant in (("\\\n", " "), ("$HOME", "/home/me"), ("$PWD", "/work")):
+        block = block.replace(shown, meant)
+    return shlex.split(block)
 
 
 def test_every_example_is_in_the_tables() -> None:

@@ -164,7 +164,9 @@ def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
         for container in group["template"]["spec"]["containers"]
     }
     assert images == {submitter["image"]}
-    assert submitter["command"][:3] == ["pod-agent", "run", "--"]
+    assert submitter["command"] == ["pod-agent", "run"]
     plan = changed_plan("kuberay-submitter-head", given)
+    assert plan.job is not None
+    assert plan.job.argv[1:3] == ("-m", "verl.trainer.main_ppo")
     assert plan.topology.expected_workers == replicas
     assert plan.settings.stop_grace == 90
