@@ -300,9 +300,11 @@ PAINS: tuple[Pain, ...] = (
         (
             checked("GPUs", f"{CHECK}[gpus lost]"),
             checked("GPU health", f"{MORE}[one is missing]"),
+            checked(
+                "Ray's GPUs", "tests/unit/test_ray_gpus.py::test_ray_sees_none_of_a_nodes_gpus"
+            ),
             explained("no such resource"),
         ),
-        is_open="the driver's count is compared with the device files, not with Ray's own count",
     ),
     Pain(
         33,

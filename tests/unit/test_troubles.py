@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BY_CHECK = {f.check for f in examine(MACHINE, settings_of({}), topology_of({}))}
 ELSEWHERE = {
     *("versions of hello", "agreement", "ways between nodes", "reward from each node"),
+    "Ray's GPUs",
     *("AGENT_WORKING_DIR", "AGENT_RAY_ARGS"),
 }
 """Answers that are checked apart from `examine`: between nodes, or as a setting."""

@@ -1,0 +1,72 @@
+"""Ray's count of GPUs against each node's own, before a job waits for GPUs that Ray never saw."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.checks.finding import Level
+from agent.checks.ray_gpus import Counted, counted_by_ray
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.decisions.shared import Said
+from agent.work.recipes.recipe import NodeSize
+from unit.heads import HEAD, NODES, Story, goal, word
+from unit.worlds import MACHINE
+
+ROWS: dict[str, tuple[list[Counted], list[tuple[Level, str]]]] = {
+    "no GPUs": ([Counted("a", 0, 0)], []),
+    "all are seen": ([Counted("a", 8, 8), Counted("b", 4, 4)], []),
+    "Ray sees more": ([Counted("a", 0, 1)], []),
+    "one is missed": (
+        [Counted("a", 8, 8), Counted("b", 8, 7)],
+        [(Level.WARN, "Ray counts 7 of the 8 on b")],
+    ),
+    "none is seen": (
+        [Counted(f"n{i}", 8, 0) for i in range(6)],
+        [(Level.FAIL, "Ray counts none of the 8 on n0, n1, n2, n3 and 2 more")],
+    ),
+}
+
+
+@pytest.mark.parametrize(("nodes", "expected"), ROWS.values(), ids=ROWS)
+def test_counts(nodes: list[Counted], expected: list[tuple[Level, str]]) -> None:
+    """Fewer than there are is a warning, none a failure; either names the nodes and what to do."""
+    found = counted_by_ray(nodes)
+    assert [(one.level, one.what) for one in found] == expected
+    assert all("AGENT_NUM_GPUS" in one.remedy for one in found)
+
+
+def met(ray: float, here: int = 8, **changes: object) -> Story:
+    """Return the story of a head and a worker, on which Ray counts so many GPUs."""
+    asked = replace(goal(1), node="pod1", facts=MACHINE, size=NodeSize(8))
+    report = word(2)
+    report = h.WorkerReported(replace(report.worker, gpus=here))
+    listed = h.RayNodes((HEAD, replace(NODES[2], gpus=ray)))
+    events: list[tuple[float, h.HeadEvent]] = [(1.0, report), (3.0, listed)]
+    return Story(replace(asked, **changes), events)  # type: ignore[arg-type]  # its fields
+
+
+def test_ray_sees_none_of_a_nodes_gpus() -> None:
+    """The run is refused by the node's name, before a job waits for what is not there."""
+    story = met(0.0)
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (78, "Ray's GPUs")
+    assert end.reason == "Ray's GPUs: Ray counts none of the 8 on pod2"
+    assert not any(isinstance(action, h.Submit) for action in story.actions)
+
+
+def test_ray_misses_one() -> None:
+    """A warning, and on it goes."""
+    story = met(7.0)
+    assert story.state.phase is Phase.SUBMITTING
+    (said,) = [a for a in story.actions if isinstance(a, Said) and a.level == "warning"]
+    assert said.sentence.startswith("Ray's GPUs: Ray counts 7 of the 8 on pod2. ")
+
+
+def test_where_nothing_is_amiss() -> None:
+    """All seen, or AGENT_NUM_GPUS=0: nothing is said."""
+    for story in (met(8.0), met(0.0, here=0)):
+        assert story.state.phase is Phase.SUBMITTING
+        assert not story.state.differences
