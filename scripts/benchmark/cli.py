@@ -118,7 +118,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return CANNOT
     if options.faults:
-        return measure_faults(options.rounds, options.json)
+        return measure_faults(options.rounds, options.json, options.keep)
     if options.rounds > 0 and not options.no_warm_up:
         say(measure(options.peers[0], -1, options.pods))
     runs = []
@@ -132,12 +132,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return int(missed or any(run.problem for run in runs))
 
 
-def measure_faults(rounds: int, path: Path | None) -> int:
+def measure_faults(rounds: int, path: Path | None, keep: Path | None) -> int:
     """Measure so many rounds, less those that are known; print what all of them say."""
     known = [] if path is None or not path.exists() else json.loads(path.read_text())
     found = [FaultRound(**one) for one in known]
     while len(found) < rounds:
-        found.append(fault_round(len(found)))
+        found.append(fault_round(len(found), keep))
         print(f"round {found[-1]}", file=sys.stderr, flush=True)
         if path is not None:
             path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")

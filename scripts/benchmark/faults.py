@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from benchmark.fault_figures import FaultRound
 from benchmark.machine import await_calm
+from benchmark.measure import keep_logs
 from benchmark.systems import BIN, PATH
 from podlab import Lab, LabError
 
@@ -35,7 +36,7 @@ SETTINGS = {
 }
 
 
-def fault_round(number: int) -> FaultRound:
+def fault_round(number: int, keep: Path | None = None) -> FaultRound:
     """Boot, let one thing die after another; a deadline that passes ends up in `problem`."""
     found = FaultRound(number)
     with Lab(names=[*PODS, SPARE], shm="8g") as lab:
@@ -44,6 +45,8 @@ def fault_round(number: int) -> FaultRound:
             _Round(lab, found).play()
         except (TimeoutError, LabError) as problem:
             found.problem = str(problem)
+        if keep is not None:
+            keep_logs(lab, keep / f"faults-{number}")
     return found
 
 

@@ -44,7 +44,7 @@ def test_rounds_that_are_known_are_not_measured_again(
     """Resumed by its raw values, it measures what is missing."""
     file = tmp_path / "faults.json"
     file.write_text(json.dumps([asdict(GOOD)]))
-    monkeypatch.setattr(cli, "fault_round", lambda number: FaultRound(number, 14.0))
-    assert cli.measure_faults(2, file) == 0
+    monkeypatch.setattr(cli, "fault_round", lambda number, _keep: FaultRound(number, 14.0))
+    assert cli.measure_faults(2, file, None) == 0
     assert [one["round"] for one in json.loads(file.read_text())] == [0, 1]
     assert "rounds: 2" in capsys.readouterr().out
