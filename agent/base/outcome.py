@@ -39,6 +39,8 @@ class Outcome:
     """True where the job itself ended."""
     attempts_are_used_up: bool = False
     """True where the attempts at the job were lost, and no other may follow."""
+    is_superseded: bool = False
+    """True where a later head of the same run goes on with it: this end is no other node's."""
 
     @property
     def is_worth_a_hold(self) -> bool:
@@ -69,6 +71,7 @@ class Outcome:
             remedy=str(data.get("remedy", "")),
             is_jobs_verdict=data.get("is_jobs_verdict") is True,
             attempts_are_used_up=data.get("attempts_are_used_up") is True,
+            is_superseded=data.get("is_superseded") is True,
         )
 
 

@@ -15,6 +15,7 @@ from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of
 from agent.boot.head_start import start_ray
 from agent.boot.job_command import Submission, submission
+from agent.boot.later_head import remembered, watch_record
 from agent.boot.lost_nodes import silent_ones
 from agent.boot.news import News, as_recorded
 from agent.boot.node_run import stop_ray
@@ -117,6 +118,7 @@ class Head:
             lambda: (*self._state.fleet.workers.values(),),
         )
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
+        tasks.start_soon(watch_record, self._keeper, self._inbox.put)
         runner = await site.open([*begun.local, *begun.listens])
         try:
             outcome = await self._decide(tasks, reports, link)
@@ -162,15 +164,15 @@ class Head:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
 
-    def _on_memory(self, run_id: str, attempt: int) -> bool:
+    def _on_memory(self, run_id: str, attempt: int, epoch: int) -> bool:
         """Hear of a run from a worker that outlived its head; say whether that is weighed."""
-        if self._keeper.has_record_of(run_id):
-            return False
-        self._inbox.put(h.RunRemembered(run_id, attempt))
-        return True
+        known = remembered(self._keeper, run_id, attempt, epoch)
+        if known is not None:
+            self._inbox.put(known)
+        return known is not None
 
-    def _take_up(self, run_id: str, attempts: int) -> None:
-        self._keeper.take_up(run_id, attempts)
+    def _take_up(self, run_id: str, attempts: int, epoch: int) -> None:
+        self._keeper.take_up(run_id, attempts, epoch)
         self._run.belongs_to(run_id)
         self._place = replace(self._place, log_dir=str(self._run.folder.path))
 
@@ -201,7 +203,6 @@ class Head:
 
     def _publish(self, reports: Reports) -> None:
         state = self._state
-        over = state.phase is h.Phase.LEAVING
         reports.publish(
             epoch=self._keeper.epoch,
             run_id=self._keeper.run_id,
@@ -209,7 +210,7 @@ class Head:
             attempt=state.attempt.number,
             ray_ready=(state.gcs_answers and state.ray.step is not Step.LOST)
             or state.goal.by_torchrun,  # which has no Ray to wait for
-            verdict=state.verdict if over else None,  # until then the job may clean up
+            verdict=state.told_verdict,
         )
 
     async def _perform(  # noqa: C901 - one case, one action
@@ -238,8 +239,8 @@ class Head:
                 tasks.start_soon(self._prober.try_here, probe, at, self._place, self._inbox.put)
             case h.Probe(node, probe, at):
                 reports.order(node, OrderKind.PROBE, probe, at=at)
-            case h.TakeUp(run_id, attempts):
-                self._take_up(run_id, attempts)
+            case h.TakeUp(run_id, attempts, epoch):
+                self._take_up(run_id, attempts, epoch)
             case h.Retry(ended):
                 link.forget(ended.id)
                 await self._clear_away(ended)
@@ -371,7 +372,9 @@ class Head:
         self._bridge_scope.cancel()
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(head_port.farewell, reports, budget.farewell, self._may_still_call())
+            if not outcome.is_superseded:  # else the workers follow the later head
+                may_call = self._may_still_call()
+                tasks.start_soon(head_port.farewell, reports, budget.farewell, may_call)
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)

@@ -30,9 +30,7 @@ class RunKeeper:
         self, root: Path, fingerprint: str, chosen: Chosen, *, job_survives: bool = False
     ) -> None:
         self._root = root
-        self._writer: Latest[RunRecord] = Latest(
-            "run.json", lambda record: record.write(root / record.run_id / FILE)
-        )
+        self._writer: Latest[RunRecord] = Latest("run.json", self._write)
         self._lock = chosen.lock  # held for as long as we are there
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
@@ -87,8 +85,15 @@ class RunKeeper:
             return bool(self.record.attempts)
         return isinstance(RunRecord.read(self._root / safe(run_id) / FILE), RunRecord)
 
-    def take_up(self, run_id: str, attempts: int) -> None:
-        """Go on with a run that others remember, with so many attempts that were lost."""
+    def later_epoch(self) -> int:
+        """Return the epoch of a later head that has written this run's record; 0 for none."""
+        return _epoch_above(self.record, self._root)
+
+    def take_up(self, run_id: str, attempts: int, epoch: int = 0) -> None:
+        """Go on with a run that others remember, with so many attempts that were lost.
+
+        `epoch` is that of its former head, where it is higher than ours: clocks differ.
+        """
         now, former = iso_time(time.time()), self.run_id
         lost = tuple(
             Attempt(number, f"{run_id}-{number}", now, now, "its head was lost", 75)
@@ -97,7 +102,8 @@ class RunKeeper:
         folder = self._root / safe(run_id)
         with suppress(OSError):  # what cannot be written is told by whoever writes it
             folder.mkdir(parents=True, exist_ok=True)
-        self._keep(replace(self.record, run_id=folder.name, attempts=lost))
+        own = max(self.record.epoch, epoch + 1)
+        self._keep(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
         if former == self.run_id:
             return
         with suppress(OSError):  # same
@@ -131,6 +137,12 @@ class RunKeeper:
         """Write what waits, as far as the disk takes it."""
         self._writer.close()
 
+    def _write(self, record: RunRecord) -> OSError | None:
+        """Write the record, unless a later head of this run has done so: its word stands."""
+        if _epoch_above(record, self._root):
+            return None
+        return record.write(self._root / record.run_id / FILE)
+
     def _keep(self, record: RunRecord) -> None:
         self.record = record
         self._writer.put(record)
@@ -142,3 +154,9 @@ def ended_before(verdict: Outcome, root: Path) -> Outcome:
     again = f"To run the same job once more, remove {root.absolute() / 'latest'} and start it again"
     remedy = f"{again}. {verdict.remedy}" if verdict.remedy else again
     return replace(verdict, reason=reason, remedy=remedy)
+
+
+def _epoch_above(record: RunRecord, root: Path) -> int:
+    found = RunRecord.read(root / record.run_id / FILE)
+    is_later = isinstance(found, RunRecord) and found.epoch > record.epoch
+    return found.epoch if is_later and isinstance(found, RunRecord) else 0

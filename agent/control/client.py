@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -63,6 +64,11 @@ class HeadLink:
         self._on_reply = on_reply
         self._ip: str | None = None
         self._turn = 0
+        self._epoch = 0
+        """The highest that was heard, of the run of this id, from the head at this address."""
+        self._run_id = ""
+        self._followed = ""
+        self._said: Report | None = None
         self._news = -1
         self._changed = anyio.Event()
         self._silent_since: float | None = None
@@ -79,15 +85,34 @@ class HeadLink:
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
         timeout = aiohttp.ClientTimeout(total=LONGEST_HOLD + 10, connect=3)
-        async with aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session:
-            step = _STEP
-            while True:
-                if await self._once(session) and not self._is_stranger:
-                    step = _STEP
-                    continue
-                with anyio.move_on_after(step):  # a change here is worth an earlier try
-                    await self._changed.wait()
-                step = min(step * 1.5, _LONGEST_STEP)
+        async with (
+            aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+            anyio.create_task_group() as tasks,
+        ):
+            await self._follow(session, tasks)
+
+    async def _follow(self, session: aiohttp.ClientSession, tasks: anyio.abc.TaskGroup) -> None:
+        step = _STEP
+        while True:
+            former, epoch = self._followed, self._epoch
+            if await self._once(session) and not self._is_stranger:
+                step = _STEP
+                if former not in ("", self._followed) and self._epoch > epoch:
+                    tasks.start_soon(self._tell_former, session, former)
+                continue
+            with anyio.move_on_after(step):  # a change here is worth an earlier try
+                await self._changed.wait()
+            step = min(step * 1.5, _LONGEST_STEP)
+
+    async def _tell_former(self, session: aiohttp.ClientSession, ip: str) -> None:
+        """Let the head that was followed before hear of the later one, if it lives still."""
+        import aiohttp  # noqa: PLC0415 - late, as on the head
+
+        assert self._said is not None  # noqa: S101 - one was followed, by reports
+        body = replace(self._said, epoch=self._epoch).to_dict()
+        with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
+            async with session.post(f"http://{self._at(ip)}{REPORT_PATH}", json=body):
+                pass
 
     async def _once(self, session: aiohttp.ClientSession) -> bool:
         if self._ip is None:
@@ -112,7 +137,7 @@ class HeadLink:
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _Unheard | None:
         """Send one report and take the reply; a change here cuts the wait for news short."""
         self._changed = anyio.Event()
-        report = self._report(source_towards(ip) or "")
+        self._said = report = self._report(source_towards(ip) or "")
         hold = LONGEST_HOLD if self._news >= 0 else 0.0
         unheard: _Unheard | None = None  # also where it was cut short
         async with anyio.create_task_group() as group:
@@ -145,7 +170,8 @@ class HeadLink:
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
     ) -> _Unheard | None:
         hello = self._hello() if self._says_hello else None
-        body = replace(report, news=self._news, hold=hold, hello=hello).to_dict()
+        told = replace(report, news=self._news, hold=hold, hello=hello, epoch=self._epoch)
+        body = told.to_dict()
         url = f"http://{self._at(ip)}{REPORT_PATH}"
         async with session.post(url, json=body) as answer:
             if answer.status == 401:
@@ -163,6 +189,9 @@ class HeadLink:
         if reply is None:
             self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
             return None
+        if reply.run_id == self._run_id and reply.epoch < self._epoch:
+            later = "a later one of the same run was heard before"
+            return _Unheard(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._take(ip, reply)
         return None
 
@@ -189,6 +218,7 @@ class HeadLink:
         self._is_stranger = reply.held
         if not reply.held and not reply.wants_hello:  # its run may be this node's all the same
             self._on_reply(reply)
+            self._epoch, self._run_id, self._followed = reply.epoch, reply.run_id, ip
         self._tell(
             HeadSpoke(
                 *(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal),

@@ -102,6 +102,8 @@ class Report:
     bye: Bye | None = None
     alone: bool = False
     """True where its node is there for a service only, and joins no Ray."""
+    epoch: int = 0
+    """The highest that it has heard of in its run; 0 before any."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire: little, where there is little to say."""
@@ -134,6 +136,7 @@ class Report:
             hello=None if hello is None else _hello(hello),
             bye=None if bye is None else _bye(bye),
             alone=flag(data, "alone"),
+            epoch=int(number(data, "epoch", 0)),
         )
 
 

@@ -12,7 +12,12 @@ import anyio
 from agent.base.value import dataclass
 from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
 from agent.control.ranks import Ranks
-from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced, WorkerReported
+from agent.decisions.head.state import (
+    LaterHead,
+    WorkerIntroduced,
+    WorkerReplaced,
+    WorkerReported,
+)
 from agent.decisions.head.workers import Worker
 from agent.decisions.shared import Order, OrderKind
 from agent.runtime.inbox import Inbox
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
     from agent.work.torchrun import Seat
 
 
+Heard = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
+"""What reports may tell the head's story."""
 HELD = "held"
 _WEIGHED_WITHIN = 5.0
 _SILENT = LONGEST_HOLD + 5.0
@@ -71,11 +78,11 @@ class Reports:
         self,
         reply: Reply,
         expected: Expected,
-        tell: Callable[[WorkerIntroduced | WorkerReported | WorkerReplaced], None],
+        tell: Callable[[Heard], None],
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
         ranks: Ranks | None = None,
-        on_memory: Callable[[str, int], bool] = lambda _run_id, _attempt: False,
+        on_memory: Callable[[str, int, int], bool] = lambda _run_id, _attempt, _epoch: False,
     ) -> None:
         self._reply = reply
         self._expected = expected
@@ -129,10 +136,14 @@ class Reports:
         known = self._known.get(report.id)
         if report.hello is not None and known is None and not self._is_over:
             hello = _with_clock(report.hello, time.time())  # before anything takes its time
-            await self._weigh(hello)
+            await self._weigh(hello, report.epoch)
+            if hello.run_id == self._reply.run_id and self._is_outranked(report, hello):
+                return replace(self._reply, verdict=None)
             known = self._known.get(report.id) or self._welcome(report.id, hello)
         if known is None:
             return self._to_a_stranger()
+        if self._is_outranked(report, known.hello):
+            return replace(self._reply, verdict=None)
         self._note(known, report)
         if known.refusal:
             return replace(self._reply, refusal=known.refusal)
@@ -141,6 +152,14 @@ class Reports:
         if report.news == self._reply.news and report.hold > 0 and not known.orders:
             await self._hold(known, report)
         return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
+
+    def _is_outranked(self, report: Report, hello: Hello) -> bool:
+        """Say whether a worker of this run has a later head, and tell of that."""
+        is_of_another_run = hello.run_id not in {"", self._reply.run_id}
+        if report.epoch <= self._reply.epoch or is_of_another_run:
+            return False
+        self._tell(LaterHead(report.epoch, f"{hello.name} follows it"))
+        return True
 
     def refuse(self, why: str) -> Reply:
         """Answer an agent whose reports cannot be read."""
@@ -208,7 +227,7 @@ class Reports:
         known.is_silent = True
         return True
 
-    async def _weigh(self, hello: Hello) -> None:
+    async def _weigh(self, hello: Hello, epoch: int) -> None:
         """Let the head decide whether it goes on with the run that an agent comes from.
 
         Until then no reply may name another run to it: it would leave.
@@ -218,7 +237,7 @@ class Reports:
         if self._weighed.is_set():
             self._weighed = anyio.Event()
         weighed = self._weighed
-        if self._on_memory(hello.run_id, hello.attempt):
+        if self._on_memory(hello.run_id, hello.attempt, epoch):
             with anyio.move_on_after(_WEIGHED_WITHIN):
                 await weighed.wait()
 

@@ -77,7 +77,7 @@ def id_of(run_id: str, number: int, fixed: str | None = None) -> str:
 
 def is_loss(end: Outcome) -> bool:
     """Say whether an attempt that ended so was lost, rather than over by itself or by wish."""
-    return end.kind is Kind.LOST and not end.is_jobs_verdict
+    return end.kind is Kind.LOST and not end.is_jobs_verdict and not end.is_superseded
 
 
 def pause_after(losses: int) -> float:

@@ -120,10 +120,10 @@ def heads_tried() -> Tried:
 
 def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
     """Until then no reply names another run to it."""
-    remembered: list[tuple[str, int]] = []
+    remembered: list[tuple[str, int, int]] = []
 
-    def on_memory(run_id: str, attempt: int) -> bool:
-        remembered.append((run_id, attempt))
+    def on_memory(run_id: str, attempt: int, epoch: int) -> bool:
+        remembered.append((run_id, attempt, epoch))
         return True
 
     first = replace(FIRST, fingerprint="same")
@@ -132,7 +132,7 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
     replies: list[Reply] = []
 
     async def ask() -> None:
-        replies.append(await reports.take(replace(POD1, hello=KNOWING)))
+        replies.append(await reports.take(replace(POD1, hello=KNOWING, epoch=9)))
 
     async def story() -> None:
         with anyio.fail_after(4):
@@ -145,7 +145,7 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
                 reports.weighed()
 
     anyio.run(story)
-    assert remembered == [("old", 1)]
+    assert remembered == [("old", 1, 9)]
     assert [reply.run_id for reply in replies] == ["old"]
 
 

@@ -17,12 +17,12 @@ from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import Site
 from agent.control.sockets import bind
-from agent.decisions.head.state import WorkerIntroduced, WorkerReported
+from agent.decisions.head.state import WorkerReported
 from agent.plan.listeners import may_listen_on
 from unit.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
-    from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced
+    from agent.control.reports import Heard
     from agent.plan.plan import Plan
 
 REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
@@ -89,7 +89,7 @@ def test_a_heads_refusal_says_whose_it_is() -> None:
 def test_a_goodbye_waits_for_the_head() -> None:
     """A head whose port opens only after the first try hears it nevertheless."""
     port, asked = free_port(), list[str]()
-    heard: list[WorkerIntroduced | WorkerReported | WorkerReplaced] = []
+    heard: list[Heard] = []
     reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 
     async def story() -> None:

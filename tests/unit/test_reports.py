@@ -13,12 +13,12 @@ import pytest
 from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
-from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced
+from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced
 from agent.decisions.shared import OrderKind
 from unit.worlds import MACHINE
 
 if TYPE_CHECKING:
-    from agent.decisions.head.state import WorkerReported
+    from agent.control.reports import Heard
     from agent.decisions.head.workers import Worker
     from agent.node.facts import Facts
 
@@ -39,14 +39,17 @@ class Counter:
     def __init__(self) -> None:
         self.heard: list[Worker] = []
         self.replaced: list[str] = []
+        self.later: list[int] = []
         self.introduced: list[tuple[str, Facts]] = []
         self.byes: list[tuple[str, Bye]] = []
         self.now = 12.5
         expected = Expected("2.60.0", "3.11.7", "", "abc")
         self.reports = Reports(FIRST, expected, self._tell, lambda: self.now, self._on_bye)
 
-    def _tell(self, event: WorkerIntroduced | WorkerReported | WorkerReplaced) -> None:
-        if isinstance(event, WorkerReplaced):
+    def _tell(self, event: Heard) -> None:
+        if isinstance(event, LaterHead):
+            self.later.append(event.epoch)
+        elif isinstance(event, WorkerReplaced):
             self.replaced.append(event.key)
         elif isinstance(event, WorkerIntroduced):
             self.introduced.append((event.name, event.facts))
@@ -68,6 +71,17 @@ def test_a_report_is_told_and_answered() -> None:
     (worker,) = counter.heard
     assert (worker.name, worker.ip, worker.rank, worker.heard) == ("pod1", "10.0.0.2", 1, 12.5)
     assert not worker.gone
+
+
+def test_a_worker_of_a_later_head_is_not_heard() -> None:
+    """Its epoch is told, whether it is known here or only comes from the same run."""
+    counter = Counter()
+    counter.take(replace(POD1, epoch=1))
+    assert (counter.later, len(counter.heard)) == ([], 1)
+    counter.take(replace(BEAT, epoch=3))
+    counter.take(replace(POD2, epoch=4, hello=replace(HELLO, name="pod2", run_id="run-1")))
+    counter.take(replace(POD2, epoch=5, hello=replace(HELLO, name="pod2", run_id="another")))
+    assert (counter.later, len(counter.heard)) == ([3, 4], 2)
 
 
 def test_a_report_is_held_until_there_is_news() -> None:

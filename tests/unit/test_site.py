@@ -20,13 +20,13 @@ from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import COOKIE, Site
 from agent.control.sockets import bind
-from agent.decisions.head.state import WorkerIntroduced, WorkerReported
+from agent.decisions.head.state import WorkerReported
 from unit.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.decisions.head.state import WorkerIntroduced, WorkerReplaced
+    from agent.control.reports import Heard
 
 SECONDS = 20.0
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
@@ -56,7 +56,7 @@ class Port:
     """A site that is served, and the reports that came in."""
 
     def __init__(self, token: str | None) -> None:
-        self.heard: list[WorkerIntroduced | WorkerReported | WorkerReplaced] = []
+        self.heard: list[Heard] = []
         self.token = token
         (self.socket,) = bind(["127.0.0.1"], 0)
         self.number = int(self.socket.getsockname()[1])

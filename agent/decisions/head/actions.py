@@ -79,6 +79,8 @@ class TakeUp:
 
     run_id: str
     attempts: int
+    epoch: int = 0
+    """A higher one than ours, by which workers know the head before this one; 0 for none."""
 
 
 @dataclass(frozen=True)

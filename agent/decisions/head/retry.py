@@ -107,7 +107,8 @@ def no_progress(state: HeadState) -> Outcome | None:
 def is_news(state: HeadState, event: h.RunRemembered) -> bool:
     """Say whether a worker knows more of this run than a head whose disk is gone."""
     is_fresh = state.attempt.number == 1
-    return is_fresh and (event.run_id != state.goal.run_id or event.attempt > 0)
+    differs = event.run_id != state.goal.run_id or event.attempt > 0 or event.epoch > 0
+    return is_fresh and differs
 
 
 def take_up(
@@ -119,7 +120,7 @@ def take_up(
     attempt = replace(state.attempt, id=id_of(event.run_id, number), number=number)
     goal = replace(state.goal, run_id=event.run_id, tried=tried, first_attempt=number)
     told = f"a worker remembers run {event.run_id}: it goes on, attempts so far: {event.attempt}"
-    actions = (Said(told), h.TakeUp(event.run_id, event.attempt))
+    actions = (Said(told), h.TakeUp(event.run_id, event.attempt, event.epoch))
     return replace(state, goal=goal, attempt=attempt), actions, spent(tried, goal.retries)
 
 

@@ -200,6 +200,12 @@ class HeadState:
     """What stands at the end; known before the job has stopped where the agent ends it."""
 
     @property
+    def told_verdict(self) -> Outcome | None:
+        """Return the end that workers hear: none until all has stopped, nor one of ours alone."""
+        ours_alone = self.verdict is not None and self.verdict.is_superseded
+        return self.verdict if self.phase is Phase.LEAVING and not ours_alone else None
+
+    @property
     def losses(self) -> int:
         """Return how many attempts of this run were lost before this one."""
         return len(self.goal.tried) + len(self.earlier)
@@ -271,6 +277,16 @@ class RunRemembered:
 
     run_id: str
     attempt: int
+    epoch: int = 0
+    """The epoch of the head that it followed, where that is higher than ours; else 0."""
+
+
+@dataclass(frozen=True)
+class LaterHead:
+    """A head with a higher epoch is at work in this very run."""
+
+    epoch: int
+    told_by: str
 
 
 @dataclass(frozen=True)
@@ -363,6 +379,7 @@ HeadEvent = (
     | StepOver
     | WorkerIntroduced
     | RunRemembered
+    | LaterHead
     | CheckpointSeen
     | WorkerReported
     | WorkerSilent

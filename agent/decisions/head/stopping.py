@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Outcome, stopped
+from agent.base.outcome import Kind, Outcome, stopped
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import parts, retry
 from agent.decisions.head import state as h
@@ -44,6 +44,21 @@ def _without_retry(state: HeadState, asked: Outcome) -> Outcome:
     if verdict is None or (is_loss(verdict) and state.losses < state.goal.retries):
         return asked
     return verdict
+
+
+def superseded(state: HeadState, event: h.LaterHead, now: float) -> Decision:
+    """Make room for a later head of this run, which makes its own attempts: ours must not go on.
+
+    On a Ray that others keep the later head follows this very job: it is left alone there.
+    """
+    why = f"superseded: a later head of run {state.goal.run_id} is at work ({event.told_by})"
+    remedy = "Nothing, if that one was meant; else give only one node the head's name"
+    end = Outcome(Kind.LOST, 75, why, culprit="head", remedy=remedy, is_superseded=True)
+    if state.phase is Phase.STOPPING:
+        return replace(state, verdict=_without_retry(state, end)), ()
+    if state.attempt.submitted is None or state.phase is Phase.JUDGING or state.goal.ray_is_given:
+        return leave(state, end, now)
+    return stop_job(state, end, now, (Said(f"{why}: stopping the job here", "warning"),))
 
 
 def give_the_job_up(state: HeadState, outcome: Outcome, now: float) -> Decision:

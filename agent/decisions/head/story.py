@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import Attempt, id_of
 from agent.decisions.head import parts, probes, retry, services, turns
+from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting
 from agent.decisions.head.notes import note
 from agent.decisions.head.remarks import departed, remarks
 from agent.decisions.head.running import judging, running, submitting
 from agent.decisions.head.state import HeadEvent, HeadState, Phase
-from agent.decisions.head.stopping import on_stop, stopping
+from agent.decisions.head.stopping import on_stop, stopping, superseded
 from agent.decisions.head.waits import waits, with_service
 from agent.decisions.head.workers import Fleet
 from agent.decisions.items import HERE, Item, Step
@@ -20,7 +21,6 @@ from agent.decisions.shared import StopAsked
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from agent.decisions.head import state as h
     from agent.decisions.head.leaving import Decision
 
 
@@ -48,6 +48,8 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return note(state, event, now), ()
     if isinstance(event, StopAsked):
         return on_stop(state, event, now)
+    if isinstance(event, h.LaterHead):
+        return superseded(state, event, now)
     noted = note(state, event, now)
     noted = replace(noted, fleet=noted.fleet.looked(now))
     said = remarks(state, noted, event)

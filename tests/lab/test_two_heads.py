@@ -1,0 +1,55 @@
+"""Two heads of one run, where the disk's lock was lost: the later one goes on, the other leaves."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, Cluster, await_true, ends, last_line
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHARED = Path("/var/tmp")
+"""A folder of the machine that all pods see, as a network volume."""
+TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Return a folder that all pods share."""
+    with tempfile.TemporaryDirectory(prefix="pod-agent-", dir=SHARED) as folder:
+        yield Path(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+@pytest.mark.parametrize("told_by", ["run.json", "the worker"])
+def test_a_second_head_supersedes_the_first(cluster: Cluster, told_by: str, shared: Path) -> None:
+    """The first hears of it from the record, or from a worker that came to follow the other."""
+    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
+    on_disk = told_by == "run.json"
+    if on_disk:
+        cluster.env["AGENT_LOG_DIR"] = str(shared)
+    first, worker = cluster.agent(0, "sh", "-c", TWICE), cluster.agent(1, "sh", "-c", TWICE)
+    first.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    if on_disk:
+        (lock,) = shared.glob("*/.head.lock")
+        lock.unlink()  # as a disk that forgets its locks
+    cluster.lab.publish("poda", cluster.pods[2].ip)
+    second = cluster.agent(2, "sh", "-c", TWICE, env={"RUNPOD_POD_ID": "poda"})
+    if not on_disk:
+        second.wait_for("starting Ray's head", timeout=20)
+        cluster.pods[1].cut()
+        worker.wait_for(r"\(\d+ s left\)|no answer|no route", timeout=40)
+        await_true("the worker asks anew", lambda: "poda" in worker.stderr(), 10)
+        cluster.pods[1].heal()
+    assert first.wait(60) == 75
+    assert "superseded: a later head of run" in last_line(first)
+    assert ("run.json has its epoch" if on_disk else "podb follows it") in last_line(first)
+    assert ends([second, worker]) == [7, 7], second.tail() + worker.tail()
+    assert second.stdout() == "attempt 2\n"
+    assert first.stdout() == "attempt 1\n"

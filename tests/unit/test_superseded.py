@@ -1,0 +1,87 @@
+"""A head that hears of a later one of its run: it stops its job, and leaves alone, with 75."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base.outcome import Kind
+from agent.boot.later_head import remembered
+from agent.boot.run_keeper import RunKeeper
+from agent.decisions.head import state as h
+from agent.record.run_choice import Chosen
+from agent.record.run_record import FILE, RunRecord
+from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+LATER = h.LaterHead(7, "pod2 follows it")
+FAILED = (10, job("FAILED", 1))
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "deeds"),
+    [
+        (goal(1, retries=3), [], []),
+        (goal(1, retries=3), PAIR[:2], [h.Submit("run-1"), h.StopJob("run-1")]),
+        (goal(1, retries=3), PAIR, [h.Submit("run-1"), h.StopJob("run-1")]),
+        (goal(1, retries=3), [*PAIR, FAILED], [h.Submit("run-1"), h.AskNodes("run-1")]),
+        (goal(retries=3, given=True), RUNNING, [h.Submit("run-1")]),
+        (goal(1, job=False), PAIR[:2], []),
+    ],
+)
+def test_a_head_makes_room(of: h.Goal, history: History, deeds: list[h.HeadAction]) -> None:
+    """Its job is stopped, never made again; one on a Ray of others' is the later head's now."""
+    story = Story(of, [*history, (11, LATER), (12, LATER)])
+    assert story.finish()
+    assert story.deeds[:-1] == deeds
+    (end,) = story.ends
+    assert (end.kind, end.exit_code, end.is_superseded) == (Kind.LOST, 75, True)
+    assert "superseded: a later head of run run is at work (pod2 follows it)" in end.reason
+    assert not end.is_worth_a_hold
+    assert story.state.told_verdict is None
+
+
+def test_a_job_that_stops_already_is_not_made_again() -> None:
+    """An end that stands, stands; an attempt that would have followed does not."""
+    lost: History = [*PAIR, (9, h.WorkerSilent("agent2", "no answer")), (70, TICK)]
+    story = Story(goal(1, retries=3), [*lost, (71, LATER), (72, job("STOPPED"))])
+    assert [end.is_superseded for end in story.ends] == [True]
+    asked = Story(goal(1, retries=3), [*PAIR, (9, TERM), (10, LATER), (11, job("STOPPED"))])
+    assert [(end.exit_code, end.is_superseded) for end in asked.ends] == [(143, False)]
+
+
+def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
+    """What is on the disk with a higher epoch is told, and not written over."""
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    (tmp_path / "run").mkdir()
+    keeper.new_epoch("pod0")
+    keeper.submitted(1, "run-1")
+    keeper.close()
+    assert keeper.later_epoch() == 0
+    later = RunRecord("run", "f" * 16, keeper.epoch + 1, head="pod0")
+    assert later.write(tmp_path / "run" / FILE) is None
+    assert keeper.later_epoch() == later.epoch
+    slow = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record), job_survives=True)
+    slow.submitted(2, "run-2")
+    slow.close()
+    assert RunRecord.read(tmp_path / "run" / FILE) == later
+
+
+def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None:
+    """Where its clock is behind, the epoch that its workers know is exceeded all the same."""
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
+    keeper.new_epoch("pod0")
+    before = keeper.epoch + 1_000_000
+    assert remembered(keeper, "old", 1, keeper.epoch - 5) == h.RunRemembered("old", 1)
+    told = remembered(keeper, "old", 0, before)
+    assert told == h.RunRemembered("old", 0, before)
+    story = Story(goal(1), [(1, told)])
+    assert story.deeds == [h.TakeUp("old", 0, before)]
+    keeper.take_up("old", 0, before)
+    assert keeper.epoch == before + 1
+    keeper.submitted(1, "old-1")
+    assert remembered(keeper, "old", 1, before) is None
+    keeper.close()
