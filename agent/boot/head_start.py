@@ -78,11 +78,11 @@ async def _begin(run: NodeRun, keeper: RunKeeper, requests: Requests) -> HeadSta
     place = Place(ip, ip, "0", str(run.folder.path))
     env = plan.environment(ip, ip)
     goes_on = run.left is not None and run.left.has_ray
-    unfit = keeper.end_so_far(plan.settings.job_retries) if plan.job is not None else None
+    unfit = keeper.spent(plan.settings.job_retries) if plan.job is not None else None
     if unfit is None and not goes_on:
         unfit = make_ready.make_ready(plan)
     listens = head_port.open_port(plan, ip, unfit)
-    if not goes_on and keeper.record.verdict is None:
+    if not goes_on:
         keeper.new_epoch(plan.topology.node_name)
     ray = None
     if unfit is None and plan.own_ray is not None:

@@ -92,12 +92,11 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str
     claim = plan.topology.claim
     # A platform that starts containers again is no person who wants a new run.
     retries = None if claim.restarts else plan.settings.job_retries
-    once = claim.restarts and plan.facts.is_first_process
-    chosen = choose_run(root, claim.run_id, own, new_run_id, node=node, retries=retries, once=once)
+    chosen = choose_run(root, claim.run_id, own, new_run_id, node=node, retries=retries)
     if chosen.notes:
         more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
         say(f"{chosen.notes[-1]}{more}")
-    if chosen.before is not None and chosen.before.attempts and chosen.before.verdict is None:
+    if chosen.before is not None and chosen.before.attempts:
         say(f"run {chosen.run_id} goes on: attempts so far: {len(chosen.before.attempts)}")
     return chosen, own
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agent.decisions.attempts import spent
 from agent.record.disk_thread import Latest
 from agent.record.files import FileLock, iso_time, safe
-from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch
+from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, next_epoch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -51,13 +51,8 @@ class RunKeeper:
             return self.record.open_attempt.number
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
-    def end_so_far(self, retries: int) -> Outcome | None:
-        """Return the end of a run to which nothing is submitted any more.
-
-        Its job ended by itself before its container was started again, or its attempts are used up.
-        """
-        if self.record.verdict is not None:
-            return ended_before(self.record.verdict, self._root)
+    def spent(self, retries: int) -> Outcome | None:
+        """Return the end of a run whose attempts are used up: nothing is submitted again."""
         return None if self.record.open_attempt is not None else spent(self.record.tried, retries)
 
     @property
@@ -127,11 +122,9 @@ class RunKeeper:
         A job's own end, and an end that was asked for by hand, are final. After a loss, or where a
         scheduler stopped the nodes, the same run may go on.
         """
-        if self.record.state is State.ENDED:  # this head had only to tell it again
-            return
         self.attempt_over(end)
         if end.is_jobs_verdict or end.exit_code in {0, 130}:
-            self._keep(self.record.ended(end if end.is_jobs_verdict else None))
+            self._keep(self.record.ended())
 
     def close(self) -> None:
         """Write what waits, as far as the disk takes it."""
@@ -146,14 +139,6 @@ class RunKeeper:
     def _keep(self, record: RunRecord) -> None:
         self.record = record
         self._writer.put(record)
-
-
-def ended_before(verdict: Outcome, root: Path) -> Outcome:
-    """Return the verdict of a run's job as a container tells it that was started again after it."""
-    reason = f"this container was started again after its job had ended: {verdict.reason}"
-    again = f"To run the same job once more, remove {root.absolute() / 'latest'} and start it again"
-    remedy = f"{again}. {verdict.remedy}" if verdict.remedy else again
-    return replace(verdict, reason=reason, remedy=remedy)
 
 
 def _epoch_above(record: RunRecord, root: Path) -> int:

@@ -26,23 +26,16 @@ class GoesOn(NamedTuple):
 
 
 def goes_on(
-    record: RunRecord | None,
-    fingerprint: str,
-    node: str = "",
-    retries: int | None = None,
-    *,
-    once: bool = False,
+    record: RunRecord | None, fingerprint: str, node: str = "", retries: int | None = None
 ) -> GoesOn:
     """Decide whether a run goes on: not ended, the same job, and not another node's.
-
-    With `once`, a run whose job has ended by itself does, too: to tell its verdict again.
 
     `node` is the head's own name where only a name ties it to the run; a platform's id needs none.
     With `retries`, a run whose attempts are used up does not go on: whoever starts it begins anew.
     """
     if record is None:
         return GoesOn(yes=False, why="it has no record")
-    if record.state is State.ENDED and not (once and record.verdict is not None):
+    if record.state is State.ENDED:
         return GoesOn(yes=False, why="it has ended")
     if record.fingerprint != fingerprint:
         return GoesOn(yes=False, why="it is of another job, or other settings")
@@ -84,19 +77,14 @@ class Fit(Enum):
 
 
 def judge(
-    candidate: Candidate,
-    fingerprint: str,
-    node: str = "",
-    retries: int | None = None,
-    *,
-    once: bool = False,
+    candidate: Candidate, fingerprint: str, node: str = "", retries: int | None = None
 ) -> tuple[Fit, str]:
     """Decide what a candidate is to this head, and say why where it is taken."""
     if candidate.claim is Claim.THEIRS:
         return Fit.TAKEN, "another head has it"
     if isinstance(candidate.found, NoRecord):
         return (Fit.FREE, "") if candidate.found.free else (Fit.TAKEN, candidate.found.why)
-    verdict = goes_on(candidate.found, fingerprint, node, retries, once=once)
+    verdict = goes_on(candidate.found, fingerprint, node, retries)
     if not verdict.yes:
         return Fit.TAKEN, verdict.why
     if candidate.claim is Claim.UNKNOWN and candidate.head_at_work:
@@ -112,21 +100,19 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     *,
     node: str = "",
     retries: int | None = None,
-    once: bool = False,
 ) -> Chosen:
     """Find the run that goes on, or name a new one; the lock is held from then on.
 
     The platform's id where it names one, numbered where that run is over or another's; else the
     run that `latest` points to, if its head was this `node` and, with `retries`, an attempt is
-    left; else a new id. With `once`, where a platform starts ended containers again, that run
-    is also the one whose verdict is told again. Two heads that choose at the same time never
-    come to the same run where the disk has locks.
+    left; else a new id. Two heads that choose at the same time never come to the same run where
+    the disk has locks.
     """
     notes: list[str] = []
     latest = _latest(root) if platform_run_id is None else None
     if latest is not None:
         lock, candidate = _look(root, latest)
-        fit, reason = judge(candidate, fingerprint, node, retries, once=once)
+        fit, reason = judge(candidate, fingerprint, node, retries)
         if fit is Fit.GOES_ON and isinstance(candidate.found, RunRecord):
             return Chosen(latest, candidate.found, (), lock)
         lock.release()

@@ -9,7 +9,6 @@ from dataclasses import replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Outcome
 from agent.base.value import dataclass
 from agent.decisions.attempts import Tried
 from agent.record.files import read_small, seconds_between, why, write_atomically
@@ -89,8 +88,6 @@ class RunRecord:
     attempts: tuple[Attempt, ...] = ()
     ranks: tuple[str, ...] = ()
     """The nodes to which the head gave ranks, from rank 1 on, by name."""
-    verdict: Outcome | None = None
-    """How the job itself ended, once it has: a container that is started again tells that."""
 
     def at_head(self, head: str, epoch: int) -> RunRecord:
         """Return it with the head, and the Ray, that it goes on with."""
@@ -127,9 +124,9 @@ class RunRecord:
         last = replace(self.open_attempt, end=end, reason=reason, exit_code=exit_code)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
-    def ended(self, verdict: Outcome | None = None) -> RunRecord:
-        """Return it over: no later head goes on with it, though it may tell the job's verdict."""
-        return replace(self, state=State.ENDED, verdict=verdict)
+    def ended(self) -> RunRecord:
+        """Return it over: no later head goes on with it."""
+        return replace(self, state=State.ENDED)
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes into run.json."""
@@ -149,7 +146,6 @@ class RunRecord:
                 for attempt in self.attempts
             ],
             "ranks": [*self.ranks],
-            "verdict": None if self.verdict is None else self.verdict.to_dict(),
         }
 
     @classmethod
@@ -172,7 +168,6 @@ class RunRecord:
                 state=State(_text(data, "state")),
                 attempts=tuple(map(_attempt, attempts)),
                 ranks=_names(data.get("ranks", [])),
-                verdict=_verdict(data.get("verdict")),
             )
         except (KeyError, ValueError) as error:
             return NoRecord(f"it is no record of a run: {error}")
@@ -213,14 +208,6 @@ def _names(data: object) -> tuple[str, ...]:
     if not isinstance(data, list) or not all(isinstance(name, str) for name in data):
         raise ValueError("ranks are no list of names")
     return tuple(data)
-
-
-def _verdict(data: object) -> Outcome | None:
-    if data is None:
-        return None
-    if not isinstance(data, dict):
-        raise ValueError("its verdict is no JSON object")  # noqa: TRY004 - one error type for bad data
-    return Outcome.from_dict(data)
 
 
 def _text(data: Mapping[str, object], field: str) -> str:

@@ -262,13 +262,7 @@ PAINS: tuple[Pain, ...] = (
     Pain(
         28,
         "RunPod starts the container again, and the job with it",
-        (
-            avoided("tests/lab/test_ends.py::test_hold_keeps_the_verdict_and_nothing_else"),
-            avoided(
-                "tests/lab/test_ends.py::"
-                "test_a_pod_that_is_started_again_does_not_run_its_job_again"
-            ),
-        ),
+        (avoided("tests/lab/test_ends.py::test_hold_keeps_the_verdict_and_nothing_else"),),
     ),
     Pain(
         29,

@@ -5,14 +5,10 @@ from __future__ import annotations
 import signal
 import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 
 from scenario import AGENT, BOOT, RAY, Cluster, await_true, ends, last_line
-
-if TYPE_CHECKING:
-    from podlab import Container
 
 PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
 
@@ -133,44 +129,6 @@ def test_hold_keeps_the_verdict_and_nothing_else(cluster: Cluster) -> None:
     assert "job-failed" in status.stdout, status.stderr
     head.signal(signal.SIGTERM)
     assert head.wait(10) == 5
-
-
-@pytest.mark.slow
-@pytest.mark.pods(2)
-def test_a_pod_that_is_started_again_does_not_run_its_job_again(cluster: Cluster) -> None:
-    """As RunPod starts ended containers again: the verdict is told and held, and no Ray starts.
-
-    A new run is one `rm` away, and another command is another job.
-    """
-    del cluster.env["AGENT_ON_DONE"]
-    job = ("sh", "-c", "echo ran >> /tmp/ran; exit 5")
-    ran = cluster.pods[0].tmp / "ran"
-    for agent in cluster.agents(*job):
-        agent.wait_for("holding the pod", timeout=BOOT)
-        agent.signal(signal.SIGTERM)
-        assert agent.wait(15) == 5
-    head, worker = cluster.agents(*job)
-    for agent in (head, worker):
-        agent.wait_for("holding the pod", timeout=40)
-        assert "Ray's head on" not in agent.stderr()
-        assert "after its job had ended" in last_line_before_hold(agent)
-    assert cluster.outcome(0)["exit_code"] == cluster.outcome(1)["exit_code"] == 5
-    told = cluster.outcome(0)["remedy"]
-    assert "remove /tmp/logs/latest" in told
-    for agent in (head, worker):
-        agent.signal(signal.SIGTERM)
-        assert agent.wait(15) == 5
-    assert ran.read_text() == "ran\n"
-    (cluster.pods[0].tmp / "logs/latest").unlink()
-    for agent in cluster.agents(*job):
-        agent.wait_for("holding the pod", timeout=BOOT)
-    assert ran.read_text() == "ran\nran\n"
-
-
-def last_line_before_hold(agent: Container) -> str:
-    """Return the sentence with which a verdict is held."""
-    lines = agent.stderr().splitlines()
-    return next(lines[n - 1] for n, line in enumerate(lines) if "holding the pod" in line)
 
 
 @pytest.mark.pods(1)

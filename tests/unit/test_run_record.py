@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import PreflightError
-from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.record.files import Claim, iso_time
 from agent.record.node_record import own_record
@@ -85,7 +84,6 @@ def test_a_record_is_written_whole(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == [FILE]
 
 
-FAILED = Outcome(Kind.JOB_FAILED, 5, "the job failed", "running", is_jobs_verdict=True)
 GOOD = RECORD.begin(1, "4711-1", NOW).to_dict()
 
 
@@ -102,8 +100,6 @@ GOOD = RECORD.begin(1, "4711-1", NOW).to_dict()
         ({"attempts": {}}, "its attempts are no list"),
         ({"attempts": [1]}, "an attempt is no JSON object"),
         ({"attempts": [{}]}, "it is no record of a run: 'number'"),
-        ({"verdict": 5}, "its verdict is no JSON object"),
-        ({"verdict": {"kind": "done"}}, "it is no record of a run: 'exit_code'"),
     ],
 )
 def test_what_is_no_record(tmp_path: Path, change: dict[str, object], words: str) -> None:
@@ -239,23 +235,6 @@ def test_what_goes_on(record: RunRecord | None, node: str, why: str) -> None:
     """A run goes on if it has not ended and is of the same job."""
     verdict = goes_on(record, RECORD.fingerprint, node)
     assert (verdict.yes, verdict.why) == (not why, why)
-
-
-@pytest.mark.parametrize(
-    ("record", "once", "why"),
-    [
-        (RECORD.ended(FAILED), True, ""),
-        (RECORD.ended(FAILED), False, "it has ended"),
-        (RECORD.ended(), True, "it has ended"),
-        (replace(RECORD.ended(FAILED), fingerprint="0"), True, "it is of another job"),
-        (replace(RECORD.ended(FAILED), head="pod9"), True, "its head is pod9"),
-    ],
-)
-def test_a_verdict_is_told_again(record: RunRecord, once: bool, why: str) -> None:  # noqa: FBT001 - a table's column
-    """Where a platform starts ended containers again, a run whose own job has ended is that run."""
-    verdict = goes_on(record, RECORD.fingerprint, "pod0", once=once)
-    assert verdict.yes == (not why)
-    assert verdict.why.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -441,42 +420,3 @@ def test_a_job_that_outlived_its_head_is_followed_again(tmp_path: Path) -> None:
     assert keeper.next_attempt == 1
     keeper.submitted(1, "4711-1")
     assert [(one.number, one.start, one.end) for one in keeper.attempts] == [(1, NOW, None)]
-
-
-def test_a_job_that_has_ended_is_not_run_again(tmp_path: Path) -> None:
-    """A container started after it tells the same code, and how to run again; so does the next."""
-    (tmp_path / "4711").mkdir()
-    keeper = RunKeeper(tmp_path, RECORD.fingerprint, Chosen("4711"))
-    keeper.new_epoch("pod0")
-    keeper.submitted(1, "4711-1")
-    keeper.over(FAILED)
-    keeper.close()
-    (tmp_path / "latest").symlink_to("4711")
-    told = []
-    for _ in range(2):
-        chosen = choose_run(tmp_path, None, RECORD.fingerprint, new_ids(), node="pod0", once=True)
-        assert chosen.lock is not None
-        again = RunKeeper(tmp_path, RECORD.fingerprint, chosen)
-        end = again.end_so_far(0)
-        assert end is not None
-        again.over(end)
-        again.close()
-        chosen.lock.release()
-        told.append(end)
-    assert told[0] == told[1]
-    assert (told[0].kind, told[0].exit_code, told[0].is_worth_a_hold) == (Kind.JOB_FAILED, 5, True)
-    assert told[0].reason.endswith("after its job had ended: the job failed")
-    assert f"remove {tmp_path / 'latest'}" in told[0].remedy
-    (tmp_path / "latest").unlink()
-    new = choose_run(tmp_path, None, RECORD.fingerprint, new_ids(), node="pod0", once=True)
-    assert (new.run_id, new.before) == ("new-1", None)
-
-
-def test_what_ends_by_hand_is_no_verdict(tmp_path: Path) -> None:
-    """A run that a person stopped is over, and the next start is a new one."""
-    (tmp_path / "4711").mkdir()
-    keeper = RunKeeper(tmp_path, RECORD.fingerprint, Chosen("4711"))
-    keeper.over(Outcome(Kind.STOPPED, 130, "asked to stop by SIGINT"))
-    keeper.close()
-    assert keeper.record.state is State.ENDED
-    assert keeper.end_so_far(0) is None
