@@ -176,6 +176,8 @@ class Worker:
             case w.StopRay():
                 if self._ray is not None:
                     tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
+            case w.StopServices():
+                tasks.start_soon(self._services.stop, self._plan.budget.services)
             case w.StartService(name, generation):
                 spec = next(one for one in self._plan.possible_services if one.name == name)
                 place = self._place()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -13,6 +14,7 @@ import anyio
 
 from agent.base.addresses import in_url
 from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Hello, Reply, Report, skew
+from agent.control.sockets import notice_dead_peers
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
 from agent.runtime.names import resolve
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 _STEP = 0.1
 _LONGEST_STEP = 1.0
 _LONGEST_ANSWER = 1 << 20
+_MARGIN = 5.0
+"""So much longer than it is held may a report take: one that takes longer is lost."""
 _BARE_AFTER = 2
 """So many looks at an open GCS without an agent beside it make a head without an agent."""
 
@@ -84,9 +88,12 @@ class HeadLink:
         """Report and listen until cancelled."""
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
-        timeout = aiohttp.ClientTimeout(total=LONGEST_HOLD + 10, connect=3)
+        timeout = aiohttp.ClientTimeout(total=LONGEST_HOLD + _MARGIN, connect=3)
+        session = aiohttp.ClientSession(
+            timeout=timeout, headers=self._headers, connector=_connector()
+        )
         async with (
-            aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+            session,
             anyio.create_task_group() as tasks,
         ):
             await self._follow(session, tasks)
@@ -273,6 +280,21 @@ async def _text_of(answer: aiohttp.ClientResponse) -> str:
         if size > _LONGEST_ANSWER:
             break
     return b"".join(parts)[:_LONGEST_ANSWER].decode(errors="replace")
+
+
+def _connector() -> aiohttp.TCPConnector:
+    """Return what makes connections of which it is soon noticed that the head is out of reach."""
+    import aiohttp  # noqa: PLC0415 - late, as on the head
+
+    def watched(info: aiohttp.AddrInfoType) -> socket.socket:
+        made = socket.socket(*info[:3])
+        notice_dead_peers(made)
+        return made
+
+    try:
+        return aiohttp.TCPConnector(socket_factory=watched)
+    except TypeError:  # before aiohttp 3.12: noticed when a report takes too long
+        return aiohttp.TCPConnector()
 
 
 def _error_in(text: str) -> str | None:

@@ -343,6 +343,7 @@ def _part(data: object) -> PartOver:
         words=text(data, "words"),
         ago=max(0.0, number(data, "ago", 0.0)),
         by_order=flag(data, "by_order"),
+        lost=flag(data, "lost"),
     )
     return PartOver(int(number(data, "attempt", 0)), end)
 

@@ -23,7 +23,7 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
         listener = socket.socket(family, socket.SOCK_STREAM)
         sockets.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _notice_dead_peers(listener)
+        notice_dead_peers(listener)
         listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
         try:
             listener.bind((address, port))
@@ -40,11 +40,11 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
     return sockets
 
 
-def _notice_dead_peers(listener: socket.socket) -> None:
-    """Have the kernel ask on connections where nothing is said; those it takes inherit it.
+def notice_dead_peers(one: socket.socket) -> None:
+    """Have the kernel ask on connections where nothing is said; what a listener takes inherits it.
 
     A held report says nothing for seconds, and a pod that is lost does not say goodbye.
     """
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE.items():
-        listener.setsockopt(socket.IPPROTO_TCP, option, value)
+        one.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -24,6 +24,10 @@ JOB = "word of the job"
 JOIN = "join"
 NODE = "lost node"
 SILENT_HEAD = "silent head"
+FENCE = "fence"
+"""Neither the head's agent nor its GCS is reached: what runs on the worker must end."""
+FENCE_SHARE = 0.8
+"""Of AGENT_NODE_GRACE, after which the head may go on without the worker."""
 STOP = "stop"
 PAUSE = "pause"
 """Between two attempts; no wait of a plan's."""
@@ -114,6 +118,8 @@ def _on_a_worker(
     yield from _of_steps(steps)
     if launcher(settings, None) != "torchrun":
         yield PlannedWait(JOIN, "Ray on this node to join, per join", JOIN_LIMIT, FIXED)
+    out_of_reach = "head and GCS out of reach, until all here is stopped"
+    yield PlannedWait(FENCE, out_of_reach, FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE")
     grace = settings.head_grace
     yield PlannedWait(SILENT_HEAD, "a head that fell silent", grace, "AGENT_HEAD_GRACE")
     yield _stop(settings)

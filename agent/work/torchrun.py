@@ -48,6 +48,9 @@ class PartEnd:
     """How long before this was told the rank failed, by the node's own clock."""
     by_order: bool = False
     """True where nothing had failed before it was told to stop."""
+    lost: bool = False
+    """True where its node stopped it, being out of the head's reach: it tells nothing of the job.
+    """
 
     @property
     def failed(self) -> bool:

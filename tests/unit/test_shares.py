@@ -25,6 +25,7 @@ from unit.shares import DONE, STOPPED, by_torchrun, failed, own, tells
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
 
+CUT_OFF = replace(STOPPED, lost=True)
 REPLACED = h.WorkerReplaced("agent2")
 STARTED: History = [(1.0, tells(2, at=1.0)), (2.0, SUBMITTED), (3.0, tells(2, at=3.0))]
 
@@ -104,6 +105,8 @@ def test_verdicts(history: History, code: int, words: str) -> None:
             [(9.0, REPLACED), (9.1, tells(3, at=9.1))],
             "lost a needed node: pod2, longer",
         ),
+        # it was out of reach, and stopped its share itself before it came back
+        ([(60.0, tells(2, CUT_OFF, 60.0))], "lost a needed node: pod2, longer"),
         # the others fail since it is gone: that is no verdict of the job's
         ([(9.0, own(failed(1)))], "lost a needed node while the job ran: pod2"),
     ],

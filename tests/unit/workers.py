@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
 
 STEP = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
-LIMITS = {planned.HEAD: 100.0, planned.JOIN: 120.0, planned.SILENT_HEAD: 60.0}
+LIMITS = {
+    planned.HEAD: 100.0,
+    planned.JOIN: 120.0,
+    planned.FENCE: 48.0,
+    planned.SILENT_HEAD: 60.0,
+}
 
 History = list[tuple[float, w.WorkerEvent]]
 

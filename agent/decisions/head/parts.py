@@ -142,12 +142,13 @@ def _may_speak(state: HeadState, key: str) -> bool:
 
 
 def _without_end(state: HeadState) -> Iterator[str]:
-    yield from (key for key, part in state.parts.items() if part.end is None)
+    yield from (k for k, part in state.parts.items() if part.end is None or part.end.lost)
 
 
 def _is_there(state: HeadState, key: str) -> bool:
-    worker = state.fleet.workers.get(key)
-    return worker is not None and state.fleet.counts(worker)
+    worker, part = state.fleet.workers.get(key), state.parts.get(key)
+    has_lost_it = part is not None and part.end is not None and part.end.lost
+    return worker is not None and state.fleet.counts(worker) and not has_lost_it
 
 
 def sizes(parts: Mapping[str, Part]) -> tuple[NodeSize, ...]:

@@ -29,7 +29,7 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
             return replace(state, evidence=waits_too, ray_ready=False)
         case HeadSpoke() if event.epoch is None and state.epoch is not None:
             gone = "its agent is gone, though Ray's GCS still answers"
-            return replace(state, evidence=gone)
+            return replace(state, evidence=gone, unreached=None, fenced=False)
         case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
@@ -40,6 +40,8 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
                 state,
                 since=now if is_new else state.since,  # from here on the join takes its time
                 is_silent=False,
+                unreached=None,
+                fenced=False,
                 run_id=event.run_id if state.phase is Phase.FINDING else state.run_id,
                 heard=now,
                 evidence=f"the head last said: {said}",
@@ -52,7 +54,9 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
         case HeadSilent(evidence):
             following = state.phase is Phase.FOLLOWING
             ready = state.ray_ready and following
-            return replace(state, evidence=evidence, ray_ready=ready, is_silent=True)
+            since = now if state.unreached is None else state.unreached
+            state = replace(state, evidence=evidence, ray_ready=ready, is_silent=True)
+            return replace(state, unreached=since)
         case RaySilent(evidence):
             return replace(state, raylet=evidence)
         case RayUp() if state.ray is RayStep.STARTING:  # one that is being stopped is up no more
@@ -64,7 +68,9 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
             item = item.lost(failure) if failure else item.ready()
             return replace(state, steps={**state.steps, name: item})
         case PartOver() if event.attempt == state.attempt:
-            return replace(state, part=event)
+            lost = event.end.by_order and event.attempt == state.fenced_attempt
+            end = replace(event.end, lost=True) if lost else event.end
+            return replace(state, part=replace(event, end=end))
         case ServiceReady(name, _, generation):
             return _with_service(state, name, generation, Step.READY, "")
         case ServiceWaits(name, evidence, _, generation):

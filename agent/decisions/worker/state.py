@@ -97,6 +97,12 @@ class WorkerState:
     """The run that it belongs to, from its first join on."""
     is_silent: bool = False
     """True while the head does not answer."""
+    unreached: float | None = None
+    """Since when neither the head's agent nor its GCS is reached; None while one is."""
+    fenced: bool = False
+    """True once all here was stopped for that, until one is reached again."""
+    fenced_attempt: int | None = None
+    """The attempt whose share was stopped so: its end tells nothing of the job."""
     has_followed: bool = False
     """True once it was part of the cluster: what it waits for then was lost before."""
     attempt: int | None = None
@@ -214,6 +220,11 @@ class StopRay:
 
 
 @dataclass(frozen=True)
+class StopServices:
+    """Stop all services here; their ends come back as ServiceGone."""
+
+
+@dataclass(frozen=True)
 class StartService:
     """Start a service of the plan's."""
 
@@ -269,6 +280,7 @@ WorkerAction = (
     Said
     | StartRay
     | StopRay
+    | StopServices
     | StartService
     | RunStep
     | StartPart

@@ -9,6 +9,7 @@ from agent.base.outcome import Kind, Outcome, stopped
 from agent.decisions.items import Item, ItemWord, Step
 from agent.decisions.probing import PROBES
 from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait, listed
+from agent.decisions.worker import fence
 from agent.decisions.worker.notes import note
 from agent.decisions.worker.state import (
     Goal,
@@ -62,12 +63,15 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if isinstance(event, Ordered):
         return _obey(state, event, now)
     state = note(state, event, now)
-    return _end_at_any_time(state, event, now) or _BY_PHASE[state.phase](state, event, now)
+    told = _end_at_any_time(state, event, now)
+    return fence.heeded(told or _BY_PHASE[state.phase](state, event, now), now)
 
 
 def deadline(state: WorkerState) -> float | None:
     """Return when the state must be looked at again though nothing happens."""
     times = [wait.deadline for wait in waits(state)]
+    until = fence.deadline(state)
+    times += [] if until is None else [until]
     if state.phase is Phase.JOINING and state.retry_at is not None and state.ray_ready:
         times.append(state.retry_at)
     return min(times, default=None)
@@ -275,11 +279,17 @@ def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if _join_wait(state).over(now):
         return _could_not_join(state, _join_wait(state))
     if state.ray is RayStep.DOWN and state.retry_at is None:
-        said = Said(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
-        return replace(state, retry_at=now + RETRY_PAUSE), (said,)
+        return _to_be_tried_again(state, now)
     if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
         return _join(state, now)
     return state, ()
+
+
+def _to_be_tried_again(state: WorkerState, now: float) -> Decision:
+    if state.fenced:  # it was we who ended it
+        return replace(state, retry_at=now), ()
+    said = Said(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
+    return replace(state, retry_at=now + RETRY_PAUSE), (said,)
 
 
 def _could_not_join(state: WorkerState, late: Wait) -> Decision:
@@ -331,7 +341,8 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     state = replace(state, epoch=event.epoch, phase=Phase.JOINING, since=now, tries=0)
     if state.ray is RayStep.DOWN:
         return replace(state, retry_at=now), (said,)
-    return replace(state, ray=RayStep.STOPPING), (said, StopRay())
+    stops = () if state.ray is RayStep.STOPPING else (StopRay(),)
+    return replace(state, ray=RayStep.STOPPING), (said, *stops)
 
 
 def _end(state: WorkerState, code: int, reason: str, culprit: str) -> Decision:

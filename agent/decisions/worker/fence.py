@@ -1,0 +1,73 @@
+"""A worker out of reach: what it runs ends before the head may begin another attempt without it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.decisions.items import Step
+from agent.decisions.shared import Said
+from agent.decisions.worker.state import (
+    Phase,
+    RayStep,
+    StopPart,
+    StopRay,
+    StopServices,
+    WorkerAction,
+    WorkerState,
+)
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
+
+
+def deadline(state: WorkerState) -> float | None:
+    """Return when all that runs here must end, unless the head or its GCS is reached before."""
+    if state.unreached is None or not _runs(state):
+        return None
+    return state.unreached + state.goal.limits[planned.FENCE]
+
+
+def heeded(decision: Decision, now: float) -> Decision:
+    """Add to a decision that all here is stopped, where it is time for that; it waits on then.
+
+    The head gives up a node that it does not reach for AGENT_NODE_GRACE. Whatever of the attempt
+    still ran here would run beside the next.
+    """
+    state, actions = decision
+    until = deadline(state)
+    if state.phase is Phase.LEAVING or until is None or now < until:
+        return decision
+    limit = round(state.goal.limits[planned.FENCE])
+    out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
+    why = "another attempt may begin without this node"
+    said = Said(f"{out} ({state.evidence}): stopping all that runs here, since {why}", "warning")
+    stops: tuple[WorkerAction, ...] = (StopServices(),) if _serves(state) else ()
+    if _has_part(state):
+        stops = (*stops, StopPart())
+    if _has_ray(state):
+        stops = (*stops, StopRay())
+        state = replace(state, phase=Phase.JOINING, since=now, tries=0, retry_at=None)
+        state = replace(state, ray=RayStep.STOPPING, ray_ready=False)
+    state = replace(state, fenced=True, fenced_attempt=state.attempt)
+    return state, (*actions, said, *stops)
+
+
+def _runs(state: WorkerState) -> bool:
+    """Say whether something would be stopped; a head without an agent begins no other attempt."""
+    if state.bare or state.fenced:
+        return False
+    return _has_ray(state) or _has_part(state) or _serves(state)
+
+
+def _has_ray(state: WorkerState) -> bool:
+    return state.ray in {RayStep.STARTING, RayStep.UP}
+
+
+def _has_part(state: WorkerState) -> bool:
+    return state.attempt is not None and state.part is None
+
+
+def _serves(state: WorkerState) -> bool:
+    return any(item.step is not Step.LOST for item in state.services.values())

@@ -1,0 +1,55 @@
+"""A worker whose link is cut for good ends what it runs; the head goes on without it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, Cluster, await_true
+
+if TYPE_CHECKING:
+    from podlab import Container
+
+TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
+
+
+def _has_ray(pod: Container) -> bool:
+    return any(p.name in {"raylet", "gcs_server"} and not p.zombie for p in pod.processes())
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
+    """Its Ray is gone before the next attempt begins, which goes on with who is left."""
+    cluster.env |= {
+        "AGENT_JOB_RETRIES": "1",
+        "AGENT_NODE_GRACE": "15s",
+        "AGENT_PARTIAL": "proceed",
+        "AGENT_MIN_WORKERS": "0",
+        "AGENT_WAIT_WORKERS": "30s",
+    }
+    head, worker = cluster.agents("sh", "-c", TWICE)
+    head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    cluster.pods[1].cut()
+    worker.wait_for("neither the head .* nor its GCS was reached for 12 s", timeout=30)
+    await_true("its Ray is gone", lambda: not _has_ray(worker), 15)
+    assert "attempt 2" not in head.stdout()
+    assert head.wait(BOOT) == 7, head.tail()
+    assert head.stdout() == "attempt 1\nattempt 2\n"
+    assert cluster.outcome(0)["attempts"][0]["exit_code"] == 75
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_fenced_worker_joins_again(cluster: Cluster) -> None:
+    """Its link heals after the fence: where nothing was lost but its Ray, it comes back."""
+    cluster.env |= {"AGENT_JOB": "none", "AGENT_NODE_GRACE": "5s"}
+    head, worker = cluster.agents()
+    head.wait_for("is up and stays", timeout=BOOT)
+    cluster.pods[1].cut()
+    worker.wait_for("nor its GCS was reached for 4 s", timeout=30)
+    await_true("its Ray is gone", lambda: not _has_ray(worker), 15)
+    cluster.pods[1].heal()
+    head.wait_for("all needed nodes are back", timeout=BOOT)
+    assert worker.stderr().count("Ray is up on this node") == 2

@@ -1,0 +1,105 @@
+"""A worker out of its head's reach ends what it runs, waits on, and joins again."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from agent.decisions.shared import Order, OrderKind
+from agent.decisions.worker import state as w
+from agent.decisions.worker.state import Phase, RayStep, StartRay, StopPart, StopRay, StopServices
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import PartEnd, PartOver, Seat
+from unit.heads import RETRIEVER
+from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
+from unit.workers import TICK, History, Story, spoke
+
+START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
+PART = Order("head1", 2, OrderKind.RUN_PART, "job", 1, seat=Seat(1, (NodeSize(1), NodeSize(1))))
+HEARD: History = [*JOINED, (30, spoke()), (31, SILENT)]
+"""Out of reach since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
+GCS = spoke(epoch=None)
+
+
+def stops(story: Story) -> list[w.WorkerAction]:
+    """Return what it stopped, in order."""
+    return [deed for deed in story.deeds if isinstance(deed, StopRay | StopPart | StopServices)]
+
+
+def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
+    """At 0.8 of AGENT_NODE_GRACE, and not before; the same head is joined again as it answers."""
+    story = Story(GOAL, [*HEARD, (40, SILENT), (78.9, SILENT)])
+    assert (stops(story), story.state.ray) == ([], RayStep.UP)
+    story.take(TICK, 79)
+    assert stops(story) == [StopRay()]
+    assert "neither the head pod0 nor its GCS was reached for 48 s" in story.said
+    story.take(DOWN, 80)
+    story.take(SILENT, 85)
+    assert (story.ends, story.state.joined) == ([], False)
+    story.take(spoke(), 88)
+    story.take(TICK, 88.1)
+    assert story.deeds[-1] == StartRay("10.0.0.1")
+    assert "`ray start` ended" not in story.said
+    story.take(w.RayUp(), 95)
+    assert story.state.phase is Phase.FOLLOWING
+    assert not story.state.fenced
+
+
+def test_a_later_head_is_joined_too() -> None:
+    """One that came back elsewhere, while this node's Ray still stops."""
+    story = Story(GOAL, [*HEARD, (79, TICK), (80, spoke(epoch=2, ip="10.0.0.9")), (81, DOWN)])
+    story.take(TICK, 82)
+    assert stops(story) == [StopRay()]
+    assert story.deeds[-1] == StartRay("10.0.0.9")
+
+
+def test_a_head_that_stays_out_of_reach_is_lost() -> None:
+    """The fence changes nothing about AGENT_HEAD_GRACE."""
+    story = Story(GOAL, [*HEARD, (79, TICK), (80, DOWN), (89, SILENT), (90, TICK)])
+    (end,) = story.ends
+    assert end.exit_code == 75
+
+
+@pytest.mark.parametrize("reached", [spoke(), GCS], ids=["the agent", "GCS"])
+def test_one_of_both_is_enough(reached: w.HeadSpoke) -> None:
+    """Whoever reaches the agent or GCS is not out of reach; the time begins anew."""
+    story = Story(GOAL, [*HEARD, (60, reached), (61, SILENT), (85, TICK)])
+    assert stops(story) == []
+
+
+def test_services_end_too() -> None:
+    """Also where no Ray runs yet; each is stopped once."""
+    history: History = [(2, spoke(ready=False)), (3, w.Ordered(START)), (4, SILENT)]
+    story = Story(GOAL, [*history, (52, TICK), (53, TICK)])
+    assert stops(story) == [StopServices()]
+    joined = Story(GOAL, [*HEARD, (40, w.Ordered(START)), (79, TICK), (80, TICK)])
+    assert stops(joined) == [StopServices(), StopRay()]
+
+
+def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
+    """The head counts it as lost: the others may wait for it in a collective for ever."""
+    story = Story(replace(GOAL, by_torchrun=True), [(2, spoke()), (9, w.Ordered(PART))])
+    story.take(spoke(), 30)
+    story.take(SILENT, 31)
+    story.take(TICK, 79)
+    assert stops(story) == [StopPart()]
+    story.take(spoke(), 80)
+    story.take(w.PartOver(1, PartEnd(143, by_order=True)), 81)
+    assert story.state.part == PartOver(1, PartEnd(143, by_order=True, lost=True))
+
+
+def test_a_share_that_was_over_before_is_heard() -> None:
+    """What failed by itself, failed; only what was stopped is lost."""
+    story = Story(replace(GOAL, by_torchrun=True), [(2, spoke()), (9, w.Ordered(PART))])
+    story.take(w.PartOver(1, PartEnd(7)), 20)
+    story.take(SILENT, 31)
+    story.take(TICK, 79)
+    assert stops(story) == []
+    assert story.state.part == PartOver(1, PartEnd(7))
+
+
+def test_a_plain_head_makes_no_attempts() -> None:
+    """Where no agent is beside GCS, Ray itself sees that the head is gone."""
+    story = Story(GOAL, [(2, GCS), (8, w.RayUp()), (9, GCS), (10, SILENT), (60, TICK)])
+    assert stops(story) == []
