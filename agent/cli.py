@@ -146,7 +146,9 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     )
     status = _verb(verbs, "status", _status, "ask the head's agent how it stands")
     status.add_argument("--json", action="store_true", help="for machines")
-    status.add_argument("--watch", action="store_true", help="again every two seconds")
+    status.add_argument(
+        "--watch", action="store_true", help="go on as it changes, to the run's end"
+    )
     status.add_argument(
         "--live", action="store_true", help="only whether this node's own agent lives: 0 or 69"
     )
@@ -266,9 +268,15 @@ def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
 def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent.control import ask as status  # noqa: PLC0415 - one verb, one import
 
+    environ = dict(os.environ)
     if options.live:
-        return status.is_live(dict(os.environ))
-    return status.show(dict(os.environ), as_json=options.json, watch=options.watch)
+        return status.is_live(environ)
+    if not options.watch:
+        return status.show(environ, as_json=options.json)
+    from agent.control.watch import watch  # noqa: PLC0415 - same
+    from agent.plan.plan import log_root  # noqa: PLC0415 - same
+
+    return watch(environ, log_root(load(environ).settings), as_json=options.json)
 
 
 def _stop(_options: argparse.Namespace, _command: list[str] | None) -> int:

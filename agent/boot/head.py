@@ -18,7 +18,7 @@ from agent.boot.job_command import Submission, submission
 from agent.boot.later_head import remembered, watch_record
 from agent.boot.lost_nodes import silent_ones
 from agent.boot.news import News, as_recorded
-from agent.boot.node_run import stop_ray
+from agent.boot.node_run import WRITE_LIMIT, stop_ray
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.probing import Prober
 from agent.boot.run_services import Services
@@ -35,6 +35,7 @@ from agent.plan.plan import BRIDGE, versions
 from agent.record.events import AttemptOver, ByeHeard, PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver
+from agent.runtime.exiting import in_time
 from agent.runtime.inbox import Inbox
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 from agent.runtime.ray_parts import RayParts
@@ -98,6 +99,7 @@ class Head:
         else:
             self._inbox.put(Unfit(head_port.as_the_heads(plan, begun.unfit)))
         from agent.boot.head_site import site_of  # noqa: PLC0415 - aiohttp, while Ray boots
+        from agent.boot.shown import show_live  # noqa: PLC0415 - same
         from agent.boot.silence import SilenceWatch  # noqa: PLC0415 - same
         from agent.control.ranks import Ranks  # noqa: PLC0415 - same
         from agent.control.reports import Expected, Reports  # noqa: PLC0415 - same
@@ -119,6 +121,7 @@ class Head:
         )
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_record, self._keeper, self._inbox.put)
+        tasks.start_soon(show_live, self._watched, plan.settings.log)
         runner = await site.open([*begun.local, *begun.listens])
         try:
             outcome = await self._decide(tasks, reports, link)
@@ -381,6 +384,7 @@ class Head:
             if isinstance(link, TorchrunLink):
                 tasks.start_soon(link.stop_own, budget.ray)
         await self._run.sweep(budget.leftovers)
+        in_time(WRITE_LIMIT, partial(self._watched.leave_trace, outcome))
         return outcome
 
     def _may_still_call(self) -> int:

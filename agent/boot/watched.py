@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
+from agent.record.files import why
 from agent.record.job_lines import JobLines
+from agent.record.log import say
 from agent.record.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.decisions.head.state import HeadEvent, HeadState
@@ -58,6 +61,20 @@ class Watched:
         from agent.boot.head_findings import findings_of  # noqa: PLC0415 - asked by a person
 
         return findings_of(self._look(), self._run.plan, self._run.redactor.clean)
+
+    def leave_trace(self, outcome: Outcome) -> None:
+        """Leave the run as a trace in its folder, for a browser."""
+        from agent.record import trace  # noqa: PLC0415 - at the end
+
+        run, keeper = self._run, self._keeper
+        told = trace.Told(
+            *(keeper.run_id, run.plan.topology.node_name, run.utc(0.0), run.now()),
+            *(outcome.reason, keeper.attempts, self.outages()),
+        )
+        made = trace.trace_of(self._timeline, told, run.redactor.clean)
+        error = trace.write_trace(run.folder.path.parent, made)
+        if error is not None:
+            say(f"{trace.FILE} could not be written: {why(error)}", "warning")
 
     def outages(self) -> tuple[Outage, ...]:
         """Return when services did not answer, as records have it."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from typing import TYPE_CHECKING, Any
 
 from agent.base.addresses import in_url
@@ -19,27 +18,26 @@ if TYPE_CHECKING:
     from agent.base.ports import PortBase
     from agent.settings import Settings
 
-_EVERY = 2.0
+STRANGE = (KeyError, TypeError, ValueError, AttributeError)
+"""What comes of a status that no agent of this version tells."""
+OF_ANOTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
 _NO_AGENT = "whatever listens there is no agent"
 
 
-def show(environ: Mapping[str, str], *, as_json: bool, watch: bool) -> int:
+def show(environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print the head's status; 69 if no head answers."""
     settings = load(environ).settings
-    while True:
-        status, evidence, _ = head_of(settings, own_port(settings, port_base(environ, settings)))
-        if status is None:
-            print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
-            return 69
-        try:
-            text = json.dumps(status, indent=2) if as_json else as_text(status)
-        except (KeyError, TypeError, ValueError):
-            print("pod-agent: an agent of another version answers: try --json", file=sys.stderr)
-            return 69
-        print(text, flush=True)
-        if not watch:
-            return 0
-        time.sleep(_EVERY)  # a person watches; nothing waits on this
+    status, evidence, _ = head_of(settings, own_port(settings, port_base(environ, settings)))
+    if status is None:
+        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+        return 69
+    try:
+        text = json.dumps(status) if as_json else as_text(status)
+    except STRANGE:
+        print(OF_ANOTHER_VERSION, file=sys.stderr)
+        return 69
+    print(text, flush=True)
+    return 0
 
 
 def is_live(environ: Mapping[str, str]) -> int:
@@ -65,7 +63,7 @@ def head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, 
     The agent of this node is asked first: an ssh shell has no variables that name the head.
     """
     where = f"127.0.0.1:{port}"
-    local, evidence = _ask(where, settings)
+    local, evidence = status_at(where, settings)
     if local is not None and local["role"] == "head":
         return local, "", where
     if local is not None:
@@ -79,13 +77,14 @@ def head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, 
         where = f"{settings.head_pod_id}.runpod.internal:{port}"
     else:
         return None, f"{evidence}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere", where
-    found, evidence = _ask(where, settings)
+    found, evidence = status_at(where, settings)
     if found is not None and found["role"] != "head":
         return None, f"{where}: the agent there is a {found['role']}'s, not the head's", where
     return found, evidence, where
 
 
-def _ask(where: str, settings: Settings) -> tuple[dict[str, Any] | None, str]:
+def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, str]:
+    """Return the status of the agent at a host and port, or None and why."""
     token = settings.ray_auth_token
     answer = ask(f"http://{where}/status", None if token is None else token.reveal())
     if answer.status == 401:

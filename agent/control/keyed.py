@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from agent.settings import Settings
 
 
+def keys_here(settings: Settings, log_root: Path) -> list[str]:
+    """Return all that may prove it: the token where there is one, else the keys that lie here."""
+    token = settings.ray_auth_token
+    return [token.reveal()] if token is not None else [*control_key.found_in(log_root)]
+
+
 def ask_with_key(url: str, settings: Settings, log_root: Path, *, post: bool = False) -> Answer:
     """Ask with all that proves it here, until something is accepted."""
-    token = settings.ray_auth_token
-    keys = [token.reveal()] if token is not None else [*control_key.found_in(log_root)]
     answer = Answer(0, evidence="no key to the head's port lies here")
-    for key in keys:
+    for key in keys_here(settings, log_root):
         answer = ask(url, key, post=post)
         if answer.status != 401:
             break

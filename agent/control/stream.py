@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 from aiohttp import web
 
+from agent.control.lasting import lasting
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
@@ -25,10 +26,6 @@ SLOW = 10.0
 """Longest that a reader may take to make room for a status; then it is dropped."""
 _SHARE = 50.0
 """A look may take one part in so many of the loop's time, however large the cluster."""
-_PASSING = frozenset(
-    {"seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"}
-)
-"""What changes by itself, with the clock."""
 
 
 class Stream:
@@ -90,9 +87,9 @@ class Stream:
         if began < self._next_look:
             return
         self._status, self._text = self._look(), ""
-        lasting = _lasting(self._status)
-        if lasting != self._lasting:
-            self._lasting = lasting
+        lasts = lasting(self._status)
+        if lasts != self._lasting:
+            self._lasting = lasts
             self._number += 1
         self._next_look = began + max(PAUSE, _SHARE * (self._clock() - began))
 
@@ -100,10 +97,3 @@ class Stream:
         """Return the last status that was seen, made into text once for all readers."""
         self._text = self._text or json.dumps(self._status)
         return self._text
-
-
-def _lasting(status: object) -> object:
-    """Return a status without what changes by itself."""
-    if isinstance(status, dict):
-        return {name: _lasting(value) for name, value in status.items() if name not in _PASSING}
-    return [_lasting(one) for one in status] if isinstance(status, list) else status

@@ -45,7 +45,8 @@ class Wait:
     def to_dict(self, now: float) -> dict[str, object]:
         """Return it as a status shows it."""
         left = round(self.deadline - now, 1)
-        return {"what": self.what, "evidence": self.evidence, "seconds_left": left}
+        told = {"what": self.what, "evidence": self.evidence, "seconds_left": left}
+        return {**told, "following": self.is_following}
 
     def over(self, now: float) -> bool:
         """Say whether the deadline has passed."""

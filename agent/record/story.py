@@ -26,6 +26,7 @@ from agent.record.files import read_small, seconds_between
 from agent.record.outcome_file import FILE as OUTCOME
 from agent.record.run_record import FILE as RUN
 from agent.record.run_record import NoRecord, RunRecord
+from agent.record.trace import FILE as TRACE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -70,7 +71,7 @@ class NodeStory:
 
 def explain(folder: Path) -> list[str]:
     """Tell the story of a run's folder, or of one node's in it; at most ten lines."""
-    nodes, record = _read(folder)
+    nodes, record, trace = _read(folder)
     if not nodes:
         raise PreflightError(
             f"{folder} holds no run",
@@ -82,7 +83,7 @@ def explain(folder: Path) -> list[str]:
     nodes.sort(key=lambda node: (node.name != first, not node.is_head, node.name))
     teller, others = nodes[0], nodes[1:]
     lines = [
-        _opening(teller, record),
+        _opening(teller, record) + (f"; in a browser: {trace}" if trace else ""),
         *_phases(teller.lives),
         *_waits(teller.lives[-1], is_over=teller.outcome is not None),
         *_joined(teller.lives),
@@ -100,7 +101,8 @@ def _plain(line: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in " ".join(line.split()))
 
 
-def _read(folder: Path) -> tuple[list[NodeStory], RunRecord | NoRecord]:
+def _read(folder: Path) -> tuple[list[NodeStory], RunRecord | NoRecord, str]:
+    """Read a run's records; return its nodes, the head's record, and where its trace is."""
     is_node = any((folder / name).is_file() for name in (FILE, FORMER))
     run = folder.resolve().parent if is_node else folder
     try:
@@ -108,7 +110,8 @@ def _read(folder: Path) -> tuple[list[NodeStory], RunRecord | NoRecord]:
     except OSError:
         places = []
     stories = [NodeStory(p.resolve().name, _lives(read_events(p)), _outcome(p)) for p in places]
-    return [story for story in stories if story.lives], RunRecord.read(run / RUN)
+    trace = f"{run / TRACE} (ui.perfetto.dev)" if (run / TRACE).is_file() else ""
+    return [story for story in stories if story.lives], RunRecord.read(run / RUN), trace
 
 
 def _lives(told: Iterable[Told]) -> tuple[Life, ...]:

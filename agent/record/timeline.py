@@ -9,12 +9,17 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
 from agent.decisions.head import state as h
+from agent.decisions.items import HERE, Step
 
 if TYPE_CHECKING:
-    from agent.decisions.head.state import HeadEvent, HeadState
+    from agent.decisions.head.state import HeadEvent, HeadState, Worker
+    from agent.decisions.items import Item, ItemWord
 
 MOST = 32
 """So many phases of a node are kept: the first one and the last ones."""
+_OF_A_SERVICE = {Step.PENDING: "starting", Step.READY: "ready", Step.LOST: "down"}
+_OF_A_STEP = {Step.PENDING: "running", Step.READY: "done", Step.LOST: "failed"}
+_RAY = "Ray"
 
 
 @dataclass(frozen=True)
@@ -32,17 +37,72 @@ class Timeline:
         self.phases: list[Span] = []
         self.nodes: dict[str, list[Span]] = {}
         """By a worker's agent."""
+        self.names: dict[str, tuple[str, int | None]] = {}
+        """Name and rank of each worker's agent."""
+        self.items: dict[str, dict[str, list[Span]]] = {}
+        """What runs there, by node and name: services, prepare steps, and the head's Ray."""
+        self.former: dict[str, list[Span]] = {}
+        """Phases of agents that were replaced, by the name of their node."""
 
     def note(self, event: HeadEvent, state: HeadState, now: float) -> None:
         """Look at what an event may have changed; `state` is the one that follows it."""
         _enter(self.phases, state.phase.value, state.since)
+        if not state.goal.by_torchrun:
+            self._enter_item(HERE, _RAY, _OF_A_SERVICE[state.ray.step], now)
         if isinstance(event, h.WorkerReported):
-            spans = self.nodes.setdefault(event.worker.key, [])
-            _enter(spans, "left" if event.worker.gone else event.worker.phase, now)
+            self._note_worker(event.worker, state, now)
         elif isinstance(event, h.WorkerSilent) and event.key in self.nodes:
             _enter(self.nodes[event.key], "silent", now)
         elif isinstance(event, h.WorkerReplaced):
-            self.nodes.pop(event.key, None)
+            self._replaced(event.key)
+        elif isinstance(event, h.ServiceReady | h.ServiceWaits | h.ServiceGone):
+            item = state.services.get((event.node, event.name))
+            if item is not None:
+                self._note_service(event.node, event.name, item, now)
+        elif isinstance(event, h.StepOver) and event.node == HERE:
+            self._note_own_step(event, now)
+
+    def _note_worker(self, worker: Worker, state: HeadState, now: float) -> None:
+        self.names[worker.key] = (worker.name, worker.number)
+        spans = self.nodes.setdefault(worker.key, [])
+        _enter(spans, "left" if worker.gone else worker.phase, now)
+        for word in worker.items:
+            self._note_word(worker.key, word, state, now)
+
+    def _note_word(self, key: str, word: ItemWord, state: HeadState, now: float) -> None:
+        item = state.services.get((key, word.name))
+        if item is not None:
+            self._note_service(key, word.name, item, now)
+        else:
+            self._enter_item(key, word.name, _OF_A_STEP[word.step], now)
+
+    def _note_service(self, node: str, name: str, item: Item, now: float) -> None:
+        known = name in self.items.get(node, ())
+        if node == HERE and not known:  # the head starts its own as it begins
+            self._enter_item(node, name, _OF_A_SERVICE[Step.PENDING], 0.0)
+        self._enter_item(node, name, _OF_A_SERVICE[item.step], now)
+
+    def _note_own_step(self, over: h.StepOver, now: float) -> None:
+        """Note the end of a step of the head's: they run one after another, from the start on."""
+        before = [spans[-1].start for spans in self._own_steps().values()]
+        self._enter_item(HERE, over.name, _OF_A_STEP[Step.PENDING], max(before, default=0.0))
+        how = Step.LOST if over.failure else Step.READY
+        self._enter_item(HERE, over.name, _OF_A_STEP[how], now)
+
+    def _own_steps(self) -> dict[str, list[Span]]:
+        ends = {_OF_A_STEP[Step.READY], _OF_A_STEP[Step.LOST]}
+        own = self.items.get(HERE, {})
+        return {name: spans for name, spans in own.items() if spans[-1].phase in ends}
+
+    def _enter_item(self, node: str, name: str, phase: str, now: float) -> None:
+        _enter(self.items.setdefault(node, {}).setdefault(name, []), phase, now)
+
+    def _replaced(self, key: str) -> None:
+        spans = self.nodes.pop(key, [])
+        self.items.pop(key, None)
+        name, _ = self.names.pop(key, ("", None))
+        if spans:
+            self.former[name] = [*self.former.get(name, []), *spans][-MOST:]
 
 
 def _enter(spans: list[Span], phase: str, now: float) -> None:

@@ -32,7 +32,7 @@ READERS = {
 }
 
 READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
-SLEEP = {"agent/control/ask.py"}
+SLEEP = {"agent/control/follow.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 LONGEST = 400
 ACTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}

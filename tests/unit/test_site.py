@@ -392,5 +392,5 @@ def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch)
         return by_name("127.0.0.1", *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", here)
-    found, evidence = ask._ask(f"my-own-alias:{bare.number}", settings_of({}))  # noqa: SLF001 - its one effect
+    found, evidence = ask.status_at(f"my-own-alias:{bare.number}", settings_of({}))
     assert (found, evidence) == (STATUS, "")

@@ -87,6 +87,14 @@ def test_a_whole_run(tmp_path: Path) -> None:
     ]
 
 
+def test_its_trace_is_named(tmp_path: Path) -> None:
+    """Where there is a timeline.json, the first line says where, and what opens it."""
+    run = run_of(tmp_path)
+    (run / "timeline.json").write_text("{}")
+    for folder in (run, run / "pod0"):
+        assert explain(folder)[0].endswith(f"; in a browser: {run}/timeline.json (ui.perfetto.dev)")
+
+
 def test_a_workers_folder_by_itself(tmp_path: Path) -> None:
     """On a disk of its own a worker tells its part; without a run.json, too."""
     run = run_of(tmp_path)

@@ -92,7 +92,7 @@
   }
 
   function drawWaits() {
-    const waits = status.waits || [];
+    const waits = (status.waits || []).filter((wait) => !wait.following);
     show(at("waits"), waits.length > 0);
     each(at("waits").querySelector("ul"), waits, (parent) => {
       const item = made("li", parent);

@@ -1,0 +1,186 @@
+"""The terminal's view of a run: what is shown of it, however large it and small the terminal is."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+from rich.console import Console
+
+from agent.control.drawn import lines_of
+from agent.control.view import bar, changes, long, view_of
+from browsing.runs import EVIL
+from browsing.runs import status as run_of
+
+BARE = Console(force_terminal=False, color_system=None)
+BOOTING = {
+    "phase": "booting",
+    "seconds": 30.0,
+    "seconds_in_phase": 30.0,
+    "waits": [{"what": "workers", "evidence": "1 of 3 joined", "seconds_left": 90.0}],
+}
+STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
+
+
+def lines(status: dict[str, Any], height: int, width: int = 120, **more: Any) -> list[str]:  # noqa: ANN401 - as view_of has them
+    """Return a status as a terminal of this size shows it."""
+    return [line.rstrip() for line in lines_of(view_of(status, height, **more), width, BARE)]
+
+
+def test_all_of_a_small_run() -> None:
+    """Phase, job, services, nodes with rank, name, phase and how long, and the last lines."""
+    shown = lines(run_of(3), 40)
+    assert shown[0] == ("run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start")
+    assert shown[1].startswith("job rehearsal: running, attempt 2, step 25 of 40 [####")
+    assert "nodes: 3 workers: 3 joined" in shown
+    (slow,) = [line for line in shown if line.startswith("2 ")]
+    assert slow.split() == [
+        "2",
+        "pod2",
+        "joined",
+        "following",
+        "the",
+        "head",
+        "4",
+        "min",
+        "29",
+        "s",
+    ]
+    (head,) = [line for line in shown if line.startswith("head")]
+    assert " ".join(head.split()) == "head pod0 running 4 min 25 s"
+    assert any(line.startswith("reward server") and "restarts: 1" in line for line in shown)
+    assert shown[-1] == EVIL
+
+
+def test_a_wait_has_its_progress() -> None:
+    """What is waited for, how much of its time is over, how much is left, and the last word."""
+    run = {**run_of(3), **BOOTING}
+    (wait,) = [line for line in lines(run, 40, passed=10.0) if line.startswith("workers")]
+    assert wait.split("  ") == ["workers", "[#######.............]", "80 s left", "1 of 3 joined"]
+    running = {**run, "phase": "running"}  # when such a wait began the status does not tell
+    (wait,) = [line for line in lines(running, 40) if line.startswith("workers")]
+    assert "#" not in wait
+    run["waits"] = [{**BOOTING["waits"][0], "following": True}]  # type: ignore[index]  # a list
+    assert "waiting for" not in lines(run, 40)
+
+
+def test_of_many_nodes_the_worst_are_shown() -> None:
+    """256 nodes take no more room than there is: the lost one comes first, the rest are counted."""
+    run = run_of(256)
+    shown = lines(run, 20)
+    assert len(shown) == 20
+    (at,) = [number for number, line in enumerate(shown) if line.startswith("nodes: 256")]
+    assert "1 lost, 255 joined" in shown[at]
+    assert "more not shown" in shown[at]
+    assert shown[at + 1].startswith("256 ")
+    assert "its Ray is gone" in shown[at + 1]
+
+
+def test_a_node_that_is_not_heard_of() -> None:
+    """Its silence is told, with what it said last."""
+    run = run_of(1)
+    run["nodes"][0].update(heard_seconds_ago=40.0, state="silent", detail="", last_error="gone")
+    assert any("last heard 45 s ago; gone" in line for line in lines(run, 40, passed=5.0))
+
+
+def test_the_end_and_the_silence() -> None:
+    """A verdict is told with its remedy; a head that does not answer in its own line."""
+    verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
+    shown = lines({**run_of(1), "verdict": verdict}, 40, gone="10.0.0.4:8266 does not answer")
+    assert "lost: no word (exit code 75)" in shown
+    assert "Try again" in shown
+    assert shown[1] == "10.0.0.4:8266 does not answer"
+
+
+def test_without_the_jobs_lines() -> None:
+    """Where the job's output passes by above, it is not repeated."""
+    assert "the job's last lines" in lines(run_of(1), 40)
+    assert "the job's last lines" not in lines(run_of(1), 40, with_tail=False)
+
+
+texts = st.one_of(st.text(max_size=300), st.just(STEERS), st.just("界" * 90), st.just("n" * 300))
+
+
+@given(
+    size=st.tuples(st.integers(8, 60), st.integers(60, 200)),
+    nodes=st.integers(0, 300),
+    name=texts,
+    words=texts,
+    is_booting=st.booleans(),
+)
+def test_every_terminal_has_room(
+    size: tuple[int, int], nodes: int, name: str, words: str, *, is_booting: bool
+) -> None:
+    """No line is wider than the terminal, none too many, and none steers it."""
+    height, width = size
+    run = {**run_of(nodes), **(BOOTING if is_booting else {})}
+    run["waits"] = [{"what": name, "evidence": words, "seconds_left": -3.0}] * 9
+    run["job_tail"] = [words] * 9
+    run["services"] = [dict(run["services"][0], name=name, detail=words)] * 12
+    for node in run["nodes"][:5]:
+        node.update(name=name, phase=name, detail=words, last_error=words)
+    view = view_of(run, height)
+    shown = lines_of(view, width, BARE)
+    assert len(shown) == view.height <= height
+    for line in shown:
+        assert cell_len(line) <= width
+        assert not set(line) & set(STEERS) - set("[2J31mredevil")
+
+
+def test_colours_are_the_terminals() -> None:
+    """Where a terminal has colours the lines have them; what others say makes none."""
+    coloured = Console(force_terminal=True, color_system="standard", no_color=False)
+    run = run_of(1)
+    run["nodes"][0]["name"] = "[red]x[/red]:smile:"
+    shown = "\n".join(lines_of(view_of(run, 40), 120, coloured))
+    assert "\x1b[32m" in shown
+    assert "[red]x[/red]:smile:" in shown
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(-4, "0 s"), (119.4, "119 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
+)
+def test_times(seconds: float, words: str) -> None:
+    """A length of time has what matters of it."""
+    assert long(seconds) == words
+
+
+def test_a_bar_stays_within_its_ends() -> None:
+    """Whatever share is told."""
+    assert [bar(share, 4) for share in (-1, 0, 0.5, 1, 7)] == [
+        "[....]",
+        "[....]",
+        "[##..]",
+        "[####]",
+        "[####]",
+    ]
+
+
+def test_lines_tell_what_changes() -> None:
+    """A line for each change; clocks, beats and counts in a wait's evidence are none."""
+    before = {**run_of(2), **BOOTING}
+    after = copy.deepcopy(before)
+    after.update(seconds=31.0, seconds_in_phase=31.0)
+    after["waits"][0].update(evidence="2 of 3 joined", seconds_left=89.0)
+    after["nodes"][0].update(heard_seconds_ago=0.1, detail="another word")
+    assert changes(before, after) == []
+    after["phase"] = "running"
+    after["waits"] = [{"what": "the job", "evidence": "", "seconds_left": 9.0}]
+    after["nodes"][0].update(state="lost", last_error="its Ray is gone\x1b[2J")
+    after["services"][0].update(state="lost", detail="killed by SIGKILL")
+    after["job"]["status"] = "failed"
+    after["verdict"] = {"kind": "job-failed", "reason": "exit code 3", "exit_code": 3}
+    assert changes(before, after) == [
+        "the head is running",
+        "waiting for the job: no word (9 s left)",
+        "reward server: lost (killed by SIGKILL)",
+        "worker pod1 rank 1: lost, following the head; last error: its Ray is gone\\x1b[2J",
+        "job rehearsal: failed, attempt 2",
+        "verdict: job-failed: exit code 3",
+    ]
+    assert changes(after, after) == []
+    assert changes(after, {**after, "run_id": "another"}) == ["run another"]

@@ -1,0 +1,191 @@
+"""`status --watch`: a run to its end, at a terminal and elsewhere, and a head that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from agent.control import watch
+from agent.control.follow import Silence
+from browsing.runs import status as run_of
+from unit.served import leave_key
+from unit.terminal import on_a_terminal
+from unit.test_http import answering, reply
+from unit.test_stream import KEY, Head, a_head
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import pytest
+
+VERDICT = {"kind": "done", "reason": "the job succeeded", "exit_code": 0, "remedy": ""}
+OVER = {"phase": "leaving", "verdict": VERDICT}
+WATCH = [sys.executable, "-m", "agent", "status", "--watch"]
+
+
+def environ(head: Head, root: Path) -> dict[str, str]:
+    """Return the environment of a node whose agent this head is."""
+    leave_key(root, KEY)
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    return {**kept, "AGENT_PORT": str(head.port), "AGENT_LOG_DIR": str(root)}
+
+
+@contextmanager
+def watching(head: Head, root: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    """Watch it as a program whose output is a pipe."""
+    with subprocess.Popen(
+        [*WATCH, *flags],
+        env=environ(head, root),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as program:
+        try:
+            yield program
+        finally:
+            program.kill()
+
+
+def test_lines_to_the_end(tmp_path: Path) -> None:
+    """Where nobody looks on: the status once, a line for each change, and 0 at the end."""
+    with a_head() as head:
+        head.status = run_of(2)
+        with watching(head, tmp_path) as program:
+            assert program.stdout is not None
+            for line in program.stdout:
+                if line.startswith("worker pod2"):
+                    break
+            head.status = {**run_of(2), "phase": "stopping"}
+            assert program.stdout.readline() == "the head is stopping\n"
+            head.status = {**run_of(2), **OVER}
+            rest = program.stdout.read()
+            assert rest == "the head is leaving\nverdict: done: the job succeeded\n"
+            assert program.wait(20) == 0
+
+
+def test_json_is_one_object_a_line(tmp_path: Path) -> None:
+    """Each status that is news, and no other."""
+    with a_head() as head:
+        head.status = run_of(2)
+        with watching(head, tmp_path, "--json") as program:
+            assert program.stdout is not None
+            assert json.loads(program.stdout.readline())["phase"] == "running"
+            head.status = {**run_of(2), **OVER}
+            (last,) = program.stdout.read().splitlines()
+            assert json.loads(last)["verdict"] == VERDICT
+            assert program.wait(20) == 0
+
+
+def test_without_a_stream_it_asks_again_and_again(tmp_path: Path) -> None:
+    """A worker that has no key, as none of these has, polls."""
+    with a_head() as head:
+        head.status = run_of(2)
+        given = environ(head, tmp_path)
+        (tmp_path / "latest" / "pod0" / "control.key").write_text("no key of this head's")
+        with subprocess.Popen(WATCH, env=given, stdout=subprocess.PIPE, text=True) as poller:
+            assert poller.stdout is not None
+            assert poller.stdout.readline().startswith("run run-2026")
+            head.status = {**run_of(2), **OVER}
+            assert "verdict: done" in poller.stdout.read()
+            assert poller.wait(20) == 0
+        assert not head.site._stream._readers  # noqa: SLF001 - its only sign
+
+
+def test_at_a_terminal_it_lives(tmp_path: Path) -> None:
+    """The view on a screen of its own, as it changes; the last one stays when it is over."""
+    with a_head() as head:
+        head.status = run_of(3)
+        with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
+            nodes = "nodes: 3 workers: 3 joined"
+            terminal.wait_for("the view", lambda: nodes in terminal.lines())
+            assert b"\x1b[?1049h" in terminal.raw
+            lost = run_of(3)
+            lost["nodes"][1].update(state="lost", last_error="its Ray is gone\x1b[2J")
+            head.status = lost
+            lost_too = "nodes: 3 workers: 1 lost, 2 joined"
+            terminal.wait_for("a change", lambda: lost_too in terminal.lines())
+            assert any("its Ray is gone\\x1b[2J" in line for line in terminal.lines())
+            head.status = {**lost, **OVER}
+            assert terminal.to_the_end() == 0
+        assert b"\x1b[?1049l" in terminal.raw
+        assert "done: the job succeeded (exit code 0)" in terminal.lines()
+
+
+def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
+    """Lines, and not a word about what is not there."""
+    (tmp_path / "rich").mkdir()
+    (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')")
+    with a_head() as head:
+        head.status = run_of(3)
+        given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
+        with on_a_terminal(WATCH, given, 40, 100) as terminal:
+            terminal.wait_for("lines", lambda: any("worker pod3" in x for x in terminal.lines()))
+            head.status = {**run_of(3), **OVER}
+            assert terminal.to_the_end() == 0
+        assert b"\x1b[?1049h" not in terminal.raw
+        shown = [line for line in terminal.lines() if line]
+        assert shown[-1] == "verdict: done: the job succeeded"
+        assert not any("rich" in line for line in shown)
+
+
+class Heard:
+    """A screen that remembers."""
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+
+    def show(self, status: dict[str, Any]) -> None:
+        """Take a status."""
+        self.words.append(status["phase"])
+
+    def silent(self, why: str) -> None:
+        """Take a silence."""
+        self.words.append(why)
+
+
+def test_a_head_that_is_gone() -> None:
+    """One that comes back goes on; after a while without a word it is gone, plainly, with 69."""
+    now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
+    told = [run_of(1), Silence("refused"), run_of(1), *[Silence("refused")] * 9]
+    heard = Heard()
+    code, words = watch._to_its_end(heard, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+    assert heard.words == [
+        *("running", "10.0.0.4:8266 does not answer: refused", "running"),
+        *["10.0.0.4:8266 does not answer: refused"] * 2,
+    ]
+    assert code == 69
+    assert words.startswith("pod-agent: the head is gone: 10.0.0.4:8266 does not answer: refused; ")
+    assert words.endswith("16 s ago it was running")
+
+
+def test_lines_say_a_silence_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """And that it is over."""
+    lines = watch.Lines()
+    lines.show(run_of(1))
+    capsys.readouterr()
+    lines.silent("it does not answer")
+    lines.silent("it does not answer")
+    lines.show(run_of(1))
+    assert capsys.readouterr().out == "it does not answer\nthe head answers again\n"
+
+
+def test_an_agent_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it tells cannot be shown: 69 and a sentence."""
+    body = json.dumps({"role": "head", "phase": "waiting", "waits": []}).encode()
+    with answering(reply(body)) as peer:
+        assert watch.watch({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
+    assert "another version" in capsys.readouterr().err
+
+
+def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No head answers: 69 at once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    assert watch.watch({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
+    assert "no head's agent answers" in capsys.readouterr().err
