@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 
 import podlab
 from benchmark import decisions
+from benchmark.fault_figures import FaultRound, fault_table, fault_targets
+from benchmark.faults import fault_round
 from benchmark.figures import Follow, Run, order, table, targets
 from benchmark.follow import follow
 from benchmark.measure import measure
@@ -69,6 +71,12 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="only what the head's decisions cost per report, at 1,000 and 5,000 workers",
     )
+    parser.add_argument(
+        "--faults",
+        action="store_true",
+        help="only how soon deaths are named and repaired: --rounds of them, over a minute each; "
+        "rounds that --json FILE holds already count",
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the raw values there")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep every run's logs there")
     return parser
@@ -109,6 +117,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if (reason := podlab.missing()) is not None:
         print(f"scripts/bench: {reason}", file=sys.stderr)
         return CANNOT
+    if options.faults:
+        return measure_faults(options.rounds, options.json, options.keep)
     if options.rounds > 0 and not options.no_warm_up:
         say(measure(options.peers[0], -1, options.pods))
     runs = []
@@ -120,6 +130,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(table(runs, following, options.peers))
     missed = any(target.holds is False for target in targets(runs, following))
     return int(missed or any(run.problem for run in runs))
+
+
+def measure_faults(rounds: int, path: Path | None, keep: Path | None) -> int:
+    """Measure so many rounds, less those that are known; print what all of them say."""
+    known = [] if path is None or not path.exists() else json.loads(path.read_text())
+    found = [FaultRound(**one) for one in known]
+    while len(found) < rounds:
+        found.append(fault_round(len(found), keep))
+        print(f"round {found[-1]}", file=sys.stderr, flush=True)
+        if path is not None:
+            path.write_text(json.dumps([asdict(one) for one in found], indent=1) + "\n")
+    print(fault_table(found))
+    missed = any(target.holds is False for target in fault_targets(found))
+    return int(missed or any(one.problem for one in found))
 
 
 def measure_calmly(system: str, number: int, options: argparse.Namespace) -> Run:

@@ -175,21 +175,21 @@ def table(runs: Sequence[Run], follow: Follow | None, systems: Sequence[str]) ->
         rows += [[m, *(summary(values(runs, s, m)) for s in present)] for m in MEASURES]
         counts = [sum(run.system == s for run in runs) for s in present]
         rows.append(["runs", *map(str, counts)])
-        lines += [*_columns(rows), ""]
+        lines += [*columns(rows), ""]
         ratio_rows = [["ratio of each round", "time to job", "start to all gone"]]
         for over, under in PAIRS:
             cells = [
                 summary(ratios(runs, over, under, m)) for m in ("time to job", "start to all gone")
             ]
             ratio_rows.append([f"{over} / {under}", *cells])
-        lines += [*_columns(ratio_rows), ""]
+        lines += [*columns(ratio_rows), ""]
     if follow is not None:
         rows = [["a worker's agent, following", "resident MB", "proportional MB", "% of a core"]]
         rows += [
             [s.role, f"{s.resident:.1f}", f"{s.proportional:.1f}", f"{s.cpu:.2f}"]
             for s in follow.shares
         ]
-        lines += [*_columns(rows), ""]
+        lines += [*columns(rows), ""]
     lines += [target.sentence() for target in targets(runs, follow)]
     lines += [f"FAILED        {r.system}, round {r.round}: {r.problem}" for r in runs if r.problem]
     lines += [
@@ -209,7 +209,8 @@ def _sum(numbers: Iterable[float]) -> float | None:
     return sum(found) if found else None
 
 
-def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lay rows out in columns."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

@@ -39,7 +39,7 @@ def measure(system: str, number: int, pods: int, keep: Path | None = None) -> Ru
             run.problem = f"{late}{containers[0].tail()}"
         run.launched_own = launched_own(lab.pods[0].tmp / "logs")
         if keep is not None:
-            _keep(lab, keep / f"{number}-{system}")
+            keep_logs(lab, keep / f"{number}-{system}")
     return run
 
 
@@ -99,7 +99,7 @@ def launched_own(logs: Path) -> float | None:
     return None
 
 
-def _keep(lab: Lab, folder: Path) -> None:
+def keep_logs(lab: Lab, folder: Path) -> None:
     """Copy what tells where the time went: the agents' run folders and all output."""
     for pod in lab.pods:
         own = folder / pod.name

@@ -1,0 +1,30 @@
+"""Tells when nodes come and go in Ray: argv is GCS's address.
+
+Runs in a pod; a line for each living node that is new: its address, and time.monotonic(), which all
+pods share.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+STEP = 0.05
+
+
+def main(gcs: str) -> None:
+    """Ask for ever."""
+    from ray._raylet import GcsClient  # noqa: PLC0415 - outside of a pod nobody needs it
+
+    client, known = GcsClient(address=gcs), set()
+    while True:
+        infos = client.get_all_node_info(timeout=5).items()
+        for node, info in infos:
+            if info.state == 0 and node not in known:
+                known.add(node)
+                print(info.node_manager_address, time.monotonic(), flush=True)
+        time.sleep(STEP)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

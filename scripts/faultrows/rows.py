@@ -1,0 +1,160 @@
+"""The table of faults: what dies, what follows, and the scenarios that show it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEATHS = "tests/lab/test_deaths.py::"
+KILLED = "tests/lab/test_agent_killed.py::"
+ENDS = "tests/lab/test_ends.py::"
+REWARD = "tests/lab/test_reward.py::"
+SERVICES = "tests/lab/test_services.py::"
+SIGNALS = "tests/lab/test_signals_pass.py::"
+READERS = "tests/lab/test_blocked_readers.py::"
+SLURM = "tests/lab/test_slurm.py::"
+STRANGERS = "tests/lab/test_strangers.py::"
+
+
+class Row(NamedTuple):
+    """One kind of fault."""
+
+    name: str
+    """By which scripts/faults is told to try it alone."""
+    event: str
+    outcome: str
+    tests: tuple[str, ...]
+
+
+ROWS = (
+    Row(
+        "worker-back",
+        "a worker's pod is killed and started again",
+        "named at the head within 3 s; it rejoins; the attempt that was lost is made again",
+        (
+            DEATHS + "test_a_worker_that_dies_and_comes_back_costs_an_attempt",
+            DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",
+        ),
+    ),
+    Row(
+        "worker-gone",
+        "a worker is lost and never comes back",
+        "after AGENT_NODE_GRACE the job is stopped: another attempt, or 75 with its name",
+        (
+            ENDS + "test_sigterm_to_a_worker_costs_the_job_its_grace",
+            DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",
+        ),
+    ),
+    Row(
+        "worker-idle",
+        "a worker is lost where no job runs (AGENT_JOB=none)",
+        "the cluster stays, and takes it back",
+        (ENDS + "test_a_cluster_that_stays_takes_its_worker_back",),
+    ),
+    Row(
+        "head-back",
+        "the head's pod is killed and comes back, elsewhere, with its disk or without",
+        "workers wait AGENT_HEAD_GRACE and rejoin; the run goes on with its next attempt",
+        (DEATHS + "test_a_head_that_comes_back_elsewhere_goes_on_with_its_run",),
+    ),
+    Row(
+        "head-other",
+        "the head begins another run",
+        "a worker of the old one leaves with 75",
+        (DEATHS + "test_a_head_that_begins_another_run",),
+    ),
+    Row(
+        "head-gone",
+        "the head never comes back",
+        "workers leave with 75 after AGENT_HEAD_GRACE",
+        (DEATHS + "test_a_head_that_never_comes_back",),
+    ),
+    Row(
+        "ray-boot",
+        "Ray's GCS dies or hangs while it boots",
+        "said within 3 s, and started again in place; what hangs after 30 s",
+        (
+            ENDS + "test_a_ray_that_dies_while_booting_is_started_again",
+            ENDS + "test_a_ray_that_hangs_is_spoken_of_and_started_again",
+        ),
+    ),
+    Row(
+        "ray-job",
+        "the head's Ray dies under a job",
+        "the attempt is lost and made again on a new Ray, while retries last; then 75",
+        (DEATHS + "test_the_heads_ray_dies_twice",),
+    ),
+    Row(
+        "ray-idle",
+        "Ray dies where no job runs, on the head or a worker",
+        "started again in place; a worker joins again by itself",
+        (DEATHS + "test_ray_alone_dies_where_it_only_serves",),
+    ),
+    Row(
+        "dashboard",
+        "Ray's dashboard hangs under a job",
+        "the job is left alone, and its end is heard from GCS",
+        (DEATHS + "test_a_dashboard_that_hangs_leaves_the_job_alone",),
+    ),
+    Row(
+        "agent",
+        "only the agent is killed (SIGKILL), on the head or a worker, booting or following",
+        "another goes on with the living Ray, services and job; no line of output is lost",
+        (
+            KILLED + "test_a_killed_agent_is_started_again_and_follows_on",
+            KILLED + "test_killed_while_everything_boots",
+            SERVICES + "test_another_head_takes_over_what_lives_on_a_worker",
+        ),
+    ),
+    Row(
+        "agent-again",
+        "the agent is killed four times within ten minutes, or its parent is",
+        "70; as on SIGTERM",
+        (
+            KILLED + "test_an_agent_that_is_killed_again_and_again_ends_the_run",
+            KILLED + "test_the_parent_dies",
+        ),
+    ),
+    Row(
+        "reward",
+        "the reward server dies, hangs or answers 500",
+        "started again with pauses that grow; the job goes on; outages stand in outcome.json",
+        (
+            REWARD + "test_a_death_during_the_job_is_repaired",
+            REWARD + "test_a_server_that_hangs_or_errs_is_started_again",
+            SERVICES + "test_a_retriever_on_every_node",
+        ),
+    ),
+    Row(
+        "reward-never",
+        "a reward server dies before it is ready, or answers nonsense to the end",
+        "69 with its last words",
+        (
+            REWARD + "test_an_early_death_ends_the_wait_at_once",
+            REWARD + "test_a_wrong_reply_is_retried_until_the_deadline",
+            SERVICES + "test_a_workers_failing_service_is_named_at_the_head",
+        ),
+    ),
+    Row(
+        "link",
+        "a worker's link is cut for ten seconds and healed",
+        "nothing is restarted, the job goes on",
+        (DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",),
+    ),
+    Row(
+        "signals",
+        "SIGTERM, SIGINT twice, or `pod-agent stop`",
+        "143 or 130 everywhere, within the grace, and nothing is left",
+        (
+            ENDS + "test_sigterm_to_the_head_stops_all_within_the_grace",
+            ENDS + "test_sigterm_while_booting",
+            ENDS + "test_second_sigint_kills",
+            ENDS + "test_stop_from_the_heads_own_node_alone",
+        ),
+    ),
+    Row(
+        "chaos",
+        "a minute of random mishaps (`scripts/chaos` for more)",
+        "ends as a model predicts, in time, with nothing left",
+        ("tests/lab/test_chaos.py::test_a_short_seed_ends_as_predicted",),
+    ),
+)

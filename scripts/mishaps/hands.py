@@ -1,0 +1,121 @@
+"""Does mishaps to pods, undoes them, and tells which of them hit anything."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mishaps import plan as p
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from mishaps.plan import Mishap
+    from podlab import Container, Lab, ProcessInfo, Running
+
+BALLAST = "ballast"
+BLOCK = 1 << 20
+JOB = [sys.executable, str(Path(__file__).with_name("job.py"))]
+DRIVER = " ".join(JOB)
+
+
+class Node:
+    """A pod with an agent in it: an idle first process, so that what the agent leaves is seen."""
+
+    def __init__(self, container: Container, agent: Running) -> None:
+        self.container = container
+        self.agent = agent
+
+    def find(self, what: str) -> list[ProcessInfo]:
+        """Return the processes here that a mishap means."""
+        living = [info for info in self.container.processes() if not info.zombie]
+        if what != p.AGENT:
+            return [info for info in living if _is(info, what)]
+        parents = [info for info in living if info.host_pid == self.agent.pid]
+        return [  # a parent itself has no part in it: it dies with its pod
+            info
+            for parent in parents
+            for info in living
+            if info.ppid == parent.pid and info.cmdline == parent.cmdline
+        ]
+
+
+def _is(info: ProcessInfo, what: str) -> bool:
+    if what == p.DRIVER:
+        return info.cmdline.startswith(DRIVER)
+    if what == p.REWARD:
+        return "reward-server" in info.cmdline
+    return info.cmdline.startswith("ray::Heart") if what == p.ACTOR else info.name.startswith(what)
+
+
+class Hands:
+    """What can be done to the pods of a lab; `start` starts one's agent (again)."""
+
+    def __init__(
+        self, lab: Lab, volume: Path, nodes: Sequence[Node], start: Callable[[int], Node]
+    ) -> None:
+        self._lab = lab
+        self._volume = volume
+        self._start = start
+        self.nodes = [*nodes]
+
+    def do(self, one: Mishap) -> bool:
+        """Do it; say whether there was anything to do it to."""
+        pod, node = self._lab.pods[one.pod], self.nodes[one.pod]
+        if one.kind == p.CUT:
+            pod.cut()
+        elif one.kind == p.DNS:
+            self._confuse(one)
+        elif one.kind == p.DISK:
+            self._fill()
+        elif not node.container.running or not node.agent.running:
+            return False
+        elif one.what == p.POD:
+            pod.kill() if one.kind == p.KILL else pod.freeze()
+        else:
+            return self._signal(node.find(one.what), one.kind)
+        return True
+
+    def undo(self, one: Mishap) -> None:
+        """Undo what lasted; a pod that was killed is started again, as a platform would."""
+        pod, node = self._lab.pods[one.pod], self.nodes[one.pod]
+        if one.kind == p.CUT:
+            pod.heal()
+        elif one.kind == p.DNS:
+            self._lab.dns(answering=True)
+            pod.publish()
+        elif one.kind == p.DISK:
+            (self._volume / BALLAST).unlink(missing_ok=True)
+        elif one.kind == p.STOP:
+            pod.thaw()
+        elif not node.container.running:
+            self.nodes[one.pod] = self._start(one.pod)
+
+    @staticmethod
+    def _signal(found: list[ProcessInfo], kind: str) -> bool:
+        number = signal.SIGKILL if kind == p.KILL else signal.SIGSTOP
+        hit = False
+        for info in found[:1]:
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+                os.kill(info.host_pid, number)
+                hit = True
+        return hit
+
+    def _confuse(self, one: Mishap) -> None:
+        head = self._lab.pods[p.HEAD]
+        if one.what == p.SILENT:
+            self._lab.dns(answering=False)
+        elif one.what == p.UNKNOWN:
+            head.unpublish()
+        else:
+            head.publish(self._lab.pods[-1].ip)
+
+    def _fill(self) -> None:
+        with contextlib.suppress(OSError), (self._volume / BALLAST).open("ab") as ballast:
+            while True:
+                ballast.write(b"\0" * BLOCK)
+                ballast.flush()

@@ -1,0 +1,65 @@
+"""What was seen of each seed: kept between runs, laid out as a table."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Result:
+    """One seed's end."""
+
+    seed: int
+    seconds: float
+    mishaps: tuple[str, ...]
+    """Those that hit something."""
+    codes: tuple[int | None, ...]
+    """With what each pod's agent ended; None: its pod was killed for good, or it never ended."""
+    attempts: int
+    took: float
+    problems: tuple[str, ...]
+
+    def sentence(self) -> str:
+        """Say it in a line."""
+        word = "; ".join(self.problems) if self.problems else "as predicted"
+        codes = ", ".join("none" if code is None else str(code) for code in self.codes)
+        counts = f"{len(self.mishaps)} mishaps, {self.attempts} attempt(s)"
+        ends = f"exit codes {codes}, {self.took:.0f} s"
+        return f"seed {self.seed}, {self.seconds:g} s: {word} ({counts}, {ends})"
+
+
+def load(folder: Path, seed: int, seconds: float) -> Result | None:
+    """Read what an earlier run saw of this seed."""
+    path = file_of(folder, seed, seconds)
+    if not path.exists():
+        return None
+    data = json.loads(path.read_text())
+    for name in ("mishaps", "codes", "problems"):
+        data[name] = tuple(data[name])
+    return Result(**data)
+
+
+def save(folder: Path, result: Result) -> None:
+    """Write it for the next run, whole or not at all."""
+    path = file_of(folder, result.seed, result.seconds)
+    new = path.with_suffix(".new")
+    new.write_text(json.dumps(asdict(result), indent=1) + "\n")
+    new.replace(path)
+
+
+def file_of(folder: Path, seed: int, seconds: float) -> Path:
+    """Return where a seed's result is kept."""
+    return folder / f"{seed}-{seconds:g}s.json"
+
+
+def table(results: Iterable[Result]) -> str:
+    """Lay all out, a line a seed, and count."""
+    every = list(results)
+    good = sum(not result.problems for result in every)
+    return "\n".join([*(one.sentence() for one in every), f"{good} of {len(every)} as predicted"])

@@ -1,0 +1,24 @@
+"""Chaos: one short seed, as scripts/chaos runs many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mishaps.seed import attempt
+from scenario import need_lab
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+SEED = 6
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(480)
+def test_a_short_seed_ends_as_predicted(tmp_path: Path) -> None:
+    """Whatever goes wrong in a minute, the run ends with a code that may be, in time, and clean."""
+    need_lab()
+    result = attempt(SEED, 60.0, tmp_path / "kept", print)
+    assert not result.problems, result.sentence()

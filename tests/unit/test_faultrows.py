@@ -1,0 +1,93 @@
+"""The table of faults: its tests exist, and what was seen of them is kept and shown."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from faultrows import cli, page
+from faultrows.results import FAILED, HELD, SKIPPED, Seen, load, read_junit, save, table
+from faultrows.rows import ROWS, Row
+
+ROOT = Path(__file__).parents[2]
+CASE = '<testsuites><testsuite><testcase name="a" time="2.0">{}</testcase></testsuite></testsuites>'
+
+
+@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
+def test_every_row_names_scenarios_that_exist(row: Row) -> None:
+    """A table that names a test which is no more would promise what nobody shows."""
+    assert row.tests
+    for test in row.tests:
+        file, _, name = test.partition("::")
+        defined = ast.parse((ROOT / file).read_text()).body
+        assert name in [one.name for one in defined if isinstance(one, ast.FunctionDef)], test
+
+
+def test_the_page_has_all_rows() -> None:
+    """docs/faults.md is written by `./scripts/faults --page`."""
+    text = cli.PAGE.read_text()
+    assert page.with_table(text, ROWS) == text, "run ./scripts/faults --page"
+    with pytest.raises(ValueError, match="no place"):
+        page.with_table("nothing", ROWS)
+
+
+def test_names_of_rows_differ() -> None:
+    """Each can be tried alone."""
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+@pytest.mark.parametrize(
+    ("inside", "seen"),
+    [
+        ("", Seen(HELD, 2.0)),
+        ('<failure message="assert 7 == 75"/>', Seen(FAILED, 2.0, "a: assert 7 == 75")),
+        ('<error message="no lab"/>', Seen(FAILED, 2.0, "a: no lab")),
+        ("<skipped/>", Seen(SKIPPED, 2.0)),
+    ],
+)
+def test_what_pytest_wrote_is_summed_up(inside: str, seen: Seen) -> None:
+    """One failure fails the row; a skip is never taken for a success."""
+    assert read_junit(CASE.format(inside)) == seen
+
+
+def test_no_scenario_at_all_is_no_success() -> None:
+    """A row whose tests were not found held nothing."""
+    assert read_junit("<testsuites/>").word == SKIPPED
+
+
+def test_what_was_seen_is_kept(tmp_path: Path) -> None:
+    """Between runs, by the row's name."""
+    path = tmp_path / "seen.json"
+    assert load(path) == {}
+    save(path, {"link": Seen(HELD, 41.2)})
+    assert load(path) == {"link": Seen(HELD, 41.2)}
+
+
+def test_only_what_did_not_hold_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Resumed it goes on; a row that is named is tried in any case."""
+    tried: list[str] = []
+
+    def attempt(row: Row) -> Seen:
+        tried.append(row.name)
+        return Seen(HELD, 1.0)
+
+    monkeypatch.setattr(cli, "FOLDER", tmp_path)
+    monkeypatch.setattr(cli, "attempt", attempt)
+    monkeypatch.setattr("podlab.missing", lambda: None)
+    save(tmp_path / "seen.json", {row.name: Seen(HELD, 1.0) for row in ROWS[2:]})
+    assert cli.main([]) == 0
+    assert cli.main(["chaos"]) == 0
+    assert tried == [ROWS[0].name, ROWS[1].name, "chaos"]
+    assert "| link |" in capsys.readouterr().out
+
+
+def test_the_table_shows_every_row() -> None:
+    """Also those that nobody has run."""
+    said = table(ROWS, {"link": Seen(FAILED, 3.0, "why")}).splitlines()
+    assert len(said) == 2 + len(ROWS)
+    assert sum("not run" in line for line in said) == len(ROWS) - 1
+    assert any("failed, 3 s: why" in line for line in said)

@@ -1,0 +1,156 @@
+"""Chaos, its pure part: what a seed stands for, what may come of it, and what is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mishaps import cli, model
+from mishaps import plan as p
+from mishaps.model import Beat, head_codes, worker_codes, wrong_attempts, wrong_ends
+from mishaps.plan import CHANCES, Mishap, plan
+from mishaps.results import Result, load, save, table
+from mishaps.seed import read_beats
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+AGENT_DIES = Mishap(30.0, p.KILL, p.AGENT, 1)
+WORKER_DIES = Mishap(30.0, p.KILL, p.POD, 1, 5.0)
+REWARD_DIES = Mishap(30.0, p.KILL, p.REWARD, 0)
+
+
+def test_a_seed_stands_for_the_same_mishaps_for_ever() -> None:
+    """A failure is repeated by its seed; another seed is another story."""
+    assert plan(7, 200.0) == plan(7, 200.0)
+    assert plan(7, 200.0) != plan(8, 200.0)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_mishaps_come_in_order_within_their_time(seed: int) -> None:
+    """Each is one of the chances, after the first seconds, and undone within its longest."""
+    found = plan(seed, 100.0)
+    assert [one.at for one in found] == sorted(one.at for one in found)
+    for one in found:
+        (chance,) = [c for c in CHANCES if (c.kind, c.what) == (one.kind, one.what)]
+        assert p.FIRST_AT < one.at < 100
+        assert 0 <= one.pod < (1 if chance.only_head else p.PODS)
+        assert one.lasts is None or one.lasts <= max(chance.longest, 0.0)
+        assert one.lasts is not None or chance.may_stay
+
+
+def test_a_longer_time_begins_as_a_shorter_one_does() -> None:
+    """The first minute of a seed is the same, however long it is tried."""
+    long = plan(3, 200.0)
+    assert plan(3, 60.0) == long[: len(plan(3, 60.0))]
+
+
+def test_every_kind_of_mishap_comes_up() -> None:
+    """Twenty seeds of 200 s do everything that there is, to workers too."""
+    found = {(one.kind, one.what) for seed in range(20) for one in plan(seed, 200.0)}
+    assert found == {(chance.kind, chance.what) for chance in CHANCES}
+    assert any(one.lasts is None for seed in range(20) for one in plan(seed, 200.0))
+
+
+@pytest.mark.parametrize(
+    ("done", "may"),
+    [
+        ([], {7}),
+        ([AGENT_DIES], {7}),
+        ([REWARD_DIES], {7}),
+        ([REWARD_DIES] * 4, {7, 69}),
+        ([WORKER_DIES], {7, 75, 9}),
+        ([Mishap(30.0, p.KILL, p.DRIVER, 0)], {7, 137}),
+        ([Mishap(30.0, p.KILL, p.ACTOR, 2)], {7, 9}),
+        ([Mishap(30.0, p.DISK, "full", 0, 9.0), Mishap(30.0, p.DNS, p.SILENT, 0, 9.0)], {7}),
+        ([Mishap(3.0, p.KILL, p.REWARD, 0)], {7, 69}),
+        ([Mishap(3.0, p.STOP, p.RAYLET, 1, 9.0)], {7, 9, 69, 75}),
+        ([Mishap(30.0, p.KILL, p.AGENT, 0)] * 4, {7, 70}),
+    ],
+)
+def test_what_a_head_may_end_with(done: list[Mishap], may: set[int]) -> None:
+    """What harms nobody changes nothing; a loss allows its code, and nothing else."""
+    assert head_codes(done, began=20.0) == may
+
+
+def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
+    """Without a loss its code is the head's; after one its own cause may be nearer."""
+    assert worker_codes([AGENT_DIES], 1, 7, 20.0) == {7}
+    assert worker_codes([WORKER_DIES], 1, 9, 20.0) == {9, 69, 75}
+    assert worker_codes([AGENT_DIES] * 4, 1, 7, 20.0) == {7, 70}
+    assert worker_codes([AGENT_DIES], 1, None, 20.0) == {7}
+
+
+def test_a_wrong_end_is_named_with_what_might_have_been() -> None:
+    """Pods that were killed for good end as they do."""
+    ends = {0: 7, 1: 75, 2: None}
+    assert wrong_ends([REWARD_DIES], ends, 20.0) == ["pod1 ended with 75, where it may with 7"]
+    assert wrong_ends([WORKER_DIES], ends, 20.0) == []
+
+
+def test_attempts_that_lived_side_by_side_are_seen() -> None:
+    """An attempt's last beat comes before the first of the next, in every process."""
+    one, two = Beat(1, "driver", 20.0, 40.0), Beat(2, "driver", 50.0, 60.0)
+    assert wrong_attempts([WORKER_DIES], [one, two]) == []
+    late = Beat(1, "actor-10.77.0.12", 21.0, 52.0)
+    assert wrong_attempts([WORKER_DIES], [one, late, two]) == [
+        "attempt 1 lived on in actor-10.77.0.12 for 2.0 s beside attempt 2"
+    ]
+
+
+def test_an_attempt_too_many_is_seen() -> None:
+    """Where nothing was lost there is one, and never more than retries and one."""
+    beats = [Beat(n, "driver", 10.0 * n, 10.0 * n + 5) for n in range(1, model.RETRIES + 3)]
+    assert wrong_attempts([], beats[:2]) == ["attempt 2 was made, where 1 may be"]
+    assert wrong_attempts([WORKER_DIES], beats[:3]) == []
+    assert wrong_attempts([WORKER_DIES], beats) == ["attempt 4 was made, where 3 may be"]
+
+
+def test_beats_are_read_from_the_ledger(tmp_path: Path) -> None:
+    """By attempt and place, in seconds of the run; a process that never beat counts for none."""
+    (tmp_path / "1.driver.77").write_text("105.00\n105.20\n107.00\n")
+    (tmp_path / "2.actor-10.77.0.10.78").write_text("")
+    assert read_beats(tmp_path, 100.0) == [Beat(1, "driver", 5.0, 7.0)]
+
+
+def test_results_are_kept_and_counted(tmp_path: Path) -> None:
+    """By seed and length; what failed is told by its seed."""
+    good = Result(3, 60.0, ("4 s: kill agent of pod1",), (7, 7, None), 1, 81.0, ())
+    bad = Result(4, 60.0, (), (7, 75, 7), 1, 70.0, ("pod1 ended with 75",))
+    save(tmp_path, good)
+    assert load(tmp_path, 3, 60.0) == good
+    assert load(tmp_path, 3, 200.0) is load(tmp_path, 4, 60.0) is None
+    assert table([good, bad]).splitlines() == [
+        "seed 3, 60 s: as predicted (1 mishaps, 1 attempt(s), exit codes 7, 7, none, 81 s)",
+        "seed 4, 60 s: pod1 ended with 75 (0 mishaps, 1 attempt(s), exit codes 7, 75, 7, 70 s)",
+        "1 of 2 as predicted",
+    ]
+
+
+def test_a_seed_that_held_is_not_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Resumed, only what failed or was never tried is."""
+    tried: list[int] = []
+
+    def attempt(seed: int, seconds: float, _keep: Path, _say: object) -> Result:
+        tried.append(seed)
+        return Result(seed, seconds, (), (7, 7, 7), 1, 70.0, ("it hung",) if seed == 2 else ())
+
+    monkeypatch.setattr(cli, "FOLDER", tmp_path)
+    monkeypatch.setattr(cli, "attempt", attempt)
+    for _ in range(2):
+        for seed in (1, 2):
+            cli.one_seed(seed, 60.0, again=False)
+    assert tried == [1, 2, 2]
+
+
+def test_the_mishaps_of_a_seed_are_shown_without_doing_them(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """--show prints what would be done."""
+    assert cli.main(["--show", "--seeds", "1", "--first", "5", "--seconds", "60"]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "seed 5:"
+    assert len(said) == 1 + len(plan(5, 60.0))
