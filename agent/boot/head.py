@@ -115,6 +115,7 @@ class Head:
             ranks=ranks,
             on_memory=self._on_memory,
         )
+        self._watched.asides = reports.asides
         site = site_of(
             *(run, reports, partial(self.on_signal, SIGTERM), self._watched),
             lambda: (*self._state.fleet.workers.values(),),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from agent.decisions import head
@@ -13,6 +15,7 @@ from agent.record.outcome_file import Outage
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from agent.control.aside import Aside
     from agent.decisions.head.roster import Key
     from agent.decisions.head.state import HeadState, Worker
     from agent.decisions.items import Item
@@ -41,6 +44,7 @@ def status_of(  # noqa: PLR0913 - all that a status tells of
     now: float,
     timeline: Timeline,
     outages: Sequence[Outage] = (),
+    asides: Mapping[str, Aside] = MappingProxyType({}),
 ) -> dict[str, object]:
     """Render the head's state as data, without a secret in it."""
     job, report = None, state.attempt.report
@@ -59,8 +63,11 @@ def status_of(  # noqa: PLR0913 - all that a status tells of
         "phases": _spans(timeline.phases),
         "waits": [wait.to_dict(now) for wait in head.waits(state)],
         "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
-        "nodes": _nodes(state, now, timeline),
-        "services": [_service(state, key, item, now) for key, item in state.services.items.items()],
+        "nodes": _nodes(state, now, timeline, asides),
+        "services": [
+            _service(state, key, item, now, asides.get(key[0]))
+            for key, item in state.services.items.items()
+        ],
         "prepare": [
             {"name": name, "state": item.step.value, "detail": item.evidence}
             for (_, name), item in state.steps.items()
@@ -71,13 +78,16 @@ def status_of(  # noqa: PLR0913 - all that a status tells of
     }
 
 
-def _service(state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:
+def _service(
+    state: HeadState, key: Key, item: Item, now: float, aside: Aside | None
+) -> dict[str, object]:
     node, name = key
     worker = state.fleet.workers.get(node)
     where = HERE if worker is None else worker.name
     outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
     since = next((one.since for one in outages if one.until is None), None)
     seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
+    latency = None if aside is None else aside.latencies.get(name)
     return {
         "name": service_title(state, key),
         "state": item.step.value,
@@ -86,6 +96,7 @@ def _service(state: HeadState, key: Key, item: Item, now: float) -> dict[str, ob
         "outages": len(outages),
         "outage_seconds": round(seconds, 1),
         "outage_since": None if since is None else round(since, 1),
+        "latency": None if latency is None else asdict(latency),
     }
 
 
@@ -93,19 +104,26 @@ def _spans(spans: Sequence[Span]) -> list[list[object]]:
     return [[span.phase, round(span.start, 1)] for span in spans]
 
 
-def _nodes(state: HeadState, now: float, timeline: Timeline) -> list[dict[str, object]]:
+def _nodes(
+    state: HeadState, now: float, timeline: Timeline, asides: Mapping[str, Aside]
+) -> list[dict[str, object]]:
     alive, workers = state.fleet.alive, state.fleet.workers.values()
     ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
     known = {worker.ip for worker in workers}
     return [
-        *(_with_agent(worker, alive, now, timeline) for worker in ordered),
+        *(_with_agent(one, alive, now, timeline, asides.get(one.key)) for one in ordered),
         *(_without_agent(ip) for ip in alive if ip not in known),
     ]
 
 
 def _with_agent(
-    worker: Worker, alive: Mapping[str, str], now: float, timeline: Timeline
+    worker: Worker,
+    alive: Mapping[str, str],
+    now: float,
+    timeline: Timeline,
+    aside: Aside | None,
 ) -> dict[str, object]:
+    steps = {} if aside is None else aside.steps
     return {
         "name": worker.name,
         "ip": worker.ip,
@@ -117,6 +135,7 @@ def _with_agent(
         "heard_seconds_ago": round(now - worker.heard, 1),
         "joined": worker.ip in alive,
         "phases": _spans(timeline.nodes.get(worker.key, ())),
+        "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
     }
 
 
@@ -132,4 +151,5 @@ def _without_agent(ip: str) -> dict[str, object]:
         "heard_seconds_ago": None,
         "joined": True,
         "phases": [],
+        "steps": [],
     }

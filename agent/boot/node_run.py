@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.left_behind import LeftBehind
+    from agent.boot.seen import Seen
     from agent.decisions.shared import Said, Wait
     from agent.plan.plan import Plan
     from agent.record.outcome_file import Outage
@@ -77,6 +78,13 @@ class NodeRun:
         recorder = Recorder(events.EventLog(where, self.redactor.clean, began), self.now)
         recorder.start()
         return recorder
+
+    @cached_property
+    def seen(self) -> Seen:
+        """Return what is seen of services and steps here."""
+        from agent.boot.seen import Seen  # noqa: PLC0415 - as with events
+
+        return Seen(self.redactor.clean)
 
     @cached_property
     def _waits(self) -> WaitTeller:

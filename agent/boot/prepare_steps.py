@@ -56,7 +56,7 @@ class PrepareSteps:
         child = await self._run.start(step.name, step.argv(place), env, step.log, rest_stays=True)
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(_tell_progress, step.name, child)
+                tasks.start_soon(self._tell_progress, step.name, child)
                 code = await child.wait()
                 tasks.cancel_scope.cancel()
         finally:
@@ -64,21 +64,22 @@ class PrepareSteps:
                 if child.running:
                     await child.stop(1.0)
                 self._run.child_ended(child)
+                self._run.seen.over(step.name)
         return "" if code == 0 else await child.end_sentence(code)
 
+    async def _tell_progress(self, name: str, child: Child) -> None:
+        """Pass on the last line of a step's output, as it changes."""
+        before = await child.tail(1, _LONGEST_LINE)
 
-async def _tell_progress(name: str, child: Child) -> None:
-    """Pass on the last line of a step's output, as it changes."""
-    before = await child.tail(1, _LONGEST_LINE)
+        async def look() -> NotYet | None:
+            return NotYet(await child.tail(1, _LONGEST_LINE))
 
-    async def look() -> NotYet | None:
-        return NotYet(await child.tail(1, _LONGEST_LINE))
+        def tell(line: str) -> None:
+            if line and line != before:
+                self._run.seen.said(name, line)
+                say(f"{name}: {line}")
 
-    def tell(line: str) -> None:
-        if line and line != before:
-            say(f"{name}: {line}")
-
-    await until(look, None, step=_LOOK, longest=_LOOK, on_evidence=tell)
+        await until(look, None, step=_LOOK, longest=_LOOK, on_evidence=tell)
 
 
 def _mark(marker: Path, name: str) -> None:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     Word = ServiceReady | ServiceWaits | ServiceGone
 
+_FIRST_LIMIT = 10.0
+"""Longest that one answer may take while it comes up."""
 _GRACE = 1.0
 """What a service that answers no more has to end in."""
 
@@ -75,8 +77,15 @@ class Services:
         """Tell when a service is ready, and return why it is dead once it answers no more."""
         probe = Probe(spec.ready, place, self._run.folder.file(spec.log))
 
+        async def ask(limit: float) -> str:
+            began = anyio.current_time()
+            evidence = await probe.ask(limit)
+            if not evidence:
+                self._run.seen.answered(spec.name, anyio.current_time() - began)
+            return evidence
+
         async def check() -> bool | NotYet:
-            evidence = await probe.ask()
+            evidence = await ask(_FIRST_LIMIT)
             return NotYet(evidence) if evidence else True
 
         def tell(evidence: str) -> None:
@@ -88,4 +97,4 @@ class Services:
         if alive is None:
             await anyio.sleep_forever()
             return ""
-        return await until_dead(probe.ask, alive, cpu)
+        return await until_dead(ask, alive, cpu)

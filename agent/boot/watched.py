@@ -5,17 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
+from agent.decisions.items import HERE
 from agent.record.files import why
 from agent.record.job_lines import JobLines
 from agent.record.log import say
 from agent.record.timeline import Timeline
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
+    from agent.control.aside import Aside
     from agent.decisions.head.state import HeadEvent, HeadState
     from agent.record.outcome_file import Outage
 
@@ -29,6 +31,8 @@ class Watched:
         self._look = look
         self._timeline = Timeline()
         self.job = JobLines(run.redactor.clean)
+        self.asides: Mapping[str, Aside] = {}
+        """What workers tell beside their word, by agent."""
 
     def note(self, event: HeadEvent) -> None:
         """Note when an event, which was decided upon, happened."""
@@ -40,7 +44,8 @@ class Watched:
 
         keeper, run = self._keeper, self._run
         told = (keeper.run_id, keeper.epoch, run.now(), self._timeline, self.outages())
-        status = status_of(self._look(), run.plan, *told)
+        asides = {**self.asides, HERE: run.seen.aside({})}
+        status = status_of(self._look(), run.plan, *told, asides)
         attempts = [attempt.in_outcome() for attempt in keeper.attempts]
         return {**status, "attempts": attempts, "curve": self.job.curve()}
 
@@ -54,7 +59,12 @@ class Watched:
             for one in found
             if one.level is not Level.OK
         ]
-        return {"warnings": warnings, "job_tail": self.job.tail()}
+        progress = {HERE: dict(self._run.seen.aside({}).progress)}
+        workers = state.fleet.workers
+        for key, aside in self.asides.items():
+            if aside.progress and key in workers:
+                progress[workers[key].name] = dict(aside.progress)
+        return {"warnings": warnings, "job_tail": self.job.tail(), "progress": progress}
 
     def findings(self) -> dict[str, object]:
         """Return what the checks of all nodes found."""

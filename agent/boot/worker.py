@@ -324,6 +324,7 @@ class Worker:
             error=state.ray_evidence,
             items=worker.words(state),
             part=state.part,
+            aside=self._run.seen.to_tell(state.steps),
             logs=logs,
             answers=answers,
             obeyed=0 if state.obeyed is None else state.obeyed.number,

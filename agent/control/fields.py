@@ -21,7 +21,7 @@ def texts(data: Mapping[str, object], field: str) -> dict[str, str] | None:
         return None
     if not isinstance(value, dict) or len(value) > MOST_ITEMS:
         raise ValueError(f"{field}: expected at most {MOST_ITEMS} texts by name")
-    return {str(name)[:LONGEST_TEXT]: text(value, name) for name in value}
+    return {text({"": str(name)}, ""): text(value, name) for name in value}
 
 
 def text(data: Mapping[str, object], field: str, *, needed: bool = False) -> str:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 _PASSING = frozenset(
-    {"seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"}
+    {
+        *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
+        "latency",
+    }
 )
-"""What changes by itself, with the clock."""
+"""What changes by itself, with the clock or with each probe."""
 
 
 def lasting(status: object) -> object:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agent.base.latency import BOUNDS
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     Status = Mapping[str, Any]
-    Sample = tuple[Mapping[str, object], float]
+    Sample = tuple[Mapping[str, object], float] | tuple[Mapping[str, object], float, str]
+    """Labels, value, and what a histogram adds to the name."""
 
 STATES = ("booting", "joined", "silent", "lost", "left")
 """Those that a node may have; each has its sample, so that a graph of it begins at 0."""
@@ -20,9 +23,13 @@ def metrics(status: Status) -> str:
     """Render a status; what it does not tell has no sample."""
     lines: list[str] = []
     for name, kind, told, samples in _families(status):
-        rows = [f"{name}{_labels(labels)} {value:g}" for labels, value in samples]
+        rows: dict[str, float] = {}
+        for labels, value, *suffix in samples:
+            # two machines may share one name, and a series has one value
+            rows.setdefault(f"{name}{''.join(suffix)}{_labels(labels)}", value)
         if rows:
-            lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}", *rows]
+            lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+            lines += [f"{series} {value:.10g}" for series, value in rows.items()]
     return "\n".join(lines) + "\n"
 
 
@@ -71,6 +78,14 @@ def _of_a_head(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]
         *("pod_agent_service_outage_seconds", "gauge", "Seconds of these times, all in all."),
         [({"service": one["name"]}, one["outage_seconds"]) for one in services],
     )
+    yield (
+        *("pod_agent_service_last_answer_seconds", "gauge", "How long the last answer took."),
+        [({"service": one["name"]}, one["latency"]["last"]) for one in _probed(services)],
+    )
+    yield (
+        *("pod_agent_service_answer_seconds", "histogram", "How long a probe's answer took."),
+        [sample for one in _probed(services) for sample in _histogram(one)],
+    )
     yield from _of_a_job(status)
 
 
@@ -97,6 +112,21 @@ def _of_a_job(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]
     yield "pod_agent_job_reward", "gauge", "The mean reward of that step.", _single(reward)
 
 
+def _probed(services: Iterable[Status]) -> list[Status]:
+    """Return the services that have answered a probe."""
+    return [one for one in services if one.get("latency")]
+
+
+def _histogram(service: Status) -> Iterator[Sample]:
+    latency, name = service["latency"], service["name"]
+    so_far = 0
+    for bound, count in zip((*BOUNDS, "+Inf"), latency["counts"], strict=True):
+        so_far += count
+        yield {"service": name, "le": bound}, so_far, "_bucket"
+    yield {"service": name}, latency["total"], "_sum"
+    yield {"service": name}, so_far, "_count"
+
+
 def _single(value: float | None) -> list[Sample]:
     return [] if value is None else [({}, value)]
 
@@ -111,13 +141,9 @@ def _phase_seconds(status: Status) -> list[Sample]:
 
 
 def _joins(nodes: Iterable[Status]) -> Iterator[Sample]:
-    """Tell of each name once: two machines may share one, and a series has one value."""
-    told: set[tuple[object, object]] = set()
     for node in nodes:
-        key = node["name"], node["rank"]
         joined = next((start for phase, start in node["phases"] if phase == _JOINED), None)
-        if joined is not None and key not in told:
-            told.add(key)
+        if joined is not None:
             rank = "" if node["rank"] is None else node["rank"]
             yield {"node": node["name"], "rank": rank}, joined
 

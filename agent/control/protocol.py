@@ -14,6 +14,7 @@ from agent.base.addresses import is_ip
 from agent.base.outcome import Outcome
 from agent.base.value import dataclass
 from agent.checks.finding import Finding, Level
+from agent.control.aside import Aside, aside_of
 from agent.control.fields import MOST_ITEMS, flag, number, text, texts
 from agent.decisions.items import ItemWord, Step
 from agent.decisions.probing import Answer
@@ -88,6 +89,7 @@ class Report:
     items: tuple[ItemWord, ...] = ()
     part: PartOver | None = None
     """How its share of the job ended, where it has one."""
+    aside: Aside | None = None
     logs: Mapping[str, str] | None = None
     """Ends of logs that the head asked for."""
     answers: tuple[Answer, ...] = ()
@@ -117,6 +119,7 @@ class Report:
         if not isinstance(data, dict):
             raise ValueError("a report is a JSON object")  # noqa: TRY004 - one error type for bad data
         hello, bye, part = data.get("hello"), data.get("bye"), data.get("part")
+        aside = data.get("aside")
         return cls(
             id=text(data, "id", needed=True),
             ip=text(data, "ip"),
@@ -127,6 +130,7 @@ class Report:
             error=text(data, "error"),
             items=_items(data.get("items")),
             part=None if part is None else _part(part),
+            aside=None if aside is None else aside_of(aside),
             logs=texts(data, "logs"),
             answers=_answers(data.get("answers")),
             obeyed=int(number(data, "obeyed", 0)),
@@ -229,6 +233,8 @@ def _plain(values: Mapping[str, object]) -> dict[str, object]:
 
 
 def _as_json(value: object) -> object:
+    if isinstance(value, Aside):
+        return value.to_dict()
     if isinstance(value, Facts):
         return codec.fields_of(value, str)
     if isinstance(value, PartOver):

@@ -25,6 +25,7 @@ from agent.runtime.inbox import Inbox
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable
 
+    from agent.control.aside import Aside
     from agent.work.torchrun import Seat
 
 
@@ -102,6 +103,8 @@ class Reports:
         self._is_over = False
         self.logs: dict[tuple[str, str], str] = {}
         """Ends of logs that workers sent, by agent and name."""
+        self.asides: dict[str, Aside] = {}
+        """What workers told beside their word, by agent."""
 
     def publish(self, **changed: object) -> None:
         """Change the reply; everyone who waits for news is answered at once."""
@@ -284,6 +287,7 @@ class Reports:
                 namesakes.remove(other)
                 del self._known[other]
                 self.logs = {at: text for at, text in self.logs.items() if at[0] != other}
+                self.asides.pop(other, None)
                 self._tell(WorkerReplaced(other))
 
     def _note(self, known: _Known, report: Report) -> None:
@@ -296,6 +300,8 @@ class Reports:
         for name in known.asked_logs & sent.keys():
             known.asked_logs.remove(name)
             self.logs[report.id, name] = sent[name]
+        if report.aside is not None:
+            self.asides[report.id] = report.aside
         known.heard, known.ip, known.is_silent = self._clock(), report.ip, False
         known.spoke.set()
         known.spoke = anyio.Event()

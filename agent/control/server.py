@@ -93,28 +93,30 @@ class Site:
         logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
         app = web.Application(client_max_size=LARGEST_REPORT, middlewares=[self._admit])
         app.on_response_prepare.append(_harden)
-        app.add_routes(
-            [
-                web.get("/livez", self._livez),
-                web.get("/readyz", self._readyz),
-                web.get("/status", self._guarded(self._get_status)),
-                web.get("/metrics", self._guarded(self._metrics)),
-                web.get("/", self._page),
-                *(web.get(path, self._file) for path in page.FILES),
-                web.post("/login", self._login),
-                web.post(REPORT_PATH, self._guarded(self._report)),
-                web.post("/stop", self._guarded(self._stop)),
-                web.get("/events", self._guarded(self._events)),
-                web.get("/findings", self._guarded(self._get_findings)),
-                web.get("/logs/{node}/{name}", self._guarded(self._get_log)),
-            ]
-        )
+        app.add_routes(self.routes())
         runner = web.AppRunner(
             app, access_log=None, shutdown_timeout=0.2, handler_cancellation=True
         )
         await runner.setup()
         await listen(runner, sockets)
         return runner
+
+    def routes(self) -> list[web.RouteDef]:
+        """Return all that can be asked for."""
+        return [
+            web.get("/livez", self._livez),
+            web.get("/readyz", self._readyz),
+            web.get("/status", self._guarded(self._get_status)),
+            web.get("/metrics", self._guarded(self._metrics)),
+            web.get("/", self._page),
+            *(web.get(path, self._file) for path in page.FILES),
+            web.post("/login", self._login),
+            web.post(REPORT_PATH, self._guarded(self._report)),
+            web.post("/stop", self._guarded(self._stop)),
+            web.get("/events", self._guarded(self._events)),
+            web.get("/findings", self._guarded(self._get_findings)),
+            web.get("/logs/{node}/{name}", self._guarded(self._get_log)),
+        ]
 
     @web.middleware
     async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:

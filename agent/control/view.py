@@ -141,11 +141,15 @@ def _services(status: Status, most: int) -> Section:
     rows = []
     for one in status["services"]:
         restarts = f"restarts: {one['restarts']}" if one["restarts"] else ""
-        cells = (short(one["name"]), one["state"], restarts, one["detail"])
+        latency = one.get("latency")
+        answers = f"answers in {quick(latency['last'])}" if latency else ""
+        told = "; ".join(filter(None, (restarts, answers)))
+        cells = (short(one["name"]), one["state"], told, one["detail"])
         rows.append(Row(tuple(map(plain, cells)), _ITEM_TONES.get(one["state"], "")))
     for one in status.get("prepare", []):
         state = "done" if one["state"] == "ready" else one["state"]
-        cells = (short(one["name"]), state, "", one["detail"])
+        said = _progress(status, "head").get(one["name"], "")
+        cells = (short(one["name"]), state, "", one["detail"] or said)
         rows.append(Row(tuple(map(plain, cells)), _ITEM_TONES.get(one["state"], "")))
     rows.sort(key=lambda row: ("bad", "busy", "good", "").index(row.tone))
     return _fitting("services and prepare steps", rows, most)
@@ -163,25 +167,43 @@ def _nodes(status: Status, passed: float, most: int) -> Section:
     counts = [f"{states.count(one)} {one}" for one in _WORST_FIRST if one in states]
     workers = "worker" if len(nodes) == 1 else "workers"
     title = f"nodes: {len(nodes)} {workers}: {', '.join(counts)}"
-    rows = [head, *(_node(node, now, passed) for node in nodes)]
+    rows = [head, *(_node(status, node, now, passed) for node in nodes)]
     if len(rows) + 1 > most:
         rank = {state: place for place, state in enumerate(_WORST_FIRST)}
         order = sorted(nodes, key=lambda node: rank.get(node["state"], 0))
-        rows = [_node(node, now, passed) for node in order]
+        rows = [_node(status, node, now, passed) for node in order]
     return _fitting(plain(title), rows, most)
 
 
-def _node(node: Status, now: float, passed: float) -> Row:
+def _node(status: Status, node: Status, now: float, passed: float) -> Row:
     heard = node["heard_seconds_ago"]
     phases = node["phases"]
     since = long(now - phases[-1][1]) if phases else ""
     quiet = heard is not None and heard + passed > 15 and node["state"] not in {"left", "lost"}
-    word = node["last_error"] or node["detail"]
+    word = node["last_error"] or _preparing(status, node) or node["detail"]
     if quiet:
         word = f"last heard {long(heard + passed)} ago{f'; {word}' if word else ''}"
     rank = "-" if node["rank"] is None else str(node["rank"])
     cells = (rank, short(node["name"]), node["state"], short(node["phase"]), since, word)
     return Row(tuple(map(plain, cells)), _NODE_TONES.get(node["state"], ""))
+
+
+def _preparing(status: Status, node: Status) -> str:
+    """Return which of a node's prepare steps failed, or run, and what that one said last."""
+    steps = node.get("steps", [])
+    failed = [step["name"] for step in steps if step["state"] == "lost"]
+    if failed:
+        return f"failed: {', '.join(failed)}"
+    said = _progress(status, node["name"])
+    if said:
+        return "; ".join(f"{name}: {line}" for name, line in said.items())
+    running = [step["name"] for step in steps if step["state"] == "pending"]
+    return f"preparing: {', '.join(running)}" if running else ""
+
+
+def _progress(status: Status, node: str) -> Mapping[str, str]:
+    found: Mapping[str, str] = (status.get("progress") or {}).get(node, {})
+    return found
 
 
 def _tail(lines: Sequence[str], most: int) -> Section:
@@ -225,6 +247,11 @@ def long(seconds: float) -> str:
     if whole < 7200:
         return f"{whole // 60} min {whole % 60} s"
     return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def quick(seconds: float) -> str:
+    """Write how fast an answer was."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 def bar(share: float, width: int = _BAR) -> str:

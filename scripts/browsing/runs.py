@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from agent.base.latency import Latency
 from agent.record.job_lines import JobLines
 
 if TYPE_CHECKING:
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
 EVIL = "<img src=x onerror=alert(1)><b>bold</b>"
 """What must be shown as it is, wherever others may have said it."""
 STEPS = 40
+ANSWERS = Latency().with_answer(0.3).with_answer(0.031)
 
 
 def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
@@ -57,6 +60,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
             },
         ],
         "curve": lines.curve(),
+        "progress": {"head": {}, "pod2": {"fetch": "Fetching 5 files:  40%"}},
         "job_tail": [*lines.tail()[-5:], EVIL],
         "warnings": [
             {
@@ -86,6 +90,7 @@ def _service(  # noqa: PLR0913 - a row of a table
         "outages": outages,
         "outage_seconds": seconds,
         "outage_since": None,
+        "latency": asdict(ANSWERS) if state == "ready" else None,
     }
 
 
@@ -110,4 +115,5 @@ def _workers(count: int) -> Iterator[dict[str, object]]:
             "heard_seconds_ago": 1.5,
             "joined": not is_lost,
             "phases": [*phases, ["silent", 200.0]] if is_lost else phases,
+            "steps": [{"name": "fetch", "state": "pending" if number == slow else "ready"}],
         }

@@ -32,7 +32,7 @@ def parsed(status: dict[str, Any]) -> dict[str, list[tuple[dict[str, str], float
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in text_string_to_metric_families(metrics(status)):
         assert family.documentation
-        assert family.type in {"gauge", "counter"}
+        assert family.type in {"gauge", "counter", "histogram"}
         for sample in family.samples:
             series = found.setdefault(sample.name, [])
             assert sample.labels not in [labels for labels, _ in series]
@@ -61,6 +61,12 @@ def test_a_run_that_trains() -> None:
     restarts = dict(map(_by_service, found["pod_agent_service_restarts_total"]))
     assert restarts["reward server"] == 1
     assert dict(map(_by_service, found["pod_agent_service_outage_seconds"]))["reward server"] == 7.5
+    assert only(found["pod_agent_service_last_answer_seconds"]) == 0.031
+    assert only(found["pod_agent_service_answer_seconds_sum"]) == pytest.approx(0.331)
+    assert only(found["pod_agent_service_answer_seconds_count"]) == 2
+    buckets = {one["le"]: count for one, count in found["pod_agent_service_answer_seconds_bucket"]}
+    assert (buckets["0.02"], buckets["0.05"], buckets["0.25"], buckets["0.5"]) == (0, 1, 1, 2)
+    assert buckets["+Inf"] == 2
     jobs = {labels["status"]: value for labels, value in found["pod_agent_job_status"]}
     assert [name for name, value in jobs.items() if value] == ["running"]
     assert only(found["pod_agent_attempt"]) == 2
@@ -120,8 +126,9 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
 
 
 def test_two_machines_of_one_name() -> None:
-    """A series has one value: the second says nothing."""
+    """A series has one value: the second says nothing, whatever it is about."""
     run = run_of(2)
+    run["services"] *= 2
     for node in run["nodes"]:
         node.update(name="pod", rank=None)
     assert len(parsed(run)["pod_agent_node_join_seconds"]) == 1

@@ -116,13 +116,14 @@ def test_what_the_script_reads_is_there() -> None:
     """Every name of the status that it knows is told, by a head or beyond it by Watched."""
     script = page.file("page.js").decode()
     found = status(SERVED)
-    more = {"attempts", "curve", "warnings", "job_tail"}
+    more = {"attempts", "curve", "warnings", "job_tail", "progress"}
     shown = run_of(3)  # what scripts/page looks at
     assert shown.keys() == found.keys() | more
     assert shown["nodes"][0].keys() == found["nodes"][0].keys()
     assert shown["services"][0].keys() == found["services"][0].keys()
     assert set(re.findall(r"\bstatus\.(\w+)", script)) <= found.keys() | more
     assert set(re.findall(r"\bnode\.(\w+)", script)) - DOM <= found["nodes"][0].keys()
+    assert set(re.findall(r"\bstep\.(\w+)", script)) <= shown["nodes"][0]["steps"][0].keys()
     (service,) = found["services"]
     assert set(re.findall(r"\bservice\.(\w+)", script)) <= service.keys()
 

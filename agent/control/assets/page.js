@@ -34,6 +34,7 @@
     if (s < 7200) return `${Math.floor(s / 60)} min ${s % 60} s`;
     return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
   };
+  const quick = (seconds) => (seconds < 1 ? `${Math.round(seconds * 1000)} ms` : `${seconds.toFixed(1)} s`);
   const text = (node, words) => { if (node.textContent !== words) node.textContent = words; };
   const kind = (node, name) => { if (node.className !== name) node.className = name; };
   const show = (node, yes) => { if (node.hidden === yes) node.hidden = !yes; };
@@ -149,10 +150,13 @@
 
   function drawServices() {
     const services = (status.services || []).map((one) => [
-      one.name, [one.state, ITEM_KINDS[one.state]], one.restarts, outages(one), one.detail,
+      one.name, [one.state, ITEM_KINDS[one.state]], one.restarts, outages(one),
+      one.latency ? quick(one.latency.last) : "", one.detail,
     ]);
+    const said = progress("head");
     const steps = (status.prepare || []).map((one) => [
-      one.name, [one.state === "ready" ? "done" : one.state, ITEM_KINDS[one.state]], "", "", one.detail,
+      one.name, [one.state === "ready" ? "done" : one.state, ITEM_KINDS[one.state]], "", "", "",
+      one.detail || said[one.name],
     ]);
     show(at("services"), services.length + steps.length > 0);
     table(at("services").querySelector("tbody"), [...services, ...steps]);
@@ -242,10 +246,23 @@
       return [
         node.rank === null ? "–" : node.rank, node.name, [node.state, NODE_KINDS[node.state]],
         node.phase, [after === null ? "" : long(after), slow.has(nodes[index]) ? "bad" : ""],
-        node.ip, heardAgo === null ? "" : `${long(heardAgo)} ago`, node.last_error || node.detail,
+        node.ip, heardAgo === null ? "" : `${long(heardAgo)} ago`,
+        node.last_error || preparing(node) || node.detail,
       ];
     }));
     drawTimeline(nodes, slow, now);
+  }
+
+  const progress = (name) => (status.progress || {})[name] || {};
+
+  // Which prepare step failed, or runs, and what that one said last.
+  function preparing(node) {
+    const named = (state) => (node.steps || []).filter((step) => step.state === state)
+      .map((step) => step.name).join(", ");
+    if (named("lost")) return `failed: ${named("lost")}`;
+    const lines = Object.entries(progress(node.name)).map(([name, line]) => `${name}: ${line}`);
+    if (lines.length) return lines.join("; ");
+    return named("pending") ? `preparing: ${named("pending")}` : "";
   }
 
   function summary(nodes, slow, median, took) {

@@ -1,0 +1,67 @@
+"""What a worker tells beside its word: for those who look at a run, and for no decision."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, field
+from typing import TYPE_CHECKING
+
+from agent.base.latency import BOUNDS, Latency
+from agent.base.value import dataclass
+from agent.control.fields import MOST_ITEMS, number, text, texts
+from agent.decisions.items import Step
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Aside:
+    """How fast its services answer, how its prepare steps stand, and what those said last."""
+
+    latencies: Mapping[str, Latency] = field(default_factory=dict)
+    """By service."""
+    steps: Mapping[str, Step] = field(default_factory=dict)
+    progress: Mapping[str, str] = field(default_factory=dict)
+    """The last line of each step that runs, without a secret: text of a log."""
+
+    def to_dict(self) -> dict[str, object]:
+        """Return what goes over the wire."""
+        return {
+            "latencies": {name: asdict(one) for name, one in self.latencies.items()},
+            "steps": {name: step.value for name, step in self.steps.items()},
+            "progress": dict(self.progress),
+        }
+
+
+def aside_of(data: object) -> Aside:
+    """Read one; raises ValueError naming the field that is wrong."""
+    if not isinstance(data, dict):
+        raise ValueError("aside: expected an object")  # noqa: TRY004 - one error type for bad data
+    steps = texts(data, "steps") or {}
+    if not {*steps.values()} <= {step.value for step in Step}:
+        raise ValueError("steps: expected pending, ready or lost")
+    return Aside(
+        latencies=_latencies(data.get("latencies")),
+        steps={name: Step(step) for name, step in steps.items()},
+        progress=texts(data, "progress") or {},
+    )
+
+
+def _latencies(data: object) -> dict[str, Latency]:
+    if data is None:
+        return {}
+    if not isinstance(data, dict) or len(data) > MOST_ITEMS:
+        raise ValueError(f"latencies: expected at most {MOST_ITEMS} by name")
+    return {text({"": name}, ""): _latency(one) for name, one in data.items()}
+
+
+def _latency(data: object) -> Latency:
+    counts = data.get("counts") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(counts, list | tuple):
+        raise ValueError("latencies: expected objects with counts")  # noqa: TRY004 - same
+    if len(counts) != len(BOUNDS) + 1:
+        raise ValueError(f"counts: expected {len(BOUNDS) + 1} numbers")
+    whole = tuple(int(number({"counts": one}, "counts", 0)) for one in counts)
+    if min(whole) < 0:
+        raise ValueError("counts: expected no number below 0")
+    return Latency(number(data, "last", 0.0), number(data, "total", 0.0), whole)

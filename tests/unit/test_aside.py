@@ -1,0 +1,112 @@
+"""What workers tell beside their word: how fast services answer, and how preparation stands."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.latency import BOUNDS, Latency
+from agent.boot.head_status import status_of
+from agent.boot.seen import Seen
+from agent.control.aside import Aside, aside_of
+from agent.control.protocol import Report
+from agent.decisions.items import HERE, Item, Step
+from agent.record.timeline import Timeline
+from unit.heads import REWARD, Story, goal, word
+from unit.worlds import plan_of
+
+times = st.lists(st.floats(0, 1e3), max_size=20)
+ANSWERS = Latency().with_answer(0.03).with_answer(70.0)
+
+
+@given(times)
+def test_latencies_add_up(answers: list[float]) -> None:
+    """Each answer is counted once, at the first bound that it kept."""
+    latency = Latency()
+    for seconds in answers:
+        latency = latency.with_answer(seconds)
+    assert latency.count == len(answers)
+    assert latency.total == pytest.approx(sum(answers), abs=0.01)
+    for place, bound in enumerate(BOUNDS):
+        assert sum(latency.counts[: place + 1]) == sum(seconds <= bound for seconds in answers)
+
+
+@given(times, st.dictionaries(st.text(max_size=9), st.sampled_from(Step), max_size=4))
+def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> None:
+    """What a worker tells is what the head hears, whatever its steps are called."""
+    latency = Latency()
+    for seconds in answers:
+        latency = latency.with_answer(seconds)
+    told = Aside({REWARD: latency}, steps, dict.fromkeys(steps, "40%"))
+    report = Report("id", "10.0.0.2", "following the head", aside=told)
+    heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).aside
+    assert heard is not None
+    assert heard.latencies == told.latencies
+    if all(name.isprintable() for name in steps):
+        assert heard == told
+    assert all(name.isprintable() for name in (*heard.steps, *heard.progress))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [],
+        {"steps": {"a": "done"}},
+        {"steps": ["a"]},
+        {"progress": {"a": 1}},
+        {"progress": {str(number): "" for number in range(99)}},
+        {"latencies": []},
+        {"latencies": {"a": 1}},
+        {"latencies": {"a": {"last": 0, "total": 0, "counts": [1]}}},
+        {"latencies": {"a": {"last": 0, "total": 0, "counts": [-1] * 12}}},
+        {"latencies": {"a": {"last": "x", "total": 0, "counts": [0] * 12}}},
+        {"latencies": {"a": {"last": 0, "total": 0, "counts": [1e99] * 12}}},
+    ],
+)
+def test_what_is_none_is_refused(data: Any) -> None:  # noqa: ANN401 - whatever JSON has
+    """A field that is wrong is named; nothing of it is taken."""
+    with pytest.raises(ValueError, match="expected"):
+        aside_of(data)
+
+
+def test_it_is_bounded() -> None:
+    """A worker cannot fill the head's memory, nor anybody's terminal."""
+    heard = aside_of({"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
+    ((name, line),) = heard.progress.items()
+    assert (len(name), len(line)) == (2000, 2000)
+    assert {*heard.steps} == {name}
+
+
+def test_a_node_keeps_what_it_saw() -> None:
+    """Answers count, the last line of a step that runs stays until it is over, without secrets."""
+    seen = Seen(lambda text: text.replace("hunter2", "****"))
+    assert seen.to_tell({}) is None
+    seen.answered(REWARD, 0.03)
+    seen.answered(REWARD, 70.0)
+    seen.said("fetch", "40% of hunter2")
+    told = seen.to_tell({"fetch": Item()})
+    assert told == Aside({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
+    seen.over("fetch")
+    assert seen.aside({}).progress == {}
+
+
+def test_the_status_has_it() -> None:
+    """Latencies beside their services, steps beside their nodes; of log text nothing."""
+    story = Story(goal(1, services=(REWARD,)), ())
+    story.take(word(2), 1.0)
+    story.take(replace(word(3)), 1.0)
+    asides = {
+        HERE: Aside({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
+        "agent2": Aside({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
+    }
+    found: Any = status_of(story.state, plan_of({}), "run-1", 1, 9.0, Timeline(), (), asides)
+    (reward,) = found["services"]
+    assert reward["latency"] == {"last": 70.0, "total": 70.03, "counts": ANSWERS.counts}
+    steps = {node["name"]: node["steps"] for node in found["nodes"]}
+    assert steps == {"pod2": [{"name": "fetch", "state": "pending"}], "pod3": []}
+    assert "secret text" not in json.dumps(found)
