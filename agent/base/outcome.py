@@ -47,6 +47,11 @@ class Outcome:
         """Say whether a pod is held for it, which would be started again and could do no more."""
         return self.is_jobs_verdict or self.attempts_are_used_up
 
+    @property
+    def is_failure(self) -> bool:
+        """Say whether it ended otherwise than well or as it was asked to."""
+        return self.exit_code != 0 and self.kind is not Kind.STOPPED
+
     def sentence(self) -> str:
         """Say the end in one line, the last that this node prints."""
         text = f"{self.kind.value}: {self.reason} (exit code {self.exit_code})"

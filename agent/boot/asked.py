@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
+from agent.boot.explained import logs_of_ray
 from agent.boot.probing import Prober
-from agent.control.fields import LONGEST_TEXT
+from agent.control.fields import LONGEST_TAIL, LONGEST_TEXT
 from agent.control.protocol import MOST_ANSWERS
+from agent.plan.plan import AGENT_LOG
 from agent.record.log import say
 from agent.runtime.last_words import in_thread
 from agent.runtime.process import tail_of
@@ -14,11 +17,15 @@ from agent.runtime.process import tail_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.decisions.probing import Answer
     from agent.work.where import Place
 
 _TAIL_LINES = 20
+_MOST_OF_ALL = 64 << 10
+"""Bytes of all logs that a goodbye tells of, as JSON: a hello beside it may take as much."""
+_OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
 
 
 class Asked:
@@ -55,11 +62,46 @@ class Asked:
         if name not in known:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
             return
-        self._logs[name] = await self.end_of(known[name])
+        from agent.record.bundle import last_lines  # noqa: PLC0415 - few are ever asked
 
-    async def end_of(self, name: str) -> str:
-        """Return the end of one of this node's logs, without a secret."""
-        path = self._run.folder.file(name)
-        return self._run.redactor.clean(
-            await in_thread(lambda: tail_of(path, _TAIL_LINES, LONGEST_TEXT))
-        )
+        path, clean = self._run.folder.file(known[name]), self._run.redactor.clean
+        text = await in_thread(lambda: last_lines(path, LONGEST_TAIL, clean) or "")
+        self._logs[name] = fitted(text, LONGEST_TAIL)
+
+    async def last_words(self, outcome: Outcome) -> str:
+        """Return the end of this node's log, for its goodbye; a failure has all logs told."""
+        path, clean = self._run.folder.file(AGENT_LOG), self._run.redactor.clean
+        tails: dict[str, str] = {}
+
+        def read() -> str:
+            words = clean(tail_of(path, _TAIL_LINES, LONGEST_TEXT))
+            if outcome.is_failure:
+                _read_all(self._run, tails)
+            return words
+
+        words = await in_thread(read)
+        self._logs |= {**tails}
+        return words
+
+
+def _read_all(run: NodeRun, found: dict[str, str]) -> None:
+    """Read the ends of all logs of this node, as many as fit into one report."""
+    from agent.record.bundle import last_lines  # noqa: PLC0415 - only where a run has failed
+
+    files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
+    logs = logs_of_ray(run)
+    files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
+    left = _MOST_OF_ALL
+    for name, path in files.items():
+        text = last_lines(path, LONGEST_TAIL, run.redactor.clean) or ""
+        text = fitted(text, min(left, LONGEST_TAIL))
+        if text:
+            found[name] = text
+            left -= len(json.dumps(text))
+
+
+def fitted(text: str, most: int) -> str:
+    """Return a text's end that takes no more than so many bytes as JSON."""
+    while text and len(json.dumps(text)) > most:
+        text = text[len(text) // 4 + 1 :]
+    return text

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind
 from agent.plan.plan import BRIDGE, JOB_LOG, RAY_LOG
+from agent.record.files import end_of
 from agent.runtime.last_words import in_thread
 
 if TYPE_CHECKING:
@@ -21,10 +21,11 @@ _MOST = 256 << 10
 """So many bytes of each log's end are looked at."""
 _LIMIT = 2.0
 _EXPLAINED = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
-_OF_RAY = (
+OF_RAY = (
     *("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err", "runtime_env_agent.log"),
     *("dashboard_agent.log", "dashboard.log"),
 )
+"""Ray's own logs that may tell why it ended."""
 
 
 async def explained(run: NodeRun, outcome: Outcome) -> Outcome:
@@ -36,7 +37,8 @@ async def explained(run: NodeRun, outcome: Outcome) -> Outcome:
     files = list(_logs(run, outcome))
 
     def look() -> str:
-        found = explain(tuple((path.name, _end_of(path)) for path in files))
+        ends = ((path.name, end_of(path, _MOST) or b"") for path in files)
+        found = explain(tuple((name, end.decode(errors="replace")) for name, end in ends))
         return "" if found is None else found.remedy()
 
     told = run.redactor.clean(await in_thread(look, _LIMIT))
@@ -61,16 +63,12 @@ def _logs(run: NodeRun, outcome: Outcome) -> Iterator[Path]:
     yield from (
         run.folder.file(process.log) for process in run.plan.processes if process.name == BRIDGE
     )
-    if run.plan.own_ray is not None:
-        logs = Path(run.plan.own_ray.session, "session_latest", "logs")
-        yield from (logs / name for name in _OF_RAY)
+    logs = logs_of_ray(run)
+    if logs is not None:
+        yield from (logs / name for name in OF_RAY)
 
 
-def _end_of(path: Path) -> str:
-    """Read the end of a log; one that is not there tells nothing."""
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _MOST))
-            return file.read(_MOST).decode(errors="replace")
-    except OSError:
-        return ""
+def logs_of_ray(run: NodeRun) -> Path | None:
+    """Return the folder in which our own Ray keeps its logs; None where it is not ours."""
+    ray = run.plan.own_ray
+    return None if ray is None else Path(ray.session, "session_latest", "logs")

@@ -14,6 +14,7 @@ from agent.boot.explained import explained
 from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of
 from agent.boot.head_start import start_ray
+from agent.boot.heard import Heard
 from agent.boot.job_command import Submission, submission
 from agent.boot.later_head import remembered, watch_record
 from agent.boot.lost_nodes import silent_ones
@@ -76,6 +77,7 @@ class Head:
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
         self._prober = Prober(run.plan, run.redactor.clean)
+        self._heard = Heard(run, self._watched)
 
     def on_signal(self, signum: int) -> None:
         """Hear a request to stop."""
@@ -194,6 +196,7 @@ class Head:
             before = self._state.phase
             self._state, actions = head.decide(self._state, event, self._run.now())
             self._watched.note(event)
+            self._heard.note(event, before, self._state, reports)
             if self._state.phase is not before:
                 self._run.record(PhaseEntered(self._state.phase.value))
             for action in actions:
@@ -386,7 +389,7 @@ class Head:
                 tasks.start_soon(link.stop_own, budget.ray)
         await self._run.sweep(budget.leftovers)
         in_time(WRITE_LIMIT, partial(self._watched.leave_trace, outcome))
-        return outcome
+        return await self._heard.bundled(outcome, self._keeper.attempts, self._state, reports)
 
     def _may_still_call(self) -> int:
         """Return how many workers that were never heard of may be about to call."""

@@ -85,7 +85,7 @@ class HeadLogs:
             text = await until(sent, _PATIENCE)
         except TimedOutError:
             return f"{worker.name} sent no log {name!r} within {_PATIENCE:g} s: it may have none"
-        return LogPart(self._run.redactor.clean(text.replace(" | ", "\n") + "\n"), None)
+        return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
 
 
 def _read(path: Path, after: int | None) -> tuple[bytes, int]:

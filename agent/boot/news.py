@@ -12,6 +12,7 @@ from agent.record.events import NodesCounted
 
 if TYPE_CHECKING:
     from agent.decisions.head.workers import Fleet, Worker
+    from agent.node.facts import Facts
 
 _STATES = (h.JobHeard, h.RayNodes)
 """Told again and again; one that differs from the last is news, though it was so before."""
@@ -59,12 +60,16 @@ def as_recorded(event: h.HeadEvent) -> object:
     its checks found is in its own log.
     """
     if isinstance(event, h.WorkerIntroduced):
-        facts = replace(event.facts, interfaces={}, default_source=None)
-        return replace(event, facts=facts, findings=())
+        return replace(event, facts=without_addresses(event.facts), findings=())
     if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
         return event
     alive = sum(node.alive for node in event.nodes)
     return NodesCounted(alive, len(event.nodes) - alive)
+
+
+def without_addresses(facts: Facts) -> Facts:
+    """Return a machine's facts without its addresses."""
+    return replace(facts, interfaces={}, default_source=None)
 
 
 def _said(one: Worker) -> tuple[object, ...]:

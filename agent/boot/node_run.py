@@ -59,6 +59,8 @@ class NodeRun:
         self._run_id = run_id
         self.outages: Sequence[Outage] = ()
         """When services did not answer, for the outcome."""
+        self.bundle: str | None = None
+        """The file with all that tells of a failure, '' where none could be made."""
         self.left = left
         """What a killed agent left behind, in whose stead this one goes on."""
         own = folder.own if left is None else folder.own.taken_over(left.record)
@@ -178,8 +180,8 @@ class NodeRun:
         """Stay with the verdict where a platform would start the container again."""
         if self.plan.on_done != "hold" or not outcome.is_worth_a_hold:
             return
-        write = partial(write_outcome, self.folder.path, outcome, attempts, self.outages)
-        in_time(WRITE_LIMIT, write)
+        told = (outcome, attempts, self.outages, self.bundle or "")
+        in_time(WRITE_LIMIT, partial(write_outcome, self.folder.path, *told))
         say(outcome.sentence())
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await next_event(), StopAsked):

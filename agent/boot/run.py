@@ -63,7 +63,8 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, run_id, name) if run_id else RunFolder.waiting(root, name)
         node_run = NodeRun(plan, redactor, folder, started, run_id, left_behind(folder, names))
         outcome, attempts = _live(node_run, None), ()
-    write = partial(write_outcome, folder.path, outcome, attempts, node_run.outages)
+    told = (outcome, attempts, node_run.outages, node_run.bundle or "")
+    write = partial(write_outcome, folder.path, *told)
     if not in_time(WRITE_LIMIT, write):
         say("outcome.json could not be written: the disk stalls", "warning")
     node_run.close()
@@ -126,11 +127,17 @@ def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
         orphans.kill_descendants()
-        outcome = bug() if error is None else error.outcome()
+        outcome = _bundled(node_run, bug() if error is None else error.outcome())
     from agent.record.events import Ended  # noqa: PLC0415 - Ray's start need not wait for it
 
     node_run.record(Ended(round(node_run.now(), 3)))
     return outcome
+
+
+def _bundled(node_run: NodeRun, outcome: Outcome) -> Outcome:
+    from agent.boot.failure import bundled_at_once  # noqa: PLC0415 - only where a run has failed
+
+    return bundled_at_once(node_run, outcome)
 
 
 def bug() -> Outcome:

@@ -73,8 +73,8 @@ class Worker:
         """The head's last word, for the hello to a head that was started anew."""
         self._asked = Asked(run)
         self._told: tuple[object, ...] = ()
-        self._last_words = ""
-        """The end of the log, for the goodbye."""
+        self._last_words: str | None = None
+        """The end of the log, for the goodbye, which waits for it."""
         self._own_ip = ""
         self._ray_ip = ""
         """The address with which Ray here was started."""
@@ -112,10 +112,10 @@ class Worker:
                     tasks.start_soon(self._prepare)
             leave = await self._decide(tasks, link)
             leave = replace(leave, outcome=await explained(self._run, leave.outcome))
-            await self._leave(link, leave)
-            await self._run.hold(leave.outcome, partial(self._inbox.take, None))
+            outcome = await self._leave(link, leave)
+            await self._run.hold(outcome, partial(self._inbox.take, None))
             tasks.cancel_scope.cancel()
-        return leave.outcome
+        return outcome
 
     def _on_signal(self, signum: int) -> None:
         self._inbox.put(StopAsked(signum))
@@ -329,8 +329,12 @@ class Worker:
             answers=answers,
             obeyed=0 if state.obeyed is None else state.obeyed.number,
             obeyed_by="" if state.obeyed is None else state.obeyed.by,
-            bye=Bye(state.verdict.reason, self._last_words) if state.verdict is not None else None,
+            bye=self._bye(),
         )
+
+    def _bye(self) -> Bye | None:
+        verdict, words = self._state.verdict, self._last_words
+        return None if verdict is None or words is None else Bye(verdict.reason, words)
 
     def _on_reply(self, reply: Reply) -> None:
         self._asked.arrived()
@@ -362,9 +366,9 @@ class Worker:
 
     # --- the end --------------------------------------------------------------------------------
 
-    async def _leave(self, link: HeadLink, leave: w.Leave) -> None:
+    async def _leave(self, link: HeadLink, leave: w.Leave) -> Outcome:
         self._run.ended(leave.outcome)
-        self._last_words = await self._asked.end_of("agent.log")
+        self._last_words = await self._asked.last_words(leave.outcome)
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.goodbye, _ANNOUNCE if leave.head_must_hear else _GOODBYE)
@@ -373,6 +377,11 @@ class Worker:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._share.stop, budget.ray)
         await self._run.sweep(budget.leftovers)
+        if link.was_told or (self._reply is not None and self._reply.verdict is not None):
+            return leave.outcome  # a head that lives keeps what there is to look at
+        from agent.boot.failure import bundled  # noqa: PLC0415 - once the run has ended
+
+        return await bundled(self._run, leave.outcome)
 
 
 async def run(node_run: NodeRun) -> Outcome:

@@ -79,6 +79,8 @@ class HeadLink:
         self._looks_bare = 0
         self._is_stranger = False
         """True while the head holds the verdict of a run that is none of this agent's."""
+        self.was_told = False
+        """True once the head has heard this agent's goodbye."""
 
     def report_now(self) -> None:
         """Say what changed here, without waiting for the held report to come back."""
@@ -260,7 +262,7 @@ class HeadLink:
                 return True if unheard is None else NotYet(unheard.evidence)
 
             with anyio.move_on_after(limit):
-                await until(told, None, step=_STEP)
+                self.was_told = await until(told, None, step=_STEP)
 
     def _silence(self, evidence: str) -> None:
         now = time.monotonic()

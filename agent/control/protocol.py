@@ -15,7 +15,7 @@ from agent.base.outcome import Outcome
 from agent.base.value import dataclass
 from agent.checks.finding import Finding, Level
 from agent.control.aside import Aside, aside_of
-from agent.control.fields import MOST_ITEMS, flag, number, text, texts
+from agent.control.fields import MOST_ITEMS, flag, number, tails, text
 from agent.decisions.items import ItemWord, Step
 from agent.decisions.probing import Answer
 from agent.decisions.shared import Order, OrderKind
@@ -91,7 +91,7 @@ class Report:
     """How its share of the job ended, where it has one."""
     aside: Aside | None = None
     logs: Mapping[str, str] | None = None
-    """Ends of logs that the head asked for."""
+    """Ends of logs, by the names under which they are asked for; all of them with a bye."""
     answers: tuple[Answer, ...] = ()
     """How what the head wanted tried went."""
     obeyed: int = 0
@@ -131,7 +131,7 @@ class Report:
             items=_items(data.get("items")),
             part=None if part is None else _part(part),
             aside=None if aside is None else aside_of(aside),
-            logs=texts(data, "logs"),
+            logs=tails(data, "logs"),
             answers=_answers(data.get("answers")),
             obeyed=int(number(data, "obeyed", 0)),
             obeyed_by=text(data, "obeyed_by"),

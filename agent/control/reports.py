@@ -105,6 +105,8 @@ class Reports:
         """Ends of logs that workers sent, by agent and name."""
         self.asides: dict[str, Aside] = {}
         """What workers told beside their word, by agent."""
+        self.byes: dict[str, Bye] = {}
+        """The last words of those that left, by agent."""
 
     def publish(self, **changed: object) -> None:
         """Change the reply; everyone who waits for news is answered at once."""
@@ -288,17 +290,20 @@ class Reports:
                 del self._known[other]
                 self.logs = {at: text for at, text in self.logs.items() if at[0] != other}
                 self.asides.pop(other, None)
+                self.byes.pop(other, None)
                 self._tell(WorkerReplaced(other))
 
     def _note(self, known: _Known, report: Report) -> None:
         if report.bye is not None and not known.said_goodbye:
             self._on_bye(known.hello.name, report.bye)
+        if report.bye is not None:
+            self.byes[report.id] = report.bye
         known.said_goodbye = report.bye is not None
         if known.said_goodbye:
             known.orders.clear()  # nobody is there to obey them
         sent = report.logs or {}
-        for name in known.asked_logs & sent.keys():
-            known.asked_logs.remove(name)
+        for name in sent if known.said_goodbye else known.asked_logs & sent.keys():
+            known.asked_logs.discard(name)
             self.logs[report.id, name] = sent[name]
         if report.aside is not None:
             self.asides[report.id] = report.aside

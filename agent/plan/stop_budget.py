@@ -17,6 +17,8 @@ class StopBudget:
     leftovers: float
     output: float
     """For the last of the job's output to be copied."""
+    bundle: float
+    """For what is kept of a failure; of that which is left for KILL and the exit."""
 
 
 def share(grace: float) -> StopBudget:
@@ -26,4 +28,4 @@ def share(grace: float) -> StopBudget:
     # farewell, services and Ray take their time side by side; KILL and the exit itself take some
     side_by_side = max(farewell, services, ray)
     job = grace - side_by_side - leftovers - output - 4.0 * scale
-    return StopBudget(job, farewell, services, ray, leftovers, output)
+    return StopBudget(job, farewell, services, ray, leftovers, output, 2.0 * scale)

@@ -75,6 +75,19 @@ def read_small(path: Path) -> str:
     return data.decode()
 
 
+def end_of(path: Path, most: int) -> bytes | None:
+    """Return the last bytes of a file; None where none can be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None  # as above: a pipe must not hold us up
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read(most)
+    except OSError:
+        return None
+
+
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> OSError | None:
     """Put a file in its place whole, or leave what is there; return why it could not be.
 

@@ -38,19 +38,31 @@ class Outage:
         }
 
 
+def text_of(
+    outcome: Outcome,
+    attempts: Sequence[Attempt] = (),
+    outages: Sequence[Outage] = (),
+    bundle: str = "",
+) -> str:
+    """Return what outcome.json says; `bundle` is the file in its folder that has all logs."""
+    data = {
+        **outcome.to_dict(),
+        "attempts": [attempt.in_outcome() for attempt in attempts],
+        "outages": [outage.in_outcome() for outage in outages],
+        **({"bundle": bundle} if bundle else {}),
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
 def write_outcome(
     folder: Path,
     outcome: Outcome,
     attempts: Sequence[Attempt] = (),
     outages: Sequence[Outage] = (),
+    bundle: str = "",
 ) -> OSError | None:
     """Write outcome.json so that a reader never sees half of it; say it where it cannot be."""
-    data = {
-        **outcome.to_dict(),
-        "attempts": [attempt.in_outcome() for attempt in attempts],
-        "outages": [outage.in_outcome() for outage in outages],
-    }
-    error = write_atomically(folder / FILE, json.dumps(data, indent=2) + "\n")
+    error = write_atomically(folder / FILE, text_of(outcome, attempts, outages, bundle))
     if error is not None:
         say(f"outcome.json could not be written: {why(error)}", "warning")
     return error

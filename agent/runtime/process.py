@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agent.base.outcome import name_of_code, shell_code
+from agent.base.words import without_controls
 from agent.node.process_limits import starting
 from agent.record.log import say
 from agent.runtime import orphans
@@ -247,11 +248,6 @@ def start_time(pid: int) -> int:
         return 0
 
 
-_CONTROLS = re.compile(
-    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
-    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
-)
-"""Colours, titles and whatever else only a terminal understands; what parts lines stays."""
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
 _BOILERPLATE = re.compile(
     r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
@@ -274,7 +270,7 @@ def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
             text = file.read().decode(errors="replace")
     except OSError:
         return ""
-    said = [line.rstrip() for line in _CONTROLS.sub("", text).splitlines() if line.strip()]
+    said = [line.rstrip() for line in without_controls(text).splitlines() if line.strip()]
     telling = [line for line in said if not _BOILERPLATE.search(line)] or said
     last = telling[-lines:]
     ended = next((line for line in reversed(telling) if _ENDED_PART.search(line)), None)

@@ -24,18 +24,53 @@ _TOP = """# When something goes wrong
 Written by [scripts/troubleshooting](../scripts/troubleshooting) from what the agent itself knows; a
 test fails when it is stale.
 
-1. The last line on stderr says what ended the run and what to do; `outcome.json` in the run folder
-   says the same.
-2. `pod-agent explain` tells the run's story in ten lines: what took how long, what was waited for.
-3. `pod-agent logs` shows any node's log through the head, while the run lives.
-4. `pod-agent doctor` looks at a machine before anything is started.
+1. The last line on stderr says what ended the run, what to do, and where all logs are;
+   `outcome.json` in the run folder says the same.
+2. `failure-<time>.tar.gz`, which that line names, is one file to look through or to hand on: see
+   below.
+3. `pod-agent explain` tells the run's story in ten lines: what took how long, what was waited for.
+4. `pod-agent logs` shows any node's log through the head, while the run lives.
+5. `pod-agent doctor` looks at a machine before anything is started.
 """
+_IN_A_BUNDLE = (
+    (
+        "`outcome.json`, `plan.txt`, `run.json`, `timeline.json`",
+        "how it ended, what was planned, the attempts, when what was",
+    ),
+    (
+        "`status.json`, `findings.json`",
+        "the last status with its warnings, and what all nodes' checks found",
+    ),
+    (
+        "`<head>/*.log`, `events.jsonl`, `facts.json`",
+        (
+            "its logs (agent, `ray start`, services, prepare steps, job), all that happened, and "
+            "what its machine is"
+        ),
+    ),
+    (
+        "`<head>/ray/`",
+        "GCS, raylet, dashboard and its agent, runtime_env agent, the job's driver",
+    ),
+    (
+        "`<worker>/`",
+        (
+            "the ends of its logs as it sent them with its goodbye; where it died without one, as "
+            "the head had asked for them: when the worker complained, and when the job was stopped"
+        ),
+    ),
+    (
+        "`<worker>/last-heard.txt`, `facts.json`",
+        "its last words and how it stands, what its machine is",
+    ),
+    ("`contents.txt`", "what each file is the end of, and what time or room did not allow"),
+)
 
 
 def page(root: Path) -> str:
     """Return the whole page."""
     known = dict(reversed([_parted(line) for line in _known_lines(root)]))
-    parts = (_TOP, *_logs(known), *_checks(), *_pains())
+    parts = (_TOP, *_bundle(), *_logs(known), *_checks(), *_pains())
     return "\n".join(parts) + "\n"
 
 
@@ -47,6 +82,25 @@ def _known_lines(root: Path) -> list[str]:
 def _parted(line: str) -> tuple[str, str]:
     key, _, text = line.partition(" :: ")
     return key, text
+
+
+def _bundle() -> Iterator[str]:
+    yield "## What a failed run leaves"
+    yield ""
+    yield "A run that fails, on its own account or the job's, leaves one bundle in the head's"
+    yield "folder of the run; a worker whose head is gone leaves one in its own. An end that was"
+    yield "asked for leaves none."
+    yield ""
+    yield "| in it | is |"
+    yield "| --- | --- |"
+    yield from (_row(*cells) for cells in _IN_A_BUNDLE)
+    yield ""
+    yield "Of each log it has the end (2 MiB of the agent's and the job's, 512 KiB of others at"
+    yield "most, 16 KiB of a worker's), of all together 20 MiB. Secrets that the agent knows of are"
+    yield "masked, control characters taken out; only its owner may read it (0600). It takes 2 s at"
+    yield "most, less where AGENT_STOP_GRACE is below its default, after the workers have heard the"
+    yield "end. The last three of a folder are kept."
+    yield ""
 
 
 def _logs(known: dict[str, str]) -> Iterator[str]:

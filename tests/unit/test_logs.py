@@ -199,7 +199,7 @@ def test_a_workers_last_lines(asked: Asked) -> None:
             again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
             order = (await asked.reports.take(again)).orders[0]
             assert (order.kind.value, order.name) == ("send-log", "agent")
-            sent = {"agent": f"one | two {SECRET}"}
+            sent = {"agent": f"one\ntwo {SECRET}\n"}
             await asked.reports.take(
                 Report("k1", "10.0.0.2", "joining Ray", logs=sent, obeyed=order.number)
             )

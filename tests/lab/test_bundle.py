@@ -1,0 +1,100 @@
+"""What a failed run leaves to look at: one file, wherever something has failed."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, Cluster, ends, last_line
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from podlab import Container
+
+TOKEN = "t0ken-0123456789abcdef0123456789"  # noqa: S105 - no secret of anybody's
+HANGS = "echo running; exec sleep 1000"
+
+
+def bundles(cluster: Cluster, pod: int) -> list[Path]:
+    """Return the bundles of a pod's run folder."""
+    return sorted(cluster.file(pod, "x").parent.glob("failure-*.tar.gz"))
+
+
+def unpacked(path: Path) -> dict[str, str]:
+    """Return what is in a bundle."""
+    with tarfile.open(path) as archive:
+        files = [(member.name, archive.extractfile(member)) for member in archive.getmembers()]
+        return {
+            name.partition("/")[2]: file.read().decode() for name, file in files if file is not None
+        }
+
+
+def the_bundle(cluster: Cluster, pod: int, container: Container) -> dict[str, str]:
+    """Return what is in a pod's one bundle, whose path its last line tells."""
+    (path,) = bundles(cluster, pod)
+    where = last_line(container).rpartition(" ")[2]
+    assert where.endswith(f"/{path.name}"), last_line(container)
+    assert cluster.outcome(pod)["bundle"] == path.name
+    assert path.stat().st_mode & 0o777 == 0o600
+    found = unpacked(path)
+    assert json.loads(found["outcome.json"])["remedy"] == cluster.outcome(pod)["remedy"]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_failed_job_leaves_all_nodes_logs_with_the_head(cluster: Cluster) -> None:
+    """Logs of agents, Ray, services and job, plan, facts and outcome, and the secret nowhere."""
+    cluster.env |= {"RAY_AUTH_TOKEN": TOKEN, "AGENT_REWARD": "builtin"}
+    script = 'echo "\x1b[31mkey $RAY_AUTH_TOKEN\x1b[0m"; exit 3'
+    head, worker = cluster.agents("sh", "-c", script)
+    assert ends([head, worker]) == [3, 3], head.tail()
+    found = the_bundle(cluster, 0, head)
+    assert TOKEN not in "".join(found.values())
+    assert found["poda/job.log"] == "key ********\n"
+    wanted = {
+        *("plan.txt", "status.json", "findings.json", "run.json", "contents.txt"),
+        *("poda/agent.log", "poda/events.jsonl", "poda/facts.json", "poda/ray-start.log"),
+        *("poda/reward-server.log", "poda/ray/gcs_server.out", "poda/ray/raylet.out"),
+        *("poda/ray/dashboard.log", "podb/agent.log", "podb/ray.log", "podb/raylet.out"),
+        *("podb/facts.json", "podb/last-heard.txt"),
+    }
+    assert wanted <= found.keys(), sorted(found)
+    assert any(name.startswith("poda/ray/job-driver-") for name in found)
+    assert "following the head" in found["podb/agent.log"]
+    assert "state: left" in found["podb/last-heard.txt"]
+    assert bundles(cluster, 1) == []
+    assert "bundle" not in cluster.outcome(1)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_worker_that_died_without_a_word(cluster: Cluster) -> None:
+    """The head's bundle has what it heard of it last."""
+    cluster.env["AGENT_NODE_GRACE"] = "3s"
+    head, worker = cluster.agents("sh", "-c", HANGS)
+    head.wait_for("^running$", "stdout", timeout=BOOT)
+    worker.kill()
+    assert head.wait(60) == 75
+    found = the_bundle(cluster, 0, head)
+    assert "state: lost" in found["podb/last-heard.txt"]
+    assert "phase: following the head" in found["podb/last-heard.txt"]
+    assert "silent: " in found["podb/last-heard.txt"]
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_worker_whose_head_is_gone_keeps_its_own(cluster: Cluster) -> None:
+    """Nobody else could have its logs."""
+    cluster.env["AGENT_HEAD_GRACE"] = "5s"
+    head, worker = cluster.agents("sh", "-c", HANGS)
+    head.wait_for("^running$", "stdout", timeout=BOOT)
+    head.kill()
+    assert worker.wait(60) == 75
+    found = the_bundle(cluster, 1, worker)
+    assert {"plan.txt", "podb/agent.log", "podb/ray-start.log", "podb/ray/raylet.out"} <= {*found}
+    assert "The logs of this node are in " in last_line(worker)

@@ -1,0 +1,326 @@
+"""The bundle of a failed run: what is in it, what is not, and that it costs no end its time."""
+
+from __future__ import annotations
+
+import json
+import os
+import tarfile
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.base.outcome import Kind, Outcome
+from agent.boot import failure
+from agent.boot.asked import Asked, fitted
+from agent.boot.failure import bundled, bundled_at_once
+from agent.boot.node_run import NodeRun
+from agent.record import bundle
+from agent.record.bundle import CONTENTS, KEPT, Bundle, Part, last_lines, shown
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import MASK, Redactor, redactor_for
+from unit.disks import fill_up, full_disk, needs_mount
+from unit.worlds import SECRET, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+CLEAN = Redactor((SECRET,)).clean
+FAILED = Outcome(Kind.JOB_FAILED, 3, "the job failed", "running", remedy="Look there")
+LONG = 60.0
+
+
+def until(seconds: float = LONG) -> float:
+    """Return a time on the monotonic clock."""
+    return time.monotonic() + seconds
+
+
+def unpacked(path: Path) -> dict[str, str]:
+    """Return what is in a bundle, by the names below its one folder."""
+    found = {}
+    with tarfile.open(path) as archive:
+        for member in archive.getmembers():
+            top, _, name = member.name.partition("/")
+            assert top == path.name.removesuffix(".tar.gz")
+            assert (member.mode, member.isreg()) == (0o600, True)
+            file = archive.extractfile(member)
+            assert file is not None
+            found[name] = file.read().decode()
+    return found
+
+
+def made(folder: Path, *parts: Part) -> dict[str, str]:
+    """Make a bundle; return what is in it."""
+    one = Bundle(folder, time.time())
+    one.make(parts, CLEAN, until())
+    assert one.is_there, one.fault
+    return unpacked(one.path)
+
+
+def test_files_texts_and_what_is_told_of_them(tmp_path: Path) -> None:
+    """A file by its end, a text as it is; what is not there is left out."""
+    (tmp_path / "agent.log").write_text("one\ntwo\n")
+    found = made(
+        tmp_path,
+        Part("pod0/agent.log", tmp_path / "agent.log"),
+        Part("plan.txt", lambda: "the plan"),
+        Part("pod0/none.log", tmp_path / "none.log"),
+        Part("../../etc/passwd", "text"),
+    )
+    contents = found.pop(CONTENTS)
+    assert found == {
+        "pod0/agent.log": "one\ntwo\n",
+        "plan.txt": "the plan",
+        "node/node/etc/passwd": "text",
+    }
+    assert "pod0/agent.log: 8 bytes" in contents
+    assert "none.log" not in contents
+
+
+def test_only_its_owner_reads_it_and_nothing_else_is_left(tmp_path: Path) -> None:
+    """It may hold what a redactor knows nothing of."""
+    one = Bundle(tmp_path, 1_800_000_000)
+    one.make([Part("a", "text")], CLEAN, until())
+    assert one.path.name == "failure-20270115T080000Z.tar.gz"
+    assert one.path.stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == [one.path.name]
+    again = Bundle(tmp_path, 1_800_000_000)
+    assert again.path.name == "failure-20270115T080000Z-2.tar.gz"
+
+
+def test_secrets_and_controls_are_gone(tmp_path: Path) -> None:
+    """Also a secret that is only one without the colour amid it; tabs and lines stay."""
+    amid = f"{SECRET[:6]}\x1b[31m{SECRET[6:]}"
+    text = f"a\t{SECRET} \x1b[31mred\x1b[0m\rb \x07{amid}\u202e\u2028end\n"
+    (tmp_path / "job.log").write_text(text)
+    found = made(tmp_path, Part("job.log", tmp_path / "job.log"), Part("text", text))
+    expected = f"a\t{MASK} red\nb {MASK}\nend\n"
+    assert (found["job.log"], found["text"]) == (expected, expected)
+
+
+def test_each_part_and_the_whole_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest of each is kept, from a line's beginning on; what has no room is named."""
+    monkeypatch.setattr(bundle, "MOST", 3000)
+    (tmp_path / "a.log").write_text("".join(f"line {n}\n" for n in range(10_000)))
+    parts = [Part(name, tmp_path / "a.log", 1100) for name in "abcdef"]
+    found = made(tmp_path, *parts)
+    contents = found.pop(CONTENTS)
+    assert sum(map(len, found.values())) <= 3000
+    assert found["a"].startswith("line ")
+    assert found["a"].endswith("line 9999\n")
+    assert "f: left out for want of room" in contents
+
+
+def test_a_secret_that_is_cut_is_not_shown(tmp_path: Path) -> None:
+    """The end of a log begins after the line, or the piece of it, in which it was cut."""
+    log = tmp_path / "a.log"
+    log.write_text(f"key {SECRET}\nnext\n")
+    for most in range(1, 40):
+        assert SECRET[-8:] not in (last_lines(log, most, CLEAN) or "")
+    log.write_text("x" * 9000 + SECRET)
+    assert last_lines(log, 9000, CLEAN) == "x" * (9000 - 4096 - len(SECRET)) + MASK
+
+
+@given(st.text(max_size=200), st.integers(1, 50))
+def test_any_text_can_be_shown(text: str, most: int) -> None:
+    """Whatever a log holds fits into its bound, and steers no terminal."""
+    told = shown(text, most, CLEAN)
+    assert len(told.encode(errors="replace")) <= most
+    assert not {c for c in told if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"}
+
+
+def test_old_bundles_go(tmp_path: Path) -> None:
+    """The last three are kept, and nothing else is touched."""
+    (tmp_path / "agent.log").touch()
+    for number in range(5):
+        one = Bundle(tmp_path, 1_800_000_000 + number)
+        one.make([Part("a", "text")], CLEAN, until())
+        os.utime(one.path, (number, number))
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ["agent.log", *(f"failure-20270115T08000{n}Z.tar.gz" for n in (2, 3, 4))]
+    assert len(left) == KEPT + 1
+
+
+def test_a_pipe_in_the_place_of_a_log_holds_nobody_up(tmp_path: Path) -> None:
+    """Nobody writes to it: it is no log."""
+    os.mkfifo(tmp_path / "job.log")
+    assert set(made(tmp_path, Part("job.log", tmp_path / "job.log"))) == {CONTENTS}
+
+
+def test_what_has_no_time_is_left_out(tmp_path: Path) -> None:
+    """The bundle is there in time, with what could be had."""
+    one = Bundle(tmp_path, time.time())
+    one.make([Part("a", "text"), Part("b", "text")], CLEAN, until(-1.0))
+    found = unpacked(one.path)
+    assert set(found) == {CONTENTS}
+    assert "b: left out for want of time" in found[CONTENTS]
+
+
+# --- of a run ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[NodeRun]:
+    """Return a head's run whose folder lies in tmp_path."""
+    made_run = run_in(tmp_path)
+    yield made_run
+    made_run.close()
+
+
+def run_in(root: Path) -> NodeRun:
+    """Return a head's run in a log folder."""
+    environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET}
+    plan = plan_of(environ, command=["train", SECRET])
+    assert plan.own_ray is not None
+    plan = replace(plan, launch=replace(plan.own_ray, session=str(root / "ray")))
+    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+    return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+
+
+def the_bundle(run: NodeRun) -> Path:
+    """Return the one bundle of a run."""
+    (path,) = run.folder.path.glob("failure-*.tar.gz")
+    return path
+
+
+def test_a_failed_run_leaves_one(run: NodeRun) -> None:
+    """Plan, facts, outcome and logs, the secret nowhere; the remedy names it, and outcome.json."""
+    run.folder.file("job.log").write_text(f"step 1\n{SECRET}\n")
+    run.folder.file("retriever.log").write_text("index loaded\n")
+    end = anyio.run(bundled, run, FAILED, (), [Part("pod1/agent.log", "bye\n")])
+    path = the_bundle(run)
+    assert end == replace(FAILED, remedy=f"Look there. The logs of all nodes are in {path}")
+    assert run.bundle == path.name
+    found = unpacked(path)
+    assert SECRET not in "".join(found.values())
+    assert found["node-a/job.log"] == f"step 1\n{MASK}\n"
+    assert found["node-a/retriever.log"] == "index loaded\n"
+    assert found["pod1/agent.log"] == "bye\n"
+    assert found["plan.txt"].count("job:    train ") == 1
+    assert json.loads(found["node-a/facts.json"])["hostname"] == "node-a"
+    told = json.loads(found["outcome.json"])
+    assert (told["remedy"], told["bundle"]) == (end.remedy, path.name)
+    assert bundled_at_once(run, end) is end
+
+
+def test_rays_own_logs_are_in_it(run: NodeRun, tmp_path: Path) -> None:
+    """Of GCS, raylet, dashboard and the job's driver, the ends."""
+    logs = tmp_path / "ray/session_latest/logs"
+    logs.mkdir(parents=True)
+    names = ["gcs_server.out", "raylet.err", "dashboard.log", "job-driver-run-1.log"]
+    for name in names:
+        (logs / name).write_text(f"{name} says\n")
+    anyio.run(bundled, run, FAILED)
+    found = unpacked(the_bundle(run))
+    for name in names:
+        assert found[f"node-a/ray/{name}"] == f"{name} says\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "leaves"),
+    [
+        (Kind.DONE, 0, False),
+        (Kind.STOPPED, 143, False),
+        (Kind.STOPPED, 0, False),
+        (Kind.JOB_FAILED, 1, True),
+        (Kind.REFUSED, 78, True),
+        (Kind.UNAVAILABLE, 69, True),
+        (Kind.LOST, 75, True),
+        (Kind.BUG, 70, True),
+    ],
+)
+def test_which_ends_leave_one(kind: Kind, code: int, *, leaves: bool, run: NodeRun) -> None:
+    """An end that was asked for, or a good one, leaves nothing; also where no loop runs."""
+    assert (run.bundle is None, bundled_at_once(run, Outcome(kind, code, "why")).remedy != "") == (
+        True,
+        leaves,
+    )
+    assert bool(run.bundle) is leaves
+
+
+@needs_mount
+def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end is what it was; nothing half written stays."""
+    said = heard(monkeypatch)
+    with full_disk(tmp_path / "disk", "size=256k") as root:
+        run = run_in(root)
+        fill_up(root)
+        assert anyio.run(bundled, run, FAILED) == FAILED
+        assert run.bundle == ""
+        assert [path.name for path in run.folder.path.glob(".*.part")] == []
+        run.close()
+    assert said == [f"no failure bundle in {run.folder.path}: No space left on device"]
+
+
+def test_a_disk_that_stalls_does_not_hold_up_the_end(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is given up, and what comes of it later is no bundle."""
+    said, stalls, over = heard(monkeypatch), threading.Event(), threading.Event()
+    monkeypatch.setattr(failure, "_LATE", 0.1)
+    run.plan = replace(run.plan, budget=replace(run.plan.budget, bundle=0.1))
+
+    def stalled(_making: object) -> Iterator[Part]:
+        yield Part("a", "text")
+        stalls.wait(LONG)
+        yield Part("b", "text")
+        over.set()
+
+    monkeypatch.setattr(failure._Making, "_parts", stalled)  # noqa: SLF001 - a disk that stalls
+    assert anyio.run(bundled, run, FAILED) == FAILED
+    stalls.set()
+    over.wait(1.0)
+    assert list(run.folder.path.glob("failure-*")) == []
+    assert said == [f"no failure bundle in {run.folder.path}: the disk took longer than 0.2 s"]
+
+
+def test_a_fault_of_the_bundle_is_no_fault_of_the_run(
+    run: NodeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever goes wrong with it, the end stands."""
+    said = heard(monkeypatch)
+
+    def broken(*_told: object) -> str:
+        raise LookupError("no such thing")
+
+    monkeypatch.setattr(failure, "own_logs", broken)
+    assert anyio.run(bundled, run, FAILED) == FAILED
+    assert said == [f"no failure bundle in {run.folder.path}: LookupError: no such thing"]
+
+
+def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is said from now on."""
+    said: list[str] = []
+    monkeypatch.setattr(failure, "say", lambda sentence, _level="info": said.append(sentence))
+    return said
+
+
+# --- a worker's ----------------------------------------------------------------------------------
+
+
+def test_a_failing_worker_tells_all_its_logs(run: NodeRun) -> None:
+    """With its goodbye, by the names under which they are asked for; a good end tells one line."""
+    run.folder.file("agent.log").write_text(f"one\n{SECRET}\n")
+    run.folder.file("ray-start.log").write_text("\x1b[31mstarted\x1b[0m\n")
+    asked = Asked(run)
+    assert anyio.run(asked.last_words, Outcome(Kind.DONE, 0, "fine")) == f"one | {MASK}"
+    assert asked.to_send()[0] is None
+    assert anyio.run(asked.last_words, FAILED) == f"one | {MASK}"
+    assert asked.to_send()[0] == {"agent": f"one\n{MASK}\n", "ray": "started\n"}
+
+
+@given(st.text(alphabet="aé\u4e2d\U0001f600\n", max_size=300), st.integers(0, 200))
+def test_tails_fit_into_a_report(text: str, most: int) -> None:
+    """By what they take as JSON, whatever is in them; the end is kept."""
+    told = fitted(text, most)
+    assert not told or len(json.dumps(told)) <= most
+    assert text.endswith(told)

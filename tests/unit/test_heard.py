@@ -1,0 +1,181 @@
+"""What the head has heard of its workers, as a bundle has it; whose logs it asks for in time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, cast
+
+import anyio
+import pytest
+
+from agent.base.outcome import Kind, Outcome
+from agent.boot.heard import Heard, last_heard
+from agent.boot.node_run import NodeRun
+from agent.control.protocol import Bye, Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.decisions.head.workers import NodeState
+from agent.decisions.items import ItemWord, Step
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import redactor_for
+from unit.heads import goal, word
+from unit.worlds import MACHINE, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from agent.boot.watched import Watched
+    from agent.decisions.shared import Order
+
+LOST = Outcome(Kind.LOST, 75, "lost a needed node")
+
+
+class Shown:
+    """What a head shows, in few words."""
+
+    def status(self) -> dict[str, object]:
+        """Return the status."""
+        return {"phase": "leaving"}
+
+    def more(self) -> dict[str, object]:
+        """Return what only some may see."""
+        return {"warnings": []}
+
+    def findings(self) -> dict[str, object]:
+        """Return what checks found."""
+        return {"findings": []}
+
+
+class Story:
+    """A head's reports, its state, and what it has heard."""
+
+    def __init__(self, root: Path) -> None:
+        plan = plan_of({"AGENT_LOG_DIR": str(root), "EXPECTED_WORKERS": "2"}, command=["true"])
+        redactor = redactor_for({}, plan.settings, plan.told_by_file)
+        self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
+        reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
+        expected = Expected(None, "", "", "")
+        self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
+        self.heard = Heard(self.run, cast("Watched", Shown()))
+        self.state = head.first_state(goal(2))
+
+    def say(self, n: int, **told: object) -> tuple[Order, ...]:
+        """Let a worker's agent report; return the orders that it gets."""
+        report = Report(f"agent{n}", f"10.0.0.{n}", "following the head", hello=Hello(f"pod{n}", n))
+        return anyio.run(self.reports.take, replace(report, **told)).orders  # type: ignore[arg-type]
+
+    def note(self, event: h.HeadEvent, before: Phase = Phase.RUNNING) -> None:
+        """Let an event be decided upon and noted."""
+        if isinstance(event, h.WorkerReported):
+            self.state = replace(self.state, fleet=self.state.fleet.with_report(event.worker))
+        self.heard.note(event, before, self.state, self.reports)
+
+    def parts(self) -> dict[str, str]:
+        """Return what a bundle would have of it."""
+        parts = self.heard.parts(self.state, self.reports)
+        return {
+            part.name: part.source() if callable(part.source) else str(part.source)
+            for part in parts
+        }
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Story]:
+    """Return a head that has heard of two workers."""
+    made = Story(tmp_path)
+    for n in (2, 3):
+        assert made.say(n) == ()
+    yield made
+    made.run.close()
+
+
+def names(orders: tuple[Order, ...]) -> list[str]:
+    """Return the logs that orders ask for."""
+    assert {order.kind.value for order in orders} <= {"send-log"}
+    return [order.name for order in orders]
+
+
+def test_a_complaint_has_the_logs_sent_once(story: Story) -> None:
+    """What a worker says of its Ray or a service is asked about, and not at every beat."""
+    said = word(2)
+    gone = h.WorkerReported(replace(said.worker, error="exit code 1; pid 17"))
+    for event in (
+        said,
+        gone,
+        gone,
+        h.WorkerReported(replace(said.worker, error="exit code 1; pid 18")),
+    ):
+        story.note(event)
+    assert names(story.say(2, hello=None)) == ["agent", "ray"]
+    lost = ItemWord("retriever", Step.LOST, "exit code 2")
+    story.note(word(3, items=(lost,)))
+    assert names(story.say(3, hello=None)) == ["agent", "retriever"]
+
+
+def test_a_worker_that_always_complains_is_not_always_asked(story: Story) -> None:
+    """Words that are new each time have an end."""
+    for letter in "abcdefghijklmnop":
+        story.note(h.WorkerReported(replace(word(2).worker, error=f"no {letter}")))
+    assert len(story.say(2, hello=None)) == 2 * 8
+
+
+@pytest.mark.parametrize(
+    ("verdict", "asked"),
+    [(LOST, ["agent", "ray"]), (Outcome(Kind.STOPPED, 143, "asked to stop"), []), (None, [])],
+)
+def test_who_is_there_when_the_job_is_stopped(
+    verdict: Outcome | None, asked: list[str], story: Story
+) -> None:
+    """A job that is stopped for a failure has all asked, who may be killed before a goodbye."""
+    story.note(word(2))
+    story.note(word(3, gone=True))
+    story.state = replace(story.state, phase=Phase.STOPPING, verdict=verdict)
+    story.note(h.RayGone("exit code 1"))
+    story.note(h.RayGone("exit code 1"), before=Phase.STOPPING)
+    assert names(story.say(2, hello=None)) == asked
+    assert story.say(3, hello=None) == ()
+
+
+def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
+    """Who left has sent all; who died without a word has what was heard last, first of all."""
+    story.say(3, bye=Bye("done"), logs={"agent": "one\ntwo\n", "raylet.out": "end\n"})
+    story.note(word(3))
+    story.note(word(2, detail="all is well", heard=-12.0))
+    silent = story.state.fleet.fell_silent("agent2", "connection refused", is_lost=True)
+    story.state = replace(story.state, fleet=silent.with_facts("agent2", MACHINE))
+    parts = story.parts()
+    assert [*parts][:4] == [
+        "status.json",
+        "findings.json",
+        "pod2/last-heard.txt",
+        "pod2/facts.json",
+    ]
+    assert "silent: connection refused" in parts["pod2/last-heard.txt"]
+    assert "detail: all is well" in parts["pod2/last-heard.txt"]
+    assert json.loads(parts["pod2/facts.json"])["interfaces"] == {}
+    assert parts["pod3/agent.log"] == "one\ntwo\n"
+    assert parts["pod3/raylet.out"] == "end\n"
+    assert "state: left\nits last word: done\n" in parts["pod3/last-heard.txt"]
+
+
+def test_nodes_of_one_name_are_kept_apart(story: Story) -> None:
+    """Also from the head itself."""
+    for key in ("a", "b"):
+        worker = h.Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
+        story.note(h.WorkerReported(worker))
+    told = [name for name in story.parts() if name.endswith("last-heard.txt")]
+    assert told == ["node-a-2/last-heard.txt", "node-a-3/last-heard.txt"]
+
+
+def test_what_is_not_known_is_not_told() -> None:
+    """A worker that has said little takes few lines."""
+    worker = h.Worker("a", "pod2", phase="joining Ray", heard=5.0)
+    told = last_heard(worker, NodeState.BOOTING, 7.5)
+    assert told == (
+        "node: pod2 at an unknown address\nstate: booting\nheard: 2.5 s before the end\n"
+        "phase: joining Ray\n"
+    )
