@@ -122,3 +122,10 @@ def await_true(
     while not check():
         assert time.monotonic() < until, f"{what}: not within {timeout} s"
         time.sleep(step)
+
+
+def let_pass(seconds: float, *agents: Container) -> None:
+    """Let so much time pass, in which the agents must live."""
+    over = time.monotonic() + seconds
+    await_true(f"{seconds} s", lambda: time.monotonic() >= over, seconds + 5)
+    assert all(agent.running for agent in agents), [agent.tail() for agent in agents]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.bridge.ray_calls import GcsJobs, GcsNodes, Jobs, import_ray, is_final
 from agent.runtime.beats import beats
+from agent.runtime.keepalive import notice_a_dead_peer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ _OUTPUT_STEP = 0.5
 _GCS_STEP = 2.0
 _DASHBOARD_IS_MUTE = 10.0
 """A dashboard that answers speaks of a job more often than this."""
+_DEAD_WITHIN = 30.0
+"""Ray's client sets no limits: without this, a link that is cut would hold it for ever."""
 _OUTPUT_LIMIT = 5.0
 """Longest that a job's end is held back for the last of its output."""
 
@@ -263,7 +266,15 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
+def keep_alive(event: str, arguments: tuple[Any, ...]) -> None:
+    """Have the kernel look after each connection that Ray's libraries make here."""
+    if event == "socket.connect" and arguments[0].family in {socket.AF_INET, socket.AF_INET6}:
+        with suppress(OSError):  # no TCP
+            notice_a_dead_peer(arguments[0], _DEAD_WITHIN)
+
+
 def main(argv: list[str]) -> int:
     """Run the bridge: GCS address and dashboard URL are its arguments."""
+    sys.addaudithook(keep_alive)
     Bridge(*argv).serve()
     return 0

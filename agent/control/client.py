@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from contextlib import suppress
 from dataclasses import replace
@@ -14,7 +13,6 @@ import anyio
 
 from agent.base.addresses import in_url
 from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Hello, Reply, Report, skew
-from agent.control.sockets import notice_dead_peers
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
 from agent.runtime.names import resolve
@@ -90,9 +88,11 @@ class HeadLink:
         """Report and listen until cancelled."""
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
+        from agent.control.kept import KeptConnector  # noqa: PLC0415 - same
+
         timeout = aiohttp.ClientTimeout(total=LONGEST_HOLD + _MARGIN, connect=3)
         session = aiohttp.ClientSession(
-            timeout=timeout, headers=self._headers, connector=_connector()
+            timeout=timeout, headers=self._headers, connector=KeptConnector()
         )
         async with (
             session,
@@ -282,21 +282,6 @@ async def _text_of(answer: aiohttp.ClientResponse) -> str:
         if size > _LONGEST_ANSWER:
             break
     return b"".join(parts)[:_LONGEST_ANSWER].decode(errors="replace")
-
-
-def _connector() -> aiohttp.TCPConnector:
-    """Return what makes connections of which it is soon noticed that the head is out of reach."""
-    import aiohttp  # noqa: PLC0415 - late, as on the head
-
-    def watched(info: aiohttp.AddrInfoType) -> socket.socket:
-        made = socket.socket(*info[:3])
-        notice_dead_peers(made)
-        return made
-
-    try:
-        return aiohttp.TCPConnector(socket_factory=watched)
-    except TypeError:  # before aiohttp 3.12: noticed when a report takes too long
-        return aiohttp.TCPConnector()
 
 
 def _error_in(text: str) -> str | None:

@@ -5,14 +5,10 @@ from __future__ import annotations
 import socket
 
 from agent.base.errors import PreflightError
+from agent.runtime.keepalive import notice_a_dead_peer
 
-_KEEPALIVE = {
-    socket.TCP_KEEPIDLE: 1,
-    socket.TCP_KEEPINTVL: 1,
-    socket.TCP_KEEPCNT: 2,
-    socket.TCP_USER_TIMEOUT: 3000,
-}
-"""Seconds, but the last, in milliseconds: a peer that is gone is noticed within 3 s."""
+DEAD_WITHIN = 3.0
+"""A held report says nothing for seconds, and a pod that is lost does not say goodbye."""
 
 
 def bind(addresses: list[str], port: int) -> list[socket.socket]:
@@ -23,7 +19,7 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
         listener = socket.socket(family, socket.SOCK_STREAM)
         sockets.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        notice_dead_peers(listener)
+        notice_a_dead_peer(listener, DEAD_WITHIN)
         listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
         try:
             listener.bind((address, port))
@@ -38,13 +34,3 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
                 culprit="AGENT_PORT",
             ) from None
     return sockets
-
-
-def notice_dead_peers(one: socket.socket) -> None:
-    """Have the kernel ask on connections where nothing is said; what a listener takes inherits it.
-
-    A held report says nothing for seconds, and a pod that is lost does not say goodbye.
-    """
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE.items():
-        one.setsockopt(socket.IPPROTO_TCP, option, value)

@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
+import aiohttp
 import anyio
 import pytest
+from aiohttp import web
 
 from agent.base.ports import port_map
 from agent.boot.silence import SilenceWatch
+from agent.bridge.child import keep_alive
+from agent.control.kept import KeptConnector
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
 from agent.decisions.head.workers import NodeState
 from agent.runtime.waiting import NotYet, until
 from unit.heads import PAIR, TICK, History, Story, goal, job, nodes, word
 from unit.test_reports import BYE, LATE, POD1, Counter
+
+if TYPE_CHECKING:
+    from asyncio.trsock import TransportSocket
 
 SILENT = h.WorkerSilent("agent2", "connection refused by 10.0.0.2:8266", ray_answers=False)
 AGENT_ONLY = replace(SILENT, ray_answers=True)
@@ -193,6 +201,14 @@ def test_who_is_overdue() -> None:
     assert not counter.reports.fell_silent("agent1")
 
 
+def _asks(connection: TransportSocket | socket.socket) -> tuple[list[int], int]:
+    """Return how the kernel looks after a connection, and after how many ms it gives up."""
+    assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+    options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+    found = [connection.getsockopt(socket.IPPROTO_TCP, option) for option in options]
+    return found, connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+
 def test_the_kernel_asks_where_nothing_is_said() -> None:
     """A connection that the agent's port takes is dropped within 3 s of its peer's loss."""
     (listener,) = bind(["127.0.0.1"], 0)
@@ -200,8 +216,47 @@ def test_the_kernel_asks_where_nothing_is_said() -> None:
     with listener, socket.create_connection(listener.getsockname()):
         taken, _ = listener.accept()
         with taken:
-            assert taken.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
-            options = (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
-            found = [taken.getsockopt(socket.IPPROTO_TCP, option) for option in options]
-            limit = taken.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
-    assert (found, limit) == ([1, 1, 2], 3000)
+            assert _asks(taken) == ([1, 1, 2], 3000)
+
+
+def test_the_kernel_asks_on_a_workers_side_too() -> None:
+    """A worker's own connection to its head, on which an answer is awaited, breaks as soon."""
+    (listener,) = bind(["127.0.0.1"], 0)
+
+    async def begin(request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        await anyio.sleep_forever()
+        return answer
+
+    async def story() -> tuple[list[int], int]:
+        app = web.Application()
+        app.add_routes([web.get("/", begin)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        async with (
+            aiohttp.ClientSession(connector=KeptConnector()) as session,
+            session.get(url) as answer,
+        ):
+            assert answer.connection is not None
+            transport = answer.connection.transport
+            assert transport is not None
+            found = _asks(transport.get_extra_info("socket"))
+        await runner.cleanup()
+        return found
+
+    assert anyio.run(story) == ([1, 1, 2], 3000)
+
+
+def test_what_is_no_tcp_is_left_alone() -> None:
+    """The bridge's hook sees every connection of its process."""
+    with (
+        socket.socket(socket.AF_INET) as tcp,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
+        for one in (tcp, udp):
+            keep_alive("socket.connect", (one, ("127.0.0.1", 9)))
+        assert _asks(tcp) == ([10, 10, 2], 30000)
+        keep_alive("open", ("file",))

@@ -380,3 +380,16 @@ def test_a_held_verdict_is_not_for_a_newcomer() -> None:
     story = Story(GOAL, [(1, held), (100, held)])
     assert story.ends[0].exit_code == 69
     assert "holds the verdict of an earlier run" in story.ends[0].reason
+
+
+def test_a_silent_head_is_told_of_once() -> None:
+    """One call that fails is no news; a head that stays silent is, and that it speaks again."""
+    story = Story(GOAL, [*JOINED, (20, SILENT), (20.5, spoke())])
+    assert "silent" not in story.said
+    for at in (30.0, 33.0, 34.0):
+        story.take(SILENT, at)
+    assert story.said.count("the head pod0 is silent (connection refused by 10.0.0.1:8266") == 1
+    assert "leaves unless it answers within 48 s (AGENT_HEAD_GRACE)" in story.said
+    story.take(spoke(), 40.0)
+    story.take(spoke(), 41.0)
+    assert story.said.count("the head pod0 answers again") == 1

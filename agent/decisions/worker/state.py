@@ -103,6 +103,8 @@ class WorkerState:
     """True once all here was stopped for that, until one is reached again."""
     fenced_attempt: int | None = None
     """The attempt whose share was stopped so: its end tells nothing of the job."""
+    silence_said: bool = False
+    """True once a person was told that the head does not answer."""
     has_followed: bool = False
     """True once it was part of the cluster: what it waits for then was lost before."""
     attempt: int | None = None

@@ -11,6 +11,7 @@ from agent.decisions.probing import PROBES
 from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait, listed
 from agent.decisions.worker import fence
 from agent.decisions.worker.notes import note
+from agent.decisions.worker.remarks import of_silence
 from agent.decisions.worker.state import (
     Goal,
     HeadSpoke,
@@ -62,9 +63,10 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, event.outcome, head_must_hear=True)
     if isinstance(event, Ordered):
         return _obey(state, event, now)
-    state = note(state, event, now)
+    state, said = of_silence(note(state, event, now), event, now)
     told = _end_at_any_time(state, event, now)
-    return fence.heeded(told or _BY_PHASE[state.phase](state, event, now), now)
+    after, actions = fence.heeded(told or _BY_PHASE[state.phase](state, event, now), now)
+    return after, (*said, *actions)
 
 
 def deadline(state: WorkerState) -> float | None:
