@@ -16,6 +16,7 @@ from agent.base.errors import AgentError, SettingsError
 from agent.boot import planning
 from agent.record.log import say
 from agent.record.writer import FLUSH_LIMIT, finish_all
+from agent.runtime import parent
 from agent.runtime.exiting import exit_now, in_time
 from agent.runtime.streams import make_streams_safe
 from agent.settings import load
@@ -73,6 +74,7 @@ def _fail(code: int, tell: Callable[[], None]) -> int:
     in_time(FLUSH_LIMIT, told)
     if not heard:  # Python's own end would wait for the reader, or make it 120
         exit_now(code)
+    parent.settle(code)  # a disk may hold a thread of ours
     return code
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind
+from agent.node.disks import free_at
 from agent.plan.plan import BRIDGE, JOB_LOG, RAY_LOG
 from agent.record.files import end_of
 from agent.runtime.last_words import in_thread
@@ -16,10 +17,12 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
+    from agent.plan.plan import Plan
 
 _MOST = 256 << 10
 """So many bytes of each log's end are looked at."""
 _LIMIT = 2.0
+_NO_ROOM = 1 << 20
 _EXPLAINED = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
 OF_RAY = (
     *("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err", "runtime_env_agent.log"),
@@ -39,7 +42,10 @@ async def explained(run: NodeRun, outcome: Outcome) -> Outcome:
     def look() -> str:
         ends = ((path.name, end_of(path, _MOST) or b"") for path in files)
         found = explain(tuple((name, end.decode(errors="replace")) for name, end in ends))
-        return "" if found is None else found.remedy()
+        told = "" if found is None else found.remedy()
+        if found is not None and found.key != "disk full":
+            return told
+        return _full_disk(run.plan, outcome.kind, of_a_job=bool(told)) or told
 
     told = run.redactor.clean(await in_thread(look, _LIMIT))
     if not told or told in outcome.remedy:
@@ -72,3 +78,19 @@ def logs_of_ray(run: NodeRun) -> Path | None:
     """Return the folder in which our own Ray keeps its logs; None where it is not ours."""
     ray = run.plan.own_ray
     return None if ray is None else Path(ray.session, "session_latest", "logs")
+
+
+def _full_disk(plan: Plan, kind: Kind, *, of_a_job: bool) -> str:
+    """Say which disk has no room at all: nobody could write there why it ended."""
+    if kind is not Kind.JOB_FAILED and plan.own_ray is not None:
+        place, what = plan.facts.temp, "where Ray keeps its sessions"
+        moved = "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
+    elif of_a_job and plan.job is not None and plan.job.checkpoints:
+        place, what = plan.job.checkpoints, "where the checkpoints go"
+        moved = "choose another folder (AGENT_CHECKPOINTS)"
+    else:
+        return ""
+    free = free_at(place)
+    if free is None or free >= _NO_ROOM:
+        return ""
+    return f"the disk of {place}, {what}, is full. Free some space there, or {moved}"

@@ -122,6 +122,7 @@ class Head:
             *(run, reports, partial(self.on_signal, SIGTERM), self._watched),
             lambda: (*self._state.fleet.workers.values(),),
         )
+        tasks.start_soon(run.watch_disk)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_record, self._keeper, self._inbox.put)
         tasks.start_soon(show_live, self._watched, plan.settings.log)

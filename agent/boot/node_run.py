@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Literal
 from agent import __version__
 from agent.decisions.shared import StopAsked
 from agent.record.files import iso_time
-from agent.record.log import keep_in, say
+from agent.record.log import disk, keep_in, say
 from agent.record.node_record import FILE as NODE
 from agent.record.node_recorder import NodeRecorder
 from agent.record.outcome_file import write_outcome
 from agent.runtime import orphans
 from agent.runtime.exiting import in_time
 from agent.runtime.process import Child
+from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 WRITE_LIMIT = 2.0
 """Longest that the end waits for a disk that stalls."""
+_DISK_STEP = 5.0
 
 
 def _warn(sentence: str) -> None:
@@ -64,7 +66,8 @@ class NodeRun:
         self.left = left
         """What a killed agent left behind, in whose stead this one goes on."""
         own = folder.own if left is None else folder.own.taken_over(left.record)
-        self.node = NodeRecorder(own, partial(folder.steady, NODE), _warn)
+        self.node = NodeRecorder(own, partial(folder.steady, NODE), _warn, disk)
+        disk.of(lambda: folder.path)
         keep_in(partial(folder.file, "agent.log"))
         self.node.start()
 
@@ -126,6 +129,15 @@ class NodeRun:
     def speak(self, said: Said) -> None:
         """Log a decision's sentence."""
         say(said.sentence, said.level)
+
+    async def watch_disk(self) -> None:
+        """Tell of a disk of the run folder that stalls."""
+
+        async def look() -> NotYet:
+            disk.look()
+            return NotYet()
+
+        await until(look, None, step=_DISK_STEP, longest=_DISK_STEP)
 
     def show_waits(self, waits: tuple[Wait, ...]) -> None:
         """Tell of what is waited for, as it changes."""

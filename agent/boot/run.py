@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import time
 import traceback
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,7 +20,8 @@ from agent.checks import Level
 from agent.node.process_limits import no_room
 from agent.plan.make_plan import new_run_id
 from agent.plan.plan import RAY, log_root
-from agent.record.log import configure, say
+from agent.record.log import configure, disk, say
+from agent.record.outcome_file import FILE as OUTCOME
 from agent.record.outcome_file import write_outcome
 from agent.record.run_folder import RunFolder
 from agent.runtime import orphans
@@ -26,6 +29,9 @@ from agent.runtime.exiting import in_time
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
 from agent.work.job import jobs_own
+
+_ANSWERS_WITHIN = 20.0
+"""A network disk that was not used for long may take a while."""
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -45,6 +51,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     redactor = redactor_for(environ, plan.settings, plan.told_by_file)
     configure(plan.settings.log, environ, redactor, topology.node_name)
     root, name = log_root(plan.settings), topology.node_name
+    _refuse_a_stalled_disk(root)
     if topology.owns_machine:
         _refuse_another_run(root, name)
     names = (RAY, *(spec.name for spec in plan.possible_services))
@@ -66,9 +73,26 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     told = (outcome, attempts, node_run.outages, node_run.bundle or "")
     write = partial(write_outcome, folder.path, *told)
     if not in_time(WRITE_LIMIT, write):
-        say("outcome.json could not be written: the disk stalls", "warning")
+        disk.tell(OUTCOME, "a write does not end")
     node_run.close()
     return outcome
+
+
+def _refuse_a_stalled_disk(root: Path) -> None:
+    """Try to make the folder of all runs: where that does not end, nothing else would."""
+
+    def make() -> None:
+        with suppress(OSError):  # what cannot be made, the run folder tells
+            root.mkdir(parents=True, exist_ok=True)
+            os.utime(root)
+
+    if not in_time(_ANSWERS_WITHIN, make):
+        raise PreflightError(
+            f"AGENT_LOG_DIR={root} does not answer",
+            why=f"a write to its disk takes longer than {_ANSWERS_WITHIN:g} s",
+            remedy="Mend that disk or mount it anew, or choose another in AGENT_LOG_DIR",
+            culprit="AGENT_LOG_DIR",
+        )
 
 
 def _refuse_another_run(root: Path, node: str) -> None:

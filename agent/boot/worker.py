@@ -102,6 +102,7 @@ class Worker:
         async with anyio.create_task_group() as tasks:
             await tasks.start(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)
+            tasks.start_soon(self._run.watch_disk)
             if unfit is not None:
                 self._inbox.put(Unfit(unfit))
             else:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from agent.record.log import say
+from agent.record.files import why
+from agent.record.log import disk, say
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 T = TypeVar("T")
+_PATIENCE = 15.0
+"""What could not be written is tried again as often."""
 
 
 class DiskThread:
-    """Waits for something to write, writes it, and says once that it cannot."""
+    """Waits for something to write, writes it, and tells where it cannot."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._changed = threading.Condition()
         self._over = False
-        self._complained = False
+        self._busy_since: float | None = None
+        disk.watch(name, lambda: self._busy_since)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def start(self) -> None:
@@ -47,14 +52,14 @@ class DiskThread:
             with self._changed:
                 write = self._next()
                 while write is None and not self._over:
-                    self._changed.wait()
+                    self._changed.wait(_PATIENCE)
                     write = self._next()
             if write is None:
                 return
+            self._busy_since = time.monotonic()
             error = write()
-            if error is not None and not self._complained:
-                say(f"{self._name} cannot be written: {error.strerror or error}", "warning")
-            self._complained = error is not None
+            self._busy_since = None
+            disk.tell(self._name, "" if error is None else why(error))
 
 
 class Latest(DiskThread, Generic[T]):
@@ -64,13 +69,27 @@ class Latest(DiskThread, Generic[T]):
         super().__init__(name)
         self._write = write
         self._value: T | None = None
+        self._is_new = False
+        self._failed_at = -_PATIENCE
 
     def put(self, value: T) -> None:
         """Have a value written in place of the last."""
         with self._changed:
-            self._value = value
+            self._value, self._is_new = value, True
             self._changed.notify()
 
     def _next(self) -> Callable[[], OSError | None] | None:
-        value, self._value = self._value, None
-        return None if value is None else lambda: self._write(value)
+        is_early = time.monotonic() < self._failed_at + _PATIENCE and not self._is_new
+        if self._value is None or is_early:
+            return None
+        value, self._value, self._is_new = self._value, None, False
+        return lambda: self._written(value)
+
+    def _written(self, value: T) -> OSError | None:
+        """Write a value; one that could not be is kept for later, unless there is a newer one."""
+        error = self._write(value)
+        if error is not None:
+            with self._changed:
+                self._failed_at = time.monotonic()
+                self._value = value if self._value is None else self._value
+        return error

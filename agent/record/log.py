@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from agent.record.disk_word import DiskWord
 from agent.record.writer import Writer, appending
 from agent.settings.redact import Redactor
 
@@ -138,6 +139,7 @@ class _Log:
             "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._trouble("stderr")
         )
         self._shown.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        self.disk = DiskWord(self.say)
         self._kept = self._file("agent.log")
 
     def configure(self, make: Callable[[], Any]) -> None:
@@ -161,7 +163,9 @@ class _Log:
         return lines
 
     def _file(self, name: str) -> Writer:
-        return Writer(name, lost=self._lost(1), trouble=self._trouble(name))
+        made = Writer(name, lost=self._lost(1), trouble=partial(self.disk.tell, name))
+        self.disk.watch(name, made.busy_since)
+        return made
 
     def _lost(self, which: int) -> Callable[[int], str]:
         """Return what writes the line that stands for those that were lost."""
@@ -182,6 +186,8 @@ class _Log:
 
 
 _log = _Log()
+disk = _log.disk
+"""What tells of the disk of the run folder, for all who write there."""
 
 
 def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: str) -> None:

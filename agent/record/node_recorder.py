@@ -9,13 +9,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.record.files import why
-from agent.record.node_record import process_of
+from agent.record.node_record import FILE, process_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from agent.record.disk_word import DiskWord
     from agent.record.node_record import NodeRecord
 
 _STEP = 0.5
@@ -34,6 +35,7 @@ class NodeRecorder:
         record: NodeRecord,
         where: Callable[[], AbstractContextManager[Path]],
         tell: Callable[[str], None],
+        disk: DiskWord,
     ) -> None:
         self._record = record
         self._where = where
@@ -42,7 +44,10 @@ class NodeRecorder:
         self._urgent = True
         self._dirty = True
         self._over = False
-        self._told = False
+        self._failed = False
+        self._disk = disk
+        self._busy_since: float | None = None
+        disk.watch(FILE, lambda: self._busy_since)
         self._thread = threading.Thread(target=self._run, name="node record", daemon=True)
 
     @property
@@ -117,7 +122,9 @@ class NodeRecorder:
                 record, durable, must_write = self._record, self._urgent, self._dirty
                 self._urgent = self._dirty = False
                 over = self._over
+            self._busy_since = time.monotonic()
             self._keep(record, durable=durable, must_write=must_write)
+            self._busy_since = None
             last = time.monotonic()
             if over:
                 return
@@ -130,12 +137,11 @@ class NodeRecorder:
 
     def _keep(self, record: NodeRecord, *, durable: bool, must_write: bool) -> None:
         with self._where() as path:
-            if not must_write and self._touch(path):
+            if not must_write and not self._failed and self._touch(path):
                 return
             error = record.write(path, durable=durable)
-        if error is not None and not self._told:
-            self._told = True
-            self._tell(f"node.json cannot be written: {why(error)}")
+        self._failed = error is not None
+        self._disk.tell(FILE, "" if error is None else why(error))
 
     @staticmethod
     def _touch(path: Path) -> bool:

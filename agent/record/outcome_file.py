@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
 from agent.record.files import why, write_atomically
-from agent.record.log import say
+from agent.record.log import disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -61,8 +61,7 @@ def write_outcome(
     outages: Sequence[Outage] = (),
     bundle: str = "",
 ) -> OSError | None:
-    """Write outcome.json so that a reader never sees half of it; say it where it cannot be."""
+    """Write outcome.json so that a reader never sees half of it; tell where it cannot be."""
     error = write_atomically(folder / FILE, text_of(outcome, attempts, outages, bundle))
-    if error is not None:
-        say(f"outcome.json could not be written: {why(error)}", "warning")
+    disk.tell(FILE, "" if error is None else why(error))
     return error

@@ -9,6 +9,7 @@ import select
 import threading
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,8 @@ MOST = 1 << 20
 FLUSH_LIMIT = 1.0
 """Longest that the end of the process waits for all writers together."""
 _PIECE = 1 << 16
+_STUCK_AFTER = 2.0
+"""A write that takes longer is not waited for."""
 _SURE = 4096
 """What a pipe that is ready takes without blocking (PIPE_BUF)."""
 _PAUSES = (1.0, 2.0, 5.0)
@@ -51,6 +54,8 @@ class Place:
         self._fd: int | None = None
         self._left = False
         self._failures = 0
+        self.busy_since: float | None = None
+        """When the write began that is under way, on the monotonic clock."""
 
     def write(self, data: bytes, may_try_again: Callable[[float], bool]) -> bool:
         """Write all of it; false where it was given up, since no further try was allowed."""
@@ -64,6 +69,11 @@ class Place:
             self._failures = 0
             self._trouble("")
         return True
+
+    @property
+    def is_failing(self) -> bool:
+        """Say whether the last try failed."""
+        return self._failures > 0
 
     def is_ready(self) -> bool:
         """Say whether a few bytes can be written without blocking."""
@@ -82,6 +92,7 @@ class Place:
 
     def _write_some(self, data: memoryview) -> int | None:
         """Write what the place takes; return how much that was, None where it failed."""
+        self.busy_since = time.monotonic()
         try:
             if self._fd is None:
                 self._fd = self._opener()
@@ -92,6 +103,8 @@ class Place:
         except OSError as error:
             self._note(error)
             return None
+        finally:
+            self.busy_since = None
 
     def _poll(self, limit: float | None) -> bool:
         assert self._fd is not None  # noqa: S101 - it was opened
@@ -136,11 +149,34 @@ class Writer:
         self._changed = threading.Condition()
         self._lines: deque[bytes] = deque()
         self._waiting = 0
+        self._in_hand = 0
         self._lost = 0
         self._closing = False
         self._thread: threading.Thread | None = None
         if opener is not None:
             self.open(opener)
+
+    def busy_since(self) -> float | None:
+        """Return when the write began that is under way; None where none is."""
+        return None if self._place is None else self._place.busy_since
+
+    @property
+    def is_idle(self) -> bool:
+        """Say whether everything has been written that was put."""
+        with self._changed:
+            return not self._waiting and not self._in_hand
+
+    @property
+    def is_behind(self) -> bool:
+        """Say whether the place takes less than comes, but takes it."""
+        since = self.busy_since()
+        is_stuck = since is not None and time.monotonic() - since > _STUCK_AFTER
+        return self._waiting > self._most // 2 and not is_stuck and not self.is_failing
+
+    @property
+    def is_failing(self) -> bool:
+        """Say whether the place refused what was written last."""
+        return self._place is not None and self._place.is_failing
 
     @property
     def is_open(self) -> bool:
@@ -156,13 +192,17 @@ class Writer:
 
     def put(self, line: str) -> None:
         """Take one line, without its end; returns at once."""
-        data = self._encoded(line)
+        self.pass_on(self._encoded(line))
+
+    def pass_on(self, data: bytes) -> None:
+        """Take some bytes as they are; returns at once."""
         with self._changed:
             self._lines.append(data)
             self._waiting += len(data)
             while self._waiting > self._most:
-                self._waiting -= len(self._lines.popleft())
-                self._lost += 1
+                dropped = self._lines.popleft()
+                self._waiting -= len(dropped)
+                self._lost += dropped.count(b"\n") or 1
             self._changed.notify()
         if self._thread is None:
             self._start()
@@ -172,6 +212,9 @@ class Writer:
         with self._changed:
             self._closing = True
             self._changed.notify()
+            is_unused = self._thread is None and not self._lines
+        if is_unused:
+            self._forget()
 
     def finish(self, limit: float) -> None:
         """Write what waits, for at most `limit` seconds."""
@@ -209,13 +252,21 @@ class Writer:
         while data := self._take(_PIECE, wait=True):
             if not self._place.write(data, self._may_try_again):
                 break
+            self._in_hand = 0
         self._place.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Be none of those any more that the end of the process waits for."""
+        with suppress(ValueError):
+            _living.remove(self)
 
     def _write_here(self, place: Place) -> None:
         """Write what can be written without a thread and without waiting for a pipe's reader."""
         try:
             while place.is_ready() and (data := self._take(_SURE, wait=False)):
                 place.write(data, lambda _pause: False)
+                self._in_hand = 0
         except OSError:
             return  # it waits in the queue
 
@@ -229,7 +280,8 @@ class Writer:
             while self._lines and most > 0:
                 taken.append(self._lines.popleft())
                 most -= len(taken[-1])
-            self._waiting -= sum(map(len, taken))
+            self._in_hand = sum(map(len, taken))
+            self._waiting -= self._in_hand
         if lost:
             taken.insert(0, self._encoded(self._lost_line(lost)))
         return b"".join(taken)

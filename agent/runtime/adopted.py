@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import psutil
 
 from agent.runtime import orphans
-from agent.runtime.process import UNKNOWN, Child
+from agent.runtime.child_log import ChildLog
+from agent.runtime.process import UNKNOWN, Child, start_time
 
 if TYPE_CHECKING:
     import signal
@@ -21,7 +22,9 @@ class Adopted(Child):
 
     def __init__(self, pid: int, name: str, log: Callable[[], Path], *, rest_stays: bool) -> None:
         self._process_of = psutil.Process(pid)
-        super().__init__(pid, name, log, rest_stays=rest_stays)
+        output = ChildLog(log)
+        output.reopen(pid)
+        super().__init__(pid, name, output, rest_stays=rest_stays)
 
     def _look(self) -> None:
         """Notice its end, and end what is left of its session."""
@@ -34,7 +37,7 @@ class Adopted(Child):
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
         """Signal it while it lives: its pid is nobody else's then, and its group's neither."""
-        if self._code is None and _lives(self._process_of):
+        if not self._is_over and _lives(self._process_of):
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
 
@@ -42,10 +45,8 @@ class Adopted(Child):
 def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Adopted | None:
     """Take a process over, if it still lives and is the one that was meant."""
     with suppress(psutil.Error):
-        child = Adopted(pid, name, log, rest_stays=False)
-        if child.started == started:
-            return child
-        child.let_go()
+        if start_time(pid) == started:
+            return Adopted(pid, name, log, rest_stays=False)
     return None
 
 

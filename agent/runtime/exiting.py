@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent.record.writer import FLUSH_LIMIT, finish_all
+from agent.runtime import parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ def exit_now(code: int) -> None:
     finish_all(FLUSH_LIMIT)
     if flushing is not None:
         flushing.join(0.1)
+    parent.settle(code)
     os._exit(code)
 
 

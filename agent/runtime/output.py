@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from agent.record.log import say
+from agent.record.log import disk, say
 from agent.record.writer import Place, appending
 from agent.runtime.beats import beats
 
@@ -253,7 +253,8 @@ class JobOutput:
         self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain, on_passed)
         self._ways = {"job output": self._to_stdout}
         if copy is not None:
-            kept = Place(appending(copy), partial(self._on_trouble, copy.name))
+            kept = Place(appending(copy), partial(disk.tell, copy.name))
+            disk.watch_place(copy.name, kept)
             way = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
             self._ways["job.log"] = way
         if watcher is not None:  # from the beginning, whatever was passed on in an earlier life

@@ -7,12 +7,13 @@ nothing but the agent and orphans, so no exit code can be taken from anybody who
 from __future__ import annotations
 
 import ctypes
+import math
 import os
 import signal
 import time
 from contextlib import suppress
 
-from agent.runtime.first_signals import LEFT_TO_A_SHELL
+from agent.runtime.first_signals import LEFT_TO_A_SHELL, STOPS
 
 MOST_DEATHS = 3
 """An agent that is killed more often within `WITHIN` seconds is not started again."""
@@ -24,11 +25,16 @@ _CRASHES = {
 }
 """How an agent dies that could not end in order; every other signal it handles itself."""
 _SWEEP = 5.0
+_ENDS_WITHIN = 2.0
+"""Who has told its code ends sooner than this, unless a disk holds one of its threads."""
+_LONG = 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _first_process = False
 _former: int | None = None
+_word: int | None = None
+"""The agent's way to tell its code to its parent."""
 
 
 def is_init() -> bool:
@@ -39,6 +45,18 @@ def is_init() -> bool:
 def former() -> int | None:
     """Return the pid of the agent in whose stead this one was started, if there was one."""
     return _former
+
+
+def settle(code: int) -> None:
+    """Tell our parent the code with which we are about to end.
+
+    The kernel tells it only when every thread is gone, and a thread whose write a disk holds up may
+    be there for hours: no signal ends it.
+    """
+    if _word is not None:
+        with suppress(OSError):
+            os.write(_word, bytes([code & 0xFF]))
+            os.kill(os.getppid(), signal.SIGCHLD)
 
 
 def become_parent(*, of_a_run: bool) -> int | None:
@@ -52,12 +70,13 @@ def become_parent(*, of_a_run: bool) -> int | None:
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a killed agent leaves must stay below us
-    agent = _fork(before, None)
-    if agent is None:
+    forked = _fork(before, None)
+    if forked is None:
         return None
+    agent, word = forked
     deaths: list[float] = []
     while True:
-        status = _follow(agent, everything)
+        status = _follow(agent, word, everything)
         if not of_a_run or -status not in _CRASHES:
             break
         deaths = [at for at in deaths if time.monotonic() - at < WITHIN] + [time.monotonic()]
@@ -67,26 +86,44 @@ def become_parent(*, of_a_run: bool) -> int | None:
             status = GAVE_UP
             break
         _say(f"the agent was ended by {name}: starting it again ({len(deaths)} of {MOST_DEATHS})")
-        next_agent = _fork(before, agent)
-        if next_agent is None:
+        os.close(word)
+        forked = _fork(before, agent)
+        if forked is None:
             return None
-        agent = next_agent
+        agent, word = forked
     if deaths:
         _end_what_is_left()  # of a killed agent's children its follower was never the parent
-    return 128 - status if status < 0 else status
+    return _code_of(status)
 
 
-def _fork(mask: set[int | signal.Signals], killed: int | None) -> int | None:
-    """Start an agent; return its pid, and None in the agent itself."""
-    global _former  # noqa: PLW0603 - as above
+def _code_of(status: int) -> int:
+    """Return the run's code; a request to stop may come before the agent listens for any."""
+    if status >= 0:
+        return status
+    wish = STOPS.get(-status)
+    if wish is None:
+        return 128 - status
+    code = 128 + wish
+    _say(f"stopped: asked to stop by {signal.Signals(-status).name} (exit code {code})")
+    return code
+
+
+def _fork(mask: set[int | signal.Signals], killed: int | None) -> tuple[int, int] | None:
+    """Start an agent; return its pid and where it tells its code, and None in the agent itself."""
+    global _former, _word  # noqa: PLW0603 - as above
     parent = os.getpid()
+    heard, word = os.pipe()
     try:
         child = os.fork()
     except OSError as error:  # not even a second process: pids.max
         _say(f"no room for a process: {error.strerror}; raise pids.max")
         os._exit(69)
     if child:
-        return child
+        os.close(word)
+        os.set_blocking(heard, False)
+        return child, heard
+    os.close(heard)
+    _word = word
     os.setsid()  # a terminal's Ctrl-C then reaches the agent once, through its parent
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # children would inherit the other
@@ -96,17 +133,34 @@ def _fork(mask: set[int | signal.Signals], killed: int | None) -> int | None:
     return None
 
 
-def _follow(agent: int, everything: set[signal.Signals]) -> int:
+def _follow(agent: int, word: int, everything: set[signal.Signals]) -> int:
     """Forward signals and reap until the agent has ended; return its code, below 0 for a signal."""
+    code, until = None, math.inf
     while True:
-        signum = signal.sigwaitinfo(everything).si_signo
-        if signum != signal.SIGCHLD:
+        heard = signal.sigtimedwait(everything, min(_LONG, max(0.0, until - time.monotonic())))
+        if heard is None:
+            if code is None:
+                continue
+            _say("the agent is done, but a disk holds one of its threads: it is left to that disk")
+            return code
+        if heard.si_signo != signal.SIGCHLD:
             with suppress(ProcessLookupError):
-                os.kill(agent, signum)
+                os.kill(agent, heard.si_signo)
             continue
         ended = _reap(agent)
         if ended is not None:
             return ended
+        if code is None and (code := _told(word)) is not None:
+            until = time.monotonic() + _ENDS_WITHIN
+
+
+def _told(word: int) -> int | None:
+    """Return the code that the agent told, if it did."""
+    try:
+        told = os.read(word, 1)
+    except BlockingIOError:
+        return None
+    return told[0] if told else None
 
 
 def _reap(agent: int) -> int | None:

@@ -12,7 +12,8 @@ import os
 import re
 import signal
 import subprocess
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,19 +22,17 @@ import anyio
 from agent.base.outcome import name_of_code, shell_code
 from agent.base.words import without_controls
 from agent.node.process_limits import starting
-from agent.record.log import say
 from agent.runtime import orphans
+from agent.runtime.child_log import ChildLog
 from agent.runtime.last_words import in_thread
 from agent.runtime.pipes import PipeReader, Pipes, PipeWriter
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 _LOOK_AGAIN = 0.1
 UNKNOWN = 255
 """The code of a child that somebody else reaped, which must not pass for a success."""
-_unlogged: set[str] = set()
-"""Names of children of which it was said that their output is lost."""
 
 
 class Child:
@@ -43,7 +42,7 @@ class Child:
         self,
         pid: int,
         name: str,
-        log: Callable[[], Path],
+        output: ChildLog,
         *,
         rest_stays: bool,
         popen: subprocess.Popen[bytes] | None = None,
@@ -52,19 +51,22 @@ class Child:
         """Its process id, which is its group's and its session's too."""
         self._popen = popen
         self.name = name
-        self.log = log
         self.started = start_time(pid)
         """When it was started, in ticks since the machine's boot: with its pid, who it is."""
         self.process = Pipes()
         """Its pipes, where it was started with some."""
+        self._output = output
         self._rest_stays = rest_stays
         self.is_stopping = False
         """True once its end was asked for."""
         self._code: int | None = None
+        self._is_over = False
+        """True once its end was seen: the pid is nobody's then, or another's."""
         self._ended = anyio.Event()
         self._pidfd = -1
         with suppress(OSError):
             self._pidfd = orphans.open_pidfd(pid)
+        self._output.follow()
         self._watch()
 
     @classmethod
@@ -81,22 +83,22 @@ class Child:
 
         What it leaves running in its group ends with it, unless `rest_stays`.
         """
-        with _opened(name, log) as output, starting(name):
+        output = ChildLog(log)
+        with output.childs_end() as end, starting(name):
             process = _spawn(
-                argv, env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+                argv, env, stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.STDOUT
             )
-        return cls(process.pid, name, log, rest_stays=rest_stays, popen=process)
+        return cls(process.pid, name, output, rest_stays=rest_stays, popen=process)
 
     @classmethod
     async def start_piped(
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
         """Start a command that is talked to through its stdin and stdout."""
-        with _opened(name, log) as errors, starting(name):
-            process = _spawn(
-                argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors
-            )
-        child = cls(process.pid, name, log, rest_stays=False, popen=process)
+        output = ChildLog(log)
+        with output.childs_end() as end, starting(name):
+            process = _spawn(argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=end)
+        child = cls(process.pid, name, output, rest_stays=False, popen=process)
         try:
             await child._connect(process)
         except BaseException:
@@ -151,7 +153,9 @@ class Child:
 
     async def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""
-        return await in_thread(lambda: tail_of(self.log(), lines, longest))
+        if self._output.end:  # known, also where no disk takes it
+            return telling(self._output.end, lines, longest)
+        return await in_thread(lambda: tail_of(self._output.path(), lines, longest))
 
     # --- its end ----------------------------------------------------------------------------
 
@@ -189,7 +193,7 @@ class Child:
             loop.remove_reader(self._pidfd)
         loop.call_later(_LOOK_AGAIN, self._look)
 
-    def let_go(self) -> None:
+    def _let_go(self) -> None:
         """Watch it no more."""
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
@@ -197,18 +201,26 @@ class Child:
             self._pidfd = -1
 
     def _close(self, code: int) -> None:
+        """Take leave of it, once its log has its last words."""
+        self._is_over = True
         if self._popen is not None:
             self._popen.returncode = code  # known, also where it was not ours to reap
-        self._code = code
         orphans.forget(self.pid)
-        self.let_go()
+        self._let_go()
+        self._output.take_rest()
+        if not self._rest_stays:
+            self._output.close()
+        self._output.when_written(partial(self._end, code))
+
+    def _end(self, code: int) -> None:
+        self._code = code
         if self.process.stdin is not None:
             self.process.stdin.close()  # stdout may hold last words: it closes at its end
         self._ended.set()
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
         """Signal the leader or its group, while the pid is certain to be theirs."""
-        if self._code is None:
+        if not self._is_over:
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
 
@@ -221,22 +233,6 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subpr
         )
         managed.add(process.pid)
     return process
-
-
-@contextmanager
-def _opened(name: str, log: Callable[[], Path]) -> Iterator[int]:
-    """Open a child's log; where that cannot be, the child runs without, and it is said once."""
-    try:
-        fd = os.open(log(), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        if name not in _unlogged:
-            _unlogged.add(name)
-            say(f"{name}: its output is lost, {error.strerror}: {error.filename}", "warning")
-        fd = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def start_time(pid: int) -> int:
@@ -267,9 +263,14 @@ def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 16_384))
-            text = file.read().decode(errors="replace")
+            return telling(file.read(), lines, longest)
     except OSError:
         return ""
+
+
+def telling(end: bytes, lines: int = 3, longest: int = 300) -> str:
+    """Return the last lines of a text that tell something, joined and cut."""
+    text = end.decode(errors="replace")
     said = [line.rstrip() for line in without_controls(text).splitlines() if line.strip()]
     telling = [line for line in said if not _BOILERPLATE.search(line)] or said
     last = telling[-lines:]

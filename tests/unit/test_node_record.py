@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.record.disk_word import DiskWord
 from agent.record.files import Claim, FileLock
 from agent.record.node_record import (
     FILE,
@@ -339,7 +340,9 @@ class Kept:
         self.said: list[str] = []
         self.writes = 0
         self._hold = hold or nullcontext()
-        self.recorder = NodeRecorder(own_record("pod0", "run-1"), self._where, self.said.append)
+        disk = DiskWord(lambda sentence, _level: self.said.append(sentence))
+        own = own_record("pod0", "run-1")
+        self.recorder = NodeRecorder(own, self._where, self.said.append, disk)
         self.recorder.start()
 
     @contextmanager
@@ -406,16 +409,16 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
         kept.recorder.in_session(str(count))
         await_true(lambda count=count: kept.writes > count)  # type: ignore[misc] # bound early
     kept.recorder.close()
-    assert kept.said == ["node.json cannot be written: No such file or directory"]
+    (told,) = kept.said
+    assert told.startswith("node.json cannot be written: No such file or directory. ")
 
 
 def test_what_is_started_does_not_add_up() -> None:
     """A service that dies a thousand times leaves a bounded record."""
-    recorder = NodeRecorder(own_record("a", "b"), lambda: nullcontext(Path("none")), print)
+    disk, nowhere = DiskWord(print), lambda: nullcontext(Path("none"))
+    recorder = NodeRecorder(own_record("a", "b"), nowhere, print, disk)
     fake = tuple(Started("x", pid, 1) for pid in range(-300, 0))
-    recorder = NodeRecorder(
-        replace(recorder.record, started=fake), lambda: nullcontext(Path("none")), print
-    )
+    recorder = NodeRecorder(replace(recorder.record, started=fake), nowhere, print, disk)
     recorder.started("python", os.getpid())
     assert len(recorder.record.started) == 200
     assert recorder.record.started[-1].pid == os.getpid()

@@ -65,6 +65,8 @@ def await_ready(folder: Path) -> None:
         ("sys.exit(0)", 0),
         ("sys.exit(7)", 7),
         ("signal.signal(15, signal.SIG_DFL); os.kill(os.getpid(), 15); time.sleep(9)", 143),
+        ("signal.signal(1, signal.SIG_DFL); os.kill(os.getpid(), 1); time.sleep(9)", 143),
+        ("signal.signal(2, signal.SIG_DFL); os.kill(os.getpid(), 2); time.sleep(9)", 130),
     ],
 )
 def test_the_agents_own_end_is_the_runs(tmp_path: Path, body: str, code: int) -> None:
@@ -133,3 +135,15 @@ def test_without_its_parent_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
     while not (tmp_path / "asked").exists():
         assert time.monotonic() < until
         time.sleep(0.01)  # a step of the wait above
+
+
+def test_a_code_that_was_told_needs_no_end_of_the_process(tmp_path: Path) -> None:
+    """A thread that a disk holds keeps the process there: its parent leaves with the code."""
+    body = """
+    parent.settle(7)
+    print("ready", file=lives, flush=True)
+    time.sleep(60)
+    """
+    process = run(tmp_path, body)
+    assert process.wait(20) == 7
+    assert "left to that disk" in said(tmp_path)

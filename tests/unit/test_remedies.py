@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
+from agent.boot import explained as explained_module
 from agent.boot.explained import explained
 from agent.boot.node_run import NodeRun
 from agent.decisions.remedies import CAUSES, explain, is_noise
@@ -144,4 +145,15 @@ def test_other_ends_need_no_explanation(run: NodeRun, kind: Kind) -> None:
 def test_no_logs_no_remedy(run: NodeRun) -> None:
     """Where nothing was written, or nothing is known, the outcome stays as it was."""
     assert outcome_of(run, Kind.UNAVAILABLE, "Look there").remedy == "Look there"
+    run.close()
+
+
+def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where Ray could not write why it ended, the disk itself tells; never for a job's own end."""
+    monkeypatch.setattr(explained_module, "free_at", lambda _folder: 4096)
+    told = outcome_of(run, Kind.UNAVAILABLE).remedy
+    assert told.startswith(f"the disk of {run.plan.facts.temp}, where Ray keeps its sessions, is ")
+    assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
+    run.folder.file("job.log").write_text("OSError: [Errno 28] No space left on device\n")
+    assert "where the checkpoints go, is full" in outcome_of(run, Kind.JOB_FAILED).remedy
     run.close()

@@ -18,6 +18,7 @@ import pytest
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.record import outcome_file
+from agent.record.disk_word import DiskWord
 from agent.record.events import FORMER, Began, EventLog, PhaseEntered, read_events
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.outcome_file import Outage, write_outcome
@@ -473,10 +474,12 @@ def test_an_outcome_that_cannot_be_written_is_said(
 ) -> None:
     """A folder that is gone ends nothing: it is a warning."""
     said: list[str] = []
-    monkeypatch.setattr(outcome_file, "say", lambda sentence, _level: said.append(sentence))
+    word = DiskWord(lambda sentence, _level: said.append(sentence))
+    monkeypatch.setattr(outcome_file, "disk", word)
     error = write_outcome(tmp_path / "gone", Outcome(Kind.DONE, 0, "done"))
     assert isinstance(error, FileNotFoundError)
-    assert said == ["outcome.json could not be written: No such file or directory"]
+    (told,) = said
+    assert told.startswith("outcome.json cannot be written: No such file or directory. ")
 
 
 def test_leftovers_of_a_killed_writer_go(tmp_path: Path) -> None:

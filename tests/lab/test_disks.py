@@ -1,0 +1,135 @@
+"""Disks that are full or stall: one clear word, and the job goes on to its own end."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+from volumes import loop_disk, memory_disk
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+COUNTING = "for i in $(seq 40); do echo line $i; sleep 0.5; done"
+SERVER = (
+    'python3 -u -c "import http.server as h\nclass S(h.BaseHTTPRequestHandler):\n'
+    " def do_POST(self):\n"
+    "  print('x' * 100000); body = b'{\\\"rewards\\\": [1.0]}'\n"
+    "  self.send_response(200); self.send_header('Content-Length', str(len(body)))\n"
+    "  self.end_headers(); self.wfile.write(body)\n"
+    "h.ThreadingHTTPServer(('', 5000), S).serve_forever()\""
+)
+"""A reward server that writes much for each request: to a log of its own it would hang, or fail."""
+ASKED = "python3 -c \"import urllib.request as u; print(u.urlopen('{reward_url}', b'{}').status)\""
+
+
+def told_once(stderr: str) -> str:
+    """Return the one warning of a disk."""
+    (told,) = [line for line in stderr.splitlines() if "cannot be written" in line]
+    assert "the job goes on" in told
+    assert "AGENT_LOG_DIR" in told
+    return told
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("moment", ["boot", "job"])
+def test_a_full_log_disk_costs_the_log_alone(cluster: Cluster, moment: str) -> None:
+    """One warning with folder, consequence and remedy; output and code are the job's own.
+
+    Neither `ray start` nor a reward server that logs each request needs that disk.
+    """
+    cluster.env["AGENT_REWARD"] = SERVER
+    job = f"{COUNTING}; {ASKED}; exit 7"
+    with memory_disk(cluster.pods[0].tmp / "logs", "4m") as disk:
+        head, worker = cluster.agents("sh", "-c", job)
+        if moment == "boot":
+            head.wait_for("starting Ray", timeout=20)
+        else:
+            head.wait_for("line 5$", stream="stdout", timeout=BOOT)
+        disk.fill()
+        assert ends([head, worker]) == [7, 7], head.tail()
+        assert head.stdout().splitlines()[-2:] == ["line 40", "200"]
+    told = told_once(head.stderr())
+    assert "/tmp/logs/" in told
+    assert "No space left on device" in told
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+@pytest.mark.parametrize("end", ["job", "SIGTERM"])
+def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> None:
+    """It is told of, and neither stops the job nor holds up the agent's end; then it thaws."""
+    pod = cluster.pods[0]
+    cluster.env["AGENT_REWARD"] = SERVER
+    code = "exit 7" if end == "job" else "exec sleep 1000"
+    with loop_disk(pod.tmp / "logs", tmp_path / "image") as disk:
+        idle = pod.start(["sleep", "infinity"])
+        command = [AGENT, "run", "--", "sh", "-c", f"{COUNTING}; {ASKED}; {code}"]
+        agent = idle.spawn(command, env={**cluster.env, "RUNPOD_POD_ID": pod.name})
+        agent.wait_for("line 5$", stream="stdout", timeout=BOOT)
+        disk.freeze()
+        agent.wait_for("^200$", stream="stdout", timeout=60)
+        began = time.monotonic()
+        if end == "SIGTERM":
+            agent.signal(signal.SIGTERM)
+        assert agent.wait(40) == (7 if end == "job" else 143), agent.tail()
+        assert time.monotonic() - began < 25
+        assert "a write takes longer than 10 s" in told_once(agent.stderr())
+        disk.thaw()
+        await_true(
+            "nothing is left",
+            lambda: all(p.zombie or p.cmdline == "sleep infinity" for p in idle.processes()),
+            20,
+        )
+        idle.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path) -> None:
+    """Nothing can be begun: 78 with the folder's name, and no hang."""
+    pod = cluster.pods[0]
+    with loop_disk(pod.tmp / "logs", tmp_path / "image") as disk:
+        idle = pod.start(["sleep", "infinity"])
+        disk.freeze()
+        agent = idle.spawn([AGENT, "run", "--", "true"], env={**cluster.env, "RUNPOD_POD_ID": "x"})
+        assert agent.wait(60) == 78, agent.tail()
+        assert "AGENT_LOG_DIR=/tmp/logs does not answer" in agent.stderr()
+        disk.thaw()
+        idle.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_a_full_tmp(cluster: Cluster) -> None:
+    """Ray cannot live without its sessions: the end names the disk, and what to do."""
+    pod = cluster.pods[0]
+    cluster.env["AGENT_LOG_DIR"] = "/dev/shm/logs"
+    with memory_disk(pod.tmp, "64m") as disk:
+        disk.fill()
+        head = cluster.agent(0, "true")
+        assert head.wait(BOOT) == 69, head.tail()
+    assert "the disk of /tmp, where Ray keeps its sessions, is full" in last_line(head)
+    assert "--temp-dir=/larger" in last_line(head)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_a_full_shm(cluster: Cluster) -> None:
+    """Ray keeps its objects elsewhere then: a warning with its remedy, and the job's own code."""
+    pod = cluster.pods[0]
+    fill = "head -c 2g /dev/zero >/dev/shm/ballast"
+    job = 'import ray; ray.init(log_to_driver=False); print(len(ray.get(ray.put(b"x" * 9000000))))'
+    script = f'{fill}; exec {AGENT} run -- python3 -c "$JOB"'
+    head = pod.start(
+        ["sh", "-c", script], env={**cluster.env, "RUNPOD_POD_ID": pod.name, "JOB": job}
+    )
+    cluster.started.append(head)
+    assert head.wait(BOOT) == 0, head.tail()
+    assert head.stdout() == "9000000\n"
+    assert "WARN /dev/shm: 1024 MiB, 0 MiB free: the object store shrinks" in head.stderr()

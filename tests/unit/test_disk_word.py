@@ -1,0 +1,78 @@
+"""The one word of a disk that takes nothing, and who gets what written later."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.record import disk_thread
+from agent.record.disk_thread import Latest
+from agent.record.disk_word import STALLED_AFTER, DiskWord
+
+if TYPE_CHECKING:
+    import pytest
+
+
+class Heard:
+    """A disk's word, and what it said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+        self.word = DiskWord(lambda sentence, _level: self.said.append(sentence))
+        self.word.of(lambda: Path("/logs/run/pod0"))
+
+
+def test_many_files_of_one_disk_are_told_once() -> None:
+    """Folder, cause, what follows and what to do; and that it is over when it is for all."""
+    heard = Heard()
+    for name in ("agent.log", "node.json", "agent.log", "run.json"):
+        heard.word.tell(name, "No space left on device")
+    (told,) = heard.said
+    assert told.startswith("/logs/run/pod0 cannot be written: No space left on device (agent.log).")
+    assert "the job goes on" in told
+    assert "AGENT_LOG_DIR" in told
+    heard.word.tell("agent.log", "")
+    heard.word.tell("node.json", "")
+    assert len(heard.said) == 1
+    heard.word.tell("run.json", "")
+    assert heard.said[1:] == ["/logs/run/pod0 can be written again"]
+
+
+def test_a_write_that_does_not_end_is_told_of() -> None:
+    """Once, when it takes too long; and when it ended after all."""
+    heard = Heard()
+    since: float | None = 100.0
+    heard.word.watch("events.jsonl", lambda: since)
+    heard.word.look(100.0 + STALLED_AFTER - 1)
+    assert heard.said == []
+    for later in (1, 2, 3):
+        heard.word.look(100.0 + STALLED_AFTER + later)
+    (told,) = heard.said
+    assert "a write takes longer than 10 s (events.jsonl)" in told
+    since = None
+    heard.word.look(200.0)
+    assert heard.said[1:] == ["/logs/run/pod0 can be written again"]
+
+
+def test_what_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest value reaches the disk once it has room, though nothing new comes."""
+    monkeypatch.setattr(disk_thread, "_PATIENCE", 0.02)
+    written: list[int] = []
+    refusals = [OSError(28, "No space left on device")] * 3
+
+    def write(value: int) -> OSError | None:
+        if refusals:
+            return refusals.pop()
+        written.append(value)
+        return None
+
+    latest = Latest("run.json", write)
+    latest.start()
+    latest.put(5)
+    until = time.monotonic() + 20
+    while not written:
+        assert time.monotonic() < until
+        time.sleep(0.01)  # a step of the wait above
+    latest.close()
+    assert written == [5]
