@@ -124,9 +124,9 @@ def test_only_what_is_of_use_lives_on(*, with_ray: bool) -> None:
         assert names == ([RAY, "reward"] if with_ray else [])
         assert left.adopt(RAY, lambda: LOG) is None
         await is_so(lambda: not lives(pids["ray_bridge"]))
+        await is_so(lambda: lives(pids["reward"]) is with_ray)
 
     anyio.run(story)
-    assert lives(pids["reward"]) is with_ray
     for name in [*pids] if with_ray else []:
         if lives(pids[name]):
             os.kill(pids[name], 9)
