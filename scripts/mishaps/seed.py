@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from mishaps import model
 from mishaps.hands import JOB, Hands, Node
 from mishaps.model import Beat
-from mishaps.plan import HEAD, PODS, plan
+from mishaps.plan import HEAD, KILL, PODS, plan
 from mishaps.results import Result
 from podlab import Lab
 from podlab.waiting import until
@@ -130,7 +130,7 @@ class _Run:
             time.sleep(STEP)
 
     def _undo(self, mishap: Mishap) -> None:
-        if mishap.kind == "kill" and self._is_over():
+        if mishap.kind == KILL and self._is_over():
             return  # what it belonged to has ended: nobody starts it again
         self._say(f"{self._now():.1f} s: undone: {mishap.sentence()}")
         self._hands.undo(mishap)
