@@ -12,7 +12,8 @@ SERVICES = "tests/lab/test_services.py::"
 SIGNALS = "tests/lab/test_signals_pass.py::"
 READERS = "tests/lab/test_blocked_readers.py::"
 SLURM = "tests/lab/test_slurm.py::"
-STRANGERS = "tests/lab/test_strangers.py::"
+FENCE = "tests/lab/test_fence.py::"
+HEADS = "tests/lab/test_two_heads.py::"
 
 
 class Row(NamedTuple):
@@ -141,14 +142,52 @@ ROWS = (
         (DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",),
     ),
     Row(
+        "fence",
+        "a worker's link stays cut",
+        "it ends its own Ray and what it runs at 0.8 of AGENT_NODE_GRACE, before the next attempt "
+        "begins, and joins again when the head answers",
+        (
+            FENCE + "test_a_worker_that_is_cut_off_fences_itself",
+            FENCE + "test_a_fenced_worker_joins_again",
+        ),
+    ),
+    Row(
+        "superseded",
+        "a second head begins in the same run",
+        "the first stops its job and leaves with 75, superseded",
+        (HEADS + "test_a_second_head_supersedes_the_first",),
+    ),
+    Row(
+        "slurm",
+        "under Slurm a task dies, the job is cancelled, requeued or out of time",
+        "all leave in order; a requeued job goes on in the same folders",
+        (
+            SLURM + "test_a_task_that_dies_takes_the_others_along",
+            SLURM + "test_scancel",
+            SLURM + "test_requeue",
+            SLURM + "test_time_limit",
+        ),
+    ),
+    Row(
+        "readers",
+        "nobody reads the agent's stdout or stderr",
+        "deadlines, SIGTERM and the exit are held all the same",
+        (
+            READERS + "test_a_stdout_that_nobody_reads",
+            READERS + "test_a_stderr_that_nobody_reads",
+            READERS + "test_streams_that_are_closed_or_left",
+        ),
+    ),
+    Row(
         "signals",
-        "SIGTERM, SIGINT twice, or `pod-agent stop`",
-        "143 or 130 everywhere, within the grace, and nothing is left",
+        "SIGTERM, SIGINT twice, `pod-agent stop`, or SIGUSR1",
+        "143 or 130 everywhere, within the grace, and nothing is left; the job hears SIGUSR1",
         (
             ENDS + "test_sigterm_to_the_head_stops_all_within_the_grace",
             ENDS + "test_sigterm_while_booting",
             ENDS + "test_second_sigint_kills",
             ENDS + "test_stop_from_the_heads_own_node_alone",
+            SIGNALS + "test_a_program_below_a_shell_hears_it",
         ),
     ),
     Row(
