@@ -33,7 +33,7 @@ class Asked:
 
     def __init__(self, run: NodeRun) -> None:
         self._run = run
-        self._prober = Prober(run.plan, run.redactor.clean)
+        self._prober = Prober(run.plan, run.redactor.clean, lambda: run.run_id)
         self._logs: dict[str, str] = {}
         self._answers: list[Answer] = []
         self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])

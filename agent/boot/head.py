@@ -76,7 +76,7 @@ class Head:
         self._state = head.first_state(goal)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
-        self._prober = Prober(run.plan, run.redactor.clean)
+        self._prober = Prober(run.plan, run.redactor.clean, lambda: run.run_id)
         self._heard = Heard(run, self._watched)
 
     def on_signal(self, signum: int) -> None:

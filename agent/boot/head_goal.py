@@ -42,5 +42,6 @@ def goal_of(
         node=plan.topology.node_name,
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory),
         facts=plan.facts,
+        platform=plan.topology.claim.platform,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )

@@ -33,6 +33,7 @@ def site_of(
         ready=lambda: True,
         status=watched.status,
         reports=reports,
+        run_id=lambda: run.run_id,
         names=(plan.topology.node_name, plan.topology.head_host, *plan.topology.claim.own_names),
         control=Control(
             *(stop, plan.settings.stop_grace, key, watched.findings, logs.part, watched.more)

@@ -58,7 +58,8 @@ class NodeRun:
         self.redactor = redactor
         self.folder = folder
         self._started = started
-        self._run_id = run_id
+        self.run_id = run_id
+        """The run to which this node belongs; '' on a worker that was not told yet."""
         self.outages: Sequence[Outage] = ()
         """When services did not answer, for the outcome."""
         self.bundle: str | None = None
@@ -78,7 +79,7 @@ class NodeRun:
         from agent.record.recorder import Recorder  # noqa: PLC0415 - same
 
         role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
-        began = events.Began(role, self._run_id, iso_time(time.time() - self.now()), __version__)
+        began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.steady, events.FILE)
         recorder = Recorder(events.EventLog(where, self.redactor.clean, began), self.now)
         recorder.start()
@@ -121,7 +122,7 @@ class NodeRun:
 
     def belongs_to(self, run_id: str) -> None:
         """Go on in the folder of the run that the head named."""
-        before = self.folder.path
+        before, self.run_id = self.folder.path, run_id
         self.folder.belongs_to(run_id)
         if self.folder.path != before:
             self.node.in_run(run_id)

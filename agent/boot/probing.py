@@ -1,7 +1,8 @@
-"""How a node carries out a probe: one request for a score, or connections to a fellow's Ray."""
+"""How a node carries out a probe: a request for a score, connections, a sample."""
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -9,8 +10,10 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from agent.decisions.probing import REACH, SCORE, Answer, Answered
-from agent.plan.waits import PROBE_LIMIT
+from agent.checks.links import SLOW
+from agent.control.sample import draw
+from agent.decisions.probing import REACH, SAMPLE, SCORE, Answer, Answered
+from agent.plan.waits import PROBE_LIMIT, SAMPLE_LIMIT
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import REWARD, Scores, reward_url
@@ -26,21 +29,31 @@ _REACH_LIMIT = 3.0
 _TRIES = 3
 _PER_TRY = 2.0
 _AT_ONCE = 64
+_LOOKS = 2
+_SAMPLES_WITHIN = SAMPLE_LIMIT - 3.0
+"""A node that had no time says so before the head stops listening."""
 
 
 class Prober:
     """Tries what a node is to try, not too much of it at once."""
 
-    def __init__(self, plan: Plan, clean: Callable[[str], str]) -> None:
+    def __init__(
+        self, plan: Plan, clean: Callable[[str], str], run_id: Callable[[], str] = str
+    ) -> None:
         self._plan = plan
         self._clean = clean
+        self._run_id = run_id
         self._room: anyio.CapacityLimiter | None = None
+        self._one_sample = asyncio.Lock()
 
     async def probe(self, probe: str, at: str, place: Place) -> Answer:
         """Try it; `at` is the address of the fellow node, '' for the head's."""
         self._room = self._room or anyio.CapacityLimiter(_AT_ONCE)
         async with self._room:
-            made = await (self._score(at, place) if probe == SCORE else self._reach(at))
+            if probe == SAMPLE:
+                made = await self._sample(at, place)
+            else:
+                made = await (self._score(at, place) if probe == SCORE else self._reach(at))
         return replace(made, evidence=self._clean(made.evidence))
 
     async def try_here(
@@ -83,3 +96,25 @@ class Prober:
         except TimedOutError as error:
             return Answer(REACH, at, error.evidence)
         return Answer(REACH, at, "", best)
+
+    async def _sample(self, at: str, place: Place) -> Answer:
+        """Draw some MB from a fellow's agent; what looks slow is looked at once more."""
+        ip, until, best = at or place.head_ip, anyio.current_time() + _SAMPLES_WITHIN, (0, 0.0)
+        async with self._one_sample:
+            for _ in range(_LOOKS):
+                left, port = until - anyio.current_time(), self._plan.ports.agent
+                if left <= 0:
+                    break
+                drawn = await draw(ip, port, self._plan.token, self._run_id(), left)
+                if isinstance(drawn, str):
+                    return Answer(SAMPLE, at, drawn)
+                best = max(best, drawn, key=_rate)
+                if _rate(best) >= SLOW:
+                    break
+        size, seconds = best
+        return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
+
+
+def _rate(drawn: tuple[int, float]) -> float:
+    size, seconds = drawn
+    return size * 8 / seconds if seconds > 0 else 0.0

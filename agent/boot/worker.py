@@ -269,6 +269,7 @@ class Worker:
             token=self._plan.token,
             ready=self._is_ready,
             status=self._status,
+            run_id=lambda: self._run.run_id,
             names=(topology.node_name, *topology.claim.own_names),
         )
         runner = await site.open(sockets)

@@ -292,7 +292,8 @@ def _answer(data: object) -> Answer:
     if not isinstance(data, dict):
         raise ValueError("answers: expected objects")  # noqa: TRY004 - one error type for bad data
     probe, at = text(data, "probe", needed=True), text(data, "at")
-    return Answer(probe, at, text(data, "evidence"), number(data, "seconds", 0.0))
+    seconds, size = number(data, "seconds", 0.0), int(number(data, "size", 0))
+    return Answer(probe, at, text(data, "evidence"), seconds, max(0, size))
 
 
 def _findings(data: object) -> tuple[Finding, ...]:

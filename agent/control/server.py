@@ -18,6 +18,8 @@ from aiohttp.http import HttpProcessingError
 from agent.control import callers, page
 from agent.control.metrics import metrics
 from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
+from agent.control.sample import PATH as SAMPLE_PATH
+from agent.control.sample import Samples
 from agent.control.stream import MOST, Stream
 
 if TYPE_CHECKING:
@@ -78,6 +80,7 @@ class Site:
         status: Callable[[], dict[str, object]],
         reports: Reports | None = None,
         names: Iterable[str | None] = (),
+        run_id: Callable[[], str] = str,
         control: Control | None = None,
     ) -> None:
         self._token = token
@@ -86,6 +89,7 @@ class Site:
         self._reports = reports
         self._control = control
         self._stream = Stream(self._all_of_it)
+        self._samples = Samples(run_id)
         self._names = callers.known_names([socket.gethostname(), *names])
 
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
@@ -114,6 +118,7 @@ class Site:
             web.post(REPORT_PATH, self._guarded(self._report)),
             web.post("/stop", self._guarded(self._stop)),
             web.get("/events", self._guarded(self._events)),
+            web.get(SAMPLE_PATH, self._guarded(self._samples.serve)),
             web.get("/findings", self._guarded(self._get_findings)),
             web.get("/logs/{node}/{name}", self._guarded(self._get_log)),
         ]

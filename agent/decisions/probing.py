@@ -1,4 +1,4 @@
-"""What the head has nodes try before the job: the reward server, and each other's Ray."""
+"""What the head has nodes try before the job: the reward server, each other's Ray, the ways."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ SCORE = "score"
 """One scoring request to the reward server."""
 REACH = "reach"
 """A connection to the Ray of a fellow node, and back."""
-PROBES = (SCORE, REACH)
+SAMPLE = "sample"
+"""Some MB from a fellow node's agent: how fast the way between them is."""
+PROBES = (SCORE, REACH, SAMPLE)
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,8 @@ class Answer:
     """Why it failed; '' where it did not."""
     seconds: float = 0.0
     """How long it took; of several tries the shortest."""
+    size: int = 0
+    """How many bytes came in that time, where that was the question."""
 
 
 @dataclass(frozen=True)
@@ -49,4 +53,8 @@ class Probes:
     """Those that have not answered yet, and when they must have."""
     reached: frozenset[tuple[str, str]] = frozenset()
     """Who was asked to reach whom."""
+    samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
+    """Who was asked for a sample of the way from which address, and what came of it."""
+    sampled_by: float | None = None
+    """When what was heard of them is told; None where nothing is to be told."""
     findings: tuple[Finding, ...] = ()

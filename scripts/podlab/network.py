@@ -140,7 +140,15 @@ def pod_batch(port: Port, ports: Sequence[Port]) -> list[str]:
 
 def ip(*words: str, batch: Sequence[str] = ()) -> str:
     """Run `ip`, with commands on its standard input if given; return its output."""
-    command = ["ip", *words, *(["-batch", "-"] if batch else [])]
+    return _run(["ip", *words, *(["-batch", "-"] if batch else [])], batch)
+
+
+def tc(*words: str) -> str:
+    """Run `tc`, which shapes traffic; return its output."""
+    return _run(["tc", *words], ())
+
+
+def _run(command: list[str], batch: Sequence[str]) -> str:
     try:
         done = subprocess.run(
             command,
@@ -250,6 +258,11 @@ class Network:
         )
         self._relays[port] = relay
         relay.wait_for("^ready$", "stdout")
+
+    def slow_down(self, port: Port, mbit: int) -> None:
+        """Shape what leaves a pod: a token bucket, which every kernel has."""
+        words = ["root", "tbf", "rate", f"{mbit}mbit", "burst", "64kb", "latency", "200ms"]
+        tc("-n", port.netns, "qdisc", "replace", "dev", port.shape.interface, *words)
 
     def heal(self, port: Port) -> None:
         """Put the pod's port back on the bridge, and let all that it sends arrive."""

@@ -150,6 +150,10 @@ class Pod:
         """Undo cut(), drop() and slow()."""
         self._network.heal(self._port)
 
+    def slow_down(self, mbit: int) -> None:
+        """Let no more than so much leave it, as a provider's shaper does."""
+        self._network.slow_down(self._port, mbit)
+
     def freeze(self) -> None:
         """Stop all its processes (SIGSTOP); their sockets stay open and mute."""
         for container in self.containers:

@@ -267,8 +267,12 @@ PAINS: tuple[Pain, ...] = (
     Pain(
         29,
         "RunPod's Global Networking gives 100 Mbps",
-        (),
-        is_open="slow ways between nodes are warned of (20 ms); their bandwidth is not measured",
+        (
+            checked(
+                "ways between nodes",
+                "tests/lab/test_agreement.py::test_a_slow_link_is_measured_and_named",
+            ),
+        ),
     ),
     Pain(
         30,

@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+from pathlib import Path
 
 import pytest
 
-from scenario import AGENT, Cluster, ends, last_line
+from scenario import AGENT, BOOT, Cluster, ends, last_line
 
+BY_TORCHRUN = {
+    "AGENT_LAUNCHER": "torchrun",
+    "PYTHONPATH": str(Path(__file__).with_name("stand_in")),
+}
 ODD = {"NCCL_IB_DISABLE": "1", "AGENT_REWARD_PORT": "5001"}
 
 
@@ -56,3 +63,23 @@ def test_what_would_break_the_run_ends_it(cluster: Cluster) -> None:
     assert all(told in last_line(agent) for agent in agents)
     assert cluster.outcome(0)["culprit"] == "agreement"
     assert not cluster.file(0, "job.log").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
+    """What leaves one pod is shaped as RunPod's Global Networking is: that pod is named, once."""
+    slow = cluster.pods[1].name
+    cluster.pods[1].slow_down(100)
+    cluster.env |= BY_TORCHRUN  # which needs no Ray: the ways are the same
+    agents = cluster.agents("sh", "-c", "exec sleep 600")
+    agents[0].wait_for(r"Mbps between", timeout=BOOT)
+    agents[0].wait_for("the job is started", timeout=BOOT)
+    (told,) = [line for line in agents[0].stderr().splitlines() if "network: " in line]
+    found = re.search(r"network: (\d+) Mbps between (\w+) and (\w+) and (\w+): syncing 15 GB", told)
+    assert found is not None, told
+    assert 60 <= int(found[1]) <= 120
+    assert found[2] == slow
+    assert "Instant Clusters have faster links" in told
+    agents[0].signal(signal.SIGTERM)
+    assert ends(agents, 40) == [143, 143, 143]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 JSON = {"Content-Type": "application/json"}
 ROUTES = [
-    *(("GET", path) for path in ("/status", "/metrics", "/", "/events", "/findings")),
+    *(("GET", path) for path in ("/status", "/metrics", "/", "/events", "/findings", "/sample")),
     ("GET", "/logs/head/job"),
     *(("GET", path) for path in FILES),
     *(("POST", path) for path in ("/login", "/report", "/stop")),

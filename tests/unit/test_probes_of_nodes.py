@@ -20,7 +20,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.probes import SLOW
 from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE, ItemWord, Step
-from agent.decisions.probing import REACH, SCORE, Answer
+from agent.decisions.probing import REACH, SAMPLE, SCORE, Answer
 from agent.decisions.shared import Order, OrderKind, Said
 from agent.decisions.worker import state as w
 from agent.plan import waits as planned
@@ -112,22 +112,25 @@ def test_a_ring_and_the_head() -> None:
     story = Story(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
     assert story.state.phase is Phase.SUBMITTING
     head_ip = "10.0.0.1"
-    assert {(node, at) for node, _, at in story.probes} == {
+    assert {(node, at) for node, probe, at in story.probes if probe == REACH} == {
         *((HERE, f"10.0.0.{n}") for n in (2, 3, 4)),
         *((f"agent{n}", head_ip) for n in (2, 3, 4)),
         *(("agent2", "10.0.0.3"), ("agent3", "10.0.0.4"), ("agent4", "10.0.0.2")),
     }
-    assert {probe for _, probe, _ in story.probes} == {REACH}
+    assert {probe for _, probe, _ in story.probes} == {REACH, SAMPLE}
 
 
 @given(st.sets(st.sampled_from(sorted(NODES))), st.sets(st.sampled_from(sorted(NODES))))
-def test_no_more_than_three_probes_a_worker(there: set[int], by_hand: set[int]) -> None:
+def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: set[int]) -> None:
     """It grows with the nodes, not with their pairs; nobody tries itself, nor without an agent."""
     agents: list[tuple[float, h.HeadEvent]] = [(1.0, word(n)) for n in sorted(there - by_hand)]
     story = Story(goal(len(there)), [*agents, (2.0, nodes(*sorted(there)))])
-    assert len(story.probes) == len(set(story.probes)) <= 3 * len(there)
-    for node, _, at in story.probes:
+    assert len(story.probes) == len(set(story.probes))
+    for kind in (REACH, SAMPLE):
+        assert len([probe for _, probe, _ in story.probes if probe == kind]) <= 3 * len(there)
+    for node, probe, at in story.probes:
         assert node == HERE or int(node.removeprefix("agent")) in there - by_hand
+        assert probe == REACH or int((at or "10.0.0.1").rpartition(".")[2]) not in by_hand
         assert node == HERE or at != f"10.0.0.{node.removeprefix('agent')}"
 
 
@@ -180,7 +183,7 @@ def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
     return worker.decide(state, w.Ordered(order), 1.0)[1]
 
 
-@pytest.mark.parametrize("probe", [SCORE, REACH])
+@pytest.mark.parametrize("probe", [SCORE, REACH, SAMPLE])
 @pytest.mark.parametrize("at", ["", "10.0.0.3"])
 def test_a_worker_tries(probe: str, at: str) -> None:
     """It tries what it knows, at the address of a fellow node or the head's."""

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from agent.decisions.head.state import HeadAction, HeadState
 
 
-def weighed(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+def weighed(
+    state: HeadState, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
     """Compare all nodes that count; return what is to be done, and a refusal where it must be.
 
     Each node's GPUs are compared with Ray's count of them there.
@@ -30,7 +32,7 @@ def weighed(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...], Outcom
     """
     goal, fleet = state.goal, state.fleet
     if goal.facts is None:
-        return *probes.before_the_job(state), None
+        return *probes.before_the_job(state, now), None
     keys = ((fleet.by_ip.get(ip, ""), name) for ip, name in fleet.alive.items())
     workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
     nodes = [(goal.node, goal.facts), *workers]
@@ -41,7 +43,7 @@ def weighed(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...], Outcom
     failed = [one for one in found if one.level is Level.FAIL]
     state = replace(state, differences=found)
     if not failed:
-        state, tried = probes.before_the_job(state)
+        state, tried = probes.before_the_job(state, now)
         return state, (*said, *tried), None
     told = "; ".join(f"{one.check}: {one.what}" for one in failed)
     remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))

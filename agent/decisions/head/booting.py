@@ -82,7 +82,7 @@ def without_ray(state: HeadState, ray: Item) -> HeadState:
 
 
 def _boot_done(state: HeadState, now: float) -> Decision:
-    state, done, refusal = agreement.weighed(state)
+    state, done, refusal = agreement.weighed(state, now)
     after, actions = _go_on(state, now) if refusal is None else leave(state, refusal, now)
     return after, (*done, *actions)
 

@@ -9,10 +9,12 @@ for rewards, and who talks to whom, is the framework's affair, and a doubt is wo
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.base.words import listed
 from agent.checks.finding import Finding, Level
+from agent.decisions.head import samples
 from agent.decisions.head import state as h
 from agent.decisions.head.actions import Probe
 from agent.decisions.items import HERE, Step
@@ -47,8 +49,10 @@ def after(
         state, said = _heard(state, reported.key, reported.answers)
     if isinstance(event, h.Answered):
         state, said = _heard(state, HERE, (event.answer,))
+    state, measured = samples.told(state, now, partial(_name, state), partial(_name_at, state))
+    state, warned = _found(state, measured)
     state, tried = _order(state, reported, now)
-    return state, (*said, *tried)
+    return state, (*said, *warned, *tried)
 
 
 # --- the reward server ---------------------------------------------------------------------------
@@ -97,11 +101,12 @@ def score_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.PROBE, what, until, lambda: f"no word from {_names(state, left)}")
 
 
-def before_the_job(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def before_the_job(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Wait for nothing any longer, and have the nodes that joined try each other."""
     state, said = _given_up(state)
     state, tried = _ring(state)
-    return state, (*said, *tried)
+    state, sampled = samples.begin(state, now)
+    return state, (*said, *tried, *sampled)
 
 
 def _given_up(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -147,6 +152,7 @@ def _heard(
     state: HeadState, node: str, answers: tuple[Answer, ...]
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Take in what a node tried; say what a person should know of it."""
+    state = samples.heard(state, node, answers)
     probes = state.probes
     if node in probes.open and any(answer.probe == SCORE for answer in answers):
         left = {key: until for key, until in probes.open.items() if key != node}
@@ -201,6 +207,8 @@ def _name(state: HeadState, node: str) -> str:
 
 
 def _name_at(state: HeadState, ip: str) -> str:
+    if not ip:
+        return _name(state, HERE)
     key = state.fleet.by_ip.get(ip)
     if key is not None:
         return _name(state, key)

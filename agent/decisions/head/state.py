@@ -122,6 +122,8 @@ class Goal:
     size: NodeSize = NodeSize(0)
     facts: Facts | None = None
     """What the head's own machine is; None where nothing is compared with it."""
+    platform: str = ""
+    """What these nodes were rented from."""
     brings_libraries: bool = False
     """True where the job's runtime_env may bring libraries of its own to every node."""
 

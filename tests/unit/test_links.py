@@ -1,0 +1,277 @@
+"""How fast the ways between nodes are: who measures which, what a slow one means, and for real."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.boot.probing import Prober
+from agent.checks.links import SLOW, Link, slow_links
+from agent.control.protocol import Report
+from agent.control.sample import SIZE, draw
+from agent.control.server import Site
+from agent.control.sockets import bind
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.decisions.items import HERE
+from agent.decisions.probing import SAMPLE, Answer
+from agent.plan import waits as planned
+from agent.work.where import Place
+from unit.heads import TICK, Story, goal, nodes, word
+from unit.worlds import MACHINE, SECRET, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+FAST = 10e9
+GB = 10**9
+
+
+def links(*rates: tuple[str, str, float]) -> list[Link]:
+    """Return links between nodes, in Mbps."""
+    return [Link(one, other, rate * 1e6) for one, other, rate in rates]
+
+
+ROWS: dict[str, tuple[list[Link], int, str, str]] = {
+    "none": ([], 0, "", ""),
+    "fast": (links(("a", "b", 9000)), 0, "runpod", ""),
+    "Global Networking": (
+        links(("abc1", "abc2", 100.4), ("abc2", "abc1", 104)),
+        15 * GB,
+        "runpod",
+        (
+            "100 Mbps between abc1 and abc2: syncing the model's 15 GB of weights takes 20 min; "
+            "Instant Clusters have faster links"
+        ),
+    ),
+    "a model that is not known": (
+        links(("a", "b", 94.6)),
+        0,
+        "slurm",
+        "95 Mbps between a and b: syncing 15 GB of weights (a model of 7B, for one) takes 21 min",
+    ),
+    "one way only": (
+        links(("a", "b", 9000), ("b", "a", 8.34)),
+        GB,
+        "",
+        "8.3 Mbps between a and b: syncing the model's 1 GB of weights takes 16 min",
+    ),
+    "one slow node": (
+        links(("a", "b", 50), ("c", "b", 51), ("a", "c", 9000), ("b", "d", 60), ("c", "d", 5000)),
+        GB,
+        "",
+        "50 Mbps between b and a, c and d: syncing the model's 1 GB of weights takes 3 min",
+    ),
+    "all slow": (
+        links(("a", "b", 50), ("b", "c", 100), ("c", "d", 100), ("d", "a", 100)),
+        140 * GB,
+        "",
+        "50 to 100 Mbps between all 4 nodes: syncing the model's 140 GB of weights takes 6 h",
+    ),
+    "two islands": (
+        links(("a", "b", 100), ("c", "d", 100), ("a", "c", 9000)),
+        GB,
+        "",
+        "100 Mbps between a and b; c and d: syncing the model's 1 GB of weights takes 80 s",
+    ),
+}
+
+
+@pytest.mark.parametrize(("measured", "weights", "platform", "what"), ROWS.values(), ids=ROWS)
+def test_slow_ways(measured: list[Link], weights: int, platform: str, what: str) -> None:
+    """What is slow is one sentence in the user's terms; what is fast is none."""
+    found = slow_links(measured, weights, platform)
+    assert ("" if found is None else found.what) == what
+    assert found is None or found.remedy
+
+
+@given(st.lists(st.builds(Link, *[st.sampled_from("abcdef")] * 2, st.floats(1e3, 1e11))))
+def test_told_if_and_only_if_slow(measured: list[Link]) -> None:
+    """However many ways there are, the sentence stays short."""
+    real = [link for link in measured if link.one != link.other]
+    found = slow_links(real)
+    assert (found is not None) == any(link.rate < SLOW for link in real)
+    assert found is None or len(found.sentence()) < 300
+
+
+# --- who measures, and when it is told -----------------------------------------------------------
+
+PAIR = replace(goal(2), node="pod1", platform="runpod", facts=MACHINE)
+JOINED: list[tuple[float, h.HeadEvent]] = [(1.0, word(2)), (1.0, word(3)), (2.0, nodes(2, 3))]
+WAYS = [
+    *((HERE, "10.0.0.2"), (HERE, "10.0.0.3"), ("agent2", ""), ("agent3", "")),
+    *(("agent2", "10.0.0.3"), ("agent3", "10.0.0.2")),
+]
+
+
+def sample(at: str, mbps: float) -> Answer:
+    """Return what came of a sample."""
+    return Answer(SAMPLE, at, "", 1.0, round(mbps * 1e6 / 8))
+
+
+def answered(story: Story, mbps: float, at: float) -> None:
+    """Let everybody answer, each way as fast."""
+    for n in (2, 3):
+        mine = [where for who, where in WAYS if who == f"agent{n}"]
+        story.take(word(n, answers=tuple(sample(where, mbps) for where in mine)), at)
+    for who, where in WAYS:
+        if who == HERE:
+            story.take(h.Answered(sample(where, mbps)), at)
+
+
+def test_each_way_once() -> None:
+    """The head and each worker, and a ring; nothing waits, and another attempt asks no more."""
+    story = Story(replace(PAIR, retries=1), JOINED)
+    assert story.state.phase is Phase.SUBMITTING
+    assert [(who, at) for who, probe, at in story.probes if probe == SAMPLE] == WAYS
+    story.take(h.RayGone("killed"), 3.0)
+    for at in (10.0, 60.0):
+        story.take(nodes(2, 3), at)
+    assert [type(a) for a in story.actions].count(h.Submit) == 2
+    assert len([probe for _, probe, _ in story.probes if probe == SAMPLE]) == len(WAYS)
+
+
+def test_one_sentence_for_all() -> None:
+    """It is told with the last answer, once, and `doctor --all` has it."""
+    story = Story(PAIR, JOINED)
+    answered(story, 100, 3.0)
+    answered(story, 50, 4.0)
+    told = "network: 100 Mbps between all 3 nodes: syncing 15 GB of weights"
+    assert story.said.count("network: ") == story.said.count(told) == 1
+    assert [one.check for one in story.state.probes.findings] == ["network"]
+    fast = Story(PAIR, JOINED)
+    answered(fast, 9000, 3.0)
+    assert "network" not in fast.said
+    assert fast.state.probes.sampled_by is None
+
+
+def test_the_models_own_size() -> None:
+    """Where the weights are a folder of this machine, theirs is what is told."""
+    story = Story(replace(PAIR, facts=replace(MACHINE, model_bytes=15 * GB)), JOINED)
+    answered(story, 100, 3.0)
+    assert "syncing the model's 15 GB of weights takes 20 min; Instant Clusters" in story.said
+
+
+def test_late_is_a_warning() -> None:
+    """At the deadline what is known is told, and of which ways nothing was heard."""
+    story = Story(PAIR, JOINED)
+    answers = (sample("", 100), sample("10.0.0.3", 9000))
+    story.take(word(2, answers=answers), 3.0)
+    assert "network" not in story.said
+    until = 2.0 + planned.SAMPLE_LIMIT
+    assert head.deadline(story.state) == until
+    story.take(TICK, until)
+    assert "network: 100 Mbps between pod1 and pod2: " in story.said
+    assert "no word within 10 s of how fast the way is between pod1 and pod2, " in story.said
+    assert "agent" not in story.said
+
+
+def test_a_node_that_left_is_not_awaited() -> None:
+    """What it was to measure is told without it; a try that failed tells nothing of speed."""
+    story = Story(replace(PAIR, least_workers=1), JOINED)
+    refused = tuple(Answer(SAMPLE, at, "connection refused") for at in ("", "10.0.0.3"))
+    story.take(word(2, answers=refused), 3.0)
+    for at in ("10.0.0.2", "10.0.0.3"):
+        story.take(h.Answered(sample(at, 100)), 3.5)
+    assert "network" not in story.said
+    busy = (Answer(SAMPLE, "10.0.0.2", "no time was left for it"),)
+    story.take(word(3, answers=busy), 3.7)
+    assert "network" not in story.said
+    story.take(word(3, gone=True), 4.0)
+    assert "network: 100 Mbps between pod1 and pod2 and pod3: " in story.said
+
+
+# --- for real ------------------------------------------------------------------------------------
+
+
+@contextlib.asynccontextmanager
+async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
+    """Serve a node's port; yield its number."""
+    (listening,) = bind(["127.0.0.1"], 0)
+    site = Site(token=token, ready=lambda: True, status=dict, run_id=lambda: run_id)
+    runner = await site.open([listening])
+    try:
+        yield int(listening.getsockname()[1])
+    finally:
+        await runner.cleanup()
+
+
+def drawn(run_id: str, asks: str, *, token: str | None = None, shows: str | None = None) -> object:
+    """Return what a sample gives, from a node of one run to one of perhaps another."""
+
+    async def story() -> object:
+        async with a_node(run_id, token) as port:
+            return await draw("127.0.0.1", port, shows, asks, 20.0)
+
+    return anyio.run(story)
+
+
+def test_a_sample_is_drawn() -> None:
+    """Some MB come, and no more than was promised."""
+    found = drawn("run-1", "run-1", token=SECRET, shows=SECRET)
+    assert isinstance(found, tuple)
+    size, seconds = found
+    assert 0 < size <= SIZE
+    assert 0 < seconds < 2
+
+
+@pytest.mark.parametrize(
+    ("asks", "shows", "status"), [("run-2", SECRET, 409), ("run-1", None, 401)]
+)
+def test_not_for_everybody(asks: str, shows: str | None, status: int) -> None:
+    """A node of another run gets none, nor one without the token."""
+    told = drawn("run-1", asks, token=SECRET, shows=shows)
+    assert isinstance(told, str)
+    assert told.endswith(f"answered {status}")
+
+
+def test_a_node_that_knows_no_run_gives_none() -> None:
+    """Before the head's first word a worker belongs to nobody."""
+    assert str(drawn("", "")).endswith("answered 409")
+
+
+def test_several_at_once_take_turns() -> None:
+    """All that ask get a sample, and one that reads nothing holds up the others for seconds."""
+
+    async def story() -> list[object]:
+        found: list[object] = []
+        async with a_node("run-1") as port:
+
+            async def ask() -> None:
+                found.append(await draw("127.0.0.1", port, None, "run-1", 20.0))
+
+            async with await anyio.connect_tcp("127.0.0.1", port) as mute:
+                await mute.send(b"GET /sample?run=run-1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                async with anyio.create_task_group() as tasks:
+                    for _ in range(3):
+                        tasks.start_soon(ask)
+        return found
+
+    found = anyio.run(story)
+    assert len(found) == 3
+    assert all(isinstance(one, tuple) for one in found), found
+
+
+def test_a_node_measures() -> None:
+    """The address is a fellow's or the head's, the port and the token are of this node's plan."""
+
+    async def story() -> list[Answer]:
+        async with a_node("run-1") as port:
+            prober = Prober(plan_of({"AGENT_PORT": str(port)}), str, lambda: "run-1")
+            place = Place("127.0.0.1", "127.0.0.1", "1")
+            return [await prober.probe(SAMPLE, at, place) for at in ("", "127.0.0.1", "127.0.0.9")]
+
+    first, second, nobody = anyio.run(story)
+    assert (first.at, second.at) == ("", "127.0.0.1")
+    assert first.evidence == second.evidence == ""
+    assert first.size > 0
+    assert nobody.evidence.startswith("connection refused by 127.0.0.9:")
+    report = Report("agent2", "10.0.0.2", "following the head", answers=(first, nobody))
+    assert Report.from_dict(report.to_dict()).answers == (first, nobody)
