@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.boot import head_port
+from agent.boot.clear_away import end_attempt
 from agent.boot.explained import explained
 from agent.boot.gcs_watch import watch_gcs
 from agent.boot.head_goal import goal_of
@@ -17,7 +18,7 @@ from agent.boot.head_start import start_ray
 from agent.boot.heard import Heard
 from agent.boot.job_command import Submission, submission
 from agent.boot.later_head import remembered, watch_record
-from agent.boot.lost_nodes import silent_ones
+from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
 from agent.boot.prepare_steps import PrepareSteps
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
     from agent.boot.head_start import HeadStart
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
-    from agent.control.protocol import Bye, Reply
+    from agent.control.protocol import Bye
     from agent.control.reports import Reports
     from agent.decisions.attempts import Attempt
     from agent.runtime.process import Child
@@ -72,7 +73,7 @@ class Head:
         self._services = Services(run, self._inbox.put)
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
-        goal = goal_of(run.plan, keeper.run_id, keeper.next_attempt, keeper.record.tried)
+        goal = goal_of(run.plan, keeper)
         self._state = head.first_state(goal)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
@@ -110,9 +111,10 @@ class Head:
         expected = Expected(*versions(plan), services, record.fingerprint)
         if plan.torchrun is None:
             expected = replace(expected, job="")  # only the head has it
+        first = head_port.first_reply(self._keeper, self._state.attempt.number, plan.ports.gcs)
         ranks = Ranks(record.ranks, self._keeper.given_ranks)
         reports = Reports(
-            *(self._first_reply(), expected, self._inbox.put, run.now),
+            *(first, expected, self._inbox.put, run.now),
             on_bye=self._on_bye,
             ranks=ranks,
             on_memory=self._on_memory,
@@ -153,19 +155,6 @@ class Head:
             tasks.start_soon(self._serve, spec)
         if self._plan.steps:
             tasks.start_soon(self._prepare)
-
-    def _first_reply(self) -> Reply:
-        from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
-
-        phase, port = h.Phase.BOOTING.value, self._plan.ports.gcs
-        return Reply(
-            *(self._keeper.epoch, self._keeper.run_id, phase),
-            ray_ready=False,
-            gcs_port=port,
-            news=0,
-            attempt=self._state.attempt.number,
-            fingerprint=self._keeper.record.fingerprint,
-        )
 
     def _on_bye(self, name: str, bye: Bye) -> None:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
@@ -232,7 +221,9 @@ class Head:
             case h.StopJob(job):
                 await link.stop_job(job)
             case h.AskNodes(job):
-                tasks.start_soon(self._ask_nodes, job)
+                nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
+                port = self._plan.ports.node_manager
+                tasks.start_soon(ask_nodes, job, nodes, port, self._inbox.put)
             case h.RestartRay():
                 self._keeper.new_epoch(self._plan.topology.node_name)
                 self._ray = await start_ray(self._run, self._place, self._env)
@@ -250,8 +241,7 @@ class Head:
             case h.TakeUp(run_id, attempts, epoch):
                 self._take_up(run_id, attempts, epoch)
             case h.Retry(ended):
-                link.forget(ended.id)
-                await self._clear_away(ended)
+                await self._clear_away(ended, link)
                 tasks.start_soon(self._look_after, ended.number)
 
     async def _serve(self, spec: ServiceSpec, generation: int = 1) -> None:
@@ -279,7 +269,8 @@ class Head:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
-        self._inbox.put(h.RayGone(await parts.end_sentence(code)))
+        if child is self._ray:  # else it was ended for another attempt
+            self._inbox.put(h.RayGone(await parts.end_sentence(code)))
 
     def _link(self) -> Link:
         if self._plan.torchrun is not None:
@@ -319,7 +310,8 @@ class Head:
             return
         for said in made.said:
             self._run.speak(said)
-        self._keeper.submitted(self._state.attempt.number, job_id, self._state.checkpoint)
+        number, nodes = self._state.attempt.number, (*self._state.fleet.alive.values(),)
+        self._keeper.submitted(number, job_id, self._state.checkpoint, nodes)
         if isinstance(link, TorchrunLink):
             run_id = self._keeper.run_id
             self._output = await link.launch(tasks, self._state, reports, run_id, home)
@@ -340,20 +332,26 @@ class Head:
         self._output.start()
         await link.submit(job_id, made.line, made.runtime_env, mirror)
 
-    async def _ask_nodes(self, job_id: str) -> None:
-        """Ask all nodes of our own Ray; of a given one nothing but GCS's word is known."""
-        nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
-        silent = await silent_ones(nodes, self._plan.ports.node_manager)
-        self._inbox.put(h.NodesAsked(job_id, silent))
+    async def _clear_away(self, ended: Attempt, link: Link) -> None:
+        """Write down an attempt's end, and let nothing of it run beside the next.
 
-    async def _clear_away(self, ended: Attempt) -> None:
-        """Write down an attempt's end, and let nothing of it run beside the next."""
+        Our own Ray ends with it: actors may be detached, and what they started lives in sessions of
+        its own. What was heard of that Ray says nothing of the next.
+        """
         self._run.record(AttemptOver(ended.number, ended.id, ended.end))
         if ended.end is not None:
             self._keeper.attempt_over(ended.end)
         await self._finish_output()
-        for name in await anyio.to_thread.run_sync(driver.end_what_is_left, ended.id):
-            say(f"attempt {ended.number} had left {name} running: killed", "warning")
+        link.forget(ended.id)
+        left = ""
+        if isinstance(link, TorchrunLink):
+            await link.stop_own(self._plan.budget.ray)
+        elif self._plan.own_ray is not None:
+            old, self._ray = self._ray, None
+            left = await end_attempt(ended, old, self._plan.budget.ray)
+            await link.renew()
+            self._inbox.discard(h.RayNodes, h.GcsOpen, h.RaySilent, h.RayGone)
+        self._inbox.put(h.Cleared(ended.number, left))
 
     async def _look_after(self, attempt: int) -> None:
         from agent.boot.saved import look_after  # noqa: PLC0415 - while Ray boots

@@ -8,13 +8,11 @@ from agent.decisions.head import state as h
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from agent.decisions.attempts import Tried
+    from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
 
 
-def goal_of(
-    plan: Plan, run_id: str, first_attempt: int = 1, tried: tuple[Tried, ...] = ()
-) -> h.Goal:
+def goal_of(plan: Plan, keeper: RunKeeper) -> h.Goal:
     """Take from the plan what the head's decisions need of it."""
     settings, given = plan.settings, plan.topology.given_ray
     expected = plan.topology.expected_workers
@@ -25,9 +23,10 @@ def goal_of(
         expected_workers=expected,
         least_workers=(settings.min_workers or 0) if partial_run else expected,
         wants_job=plan.job is not None,
-        run_id=run_id,
-        first_attempt=first_attempt,
-        tried=tried,
+        run_id=keeper.run_id,
+        first_attempt=keeper.next_attempt,
+        tried=keeper.record.tried,
+        former_nodes=keeper.former_nodes if given is None else (),
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
         steps=plan.steps,

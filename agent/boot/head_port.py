@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import socket
 
     from agent.base.outcome import Outcome
+    from agent.boot.run_keeper import RunKeeper
+    from agent.control.protocol import Reply
     from agent.control.reports import Reports
     from agent.plan.plan import Plan
 
@@ -33,6 +35,23 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
         if refusal is None:
             raise
         return []  # the refusal at hand says more
+
+
+def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
+    """Return what workers hear before anything was decided."""
+    from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
+    from agent.decisions.head.state import Phase  # noqa: PLC0415 - same
+
+    where, fingerprint = (keeper.epoch, keeper.run_id), keeper.record.fingerprint
+    return Reply(
+        *where,
+        phase=Phase.BOOTING.value,
+        ray_ready=False,
+        gcs_port=gcs_port,
+        news=0,
+        attempt=attempt,
+        fingerprint=fingerprint,
+    )
 
 
 def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:

@@ -6,14 +6,22 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.decisions.head.state import NodesAsked
 from agent.plan.waits import ASK_LIMIT
 from agent.runtime.probes import port_answers
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 _AT_ONCE = 256
 _PER_NODE = 2.0
+
+
+async def ask_nodes(
+    job_id: str, nodes: Mapping[str, str], port: int, tell: Callable[[NodesAsked], None]
+) -> None:
+    """Ask all nodes of our own Ray; of a given one nothing but GCS's word is known."""
+    tell(NodesAsked(job_id, await silent_ones(nodes, port)))
 
 
 async def silent_ones(nodes: Mapping[str, str], port: int) -> dict[str, str]:

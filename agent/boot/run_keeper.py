@@ -61,6 +61,12 @@ class RunKeeper:
         return self.record.attempts
 
     @property
+    def former_nodes(self) -> tuple[str, ...]:
+        """Return the workers of the last attempt, where another follows it."""
+        last = self.record.attempts[-1:]
+        return last[0].nodes if last and self.record.open_attempt is None else ()
+
+    @property
     def epoch(self) -> int:
         """Return the name of the Ray that was started last; a later one has a higher number."""
         return self.record.epoch
@@ -107,9 +113,16 @@ class RunKeeper:
             lock.take()
             self._lock = lock
 
-    def submitted(self, number: int, submission_id: str, checkpoint: int | None = None) -> None:
-        """Note that an attempt begins, and from which step on it may go."""
-        self._keep(self.record.begin(number, submission_id, iso_time(time.time()), checkpoint))
+    def submitted(
+        self,
+        number: int,
+        submission_id: str,
+        checkpoint: int | None = None,
+        nodes: tuple[str, ...] = (),
+    ) -> None:
+        """Note that an attempt begins, from which step on it may go, and on which workers."""
+        now = iso_time(time.time())
+        self._keep(self.record.begin(number, submission_id, now, checkpoint, nodes))
 
     def attempt_over(self, end: Outcome) -> None:
         """Note how the last attempt ended."""

@@ -13,6 +13,7 @@ import anyio
 from agent.base.errors import PreflightError
 from agent.boot import make_ready
 from agent.boot.asked import Asked
+from agent.boot.clear_away import clear_away
 from agent.boot.explained import explained
 from agent.boot.hello import hello_of
 from agent.boot.node_run import NodeRun, stop_ray
@@ -162,8 +163,9 @@ class Worker:
         """Report at once what a person at the head would want to know at once."""
         state = self._state
         news = (state.phase, state.joined, state.preparing, state.tries, worker.words(state))
-        if (*news, state.obeyed, state.part) != self._told:
-            self._told = (*news, state.obeyed, state.part)
+        all_news = (*news, state.obeyed, state.part, state.runs)
+        if all_news != self._told:
+            self._told = all_news
             link.report_now()
 
     async def _perform(  # noqa: C901 - one case, one action
@@ -239,6 +241,7 @@ class Worker:
             code = await child.wait()
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
+        await clear_away("Ray", None)
         self._inbox.put(w.RayExited(await parts.end_sentence(code)))
 
     async def _prepare(self) -> None:
@@ -327,6 +330,7 @@ class Worker:
             items=worker.words(state),
             part=state.part,
             aside=self._run.seen.to_tell(state.steps),
+            runs=state.runs,
             logs=logs,
             answers=answers,
             obeyed=0 if state.obeyed is None else state.obeyed.number,

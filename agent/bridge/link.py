@@ -37,6 +37,7 @@ class RayLink:
         self._tell = tell
         self._child: Child | None = None
         self._standing: list[dict[str, object]] = []
+        self._renewed = False
 
     async def run(self) -> None:
         """Keep a bridge up until cancelled; a new one is told what the old one knew."""
@@ -50,6 +51,9 @@ class RayLink:
                     await self._send(order)
                 await self._read(self._child)
                 code = await self._child.wait()
+                if self._renewed:
+                    self._renewed = False
+                    continue
                 self._tell(
                     h.RaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
                 )
@@ -78,6 +82,12 @@ class RayLink:
     async def stop_job(self, job_id: str) -> None:
         """Have the job stopped."""
         await self._order(do="stop", id=job_id)
+
+    async def renew(self) -> None:
+        """Have another bridge begin, which knows nothing of the Ray before."""
+        if self._child is not None and self._child.running:
+            self._renewed = True
+            await self._child.stop(0.5)
 
     def forget(self, job_id: str) -> None:
         """Ask no later bridge about a job that is over."""

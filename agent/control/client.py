@@ -232,6 +232,7 @@ class HeadLink:
             HeadSpoke(
                 *(ip, reply.epoch, reply.ray_ready, reply.phase, reply.verdict, reply.refusal),
                 run_id="" if reply.wants_hello else reply.run_id,
+                attempt=reply.attempt,
                 held=reply.held,
                 rank=reply.rank,
             )

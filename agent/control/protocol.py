@@ -104,6 +104,8 @@ class Report:
     bye: Bye | None = None
     alone: bool = False
     """True where its node is there for a service only, and joins no Ray."""
+    runs: int = 0
+    """The attempt of which something may run on its node; 0 where nothing does."""
     epoch: int = 0
     """The highest that it has heard of in its run; 0 before any."""
 
@@ -140,6 +142,7 @@ class Report:
             hello=None if hello is None else _hello(hello),
             bye=None if bye is None else _bye(bye),
             alone=flag(data, "alone"),
+            runs=int(number(data, "runs", 0)),
             epoch=int(number(data, "epoch", 0)),
         )
 

@@ -370,4 +370,5 @@ def _worker(known: _Known, report: Report, now: float) -> Worker:
         alone=report.alone,
         part=report.part,
         gpus=known.hello.gpus,
+        runs=report.runs,
     )

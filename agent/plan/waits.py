@@ -34,6 +34,12 @@ PAUSE = "pause"
 ASK = "ask"
 """For every node's word, when a job has failed."""
 
+CLEAR = "clear"
+"""For an attempt to be gone from all nodes in reach, before the next; no wait of a plan's."""
+AWAY = "away"
+"""For a node out of reach to have ended it itself, likewise."""
+CLEAR_LIMIT = 60.0
+"""Beyond AGENT_NODE_GRACE."""
 PROBE = "probe"
 """For each node's word of the reward server."""
 NEVER_LATE = {PAUSE, PROBE}

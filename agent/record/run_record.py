@@ -43,6 +43,8 @@ class Attempt:
     exit_code: int | None = None
     checkpoint: int | None = None
     """The newest checkpoint's step when it began."""
+    nodes: tuple[str, ...] = ()
+    """The workers that were there when it began, by name."""
 
     @property
     def was_lost(self) -> bool:
@@ -98,12 +100,17 @@ class RunRecord:
         return self.end_attempt(now, "its head was lost", 75)
 
     def begin(
-        self, number: int, submission_id: str, start: str, checkpoint: int | None = None
+        self,
+        number: int,
+        submission_id: str,
+        start: str,
+        checkpoint: int | None = None,
+        nodes: tuple[str, ...] = (),
     ) -> RunRecord:
         """Return it with an attempt that begins, or that an earlier head began and left open."""
         if self.open_attempt is not None and self.open_attempt.number == number:
             return replace(self, state=State.RUNNING)
-        attempt = Attempt(number, submission_id, start, checkpoint=checkpoint)
+        attempt = Attempt(number, submission_id, start, checkpoint=checkpoint, nodes=nodes)
         return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
 
     @property
@@ -142,6 +149,7 @@ class RunRecord:
                     **attempt.in_outcome(),
                     "submission_id": attempt.submission_id,
                     "checkpoint": attempt.checkpoint,
+                    "nodes": [*attempt.nodes],
                 }
                 for attempt in self.attempts
             ],
@@ -201,12 +209,13 @@ def _attempt(data: object) -> Attempt:
         reason=_text(data, "reason"),
         exit_code=None if data["exit_code"] is None else _whole(data, "exit_code"),
         checkpoint=None if data.get("checkpoint") is None else _whole(data, "checkpoint"),
+        nodes=_names(data.get("nodes", [])),
     )
 
 
 def _names(data: object) -> tuple[str, ...]:
     if not isinstance(data, list) or not all(isinstance(name, str) for name in data):
-        raise ValueError("ranks are no list of names")
+        raise ValueError("ranks or nodes are no list of names")
     return tuple(data)
 
 

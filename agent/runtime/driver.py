@@ -11,10 +11,14 @@ import signal
 from contextlib import suppress
 from os import getsid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 
 from agent.runtime import orphans
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 _MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"
@@ -37,13 +41,32 @@ def find_driver(submission_id: str) -> psutil.Process | None:
     return None
 
 
-def end_what_is_left(submission_id: str) -> list[str]:
-    """Kill what still runs below us of a job whose Ray is gone; return who that was."""
+def end_all() -> list[str]:
+    """Kill what still runs below us of jobs and workers whose Ray is gone; return who that was."""
     with suppress(psutil.Error, OSError):
-        below = psutil.Process().children(recursive=True)
-        left = [process for process in below if _job_of(process) == submission_id]
+        own = psutil.Process()
+        below, inherited = own.children(recursive=True), own.environ()
+        marked = [process for process in below if _is_of_a_job(process, inherited)]
+        sessions = {_session_of(process) for process in marked} - {_session_of(own), None}
+        left = [one for one in below if one in marked or _session_of(one) in sessions]
         return [name for process in left for name in orphans.kill(process)]
     return []
+
+
+def _is_of_a_job(process: psutil.Process, inherited: Mapping[str, str]) -> bool:
+    """Say whether Ray started a process, or one that Ray started; we may be in a job ourselves."""
+    with suppress(psutil.Error, OSError):
+        environ = process.environ()
+        marks = [environ.get(mark) != inherited.get(mark) for mark in (_MARK, _WORKERS_MARK)]
+        return any(marks) or process.name().startswith(_WORKERS_TITLE)
+    return False
+
+
+def _session_of(process: psutil.Process) -> int | None:
+    try:
+        return getsid(process.pid)
+    except OSError:
+        return None
 
 
 def pass_on(driver: psutil.Process | None, signum: int) -> str:

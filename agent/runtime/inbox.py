@@ -26,6 +26,10 @@ class Inbox(Generic[E]):
         self._events.append(self._clean(event))
         self._some.set()
 
+    def discard(self, *kinds: type) -> None:
+        """Drop what is there of these kinds."""
+        self._events = deque(event for event in self._events if not isinstance(event, kinds))
+
     @property
     def is_empty(self) -> bool:
         """Say whether there is nothing to take now."""

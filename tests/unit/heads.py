@@ -154,6 +154,9 @@ class Story:
         self.now = at
         self.state, actions = head.decide(self.state, event, at)
         self.actions += actions
+        for action in actions:
+            if isinstance(action, h.Retry):  # this node's own part in that, without a fault
+                self.take(h.Cleared(action.ended.number), at)
 
     def finish(self, steps: int = 50) -> bool:
         """Let only time pass, from deadline to deadline; say whether the story comes to rest."""

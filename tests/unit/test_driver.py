@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from agent.runtime.driver import find_driver, kept, pass_on
+from agent.runtime.driver import end_all, find_driver, kept, pass_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -162,3 +162,27 @@ def await_true(check: Callable[[], bool]) -> None:
     while not check():
         assert time.monotonic() < until
         time.sleep(0.01)
+
+
+def test_all_that_ray_left_is_ended() -> None:
+    """Drivers, what Ray's workers started, and their sessions; a service of ours is spared."""
+    tree = "sleep 1000 & env -i sleep 1000 & wait"
+    left = ((tree, job("run-1")), (tree, {"RAY_JOB_ID": "02000000"}))
+    with worker(*left, ("sleep 1000", {}), title="sh") as (driver, actor, service):
+        await_true(lambda: len(in_session(driver) + in_session(actor)) == 6)
+        assert len(end_all()) == 6
+        await_true(lambda: not in_session(driver) + in_session(actor))
+        assert service in in_session(service)
+        assert end_all() == []
+
+
+def in_session(leader: int) -> list[int]:
+    """Return the living processes of a session."""
+    return [process.pid for process in psutil.process_iter() if _is_in(process, leader)]
+
+
+def _is_in(process: psutil.Process, leader: int) -> bool:
+    try:
+        return os.getsid(process.pid) == leader and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, psutil.Error):
+        return False

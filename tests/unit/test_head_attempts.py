@@ -94,7 +94,8 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
 
 def test_a_lost_node_that_is_back_is_named() -> None:
     """One line says what the next attempt does, and why."""
-    story = Story(goal(2, retries=2), [(3, nodes(2, 3)), (3, word(2)), (5, h.Submitted("run-1"))])
+    story = Story(goal(2, retries=2), [(3, nodes(2, 3)), (3, word(2)), (3, word(3))])
+    story.take(h.Submitted("run-1"), 5)
     story.take(nodes(3, dead=(2,)), 9)
     story.take(job("FAILED", 1), 10)
     story.take(nodes(2, 3), 12)
@@ -104,7 +105,7 @@ def test_a_lost_node_that_is_back_is_named() -> None:
 
 def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
     """A worker that never comes is 69 at first, and 75 where an earlier attempt had it."""
-    story = Story(goal(1, retries=1), [*PAIR, GONE, FAILED])
+    story = Story(goal(1, retries=1), [*PAIR, GONE, FAILED, (12, nodes())])
     assert story.finish()
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (75, "workers")

@@ -145,7 +145,7 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
     story.say(3, bye=Bye("done"), logs={"agent": "one\ntwo\n", "raylet.out": "end\n"})
     story.note(word(3))
     story.note(word(2, detail="all is well", heard=-12.0))
-    silent = story.state.fleet.fell_silent("agent2", "connection refused", is_lost=True)
+    silent = story.state.fleet.fell_silent("agent2", "connection refused", 0.0, is_lost=True)
     story.state = replace(story.state, fleet=silent.with_facts("agent2", MACHINE))
     parts = story.parts()
     assert [*parts][:4] == [

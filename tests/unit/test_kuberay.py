@@ -9,8 +9,10 @@ import pytest
 import yaml
 
 from agent.boot.head_goal import goal_of
+from agent.boot.run_keeper import RunKeeper
 from agent.decisions.head import first_state
 from agent.plan.show import render
+from agent.record.run_choice import Chosen
 from agent.settings.redact import redactor_for
 from agent.topology.given_ray import GivenRay
 from unit.captured import WITHOUT, changed, plan_of, read
@@ -96,11 +98,13 @@ def test_addresses_with_colons_are_bracketed() -> None:
         ("kuberay-submitter-head", "rl-8h2pd", "rl-8h2pd"),
     ],
 )
-def test_the_submissions_id(name: str, run: str | None, job: str) -> None:
+def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path) -> None:
     """A RayJob looks for its job under its own id; elsewhere the run's id is made into one."""
     plan = plan_of(*read(name))
     assert plan.topology.claim.run_id == run
-    assert first_state(goal_of(plan, "run-7")).attempt.id == job
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run-7", None))
+    assert first_state(goal_of(plan, keeper)).attempt.id == job
+    keeper.close()
 
 
 @pytest.mark.parametrize("name", ["kuberay-head", "kuberay-submitter-head", "kuberay-worker"])

@@ -222,7 +222,9 @@ def test_a_head_that_was_started_anew_has_no_such_job() -> None:
     """Rank 0 went with the former head: this share is stopped, and the new head followed."""
     story = workers.Story(WORKER, [*FOLLOWS, (5.0, workers.spoke(epoch=2))])
     assert story.deeds[-1] == w.StopPart()
-    assert (story.state.attempt, story.state.phase) == (None, w.Phase.FOLLOWING)
+    assert (story.state.runs, story.state.phase) == (1, w.Phase.FOLLOWING)
+    story.take(w.PartOver(1, STOPPED), 6.0)
+    assert story.state.runs == 0
 
 
 def test_a_plain_ray_head_is_no_head_for_it() -> None:

@@ -116,6 +116,7 @@ def test_a_spare_is_taken_for_the_next_attempt() -> None:
     assert "pod3 is one more than the running attempt needs: unused until another" in story.said
     story.take(SILENT, 9)
     story.take(job("FAILED", 1), 10)
+    story.take(nodes(3), 19)
     story.take(TICK, 20)
     assert story.deeds[-1] == h.Submit("run-2")
     assert "pod2 was lost and is away; 2 of 2 node(s)" in story.said

@@ -249,7 +249,7 @@ def test_what_is_said_on_the_way() -> None:
         "`ray start` ended (exit code 1): trying again",
         "joining Ray at the head pod0 (10.0.0.1) (try 2)",
         "Ray is up on this node: following the head",
-        "the head was started anew: leaving its old Ray and joining the new",
+        "the head's Ray was started anew: leaving the old and joining the new",
         "Ray was lost here (exit code 1): joining again",
     ]
     assert [s for s in sentences if s not in story.said] == []

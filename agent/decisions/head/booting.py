@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import agreement, parts, retry, services
+from agent.decisions.head import agreement, clearing, parts, retry, services
 from agent.decisions.head import state as h
 from agent.decisions.head.leaving import leave, leave_with
 from agent.decisions.head.state import Phase
@@ -54,6 +54,7 @@ def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Deci
 
 def _awaiting(state: HeadState, now: float) -> Decision:
     """Go on when nothing is waited for any more; end where something never came in time."""
+    state = clearing.passed(state, now)
     pending = tuple(w for w in waits(state) if w.key not in planned.NEVER_LATE or not w.over(now))
     late = next((wait for wait in pending if wait.over(now)), None)
     if late is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import parts
+from agent.decisions.head import clearing, parts
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import with_service
@@ -37,6 +37,8 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return replace(state, ray=state.ray.lost(evidence), last_ray=evidence)
         case h.WorkerIntroduced(key, _, facts, findings):
             return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
+        case h.Cleared(over, left) if over == state.attempt.number - 1:
+            return replace(state, clearing=f"{left} cannot be ended" if left else None)
         case h.CheckpointSeen(_, step, path):
             return replace(state, checkpoint=step, resumes_from=path)
         case h.WorkerReported(worker):
@@ -44,7 +46,7 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
         case h.OwnPartOver(over):
             return parts.ended(state, HERE, over.attempt, over.end, now)
         case h.WorkerSilent(key, evidence, ray_answers):
-            fleet = state.fleet.fell_silent(key, evidence, is_lost=not ray_answers)
+            fleet = state.fleet.fell_silent(key, evidence, now, is_lost=not ray_answers)
             return replace(state, fleet=fleet)
         case h.WorkerReplaced(key):
             return _forget_worker(state, key)
@@ -78,6 +80,7 @@ def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Take in a report, and the word of what that worker runs by order."""
     before = state.fleet.workers.get(worker.key)
     state = replace(state, fleet=state.fleet.with_report(worker))
+    state = clearing.heard(state, worker)
     for word in worker.items:
         key = (worker.key, word.name)
         item = state.services.get(key)
@@ -93,6 +96,8 @@ def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
     """Take away an agent that is no more, and what ran there."""
+    left = {name: since for name, since in state.leftovers.items() if name != key}
+    state = replace(state, leftovers=left) if len(left) < len(state.leftovers) else state
     return replace(_without_services(state, key), fleet=state.fleet.without(key))
 
 

@@ -132,7 +132,7 @@ def looked(state: HeadState, now: float) -> HeadState:
     if until is None or now < until:
         return state
     mute = [key for key in _without_end(state) if _may_speak(state, key)]
-    return replace(state, fleet=state.fleet.silenced(mute))
+    return replace(state, fleet=state.fleet.silenced(mute, now))
 
 
 def _may_speak(state: HeadState, key: str) -> bool:

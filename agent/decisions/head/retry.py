@@ -16,6 +16,7 @@ from agent.decisions.attempts import (
     pause_after,
     spent,
 )
+from agent.decisions.head import clearing
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadState, Phase
 from agent.decisions.items import Step
@@ -86,7 +87,7 @@ def another(
     lost = f"attempt {ended.number} of {state.most_attempts} is lost: {end.reason}"
     said = Said(f"{lost}; the next begins in {pause:g} s at the earliest", "warning")
     state = replace(
-        state,
+        clearing.begun(state, now),
         attempt=attempt,
         earlier=earlier,
         required=state.goal.expected_workers,
@@ -126,7 +127,8 @@ def take_up(
 
 def code_of(state: HeadState, late: Wait) -> int:
     """Return the code of a wait that is over: what an earlier attempt had was lost."""
-    had_it = state.attempt.number > 1 and late.key in {planned.WORKERS, planned.HEAD}
+    gone = {planned.WORKERS, planned.HEAD, planned.CLEAR}
+    had_it = state.attempt.number > 1 and late.key in gone
     return 75 if had_it else 69
 
 

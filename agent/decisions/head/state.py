@@ -20,6 +20,7 @@ from agent.decisions.head.actions import (
     Submit,
     TakeUp,
 )
+from agent.decisions.head.goal import OUR_RAY, RAY_RESTARTS, Goal
 from agent.decisions.head.roster import Key, Roster
 from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
@@ -32,18 +33,19 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.checks.finding import Finding
-    from agent.decisions.attempts import Attempt, Tried
+    from agent.decisions.attempts import Attempt
     from agent.decisions.head.parts import Part
     from agent.decisions.verdict import JobReport
     from agent.node.facts import Facts
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
     from agent.work.torchrun import PartOver
 
 __all__ = [
+    "OUR_RAY",
+    "RAY_RESTARTS",
     "Answered",
     "AskNodes",
     "Fleet",
+    "Goal",
     "HeadAction",
     "Key",
     "Leave",
@@ -64,9 +66,6 @@ __all__ = [
     "Worker",
 ]
 
-OUR_RAY = "Ray on this node"
-RAY_RESTARTS = 2
-
 
 class Phase(str, Enum):
     """The head's life, in order; another attempt at the job begins anew with the first."""
@@ -77,63 +76,6 @@ class Phase(str, Enum):
     JUDGING = "judging"  # the job failed, and perhaps for want of a node: all are asked
     STOPPING = "stopping"  # the job was told to end
     LEAVING = "leaving"  # the verdict stands; workers hear it, everything goes down
-
-
-@dataclass(frozen=True)
-class Goal:
-    """What this run is to achieve, fixed at the start; times are on the run's own clock."""
-
-    limits: Mapping[str, float]
-    """Every wait's limit, by the key under which the plan shows it."""
-    job_stop_grace: float
-    """How long a job may take to stop."""
-    expected_workers: int = 0
-    least_workers: int = 0
-    """Fewer do, once the workers' deadline has passed."""
-    wants_job: bool = True
-    run_id: str = "run"
-    first_attempt: int = 1
-    """The number of the first attempt: those of an earlier head of the same run count."""
-    submission_id: str | None = None
-    """The id by which a given Ray's owner will look for the job."""
-    services: tuple[ServiceSpec, ...] = ()
-    """Those of the whole run, wherever they live."""
-    steps: tuple[PrepareStep, ...] = ()
-    """The head's own prepare steps, in the order in which they are run."""
-    disks: Mapping[str, str] = field(default_factory=dict)
-    """On which disk of the head's each marker of its steps lies."""
-    longest_prepare: float = 0.0
-    """How long a worker may prepare, as long as it is heard of."""
-    retries: int = 0
-    """Further attempts at the job after a loss."""
-    tried: tuple[Tried, ...] = ()
-    """The attempts of earlier heads of the same run that were lost."""
-    ray: str = OUR_RAY
-    """What to call the Ray that must come up."""
-    ray_is_given: bool = False
-    """True where others start and stop it: then a job outlives this agent unless it is stopped."""
-    ray_restarts: int = RAY_RESTARTS
-    rank: int = 0
-    """The head's own."""
-    by_torchrun: bool = False
-    """True where torchrun starts the job on every node, and no Ray runs."""
-    node: str = ""
-    """This node's name, and what it brings, for its own share of such a job."""
-    size: NodeSize = NodeSize(0)
-    facts: Facts | None = None
-    """What the head's own machine is; None where nothing is compared with it."""
-    platform: str = ""
-    """What these nodes were rented from."""
-    brings_libraries: bool = False
-    """True where the job's runtime_env may bring libraries of its own to every node."""
-
-    def service(self, name: str) -> ServiceSpec:
-        """Return a service by its name."""
-        return next(spec for spec in self.services if spec.name == name)
-
-    def step(self, name: str) -> PrepareStep:
-        """Return a prepare step by its name."""
-        return next(step for step in self.steps if step.name == name)
 
 
 Group = tuple[str, str]
@@ -192,6 +134,13 @@ class HeadState:
     """The checkpoint that a recipe would go on from."""
     earlier: tuple[Attempt, ...] = ()
     """The attempts before this one, each with its end."""
+    leftovers: Mapping[str, float] = field(default_factory=dict)
+    """Who may still run something of the attempt before: agents by their ids, others by name.
+
+    For those that have no agent, since when nothing can be known of them.
+    """
+    clearing: str | None = None
+    """What is known of the attempt before on this node, until all of it is gone; then None."""
     parts: Mapping[str, Part] = field(default_factory=dict)
     """The nodes' shares of an attempt that torchrun starts, by node, in the order of ranks."""
     probes: Probes = field(default_factory=Probes)
@@ -292,6 +241,14 @@ class LaterHead:
 
 
 @dataclass(frozen=True)
+class Cleared:
+    """What an attempt had left on this node was ended; `left` names what runs all the same."""
+
+    attempt: int
+    left: str = ""
+
+
+@dataclass(frozen=True)
 class CheckpointSeen:
     """What an attempt, or those of earlier heads (0), left to go on from."""
 
@@ -382,6 +339,7 @@ HeadEvent = (
     | WorkerIntroduced
     | RunRemembered
     | LaterHead
+    | Cleared
     | CheckpointSeen
     | WorkerReported
     | WorkerSilent

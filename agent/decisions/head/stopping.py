@@ -96,7 +96,7 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     over = now >= stop_deadline(state)
     if ended or never_ran or dies_with_ray or over or state.ray.step is Step.LOST:
         late = (Said("the job did not stop in time", "warning"),) if over and not ended else ()
-        gone = ended or never_ran  # nothing follows an attempt that may still be alive
+        gone = ended or never_ran or not state.goal.ray_is_given  # ours is ended with its Ray
         after, actions = (attempt_over if gone else leave)(state, verdict, now)
         return after, (*late, *actions)
     return state, ()
@@ -109,7 +109,7 @@ def attempt_over(state: HeadState, end: Outcome, now: float) -> Decision:
         return leave(state, again, now)
     begun, actions = again
     begun = replace(begun, parts={})
-    if state.ray.step is Step.LOST:
+    if state.goal.owns_ray:  # nothing of the attempt outlives the Ray that it ran on
         begun, actions = without_ray(begun, Item()), (*actions, h.RestartRay())
     after, more = booting(begun, Tick(), now)
     return after, (*actions, *more)

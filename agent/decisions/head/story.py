@@ -35,6 +35,7 @@ def first_state(goal: h.Goal) -> HeadState:
         steps={(HERE, step.name): Item() for step in goal.steps},
         turns=turns.first_turns(goal),
         required=goal.expected_workers,
+        leftovers=dict.fromkeys(goal.former_nodes, 0.0),
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):

@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import is_loss
+from agent.decisions.head import clearing
 from agent.decisions.head.probes import score_waits
 from agent.decisions.head.state import HeadState, Phase
 from agent.decisions.items import HERE, Step
@@ -74,6 +75,7 @@ def _needed(state: HeadState) -> Iterator[Wait]:
     yield from _service_waits(state)
     yield from _rank_waits(state)
     yield from _step_waits(state)
+    yield from clearing.waits(state)
     if len(state.fleet.alive) < state.required:
         fleet, required = state.fleet, state.required
         yield Wait(

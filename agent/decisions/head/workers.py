@@ -73,13 +73,24 @@ class Worker:
     """Those that its share of such a job has."""
     silent: str = ""
     """Why it is not heard of any more, where that is known."""
+    silent_since: float = 0.0
+    """When that was noticed."""
     lost: bool = False
     """True where its Ray does not answer either, whatever GCS says still."""
+    runs: int = 0
+    """The attempt of which something may run there; 0 where nothing does."""
 
     @property
     def number(self) -> int | None:
         """Return its rank, whoever gave it."""
         return self.given_rank if self.rank is None else self.rank
+
+    @property
+    def away_since(self) -> float | None:
+        """Return since when it is not heard of; None for one that is."""
+        if self.silent:
+            return self.silent_since
+        return self.heard if self.gone else None
 
     def state(self, *, counts: bool) -> NodeState:
         """Return how its node stands; `counts` where it is one of those that count as there."""
@@ -184,22 +195,25 @@ class Fleet:
         silent = [w.key for w in speak if now >= w.heard + SILENT_AFTER]
         others = [w.heard for w in speak if now < w.heard + SILENT_AFTER]
         look_at = min(others) + SILENT_AFTER if others else None
-        return replace(self.silenced(silent), look_at=look_at)
+        return replace(self.silenced(silent, now), look_at=look_at)
 
-    def silenced(self, keys: Iterable[str]) -> Fleet:
+    def silenced(self, keys: Iterable[str], now: float) -> Fleet:
         """Count agents out until they speak again."""
-        changed = {key: replace(self.workers[key], silent=_UNHEARD, lost=True) for key in keys}
+        changed = {
+            key: replace(self.workers[key], silent=_UNHEARD, silent_since=now, lost=True)
+            for key in keys
+        }
         new = replace(self, workers={**self.workers, **changed})
         for worker in changed.values():
             new = new.recounted(worker.ip)
         return new
 
-    def fell_silent(self, key: str, evidence: str, *, is_lost: bool) -> Fleet:
+    def fell_silent(self, key: str, evidence: str, now: float, *, is_lost: bool) -> Fleet:
         """Take in that an agent is not heard of any more; its next report takes that back."""
         worker = self.workers.get(key)
         if worker is None or worker.gone:
             return self
-        silent = replace(worker, silent=evidence, lost=is_lost)
+        silent = replace(worker, silent=evidence, silent_since=now, lost=is_lost)
         new = replace(self, workers=_with(self.workers, key, silent))
         if is_lost and self.by_ip.get(worker.ip) == key:
             new = new.listing(new.ids, new.dead | new.ids.get(worker.ip, frozenset()))

@@ -54,6 +54,15 @@ def heeded(decision: Decision, now: float) -> Decision:
     return state, (*actions, said, *stops)
 
 
+def outdated(before: WorkerState, decision: Decision) -> Decision:
+    """Stop this node's share of an attempt, where the head makes a later one already."""
+    state, actions = decision
+    own, theirs = state.attempt or 0, state.head_attempt
+    if not before.head_attempt < theirs or not _has_part(state) or own >= theirs:
+        return decision
+    return (state, actions) if StopPart() in actions else (state, (*actions, StopPart()))
+
+
 def _runs(state: WorkerState) -> bool:
     """Say whether something would be stopped; a head without an agent begins no other attempt."""
     if state.bare or state.fenced:

@@ -42,6 +42,7 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
                 is_silent=False,
                 unreached=None,
                 fenced=False,
+                head_attempt=event.attempt,
                 run_id=event.run_id if state.phase is Phase.FINDING else state.run_id,
                 heard=now,
                 evidence=f"the head last said: {said}",

@@ -97,6 +97,10 @@ class WorkerState:
     """The run that it belongs to, from its first join on."""
     is_silent: bool = False
     """True while the head does not answer."""
+    head_attempt: int = 0
+    """The attempt that the head makes, or made last; 0 before it told."""
+    ray_attempt: int = 0
+    """The one that it made when Ray was started here."""
     unreached: float | None = None
     """Since when neither the head's agent nor its GCS is reached; None while one is."""
     fenced: bool = False
@@ -130,6 +134,14 @@ class WorkerState:
         return self.phase is Phase.FOLLOWING and up and not self.alone
 
     @property
+    def runs(self) -> int:
+        """Return the attempt of which something may run here; 0 where nothing does."""
+        if self.ray is not RayStep.DOWN:
+            return self.ray_attempt
+        has_part = self.attempt is not None and self.part is None
+        return self.attempt or 0 if has_part else 0
+
+    @property
     def preparing(self) -> bool:
         """Say whether a prepare step is not over yet."""
         return any(item.step is Step.PENDING for item in self.steps.values())
@@ -152,6 +164,8 @@ class HeadSpoke:
     """True where it only holds the verdict of a run to which this agent never belonged."""
     rank: int | None = None
     """The rank that it gave this node, where its platform has none."""
+    attempt: int = 0
+    """The attempt at the job that it makes, or made last; 0 where no agent tells."""
     run_id: str = ""
     """The run that it knows; '' where it has not heard yet to which run this node belongs."""
 

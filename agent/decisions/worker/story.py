@@ -63,9 +63,10 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return _leave(state, event.outcome, head_must_hear=True)
     if isinstance(event, Ordered):
         return _obey(state, event, now)
+    before = state
     state, said = of_silence(note(state, event, now), event, now)
-    told = _end_at_any_time(state, event, now)
-    after, actions = fence.heeded(told or _BY_PHASE[state.phase](state, event, now), now)
+    told = _end_at_any_time(state, event, now) or _BY_PHASE[state.phase](state, event, now)
+    after, actions = fence.heeded(fence.outdated(before, told), now)
     return after, (*said, *actions)
 
 
@@ -264,6 +265,7 @@ def _join(state: WorkerState, now: float) -> Decision:
         state = replace(state, phase=Phase.JOINING, since=now, tries=0)
     tries = state.tries + 1
     state = replace(state, ray=RayStep.STARTING, raylet="", retry_at=None, tries=tries)
+    state = replace(state, ray_attempt=state.head_attempt)
     kind = "a plain Ray head" if state.bare else "the head"
     again = f" (try {state.tries})" if state.tries > 1 else ""
     said = Said(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
@@ -337,9 +339,8 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return replace(state, epoch=event.epoch), (said,)
     if state.goal.by_torchrun:
         said = Said("the head was started anew: following it", "warning")
-        state = replace(state, epoch=event.epoch, attempt=None, part=None)
-        return state, (said, StopPart())
-    said = Said("the head was started anew: leaving its old Ray and joining the new", "warning")
+        return replace(state, epoch=event.epoch), (said, StopPart())
+    said = Said("the head's Ray was started anew: leaving the old and joining the new", "warning")
     state = replace(state, epoch=event.epoch, phase=Phase.JOINING, since=now, tries=0)
     if state.ray is RayStep.DOWN:
         return replace(state, retry_at=now), (said,)
