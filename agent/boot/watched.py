@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
+from agent.decisions.head.state import WorkerReported
 from agent.decisions.items import HERE
 from agent.record.files import why
 from agent.record.job_lines import JobLines
@@ -37,6 +38,10 @@ class Watched:
     def note(self, event: HeadEvent) -> None:
         """Note when an event, which was decided upon, happened."""
         self._timeline.note(event, self._look(), self._run.now())
+        if isinstance(event, WorkerReported):
+            aside = self.asides.get(event.worker.key)
+            if aside is not None:
+                self._timeline.note_steps(event.worker.key, aside.steps, self._run.now())
 
     def status(self) -> dict[str, object]:
         """Return what everybody may see who may see the status."""

@@ -12,11 +12,15 @@ from agent.decisions.head import state as h
 from agent.decisions.items import HERE, Step
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.decisions.head.state import HeadEvent, HeadState, Worker
     from agent.decisions.items import Item, ItemWord
 
 MOST = 32
 """So many phases of a node are kept: the first one and the last ones."""
+MOST_ITEMS = 64
+"""So many services and steps of a node."""
 _OF_A_SERVICE = {Step.PENDING: "starting", Step.READY: "ready", Step.LOST: "down"}
 _OF_A_STEP = {Step.PENDING: "running", Step.READY: "done", Step.LOST: "failed"}
 _RAY = "Ray"
@@ -62,6 +66,11 @@ class Timeline:
         elif isinstance(event, h.StepOver) and event.node == HERE:
             self._note_own_step(event, now)
 
+    def note_steps(self, key: str, steps: Mapping[str, Step], now: float) -> None:
+        """Note how the prepare steps of a worker stand, those that it runs unasked included."""
+        for name, step in steps.items():
+            self._enter_item(key, name, _OF_A_STEP[step], now)
+
     def _note_worker(self, worker: Worker, state: HeadState, now: float) -> None:
         self.names[worker.key] = (worker.name, worker.number)
         spans = self.nodes.setdefault(worker.key, [])
@@ -73,8 +82,6 @@ class Timeline:
         item = state.services.get((key, word.name))
         if item is not None:
             self._note_service(key, word.name, item, now)
-        else:
-            self._enter_item(key, word.name, _OF_A_STEP[word.step], now)
 
     def _note_service(self, node: str, name: str, item: Item, now: float) -> None:
         known = name in self.items.get(node, ())
@@ -95,7 +102,9 @@ class Timeline:
         return {name: spans for name, spans in own.items() if spans[-1].phase in ends}
 
     def _enter_item(self, node: str, name: str, phase: str, now: float) -> None:
-        _enter(self.items.setdefault(node, {}).setdefault(name, []), phase, now)
+        items = self.items.setdefault(node, {})
+        if name in items or len(items) < MOST_ITEMS:
+            _enter(items.setdefault(name, []), phase, now)
 
     def _replaced(self, key: str) -> None:
         spans = self.nodes.pop(key, [])

@@ -15,11 +15,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
+_first: list[Callable[[], object]] = []
+
+
+def before_exit(act: Callable[[], object]) -> None:
+    """Have something done before the last words, however the process comes to its end."""
+    _first.append(act)
+
+
 def exit_now(code: int) -> None:
     """End the process within about a second, with the last words where somebody takes them.
 
     Neither a thread that is stuck in a resolver nor a pipe that nobody reads holds it up.
     """
+    for act in _first:
+        act()
     flushing = _begin(_flush_streams)
     finish_all(FLUSH_LIMIT)
     if flushing is not None:

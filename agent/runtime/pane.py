@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+from agent.runtime.exiting import before_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,7 +78,9 @@ def given_back(area: Area, rows: int) -> str:
 
 def _reserved(area: Area) -> str:
     """Return what makes room at the foot, and keeps others out of it."""
-    return f"{_DOWN * area.ours}\033[{area.ours}A{_SAVE}\033[1;{area.first - 1}r{_RESTORE}"
+    down = f"{_DOWN * area.ours}\033[{area.ours}A"
+    # an agent that was killed left the region as it was
+    return f"{_SAVE}{_WHOLE_REGION}{_RESTORE}{down}{_SAVE}\033[1;{area.first - 1}r{_RESTORE}"
 
 
 class Pane:
@@ -94,6 +97,7 @@ class Pane:
         """Begin to draw, where a thread can be had."""
         with suppress(RuntimeError):  # pids.max
             self._thread.start()
+        before_exit(self.close)
 
     def close(self) -> None:
         """Give the terminal back."""

@@ -88,7 +88,7 @@ def on_a_terminal(
     """Run a program whose terminal this is."""
     pid, descriptor = pty.fork()
     if pid == 0:
-        os.execve(argv[0], argv, {**env, "TERM": "xterm-256color"})  # noqa: S606 - no shell is wanted
+        os.execve(argv[0], argv, {"TERM": "xterm-256color", **env})  # noqa: S606 - no shell is wanted
     terminal = Terminal(pid, descriptor, rows, columns)
     try:
         terminal.resize(rows, columns)

@@ -32,6 +32,16 @@ os.write(1, b"after\\n")
 """
 
 
+ENDS_AT_ONCE = """
+import os, sys
+from agent.runtime.exiting import exit_now
+from agent.runtime.pane import Pane
+Pane(lambda columns, rows: ["one", "two"]).start()
+sys.stdin.readline()
+exit_now(130)
+"""
+
+
 class Screen:
     """An emulated terminal."""
 
@@ -91,7 +101,7 @@ def test_a_low_terminal_has_none() -> None:
 def test_on_a_real_terminal() -> None:
     """Lines and half lines are whole, the pane stays, and the terminal is given back."""
     argv = [sys.executable, "-c", WRITER]
-    with on_a_terminal(argv, {**os.environ, "PYTHONPATH": str(REPO)}) as terminal:
+    with on_a_terminal(argv, {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}) as terminal:
         terminal.wait_for("the pane", lambda: terminal.lines()[-1] == "last")
         assert terminal.lines()[0] == "before"
         terminal.press_enter()
@@ -113,3 +123,14 @@ def test_on_a_real_terminal() -> None:
         assert written[-2].endswith("and half")  # a smaller terminal may have broken the line
         assert written[-1] == "after"
         assert "last" not in written
+
+
+def test_an_end_at_once_gives_it_back() -> None:
+    """A second Ctrl-C ends everything; the terminal is whole afterwards."""
+    env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
+    with on_a_terminal([sys.executable, "-c", ENDS_AT_ONCE], env) as terminal:
+        terminal.wait_for("the pane", lambda: terminal.lines()[-1] == "two")
+        terminal.press_enter()
+        assert terminal.to_the_end() == 130
+        assert not any(terminal.lines())
+        assert terminal.raw.rindex(b"\x1b[r") > terminal.raw.rindex(b"\x1b[1;38r")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from agent.decisions.head import state as h
-from agent.record.timeline import MOST, Timeline
+from agent.decisions.items import Step
+from agent.record.timeline import MOST, MOST_ITEMS, Timeline
 from unit.heads import RETRIEVER, SUBMITTED, History, Story, goal, job, nodes, word
 
 
@@ -69,3 +70,11 @@ def test_a_run_of_weeks_stays_small() -> None:
     kept = spans(seen(long, RETRIEVER), "agent2")
     assert len(kept) == MOST
     assert (kept[0][1], kept[-1][1]) == (0.0, 999.0)
+
+
+def test_a_node_cannot_fill_the_memory() -> None:
+    """Whatever names it makes up for its steps."""
+    timeline = Timeline()
+    for number in range(1000):
+        timeline.note_steps("agent2", {f"step {number}": Step.PENDING}, float(number))
+    assert len(timeline.items["agent2"]) == MOST_ITEMS

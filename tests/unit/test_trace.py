@@ -152,12 +152,14 @@ def test_prepare_steps() -> None:
     history: History = [
         (4.0, h.StepOver("AGENT_PREPARE_EACH")),
         (9.0, h.StepOver("AGENT_PREPARE", "exit code 1")),
-        (9.5, word(2, items=(ItemWord("data", Step.PENDING),))),
-        (12.0, word(2, items=(ItemWord("data", Step.READY),))),
+        (9.5, word(2)),
     ]
     for at, event in history:
         story.take(event, at)
         timeline.note(event, story.state, at)
+    timeline.note_steps("agent2", {"data": Step.PENDING}, 9.5)
+    timeline.note_steps("agent2", {"data": Step.PENDING}, 10.5)
+    timeline.note_steps("agent2", {"data": Step.READY}, 12.0)
     assert timeline.items[HERE]["AGENT_PREPARE_EACH"] == [Span("running", 0.0), Span("done", 4.0)]
     assert timeline.items[HERE]["AGENT_PREPARE"] == [Span("running", 4.0), Span("failed", 9.0)]
     assert timeline.items["agent2"]["data"] == [Span("running", 9.5), Span("done", 12.0)]
