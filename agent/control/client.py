@@ -15,7 +15,7 @@ from agent.base.addresses import in_url
 from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Hello, Reply, Report, skew
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
-from agent.runtime.names import resolve
+from agent.runtime.names import Unanswered, resolve
 from agent.runtime.probes import port_answers, reason
 from agent.runtime.waiting import NotYet, until
 
@@ -66,6 +66,8 @@ class HeadLink:
         self._on_reply = on_reply
         self._ip: str | None = None
         self._turn = 0
+        self._unresolved = ""
+        """Why the head's name had no address when it was asked for last; '' where it had."""
         self._epoch = 0
         """The highest that was heard, of the run of this id, from the head at this address."""
         self._run_id = ""
@@ -124,12 +126,10 @@ class HeadLink:
                 pass
 
     async def _once(self, session: aiohttp.ClientSession) -> bool:
+        self._ip = self._ip or await self._where()
         if self._ip is None:
-            found = await resolve(self._host)
-            if isinstance(found, str):
-                self._silence(found)
-                return False
-            self._ip = found[self._turn % len(found)]
+            self._silence(self._unresolved)
+            return False
         unheard = await self._exchange(session, self._ip)
         if unheard is None:
             self._silent_since, self._looks_bare = None, 0
@@ -138,10 +138,20 @@ class HeadLink:
             self._silent_since = None
             self._tell(HeadSpoke(self._ip, None, ray_ready=True))
             return False
-        self._silence(unheard.evidence)
-        self._ip = None  # its address may have changed, or another of its addresses is the one
-        self._turn += 1
+        stays = self._ip == self._followed and self._silent_since is None  # a bad line, perhaps
+        self._silence("; ".join(filter(None, (unheard.evidence, self._unresolved))))
+        if not stays:  # its address may have changed, or another of its addresses is the one
+            self._ip = None
+            self._turn += 1
         return False
+
+    async def _where(self) -> str | None:
+        """Return where to call; where DNS does not answer, that is where the head was."""
+        found = await resolve(self._host)
+        self._unresolved = found if isinstance(found, str) else ""
+        if not isinstance(found, str):
+            return found[self._turn % len(found)]
+        return self._followed or None if isinstance(found, Unanswered) else None
 
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _Unheard | None:
         """Send one report and take the reply; a change here cuts the wait for news short."""
@@ -255,11 +265,11 @@ class HeadLink:
         async with aiohttp.ClientSession(headers=self._headers) as session:
 
             async def told() -> bool | NotYet:
-                found = await resolve(self._host) if self._ip is None else (self._ip,)
-                if isinstance(found, str):
-                    return NotYet(found)
-                report = self._report(source_towards(found[0]) or "")
-                unheard = await self._send(session, found[0], report, 0.0)
+                ip = self._ip or await self._where()
+                if ip is None:
+                    return NotYet(self._unresolved)
+                report = self._report(source_towards(ip) or "")
+                unheard = await self._send(session, ip, report, 0.0)
                 return True if unheard is None else NotYet(unheard.evidence)
 
             with anyio.move_on_after(limit):

@@ -20,6 +20,12 @@ _FRESH = 10.0
 _FAMILY_ORDER = {socket.AF_INET: 0, socket.AF_INET6: 1}
 
 
+class Unanswered(str):
+    """Why a name has no addresses so far: DNS did not answer, and may know it all the same."""
+
+    __slots__ = ()
+
+
 def lookup(host: str) -> tuple[str, ...]:
     """Return a host's addresses, IPv4 first; raises OSError with the resolver's words."""
     if is_ip(host):
@@ -45,7 +51,7 @@ async def resolve(host: str, limit: float = 2.0) -> tuple[str, ...] | str:
             return f"{host} cannot be looked up ({error})"
     answer = await question.answer(limit)
     if answer is None:
-        return f"no answer from DNS about {host} so far"
+        return Unanswered(f"no answer from DNS about {host} so far")
     if _under_way.get(host) is question:
         del _under_way[host]
     return answer
@@ -68,6 +74,8 @@ class _Question:
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or error
             found = f"{self._host} does not resolve ({why})"
+            if getattr(error, "errno", None) == socket.EAI_AGAIN:
+                found = Unanswered(found)
         with self._lock:
             self._found, self._found_at = found, time.monotonic()
             waiting = list(self._waiting)

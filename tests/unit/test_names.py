@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 
 import anyio
@@ -136,3 +137,18 @@ def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_brief_look_up_of_an_odd_name() -> None:
     """A name that no resolver takes is as one that nobody knows."""
     assert names.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
+
+
+@pytest.mark.parametrize(("code", "mute"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
+def test_no_answer_is_not_an_unknown_name(
+    monkeypatch: pytest.MonkeyPatch, code: int, *, mute: bool
+) -> None:
+    """Only a server that did not answer may know the name all the same."""
+
+    def fail(_host: str) -> tuple[str, ...]:
+        raise socket.gaierror(code, "some words")
+
+    monkeypatch.setattr(names, "lookup", fail)
+    found = anyio.run(names.resolve, f"head{code}.test")
+    assert found == f"head{code}.test does not resolve (some words)"
+    assert isinstance(found, names.Unanswered) == mute

@@ -1,0 +1,91 @@
+"""A worker's line to its head where names fail: an address that was right is tried again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.control import client
+from agent.control.client import HeadLink
+from agent.control.protocol import Report
+from agent.control.reports import Expected, Reports
+from agent.control.server import Site
+from agent.control.sockets import bind
+from agent.decisions.worker import state as w
+from agent.runtime.names import Unanswered
+from agent.runtime.waiting import NotYet, until
+from unit.test_orders import FIRST, HELLO, free_port
+
+if TYPE_CHECKING:
+    from aiohttp import web
+
+HERE = ("127.0.0.1",)
+MUTE = Unanswered("no answer from DNS about head.test so far")
+UNKNOWN = "head.test does not resolve (Name or service not known)"
+
+
+class Names:
+    """Answers as DNS does just now."""
+
+    def __init__(self) -> None:
+        self.answer: tuple[str, ...] | str = HERE
+        self.asked = 0
+
+    async def resolve(self, _host: str) -> tuple[str, ...] | str:
+        """Stand in for the resolver."""
+        self.asked += 1
+        return self.answer
+
+
+async def a_head(port: int) -> web.AppRunner:
+    """Open a head's port."""
+    reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
+    site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+    return await site.open(bind(["127.0.0.1"], port))
+
+
+@pytest.mark.parametrize("answer", [MUTE, UNKNOWN])
+def test_a_head_that_falls_silent_while_dns_fails(
+    monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    """Where DNS does not answer, the head is looked for where it was; not where it has no name."""
+    dns, port = Names(), free_port()
+    monkeypatch.setattr(client, "resolve", dns.resolve)
+    heard: list[w.WorkerEvent] = []
+
+    def report(_ip: str) -> Report:
+        return Report("agent1", "127.0.0.1", "following the head")
+
+    link = HeadLink("head.test", port, 1, None, lambda: HELLO, report, heard.append, lambda _: None)
+
+    async def await_last(kind: type[w.WorkerEvent], words: str = "") -> None:
+        async def look() -> bool | NotYet:
+            last = heard[-1] if heard else None
+            return True if isinstance(last, kind) and words in str(last) else NotYet()
+
+        await until(look, 20.0)
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            first = await a_head(port)
+            tasks.start_soon(link.run)
+            await await_last(w.HeadSpoke)
+            asked = dns.asked
+            dns.answer = answer
+            await first.cleanup()
+            await await_last(w.HeadSilent, answer)
+            assert dns.asked > asked
+            second = await a_head(port)
+            if answer is MUTE:
+                await await_last(w.HeadSpoke)
+            else:
+                await anyio.sleep(1.5)  # tries are at most a second apart
+                assert isinstance(heard[-1], w.HeadSilent)
+                dns.answer = HERE
+                await await_last(w.HeadSpoke)
+            tasks.cancel_scope.cancel()
+        await second.cleanup()
+
+    anyio.run(story)
