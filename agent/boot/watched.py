@@ -80,11 +80,12 @@ class Watched:
     def leave_trace(self, outcome: Outcome) -> None:
         """Leave the run as a trace in its folder, for a browser."""
         from agent.record import trace  # noqa: PLC0415 - at the end
+        from agent.record.former_lives import former_lives  # noqa: PLC0415 - same
 
         run, keeper = self._run, self._keeper
         told = trace.Told(
             *(keeper.run_id, run.plan.topology.node_name, run.utc(0.0), run.now()),
-            *(outcome.reason, keeper.attempts, self.outages()),
+            *(outcome.reason, keeper.attempts, self.outages(), former_lives(run.folder.path)),
         )
         made = trace.trace_of(self._timeline, told, run.redactor.clean)
         error = trace.write_trace(run.folder.path.parent, made)

@@ -109,12 +109,12 @@ def _read(folder: Path) -> tuple[list[NodeStory], RunRecord | NoRecord, str]:
         places = [folder] if is_node else sorted(p for p in folder.iterdir() if p.is_dir())
     except OSError:
         places = []
-    stories = [NodeStory(p.resolve().name, _lives(read_events(p)), _outcome(p)) for p in places]
+    stories = [NodeStory(p.resolve().name, lives(read_events(p)), _outcome(p)) for p in places]
     trace = f"{run / TRACE} (ui.perfetto.dev)" if (run / TRACE).is_file() else ""
     return [story for story in stories if story.lives], RunRecord.read(run / RUN), trace
 
 
-def _lives(told: Iterable[Told]) -> tuple[Life, ...]:
+def lives(told: Iterable[Told]) -> tuple[Life, ...]:
     """Part events by the agents that recorded them; a file that was begun anew parts nothing."""
     lives: list[tuple[Began, list[Told]]] = []
     for at, event in told:

@@ -50,7 +50,7 @@ class Timeline:
 
     def note(self, event: HeadEvent, state: HeadState, now: float) -> None:
         """Look at what an event may have changed; `state` is the one that follows it."""
-        _enter(self.phases, state.phase.value, state.since)
+        self.entered(state.phase.value, state.since)
         if not state.goal.by_torchrun:
             self._enter_item(HERE, _RAY, _OF_A_SERVICE[state.ray.step], now)
         if isinstance(event, h.WorkerReported):
@@ -71,10 +71,22 @@ class Timeline:
         for name, step in steps.items():
             self._enter_item(key, name, _OF_A_STEP[step], now)
 
-    def _note_worker(self, worker: Worker, state: HeadState, now: float) -> None:
+    def entered(self, phase: str, now: float) -> None:
+        """Note that the head is in a phase."""
+        _enter(self.phases, phase, now)
+
+    def heard(self, worker: Worker, now: float) -> None:
+        """Note what a worker's agent said of itself."""
         self.names[worker.key] = (worker.name, worker.number)
         spans = self.nodes.setdefault(worker.key, [])
         _enter(spans, "left" if worker.gone else worker.phase, now)
+
+    def service(self, node: str, name: str, *, is_up: bool, now: float) -> None:
+        """Note that a service answers, or that it does not."""
+        self._enter_item(node, name, _OF_A_SERVICE[Step.READY if is_up else Step.LOST], now)
+
+    def _note_worker(self, worker: Worker, state: HeadState, now: float) -> None:
+        self.heard(worker, now)
         for word in worker.items:
             self._note_word(worker.key, word, state, now)
 

@@ -1,12 +1,13 @@
 """`timeline.json`: a run as a trace, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
 Chrome's trace event format: a process is a node, a thread is what runs on it. Times are
-microseconds from the head's start, or from the first attempt's where an earlier head made that.
+microseconds from the start of the run's first head, as far as its records lie here.
 """
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import datetime
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
+    from agent.record.former_lives import FormerLife
     from agent.record.outcome_file import Outage
     from agent.record.run_record import Attempt
     from agent.record.timeline import Span, Timeline
@@ -30,6 +32,9 @@ _ENDINGS = {"done", "failed", "left"}
 """Phases that tell of an end, and last no longer."""
 
 Event = dict[str, object]
+Slice = tuple[str, float, float, Event]
+"""What it was, from when to when on the head's clock, and what else is to be told."""
+Threads = dict[str, list[Slice]]
 
 
 @dataclass(frozen=True)
@@ -47,12 +52,14 @@ class Told:
     """Why the run ended."""
     attempts: Sequence[Attempt] = ()
     outages: Sequence[Outage] = ()
+    former: Sequence[FormerLife] = ()
+    """Earlier agents of the head's node."""
 
 
 def trace_of(timeline: Timeline, told: Told, clean: Callable[[str], str] = str) -> Event:
     """Return a run as a trace; `clean` masks the secrets in what others said."""
-    pages = _Pages(told, clean)
-    events = [*pages.of_the_head(timeline), *pages.of_the_workers(timeline)]
+    pages = _Pages(timeline, told, clean)
+    events = [*pages.of_the_head(), *pages.of_the_workers()]
     return {
         "traceEvents": events[:MOST_EVENTS],
         "displayTimeUnit": "ms",
@@ -72,19 +79,25 @@ def write_trace(folder: Path, trace: Mapping[str, object]) -> OSError | None:
 class _Pages:
     """The events of each node: its name, its threads, and what went on in them."""
 
-    def __init__(self, told: Told, clean: Callable[[str], str]) -> None:
+    def __init__(self, timeline: Timeline, told: Told, clean: Callable[[str], str]) -> None:
         self._told = told
         self._clean = clean
         self._began = _moment(told.began)
+        self._lives = [
+            *((self._at(life.began), life.seconds, life.timeline) for life in told.former),
+            (0.0, told.seconds, timeline),
+        ]
+        """When each head's agent began and how long it lived, the last one at 0."""
         starts = [self._at(attempt.start) for attempt in told.attempts]
-        self._first = min([0.0, *starts])
-        """Where the trace begins: an earlier head's attempts lie before 0."""
+        self._first = min([0.0, *starts, *(began for began, _, _ in self._lives)])
+        """Where the trace begins: what earlier heads did lies before 0."""
 
-    def of_the_head(self, timeline: Timeline) -> Iterator[Event]:
+    def of_the_head(self) -> Iterator[Event]:
         told = self._told
-        threads = {"phases": [*self._spans(timeline.phases)], "attempts": [*self._attempts()]}
-        for name, spans in timeline.items.get(HERE, {}).items():
-            threads[name] = [*self._spans(spans)]
+        threads: Threads = {"phases": [], "attempts": [*self._attempts()]}
+        for began, seconds, timeline in self._lives:
+            threads["phases"] += self._spans(timeline.phases, began, seconds)
+            self._add_items(threads, timeline.items.get(HERE, {}), began, seconds)
         for outage in told.outages:
             until = told.seconds if outage.until is None else self._at(outage.until)
             title = f"outages of {outage.service}"
@@ -95,36 +108,46 @@ class _Pages:
         end = {"name": self._clean(told.end), "ph": "i", "s": "g", "cat": "end", "pid": 1, "tid": 1}
         yield {**end, "ts": self._ts(told.seconds)}
 
-    def of_the_workers(self, timeline: Timeline) -> Iterator[Event]:
-        def order(key: str) -> tuple[bool, int, str]:
-            name, rank = timeline.names.get(key, (key, None))
-            return rank is None, rank or 0, name
+    def of_the_workers(self) -> Iterator[Event]:
+        """Tell of each node by its name, whichever of its agents and of the heads told of it."""
+        places: dict[tuple[str, int], Threads] = {}
+        ranks: dict[tuple[str, int], int | None] = {}
+        for began, seconds, timeline in self._lives:
+            namesakes: Counter[str] = Counter()  # machines may share one name
+            for key, spans in timeline.nodes.items():
+                name, rank = timeline.names.get(key, (key, None))
+                place = (name, namesakes[name])
+                namesakes[name] += 1
+                threads = places.setdefault(place, {"phases": []})
+                ranks[place] = ranks.get(place) if rank is None else rank
+                earlier = timeline.former.get(name, ())
+                threads["phases"] += self._spans([*earlier, *spans], began, seconds)
+                self._add_items(threads, timeline.items.get(key, {}), began, seconds)
+        ordered = sorted(places, key=lambda place: (ranks[place] is None, ranks[place] or 0, place))
+        for number, place in enumerate(ordered, 2):
+            rank = ranks[place]
+            title = place[0] if rank is None else f"rank {rank} ({place[0]})"
+            yield from self._node(number, title, places[place])
 
-        for number, key in enumerate(sorted(timeline.nodes, key=order), 2):
-            name, rank = timeline.names.get(key, (key, None))
-            spans = [*timeline.former.get(name, ()), *timeline.nodes[key]]
-            threads = {"phases": [*self._spans(spans)]}
-            for item, its in timeline.items.get(key, {}).items():
-                threads[item] = [*self._spans(its)]
-            yield from self._node(
-                number, name if rank is None else f"rank {rank} ({name})", threads
-            )
+    def _add_items(
+        self, threads: Threads, items: Mapping[str, list[Span]], began: float, seconds: float
+    ) -> None:
+        for name, spans in items.items():
+            threads.setdefault(name, []).extend(self._spans(spans, began, seconds))
 
-    def _spans(self, spans: Sequence[Span]) -> Iterator[tuple[str, float, float, Event]]:
-        ends = [*(span.start for span in spans[1:]), self._told.seconds]
+    def _spans(self, spans: Sequence[Span], began: float, seconds: float) -> Iterator[Slice]:
+        ends = [*(span.start for span in spans[1:]), seconds]
         for span, end in zip(spans, ends, strict=False):  # of no span there is an end, too
             until = span.start if span.phase in _ENDINGS else end
-            yield span.phase, span.start, until, {}
+            yield span.phase, began + span.start, began + until, {}
 
-    def _attempts(self) -> Iterator[tuple[str, float, float, Event]]:
+    def _attempts(self) -> Iterator[Slice]:
         for attempt in self._told.attempts:
             end = self._told.seconds if attempt.end is None else self._at(attempt.end)
             args: Event = {"exit_code": attempt.exit_code, "reason": self._clean(attempt.reason)}
             yield f"attempt {attempt.number}", self._at(attempt.start), end, args
 
-    def _node(
-        self, pid: int, name: str, threads: Mapping[str, list[tuple[str, float, float, Event]]]
-    ) -> Iterator[Event]:
+    def _node(self, pid: int, name: str, threads: Mapping[str, list[Slice]]) -> Iterator[Event]:
         yield _named("process_name", pid, 0, {"name": self._clean(name)})
         yield _named("process_sort_index", pid, 0, {"sort_index": pid})
         for tid, (thread, slices) in enumerate(threads.items(), 1):
@@ -153,8 +176,8 @@ class _Pages:
 
 
 def _apart(
-    slices: list[tuple[str, float, float, Event]],
-) -> list[tuple[str, float, float, Event]]:
+    slices: list[Slice],
+) -> list[Slice]:
     """Return slices of one thread in their order, none of which reaches into the next."""
     ordered = sorted(slices, key=lambda one: one[1])
     cut = [

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +13,9 @@ from hypothesis import strategies as st
 
 from agent.decisions.head import state as h
 from agent.decisions.items import HERE, ItemWord, Step
+from agent.record import events as e
 from agent.record import trace
+from agent.record.former_lives import former_lives
 from agent.record.outcome_file import Outage
 from agent.record.run_record import Attempt
 from agent.record.timeline import Span, Timeline
@@ -168,8 +172,7 @@ def test_prepare_steps() -> None:
 
 def test_a_later_life_of_a_node() -> None:
     """Its former life is told in the same place."""
-    later = word(2, heard=30.0).worker
-    again = h.WorkerReported(type(later)(**{**vars_of(later), "key": "agent9"}))
+    again = h.WorkerReported(replace(word(2, heard=30.0).worker, key="agent9"))
     timeline = recorded([(1.0, word(2)), (29.0, h.WorkerReplaced("agent2")), (30.0, again)])
     made = checked(trace.trace_of(timeline, told()))
     assert slices_of(made, "pod2", "phases") == [
@@ -178,9 +181,49 @@ def test_a_later_life_of_a_node() -> None:
     ]
 
 
-def vars_of(worker: h.Worker) -> dict[str, Any]:
-    """Return a worker's fields."""
-    return {name: getattr(worker, name) for name in worker.__dataclass_fields__}
+def test_an_agent_that_was_killed(tmp_path: Path) -> None:
+    """What the one before recorded is told before it, of head, workers and services."""
+    path = tmp_path / e.FILE
+    for start, events in (
+        (
+            "2026-11-22T06:59:00.000Z",
+            (
+                (1.0, e.PhaseEntered("submitting")),
+                (2.0, word(2, "joining Ray", joined=False)),
+                (3.0, h.ServiceReady(REWARD)),
+                (5.0, word(7, "joining Ray", joined=False)),
+                (9.0, h.ServiceGone(REWARD, "killed by SIGKILL")),
+                (10.0, e.ProcessStarted("job", 5)),
+            ),
+        ),
+        (BEGAN, ((1.0, e.PhaseEntered("running")),)),
+    ):
+        log = e.EventLog(lambda: nullcontext(path), str, e.Began("head", "run-1", start, "1.0"))
+        for at, event in events:
+            assert log.append(at, event) is None
+    former = former_lives(tmp_path)
+    assert [(life.began, life.seconds) for life in former] == [("2026-11-22T06:59:00.000Z", 10.0)]
+    made = checked(trace.trace_of(recorded(HISTORY), replace(told(), former=former)))
+    phases = slices_of(made, "pod1 (head)", "phases")
+    assert phases[:2] == [("booting", 0.0, 1.0), ("submitting", 1.0, 9.0)]
+    assert phases[2][:2] == ("booting", 60.0)
+    reward = slices_of(made, "pod1 (head)", REWARD)
+    assert reward[:2] == [("ready", 3.0, 6.0), ("down", 9.0, 1.0)]
+    worker = slices_of(made, "rank 1 (pod2)", "phases")
+    assert worker[0] == ("joining Ray", 2.0, 8.0)
+    assert worker[1][:2] == ("finding the head", 61.0)
+    assert slices_of(made, "pod7", "phases") == [("joining Ray", 5.0, 5.0)]
+
+
+def test_records_that_are_too_long_are_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of a run waits for no such reading."""
+    (tmp_path / e.FILE).write_text("x" * 100)
+    assert former_lives(tmp_path) == []
+    monkeypatch.setattr("agent.record.former_lives.MOST_BYTES", 99)
+    monkeypatch.setattr("agent.record.former_lives.read_events", None)
+    assert former_lives(tmp_path) == []
 
 
 times = st.floats(0, 1e6, allow_nan=False)
