@@ -64,6 +64,7 @@ class Watched:
             for one in found
             if one.level is not Level.OK
         ]
+        warnings += self.job.known.warnings()
         progress = {HERE: dict(self._run.seen.aside({}).progress)}
         workers = state.fleet.workers
         for key, aside in self.asides.items():

@@ -6,6 +6,7 @@ import re
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.record.known_lines import KnownLines
 from agent.record.log import printable
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ class JobLines:
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
+        self.known = KnownLines(clean)
         self._rest = b""
         self._points: list[Point] = []
         self._last: deque[str] = deque(maxlen=MOST_LINES)
@@ -65,6 +67,8 @@ class JobLines:
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         self._rest = rest
+        if lines:
+            self.known.look(lines)
         for line in lines:
             self._take(line.rstrip(b"\r").rpartition(b"\r")[2])  # as a terminal shows it
         return True
@@ -72,8 +76,10 @@ class JobLines:
     def close(self) -> None:
         """Take the last line in, though it has no end."""
         if self._rest:
+            self.known.look([self._rest])
             self._take(self._rest)
         self._rest = b""
+        self.known.over()
 
     def curve(self) -> dict[str, object]:
         """Return the rewards by step, and how many steps there are where the job told it."""

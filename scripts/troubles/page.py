@@ -108,14 +108,17 @@ def _logs(known: dict[str, str]) -> Iterator[str]:
     yield ""
     yield "When a run fails, the ends of the job's, the services' and Ray's logs are looked"
     yield "through, and the first of these rows that fits becomes the outcome's remedy. Words in"
-    yield "braces come from the line."
+    yield "braces come from the line. Those marked *live* are told while the job runs, once an"
+    yield "attempt: in the head's log and among the warnings of its status and page."
     yield ""
     yield "| a line such as | cause | do |"
     yield "| --- | --- | --- |"
     for row in CAUSES:
-        yield _row(f"`{_telling(row, known)}`", _plain(row.cause), _plain(row.what_to_do))
+        live = " *live*" if row.signs else ""
+        yield _row(f"`{_telling(row, known)}`{live}", _plain(row.cause), _plain(row.what_to_do))
     yield ""
-    yield "These alarm and mean nothing; they are never taken for a cause:"
+    yield "These alarm and mean nothing; they are never taken for a cause, and said to be noise"
+    yield "while the job runs, once an attempt:"
     yield ""
     yield "| matches | is |"
     yield "| --- | --- |"

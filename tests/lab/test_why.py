@@ -18,6 +18,7 @@ def test_a_failed_run_says_why_and_shows_its_logs(cluster: Cluster) -> None:
     """Logs while it runs, the cause with its remedy at its end, the story afterwards."""
     head, worker = cluster.agents("sh", "-c", FULL)
     head.wait_for("running", stream="stdout", timeout=BOOT)
+    head.wait_for("the job's output tells: a GPU ran out of memory", timeout=30)  # while it runs
     job = head.exec([AGENT, "logs"], env=cluster.env, timeout=30)
     assert (job.returncode, "CUDA out of memory" in job.stdout) == (0, True), job.stderr
     other = head.exec([AGENT, "logs", "podb"], env=cluster.env, timeout=30)

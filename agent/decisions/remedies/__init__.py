@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from functools import cache
-
 from agent.base.value import dataclass
 from agent.decisions.remedies.job import JOB
 from agent.decisions.remedies.machine import MACHINE
@@ -36,7 +33,7 @@ def explain(logs: tuple[tuple[str, str], ...]) -> Explained | None:
         lines = [line for line in text.splitlines() if not is_noise(line)]
         for row in CAUSES:
             for line in reversed(lines):
-                match = _compiled(row.words).search(line)
+                match = row.found_in(line)
                 if match is not None:
                     return Explained(row.key, name, line.strip(), row.explain(match))
     return None
@@ -44,9 +41,4 @@ def explain(logs: tuple[tuple[str, str], ...]) -> Explained | None:
 
 def is_noise(line: str) -> bool:
     """Say whether a line alarms and means nothing."""
-    return any(_compiled(row.words).search(line) for row in NOISE)
-
-
-@cache
-def _compiled(words: str) -> re.Pattern[str]:
-    return re.compile(words)
+    return any(row.found_in(line) for row in NOISE)

@@ -10,6 +10,7 @@ MACHINE: tuple[Remedy, ...] = (
         r"Failed to initialize NVML: (?P<why>[\w /]+)",
         "the container lost its GPUs (NVML: {why})",
         "Restart the pod or container; if it comes back, change the machine",
+        signs=("Failed to initialize NVML",),
     ),
     Remedy(
         "Xid",
@@ -22,6 +23,7 @@ MACHINE: tuple[Remedy, ...] = (
         r"Inconsistant values found\. Please use either HIP_VISIBLE_DEVICES or CUDA",
         "two variables choose AMD GPUs in two ways",
         "Choose them by HIP_VISIBLE_DEVICES alone, before the agent starts",
+        signs=("Inconsistant values found",),
     ),
     Remedy(
         "ROCR",
@@ -36,18 +38,29 @@ MACHINE: tuple[Remedy, ...] = (
         "a GPU ran out of memory",
         "Take a smaller micro batch or context, a lower gpu_memory_utilization of the rollout "
         "engine, more GPUs, or offloading",
+        signs=(
+            "OutOfMemoryError: CUDA out",
+            "OutOfMemoryError: HIP out",
+            "RuntimeError: CUDA out of memory",
+            "CUDA error: out of memory",
+        ),
     ),
     Remedy(
         "GPU older than torch",
         r"no kernel image is available for execution on the device",
         "this torch was not built for this kind of GPU",
         "Take an image whose torch knows the GPU",
+        signs=("no kernel image is available for execution",),
     ),
     Remedy(
         "driver older than CUDA",
         r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
         "the host's NVIDIA driver is older than the image's CUDA",
         "Choose hosts with a newer driver, or an image with an older CUDA",
+        signs=(
+            "CUDA driver version is insufficient",
+            "NVIDIA driver on your system is too old",
+        ),
     ),
     Remedy(
         "memory",
@@ -57,6 +70,10 @@ MACHINE: tuple[Remedy, ...] = (
         "Give the pods more memory, or the job less to hold: fewer loader workers, less "
         "offloading, "
         "a smaller replay or rollout batch",
+        signs=(
+            "Task was killed due to the node running low",
+            "killed due to memory pressure",
+        ),
     ),
     Remedy(
         "threads",
@@ -66,12 +83,21 @@ MACHINE: tuple[Remedy, ...] = (
         "Raise it (`--pids-limit`, `ulimit -u`), or start fewer: "
         "RAY_worker_num_grpc_internal_threads"
         "=1, OMP_NUM_THREADS=1, AGENT_NUM_CPUS below the number of cores",
+        signs=(
+            "pthread_create failed",
+            "RuntimeError: can't start new thread",
+            "fork: retry: Resource",
+        ),
     ),
     Remedy(
         "open files",
         r"Failed accept4: Too many open files|\[Errno 24\] Too many open files|Too many open files",
         "the limit of open files is reached",
         "Raise the hard limit of the container: `--ulimit nofile=1048576:1048576`",
+        signs=(
+            "Failed accept4: Too many open files",
+            "[Errno 24] Too many open files",
+        ),
     ),
     Remedy(
         "shared memory",
@@ -81,6 +107,10 @@ MACHINE: tuple[Remedy, ...] = (
         "Give the container more (`--shm-size`, shm_size, an emptyDir of medium Memory), and "
         "remove "
         "what a killed run left: `rm /dev/shm/nccl-*`",
+        signs=(
+            "Error while creating shared memory segment",
+            "posix_fallocate failed",
+        ),
     ),
     Remedy(
         "object store on disk",
@@ -94,6 +124,7 @@ MACHINE: tuple[Remedy, ...] = (
         "the disk of Ray's sessions ({disk}) is more than {most} % full: Ray spills no more "
         "objects",
         "Free it (old sessions, caches), or move Ray's sessions: AGENT_RAY_ARGS=--temp-dir=/larger",
+        signs=("% full, available space",),
     ),
     Remedy(
         "disk full",
@@ -101,5 +132,6 @@ MACHINE: tuple[Remedy, ...] = (
         "a disk is full",
         "Look which by `df -h` and `df -i`; checkpoints belong on a volume (AGENT_CHECKPOINTS), "
         "caches too (HF_HOME)",
+        signs=("[Errno 28] No space left",),
     ),
 )

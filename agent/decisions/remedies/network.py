@@ -11,6 +11,10 @@ NETWORK: tuple[Remedy, ...] = (
         r"|Unable to find address for: (?P<name>\S+)",
         "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that a node does not have",
         "Unset it: the agent sets it on each node to the interface of its address",
+        signs=(
+            "no socket interface found",
+            "RuntimeError: Unable to find address for: ",
+        ),
     ),
     Remedy(
         "NCCL connect",
@@ -19,12 +23,14 @@ NETWORK: tuple[Remedy, ...] = (
         "Look at NCCL_SOCKET_IFNAME on each node (Instant Clusters: ens1, Global Networking: "
         "podnet1) "
         "and open all ports between the nodes",
+        signs=("socketStartConnect: Connect to",),
     ),
     Remedy(
         "Gloo",
         r"Using the loopback address as fallback|connectFullMesh failed",
         "Gloo took this node's loopback, since its host name stands for no address of its own",
         "Leave GLOO_SOCKET_IFNAME to the agent, or set it to the interface between the nodes",
+        signs=("connectFullMesh failed",),
     ),
     Remedy(
         "NCCL timeout",
@@ -32,6 +38,7 @@ NETWORK: tuple[Remedy, ...] = (
         "a collective operation waited for a rank that never came",
         "Look for the rank that is silent first: it died, ran out of memory or is stuck; "
         "`ray stack` or py-spy shows where",
+        signs=("Watchdog caught collective operation timeout",),
     ),
     Remedy(
         "node address",
@@ -40,12 +47,14 @@ NETWORK: tuple[Remedy, ...] = (
         "Set AGENT_NODE_IP to the address between the nodes; if it is that already, raylet.out "
         "says "
         "why Ray ended",
+        signs=("and Ray expects this IP address",),
     ),
     Remedy(
         "vLLM address",
         r"Every node should have a unique IP address",
         "VLLM_HOST_IP is the same on several nodes",
         "Unset it: the agent sets it on each node to that node's address",
+        signs=("Every node should have a unique IP address",),
     ),
     Remedy(
         "local address",
@@ -60,6 +69,7 @@ NETWORK: tuple[Remedy, ...] = (
         r"Failed to connect to GCS within \d+ seconds",
         "Ray's GCS on the head was gone for too long",
         "Look at the head: its agent.log, gcs_server.out, and whether its memory ran out",
+        signs=("Failed to connect to GCS within",),
     ),
     Remedy(
         "marked dead",
@@ -67,6 +77,10 @@ NETWORK: tuple[Remedy, ...] = (
         "a node missed its health checks: overloaded, frozen, or not reached by the head",
         "Open the node manager's port from head to workers (AGENT_PORT + 1); for slow nodes raise "
         "RAY_health_check_failure_threshold and RAY_health_check_timeout_ms on the head",
+        signs=(
+            "mistakenly been marked as dead",
+            "has been marked dead because the detector",
+        ),
     ),
     Remedy(
         "GCS not reached",

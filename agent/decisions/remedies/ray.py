@@ -11,6 +11,7 @@ RAY: tuple[Remedy, ...] = (
         "Ray or Python differ between nodes or between the job and its cluster, if only in the "
         "patch",
         "Use one image on all nodes, and the Python of that image for the job",
+        signs=("Version mismatch: The cluster was started with",),
     ),
     Remedy(
         "session",
@@ -73,24 +74,31 @@ RAY: tuple[Remedy, ...] = (
         r"Module: http does not have ClientBuilder|Found multiple active Ray instances",
         "RAY_ADDRESS leads to another Ray, or several run on this machine",
         "Unset RAY_ADDRESS in the job; end the other Ray, or name the address in the job",
+        signs=(
+            "http does not have ClientBuilder",
+            "Found multiple active Ray instances",
+        ),
     ),
     Remedy(
         "no such resource",
         r"No available node types can fulfill resource request (?P<asked>\{[^}]*\})",
         "no node of Ray has what the job asks for ({asked})",
         "Compare with `pod-agent status`: GPUs that Ray does not see are counted by AGENT_NUM_GPUS",
+        signs=("No available node types can fulfill resource request",),
     ),
     Remedy(
         "too few GPUs",
         r"Total available GPUs (?P<has>[\d.]+) is less than total desired GPUs (?P<wants>[\d.]+)",
         "the job wants {wants} GPUs, and Ray has {has}",
         "Correct the job's nnodes and GPUs per node, or EXPECTED_WORKERS, so that all have joined",
+        signs=("is less than total desired GPUs",),
     ),
     Remedy(
         "runtime_env conflict",
         r"Failed to merge the Job's runtime env .{0,400}because of a conflict",
         "job and driver set the same key of the runtime_env",
         "Set it in one place: variables in the pods' environment, the rest in AGENT_RUNTIME_ENV",
+        signs=("Failed to merge the Job's runtime env",),
     ),
     Remedy(
         "upload too large",

@@ -1,0 +1,199 @@
+"""Known lines while the job runs: told once, each with its cause; ordinary lines never."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.boot.node_run import NodeRun
+from agent.boot.watched import Watched
+from agent.decisions import head
+from agent.decisions.remedies import CAUSES
+from agent.decisions.remedies.live import LIVE, known_in
+from agent.decisions.remedies.noise import NOISE
+from agent.record.job_lines import JobLines
+from agent.record.known_lines import KnownLines
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import MASK, Redactor
+from unit.heads import goal
+from unit.test_remedies import LINES, NOISY
+from unit.worlds import SECRET, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from agent.boot.run_keeper import RunKeeper
+
+FATAL = {row.key for row in CAUSES if row.signs}
+PREFIXES = (
+    "",
+    "(TaskRunner pid=812) ",
+    "\x1b[36m(WorkerDict pid=7, ip=10.0.0.3)\x1b[0m ",
+    "[rank3]: ",
+)
+ORDINARY = """\
+step 3/40 mean reward 0.61 kl 0.02 nodes 3
+step:4 - actor/lr:1e-06 - critic/score/mean:-0.643 - perf/max_memory_allocated_gb:61.2
+Global step 12: {'policy_loss': -0.01, 'reward': 0.375, 'return': 0.3}
+INFO 11-22 10:00:01 [gpu_model_runner.py:1843] Starting to load model Qwen/Qwen2.5-7B-Instruct...
+INFO 11-22 10:00:01 [worker.py:267] the current vLLM instance can use 79.11GiB x 0.85 = 67.24GiB
+WARNING: to avoid CUDA out of memory, lower gpu_memory_utilization or max_num_seqs
+If you see CUDA out of memory errors, try PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
+{'on_oom': 'skip', 'exceptions': ['torch.OutOfMemoryError'], 'retry': True}
+ulimit -n: open files 1048576, too many open files are no problem
+0 Workers (tasks / actors) killed due to memory pressure (OOM), 2 Workers crashed
+NCCL INFO Bootstrap : Using eth0:10.0.0.4<0>
+NCCL INFO NET/Socket : Using [0]eth0:10.0.0.4<0>
+NCCL INFO Channel 00/08 : 0 1 2 3 4 5 6 7
+init_process_group: waiting for all ranks, timeout 1800 s
+ModuleNotFoundError: No module named 'apex'; falling back to torch's own
+UserWarning: No module named 'flash_attn', using sdpa
+loading checkpoint shards:  75%|#######   | 3/4 [00:12<00:04,  4.01s/it]
+Saving model checkpoint to /data/ckpt/global_step_40
+wandb: Tracking run with wandb version 0.18.7
+wandb: W&B syncing is set to `offline` in this directory
+huggingface/tokenizers: The current process just got forked, after parallelism has already been used
+Downloading shards: 100%|##########| 4/4 [01:02<00:00, 15.5s/it]
+INFO worker.py:1777 -- Connecting to existing Ray cluster at address: 10.0.0.4:6379...
+INFO worker.py:1964 -- Connected to Ray cluster.
+(autoscaler +1m2s) Tip: use `ray status` to view detailed cluster status.
+(raylet) Spilled 2048 MiB, 12 objects, write throughput 812 MiB/s.
+disk /data is 41% full, 2.1 TiB left
+retrying (Retry(total=4, connect=None)) after connection broken by 'ReadTimeoutError': /get_reward
+reward server answered in 12 ms, returning 64 rewards
+Error in sys.excepthook: nothing to see
+assert version mismatch is handled: pydantic 2.9 against 2.10
+GPU 0: NVIDIA H100 80GB HBM3, memory 61.2/80.0 GiB, util 97%
+torch.distributed.elastic: watchdog enabled, collective operation timeout 600 s
+Address already in use, trying the next port
+posix_fallocate is used for checkpoints
+no space for a longer prompt: truncated to 4096 tokens
+the answer is 42
+""".splitlines()
+
+
+def told(lines: Sequence[str]) -> list[str]:
+    """Return the keys of what is known of some lines."""
+    return [known.key for known in known_in([line.encode() for line in lines])]
+
+
+def test_every_row_that_is_told_live_was_met_and_every_noise_is() -> None:
+    """No row without a known line; noise is always told to be noise."""
+    assert {row.key for row in LIVE} == FATAL | {row.key for row in NOISE}
+    assert {key for key, _ in LINES} >= FATAL
+    assert len(FATAL) > 20
+
+
+@pytest.mark.parametrize(("key", "line"), LINES)
+def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
+    """The exact text, or nothing where its row is none of those that are told live."""
+    found = known_in([b"step 3/40", line.encode(), b"Traceback"])
+    if key not in FATAL:
+        assert found == []
+        return
+    said = [known for known in found if known.key == key]
+    if not said:  # such words of this row also stand in ordinary lines
+        assert not any(sign in line for row in LIVE if row.key == key for sign in row.signs)
+        return
+    assert said[0].line == line
+    assert said[0].sentence().startswith("the job's output tells: ")
+
+
+@pytest.mark.parametrize("line", NOISY)
+def test_noise_is_said_to_be_noise(line: str) -> None:
+    """And to be nothing else."""
+    (found,) = known_in([line.encode()])
+    assert found.is_noise
+    assert found.sentence().startswith("noise in the job's output, to be looked past (")
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(PREFIXES), st.sampled_from(ORDINARY) | st.text(max_size=80)),
+        max_size=12,
+    )
+)
+def test_ordinary_lines_tell_nothing(lines: list[tuple[str, str]]) -> None:
+    """Whatever stands before them and in whatever order: no false alarm."""
+    assert told([before + line for before, line in lines]) == []
+
+
+def test_all_ordinary_lines_tell_nothing() -> None:
+    """Each of them, surely."""
+    assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
+
+
+def test_each_cause_is_told_once_in_an_attempt() -> None:
+    """However often it is printed; another attempt's is told again."""
+    said: list[tuple[str, str]] = []
+    lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
+    full = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+    noise = b"metric_exporter.cc:206: Export metrics to agent failed: IOError:14"
+    for _ in range(3):
+        lines.look([b"step 1", full, noise, full])
+    assert [level for _, level in said] == ["info", "warning"]
+    (shown,) = lines.warnings()
+    assert shown["check"] == "job output"
+    assert shown["what"].startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
+    assert shown["remedy"].startswith("Take a smaller micro batch")
+    lines.over()
+    assert len(lines.warnings()) == 1
+    lines.look([b"step 1"])
+    assert lines.warnings() == []
+    lines.look([full])
+    assert len(said) == 3
+
+
+def test_no_secret_and_no_control_character_is_told() -> None:
+    """Nor a part of a secret, where the line is cut."""
+    said: list[str] = []
+    lines = KnownLines(Redactor((SECRET,)).clean, lambda sentence, _level: said.append(sentence))
+    start = "OSError: [Errno 28] No space left on device: \x1b[31m"
+    for length in range(80, 160):
+        lines.look([f"{start}{'x' * length}{SECRET}\x07".encode()])
+        lines.over()
+    assert len(said) == 80
+    assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
+    assert any(MASK in sentence for sentence in said)
+    assert all(SECRET[:8] not in one["what"] for one in lines.warnings())
+
+
+def test_pieces_of_the_output_do_not_matter() -> None:
+    """A line that comes in two pieces, or without an end, is looked at all the same."""
+    said: list[str] = []
+    lines = JobLines(Redactor(()).clean)
+    lines.known = KnownLines(Redactor(()).clean, lambda sentence, _level: said.append(sentence))
+    for piece in (b"hello\nOSError: [Errno 24] Too ma", b"ny open files: 'x'\nstep 2\n"):
+        lines.write(piece, lambda _pause: False)
+    assert len(said) == 1
+    lines.write(b"pthread_create failed: Resource temporarily unavailable", lambda _pause: False)
+    lines.close()
+    assert len(said) == 2
+
+
+def test_a_flood_is_looked_at_in_passing() -> None:
+    """Ten megabytes of ordinary output, and one of lines that only look like known ones."""
+    flood = [line.encode() for line in ORDINARY] * 2000
+    alike = [b"Max retries exceeded with url: /other " + b"x" * 1000] * 1000
+    began = time.process_time()
+    assert known_in(flood) == []
+    assert known_in(alike) == []
+    assert time.process_time() - began < 20
+
+
+def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
+    """Among those that only callers with proof see."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
+    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    state = head.first_state(goal())
+    watched = Watched(run, cast("RunKeeper", None), lambda: state)
+    watched.job.write(b"Failed accept4: Too many open files\n", lambda _pause: False)
+    warnings = watched.more()["warnings"]
+    assert isinstance(warnings, list)
+    assert warnings[-1] == watched.job.known.warnings()[0]
+    run.close()
