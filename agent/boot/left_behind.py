@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.record.node_record import NodeRecord, living, run_of
-from agent.runtime import orphans, parent
+from agent.runtime import driver, orphans, parent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -35,6 +35,14 @@ class LeftBehind:
     def has_ray(self) -> bool:
         """Say whether this node's Ray lives on, and nobody has taken it over yet."""
         return RAY in self._living
+
+    def end_ray(self) -> None:
+        """End a Ray that is of no use any more."""
+        one = self._living.pop(RAY, None)
+        if one is not None:
+            say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
+            orphans.kill_tree(one.pid)
+            driver.end_all()
 
     def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
         """Take a process over, once."""

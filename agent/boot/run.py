@@ -61,6 +61,8 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         left = left_behind(folder, names)
         has_job = left is not None and left.has_ray
         keeper = _keeper(root, plan, chosen, own, job_survives=has_job)
+        if left is not None and keeper.is_between_attempts:
+            left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
         outcome = _live(node_run, keeper)
         keeper.close()

@@ -61,10 +61,14 @@ class RunKeeper:
         return self.record.attempts
 
     @property
+    def is_between_attempts(self) -> bool:
+        """Say whether an attempt is over and no other has begun: the next has a Ray of its own."""
+        return bool(self.attempts) and self.record.open_attempt is None
+
+    @property
     def former_nodes(self) -> tuple[str, ...]:
         """Return the workers of the last attempt, where another follows it."""
-        last = self.record.attempts[-1:]
-        return last[0].nodes if last and self.record.open_attempt is None else ()
+        return self.attempts[-1].nodes if self.is_between_attempts else ()
 
     @property
     def epoch(self) -> int:

@@ -218,7 +218,10 @@ class Worker:
         self._ray_ip = node_ip
         process = plan.process(RAY)
         argv = process.command(Place(node_ip, head_ip))
-        env = plan.environment(node_ip, head_ip)
+        env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
+        if self._run.left is not None and self._run.left.record.epoch != epoch:
+            self._run.left.end_ray()
+        self._run.node.in_epoch(epoch)
         self._ray = await self._run.start(process.name, argv, env, process.log)
         tasks.start_soon(self._watch_ray, self._ray, node_ip)
 

@@ -70,6 +70,8 @@ class NodeRecord:
     """The prepare steps that are over."""
     ended: bool = False
     """True once the agent left in good order."""
+    epoch: int = 0
+    """The epoch of the head's Ray that the one here belongs to, on a worker."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes into node.json."""
@@ -93,6 +95,7 @@ class NodeRecord:
                 agent=_started(data["agent"]),
                 started=tuple(_started(one) for one in started),
                 session=_of(data, "session", str),
+                epoch=_of({"epoch": 0, **data}, "epoch", int),
                 passed_on=_of(data, "passed_on", int),
                 done=tuple(str(name) for name in data.get("done", ())),
                 ended=_of(data, "ended", bool),
@@ -107,6 +110,7 @@ class NodeRecord:
             run_id=former.run_id,
             started=former.started,
             session=former.session,
+            epoch=former.epoch,
             passed_on=former.passed_on,
             done=former.done,
         )

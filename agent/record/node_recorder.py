@@ -81,6 +81,11 @@ class NodeRecorder:
         with self._changed:
             self._note(replace(self._record, session=folder), urgent=True)
 
+    def in_epoch(self, epoch: int) -> None:
+        """Note to which Ray of the head's the one here belongs."""
+        with self._changed:
+            self._note(replace(self._record, epoch=epoch), urgent=True)
+
     def in_run(self, run_id: str) -> None:
         """Note the run that this node has heard of."""
         with self._changed:

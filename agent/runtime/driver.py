@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from agent.runtime import orphans
+from agent.runtime import orphans, parent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the leader of the session of a job's driver, if it runs below us."""
     with suppress(psutil.Error, OSError):
-        below = psutil.Process().children(recursive=True)
+        below = _below()
         leaders = [process for process in below if _is_started_by_ray(process)]
         ids = {process: _job_of(process) for process in leaders}
         named = [process for process, job in ids.items() if job == submission_id]
@@ -44,13 +44,22 @@ def find_driver(submission_id: str) -> psutil.Process | None:
 def end_all() -> list[str]:
     """Kill what still runs below us of jobs and workers whose Ray is gone; return who that was."""
     with suppress(psutil.Error, OSError):
-        own = psutil.Process()
-        below, inherited = own.children(recursive=True), own.environ()
+        own, below = psutil.Process(), _below()
+        inherited = own.environ()
         marked = [process for process in below if _is_of_a_job(process, inherited)]
         sessions = {_session_of(process) for process in marked} - {_session_of(own), None}
         left = [one for one in below if one in marked or _session_of(one) in sessions]
         return [name for process in left for name in orphans.kill(process)]
     return []
+
+
+def _below() -> list[psutil.Process]:
+    """List what runs below us; what an agent left in whose stead we are is below our parent."""
+    own = psutil.Process()
+    below = own.children(recursive=True)
+    above = own.parent() if parent.former() is not None else None
+    others = [] if above is None else above.children(recursive=True)
+    return [*below, *({*others} - {*below, own})]
 
 
 def _is_of_a_job(process: psutil.Process, inherited: Mapping[str, str]) -> bool:
@@ -97,8 +106,8 @@ def _is_started_by_ray(process: psutil.Process) -> bool:
     with suppress(psutil.Error, OSError):
         if getsid(process.pid) != process.pid:
             return False
-        parent = process.parent()
-        return parent is not None and parent.name().startswith(_WORKERS_TITLE)
+        above = process.parent()
+        return above is not None and above.name().startswith(_WORKERS_TITLE)
     return False
 
 

@@ -103,3 +103,11 @@ def test_a_plain_head_makes_no_attempts() -> None:
     """Where no agent is beside GCS, Ray itself sees that the head is gone."""
     story = Story(GOAL, [(2, GCS), (8, w.RayUp()), (9, GCS), (10, SILENT), (60, TICK)])
     assert stops(story) == []
+
+
+def test_what_is_noticed_late_ends_no_later() -> None:
+    """Where no reply came for long before it was missed, the time since then counts, too."""
+    story = Story(GOAL, [*JOINED, (20, spoke()), (35, SILENT), (76, SILENT)])
+    assert stops(story) == []
+    story.take(TICK, 77)
+    assert stops(story) == [StopRay()]

@@ -76,7 +76,12 @@ UNDER_WAY: dict[str, tuple[w.Goal, History, Phase, list[w.WorkerAction]]] = {
         [START, StartRay("10.0.0.9")],
     ),
     "it follows": (GOAL, [*JOINED, (30, spoke()), (80, TICK)], Phase.FOLLOWING, [START]),
-    "a short silence": (GOAL, [*JOINED, (30, SILENT), (59, TICK)], Phase.FOLLOWING, [START]),
+    "a short silence": (
+        GOAL,
+        [*JOINED, (29, spoke()), (30, SILENT), (59, TICK)],
+        Phase.FOLLOWING,
+        [START],
+    ),
     "the head was started anew": (
         GOAL,
         [*JOINED, (30, spoke(epoch=2))],

@@ -21,12 +21,19 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
+_LATEST = 0.95
+"""Of AGENT_NODE_GRACE since the last word, where it was noticed late that there is none."""
+_LEAST = 3.0
+"""What a head has to answer again in, however short that is."""
+
 
 def deadline(state: WorkerState) -> float | None:
     """Return when all that runs here must end, unless the head or its GCS is reached before."""
     if state.unreached is None or not _runs(state):
         return None
-    return state.unreached + state.goal.limits[planned.FENCE]
+    limit = state.goal.limits[planned.FENCE]
+    latest = state.reached + limit / planned.FENCE_SHARE * _LATEST
+    return min(state.unreached + limit, max(latest, state.unreached + _LEAST))
 
 
 def heeded(decision: Decision, now: float) -> Decision:

@@ -29,7 +29,7 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
             return replace(state, evidence=waits_too, ray_ready=False)
         case HeadSpoke() if event.epoch is None and state.epoch is not None:
             gone = "its agent is gone, though Ray's GCS still answers"
-            return replace(state, evidence=gone, unreached=None, fenced=False)
+            return replace(state, evidence=gone, reached=now, unreached=None, fenced=False)
         case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
@@ -40,6 +40,7 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
                 state,
                 since=now if is_new else state.since,  # from here on the join takes its time
                 is_silent=False,
+                reached=now,
                 unreached=None,
                 fenced=False,
                 head_attempt=event.attempt,

@@ -101,6 +101,8 @@ class WorkerState:
     """The attempt that the head makes, or made last; 0 before it told."""
     ray_attempt: int = 0
     """The one that it made when Ray was started here."""
+    reached: float = 0.0
+    """When either the head's agent or its GCS was reached last."""
     unreached: float | None = None
     """Since when neither the head's agent nor its GCS is reached; None while one is."""
     fenced: bool = False
