@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.decisions.probing import Answer
+    from agent.work.torchrun import Seat
     from agent.work.where import Place
 
 _TAIL_LINES = 20
@@ -28,12 +29,23 @@ _MOST_OF_ALL = 64 << 10
 _OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
 
 
+def prober_of(run: NodeRun) -> Prober:
+    """Return what tries on this node what the head's decisions want tried."""
+
+    async def all_reduce(seat: Seat, place: Place) -> Answer:
+        from agent.boot.all_reduce import share  # noqa: PLC0415 - most runs need none of it
+
+        return await share(run, seat, place)
+
+    return Prober(run.plan, run.redactor.clean, lambda: run.run_id, all_reduce)
+
+
 class Asked:
     """Finds out what the head asked for, and keeps it until a report with it was answered."""
 
     def __init__(self, run: NodeRun) -> None:
         self._run = run
-        self._prober = Prober(run.plan, run.redactor.clean, lambda: run.run_id)
+        self._prober = prober_of(run)
         self._logs: dict[str, str] = {}
         self._answers: list[Answer] = []
         self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])
@@ -51,9 +63,16 @@ class Asked:
                 del self._logs[name]
         self._answers = [one for one in self._answers if one not in answers]
 
-    async def probe(self, probe: str, at: str, place: Place, tell: Callable[[], None]) -> None:
+    async def probe(
+        self,
+        probe: str,
+        at: str,
+        place: Place,
+        tell: Callable[[], None],
+        seat: Seat | None = None,
+    ) -> None:
         """Try what the head wants tried."""
-        self._answers.append(await self._prober.probe(probe, at, place))
+        self._answers.append(await self._prober.probe(probe, at, place, seat))
         tell()
 
     async def log(self, name: str) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.boot import head_port
+from agent.boot.asked import prober_of
 from agent.boot.clear_away import end_attempt
 from agent.boot.explained import explained
 from agent.boot.gcs_watch import watch_gcs
@@ -22,7 +23,6 @@ from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
 from agent.boot.prepare_steps import PrepareSteps
-from agent.boot.probing import Prober
 from agent.boot.run_services import Services
 from agent.boot.torchrun_head import TorchrunLink
 from agent.boot.watched import Watched
@@ -77,7 +77,7 @@ class Head:
         self._state = head.first_state(goal)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
-        self._prober = Prober(run.plan, run.redactor.clean, lambda: run.run_id)
+        self._prober = prober_of(run)
         self._heard = Heard(run, self._watched)
 
     def on_signal(self, signum: int) -> None:
@@ -234,10 +234,10 @@ class Head:
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.RunStep(name, node):
                 reports.order(node, OrderKind.RUN_STEP, name)
-            case h.Probe(node, probe, at) if node == HERE:
-                tasks.start_soon(self._prober.try_here, probe, at, self._place, self._inbox.put)
-            case h.Probe(node, probe, at):
-                reports.order(node, OrderKind.PROBE, probe, at=at)
+            case h.Probe(node, probe, at, seat) if node == HERE:
+                tasks.start_soon(self._prober.here, probe, at, self._place, self._inbox.put, seat)
+            case h.Probe(node, probe, at, seat):
+                reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
             case h.TakeUp(run_id, attempts, epoch):
                 self._take_up(run_id, attempts, epoch)
             case h.Retry(ended):

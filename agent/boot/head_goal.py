@@ -41,6 +41,7 @@ def goal_of(plan: Plan, keeper: RunKeeper) -> h.Goal:
         node=plan.topology.node_name,
         size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory),
         facts=plan.facts,
+        preflight=settings.preflight is not None,
         platform=plan.topology.claim.platform,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )

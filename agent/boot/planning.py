@@ -45,7 +45,7 @@ def plan_of(
     loaded = _loaded(environ, command)
     ray = find(environ.get("PATH"))
     names = _names_to_know(loaded.settings)
-    program, torch = _of_torchrun(environ, loaded)
+    program, torch = _of_torchrun(environ, loaded, ray.executable)
     temp, problems = temp_root(loaded.settings)
     problems += unknown_flags(loaded.settings, ray)
     problems += _torchruns_problems(loaded, wants_job=wants_job)
@@ -108,15 +108,18 @@ def _loaded(environ: Mapping[str, str], command: list[str] | None) -> Loaded:
 
 
 def _of_torchrun(
-    environ: Mapping[str, str], loaded: Loaded
+    environ: Mapping[str, str], loaded: Loaded, ray: str
 ) -> tuple[tuple[str, ...] | None, TorchPython | None]:
     """Return the job's command as far as it names a program to be found, and torch's Python."""
     command = loaded.command
-    if launcher(loaded.settings, None) != TORCHRUN:
+    by_torchrun = launcher(loaded.settings, None) == TORCHRUN
+    if not by_torchrun and loaded.settings.preflight is None:
         return command, None
     from agent.node.torch_python import find as find_torch  # noqa: PLC0415 - most runs need none
     from agent.work.torchrun import fault_of, leading_python, runs_a_program  # noqa: PLC0415 - same
 
+    if not by_torchrun:  # the all-reduce before the job is Ray's Python's
+        return command, find_torch(environ, ray)
     words = command or ()
     is_program = bool(words) and fault_of(words) is None and runs_a_program(words)
     return command if is_program else None, find_torch(environ, leading_python(words))

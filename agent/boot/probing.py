@@ -12,16 +12,17 @@ import anyio
 
 from agent.checks.links import SLOW
 from agent.control.sample import draw
-from agent.decisions.probing import REACH, SAMPLE, SCORE, Answer, Answered
+from agent.decisions.probing import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer, Answered
 from agent.plan.waits import PROBE_LIMIT, SAMPLE_LIMIT
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import REWARD, Scores, reward_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from agent.plan.plan import Plan
+    from agent.work.torchrun import Seat
     from agent.work.where import Place
 
 _REACH_LIMIT = 3.0
@@ -38,29 +39,41 @@ class Prober:
     """Tries what a node is to try, not too much of it at once."""
 
     def __init__(
-        self, plan: Plan, clean: Callable[[str], str], run_id: Callable[[], str] = str
+        self,
+        plan: Plan,
+        clean: Callable[[str], str],
+        run_id: Callable[[], str] = str,
+        all_reduce: Callable[[Seat, Place], Awaitable[Answer]] | None = None,
     ) -> None:
         self._plan = plan
         self._clean = clean
         self._run_id = run_id
+        self._all_reduce = all_reduce
         self._room: anyio.CapacityLimiter | None = None
         self._one_sample = asyncio.Lock()
 
-    async def probe(self, probe: str, at: str, place: Place) -> Answer:
+    async def probe(self, probe: str, at: str, place: Place, seat: Seat | None = None) -> Answer:
         """Try it; `at` is the address of the fellow node, '' for the head's."""
         self._room = self._room or anyio.CapacityLimiter(_AT_ONCE)
         async with self._room:
-            if probe == SAMPLE:
+            if probe == ALL_REDUCE and seat is not None and self._all_reduce is not None:
+                made = await self._all_reduce(seat, place)
+            elif probe == SAMPLE:
                 made = await self._sample(at, place)
             else:
                 made = await (self._score(at, place) if probe == SCORE else self._reach(at))
         return replace(made, evidence=self._clean(made.evidence))
 
-    async def try_here(
-        self, probe: str, at: str, place: Place, tell: Callable[[Answered], None]
+    async def here(
+        self,
+        probe: str,
+        at: str,
+        place: Place,
+        tell: Callable[[Answered], None],
+        seat: Seat | None = None,
     ) -> None:
         """Try it on the head, whose own decisions wanted it."""
-        tell(Answered(await self.probe(probe, at, place)))
+        tell(Answered(await self.probe(probe, at, place, seat)))
 
     async def _score(self, at: str, place: Place) -> Answer:
         """Ask the reward server of this node's own plan, wherever it lives, as a job would."""

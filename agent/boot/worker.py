@@ -198,8 +198,9 @@ class Worker:
             case w.SendLog(name):
                 await self._asked.log(name)
                 link.report_now()
-            case w.Probe(probe, at):
-                tasks.start_soon(self._asked.probe, probe, at, self._place(), link.report_now)
+            case w.Probe(probe, at, seat):
+                tell = link.report_now
+                tasks.start_soon(self._asked.probe, probe, at, self._place(), tell, seat)
 
     # --- what comes up --------------------------------------------------------------------------
 

@@ -101,7 +101,9 @@ def examine(facts: Facts, settings: Settings, topology: Topology) -> tuple[Findi
     if launcher(settings, None) == "torchrun":
         checks = [BY_TORCHRUN.get(check, check) for check in CHECKS if check not in OF_RAY_ALONE]
         return tuple(check(facts, settings, topology) for check in checks)
-    return tuple(check(facts, settings, topology) for check in CHECKS if check not in skipped)
+    preflight = () if settings.preflight is None else (torch_checks.for_preflight,)
+    wanted = [check for check in CHECKS if check not in skipped]
+    return tuple(check(facts, settings, topology) for check in (*wanted, *preflight))
 
 
 def about_names(slips: tuple[str, ...]) -> tuple[Finding, ...]:

@@ -24,6 +24,16 @@ def torch_installed(facts: Facts, _settings: Settings, _topology: Topology) -> F
     return Finding("torch", Level.FAIL, what, remedy)
 
 
+def for_preflight(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+    """The all-reduce before the job is torch's, in the Python that Ray and the job have."""
+    found = facts.torch
+    if found is not None and found.version is not None:
+        return Finding("AGENT_PREFLIGHT", Level.OK, f"torch {found.version} of {found.executable}")
+    what = f"nccl needs torch, which is not installed for {facts.ray.executable}"
+    remedy = "Use an image with torch in Ray's Python, or unset AGENT_PREFLIGHT"
+    return Finding("AGENT_PREFLIGHT", Level.FAIL, what, remedy)
+
+
 def token(_facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """The token guards the agent's port; torch's own ports know none."""
     if topology.is_head and topology.expected_workers == 0:

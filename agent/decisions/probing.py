@@ -10,6 +10,7 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.checks.all_reduce import Share
     from agent.checks.finding import Finding
 
 SCORE = "score"
@@ -18,6 +19,8 @@ REACH = "reach"
 """A connection to the Ray of a fellow node, and back."""
 SAMPLE = "sample"
 """Some MB from a fellow node's agent: how fast the way between them is."""
+ALL_REDUCE = "all-reduce"
+"""A share of an all-reduce over all GPUs: an order for it has the node's seat."""
 PROBES = (SCORE, REACH, SAMPLE)
 
 
@@ -34,6 +37,8 @@ class Answer:
     """How long it took; of several tries the shortest."""
     size: int = 0
     """How many bytes came in that time, where that was the question."""
+    words: str = ""
+    """What came of it, where more is to be said: of the head's own tries alone."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,17 @@ class Answered:
     """The head's own node tried something that its decisions wanted tried."""
 
     answer: Answer
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The all-reduce before the job: who takes part, until when, and what came of it."""
+
+    until: float
+    shares: tuple[tuple[str, Share], ...]
+    """By node, as orders name it, in the order of ranks."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    is_over: bool = False
 
 
 @dataclass(frozen=True)

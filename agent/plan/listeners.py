@@ -53,6 +53,8 @@ def listeners(  # noqa: PLR0913 - all that may listen
     )
     if topology.given_ray is not None or not has_ray:
         return (*others, agent)
+    if settings.preflight is not None:
+        others = (*others, *_of_preflight(ports, topology))
     if launcher(settings, None) == "torchrun":
         return (*_of_torchrun(ports, topology), *others, agent)
     if topology.is_head:
@@ -105,6 +107,18 @@ def _of_torchrun(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
     """Return the job's own ports; nothing of torch's knows a token."""
     store = Listener(str(ports.gcs), "torchrun's rendezvous", "every interface (torch's)", "none")
     ranks = Listener("any", "ranks (NCCL, gloo)", f"{NODE_IP}'s interface", "none")
+    return (store, ranks) if topology.is_head else (ranks,)
+
+
+def _of_preflight(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
+    """Return what listens before the job, for as long as the all-reduce takes.
+
+    Its store has the last port of Ray's workers, which Ray comes to last.
+    """
+    store = Listener(
+        str(ports.last_worker), "store of AGENT_PREFLIGHT", "every interface (torch's)", "none"
+    )
+    ranks = Listener("any", "ranks of AGENT_PREFLIGHT", f"{NODE_IP}'s interface", "none")
     return (store, ranks) if topology.is_head else (ranks,)
 
 

@@ -42,6 +42,8 @@ CLEAR_LIMIT = 60.0
 """Beyond AGENT_NODE_GRACE."""
 PROBE = "probe"
 """For each node's word of the reward server."""
+PREFLIGHT = "preflight"
+"""For the all-reduce before the job."""
 NEVER_LATE = {PAUSE, PROBE}
 """When these are over, the run goes on."""
 SUBMIT_LIMIT = 120.0
@@ -50,6 +52,9 @@ JOIN_LIMIT = 120.0
 ASK_LIMIT = 5.0
 PROBE_LIMIT = 10.0
 SAMPLE_LIMIT = 10.0
+PREFLIGHT_LIMIT = 120.0
+PREFLIGHT_SPARE = 10.0
+"""For the word of it to come, where its own end came late."""
 ALL_TOLD_LIMIT = 8.0
 FIXED = "fixed"
 
@@ -105,6 +110,8 @@ def _on_the_head(
         yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
     if topology.expected_workers and given is None and any(spec.url for spec in services):
         yield PlannedWait(PROBE, "each node's word of the reward server", PROBE_LIMIT, FIXED)
+    if settings.preflight is not None and given is None:
+        yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", PREFLIGHT_LIMIT, FIXED)
     if has_job and by_torchrun:
         yield PlannedWait(SUBMIT, "torchrun to be started here", SUBMIT_LIMIT, FIXED)
         told = "all nodes to tell the end of a job that failed on one"

@@ -152,7 +152,10 @@ class Settings:
         "AGENT_HEAD", v.other_nodes_host, "head host or IP where no platform tells"
     )
     preflight: Literal["nccl"] | None = var(
-        "AGENT_PREFLIGHT", v.one_of("nccl"), "`nccl`: an all-reduce before the job", shown="off"
+        "AGENT_PREFLIGHT",
+        v.one_of("nccl"),
+        "`nccl`: an all-reduce of all GPUs before the job",
+        shown="off",
     )
     stall: float = var(
         "AGENT_STALL",

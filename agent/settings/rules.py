@@ -215,7 +215,5 @@ def _not_built_yet(settings: Settings) -> Iterator[Problem]:
         )
     if settings.stall != _STALL:
         yield Problem("AGENT_STALL", f"a limit, {_LATER}", "unset")
-    if settings.preflight:
-        yield Problem("AGENT_PREFLIGHT", f"'{settings.preflight}', {_LATER}", "unset")
     if settings.on_done in {"stop-pod", "terminate-pod"}:
         yield Problem("AGENT_ON_DONE", f"'{settings.on_done}', {_LATER}", "exit or hold")

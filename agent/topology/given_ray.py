@@ -63,6 +63,9 @@ def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Pro
     if settings.prepare_each is not None:
         expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
         yield Problem("AGENT_PREPARE_EACH", f"a command, but no agent on {owner}'s nodes", expected)
+    if settings.preflight is not None:
+        asked = f"{settings.preflight!r}, though no agent is on {owner}'s nodes"
+        yield Problem("AGENT_PREFLIGHT", asked, "unset")
     if given.asks_token and settings.ray_auth_token is None:
         expected = f"the token of {owner}'s Ray (key auth_token of the secret named as the cluster)"
         yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)

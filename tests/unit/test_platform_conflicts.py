@@ -153,6 +153,11 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
         {"AGENT_PREPARE_EACH": "true"},
         ["AGENT_PREPARE_EACH", "init container"],
     ),
+    "an all-reduce without agents on the nodes": (
+        "kuberay-head",
+        {"AGENT_PREFLIGHT": "nccl"},
+        ["AGENT_PREFLIGHT", "no agent is on KubeRay's nodes"],
+    ),
     "KubeRay's token left out": (
         "kuberay-submitter-head",
         {"RAY_AUTH_TOKEN": WITHOUT},

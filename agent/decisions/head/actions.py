@@ -11,6 +11,7 @@ from agent.decisions.shared import Said
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.decisions.attempts import Attempt
+    from agent.work.torchrun import Seat
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ class RunStep:
 
 @dataclass(frozen=True)
 class Probe:
-    """Have a node try the reward server, or the Ray of a fellow node at this address."""
+    """Have a node try the reward server, or a fellow node at this address, or all together."""
 
     node: str
     probe: str
     at: str = ""
+    seat: Seat | None = None
+    """Its share of what all try together."""
 
 
 @dataclass(frozen=True)

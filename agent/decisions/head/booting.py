@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import agreement, clearing, parts, retry, services
+from agent.decisions.head import agreement, clearing, parts, preflight, retry, services
 from agent.decisions.head import state as h
 from agent.decisions.head.leaving import leave, leave_with
 from agent.decisions.head.state import Phase
@@ -36,8 +36,12 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     broken = broken or services.lost_alone(state, now)
     if broken is not None:
         return leave(state, broken, now)
-    after, actions = _awaiting(state, now)
-    return after, (*said, *actions)
+    state, told, refusal = preflight.weighed(state, now)
+    if refusal is not None:
+        after, actions = leave(state, refusal, now)
+    else:
+        after, actions = _awaiting(state, now)
+    return after, (*said, *told, *actions)
 
 
 def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
@@ -84,7 +88,11 @@ def without_ray(state: HeadState, ray: Item) -> HeadState:
 
 def _boot_done(state: HeadState, now: float) -> Decision:
     state, done, refusal = agreement.weighed(state, now)
-    after, actions = _go_on(state, now) if refusal is None else leave(state, refusal, now)
+    if refusal is None:
+        state, begun = preflight.begin(state, now)
+        after, actions = (state, begun) if begun else _go_on(state, now)
+    else:
+        after, actions = leave(state, refusal, now)
     return after, (*done, *actions)
 
 

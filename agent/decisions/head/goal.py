@@ -65,6 +65,8 @@ class Goal:
     size: NodeSize = NodeSize(0)
     facts: Facts | None = None
     """What the head's own machine is; None where nothing is compared with it."""
+    preflight: bool = False
+    """True where an all-reduce over all nodes was asked for before the job."""
     platform: str = ""
     """What these nodes were rented from."""
     brings_libraries: bool = False

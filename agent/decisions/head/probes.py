@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.words import listed
 from agent.checks.finding import Finding, Level
-from agent.decisions.head import samples
+from agent.decisions.head import preflight, samples
 from agent.decisions.head import state as h
 from agent.decisions.head.actions import Probe
 from agent.decisions.items import HERE, Step
@@ -46,9 +46,9 @@ def after(
     said: tuple[HeadAction, ...] = ()
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
-        state, said = _heard(state, reported.key, reported.answers)
+        state, said = _heard(state, reported.key, reported.answers, now)
     if isinstance(event, h.Answered):
-        state, said = _heard(state, HERE, (event.answer,))
+        state, said = _heard(state, HERE, (event.answer,), now)
     state, measured = samples.told(state, now, partial(_name, state), partial(_name_at, state))
     state, warned = _found(state, measured)
     state, tried = _order(state, reported, now)
@@ -149,10 +149,11 @@ def _ring(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
 
 
 def _heard(
-    state: HeadState, node: str, answers: tuple[Answer, ...]
+    state: HeadState, node: str, answers: tuple[Answer, ...], now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Take in what a node tried; say what a person should know of it."""
     state = samples.heard(state, node, answers)
+    state = preflight.heard(state, node, answers, now)
     probes = state.probes
     if node in probes.open and any(answer.probe == SCORE for answer in answers):
         left = {key: until for key, until in probes.open.items() if key != node}

@@ -24,7 +24,7 @@ from agent.decisions.head.goal import OUR_RAY, RAY_RESTARTS, Goal
 from agent.decisions.head.roster import Key, Roster
 from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
-from agent.decisions.probing import Answered, Probes
+from agent.decisions.probing import Answered, Preflight, Probes
 from agent.decisions.shared import StopAsked, Tick, Unfit
 from agent.work.recipes.recipe import NodeSize
 
@@ -145,6 +145,8 @@ class HeadState:
     """The nodes' shares of an attempt that torchrun starts, by node, in the order of ranks."""
     probes: Probes = field(default_factory=Probes)
     """What the nodes were asked to try before the job."""
+    preflight: Preflight | None = None
+    """The all-reduce before the job, once it was begun."""
     differences: tuple[Finding, ...] = ()
     """In what the nodes that joined differ, as it was found before the last submission."""
     verdict: Outcome | None = None

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import clearing
+from agent.decisions.head.preflight import waits as preflight_waits
 from agent.decisions.head.probes import score_waits
 from agent.decisions.head.state import HeadState, Phase
 from agent.decisions.items import HERE, Step
@@ -59,6 +60,7 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
     needed = tuple(_needed(state))
     yield from needed
     attempt = state.attempt
+    yield from preflight_waits(state)
     if not needed:
         yield from score_waits(state)
     if not needed and attempt.not_before > attempt.began:

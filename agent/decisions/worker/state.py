@@ -276,6 +276,7 @@ class Probe:
 
     probe: str
     at: str
+    seat: Seat | None = None
 
 
 @dataclass(frozen=True)

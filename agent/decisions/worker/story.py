@@ -7,7 +7,7 @@ from dataclasses import replace
 from agent.base.addresses import is_ip
 from agent.base.outcome import Kind, Outcome, stopped
 from agent.decisions.items import Item, ItemWord, Step
-from agent.decisions.probing import PROBES
+from agent.decisions.probing import ALL_REDUCE, PROBES
 from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait, listed
 from agent.decisions.worker import fence
 from agent.decisions.worker.notes import note
@@ -152,6 +152,8 @@ def _obey(  # noqa: PLR0911 - one order, one return
         return state, (SendLog(order.name),)
     if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
         return state, (Probe(order.name, order.at),)
+    if order.kind is OrderKind.PROBE and order.name == ALL_REDUCE and order.seat is not None:
+        return state, (Probe(order.name, "", order.seat),)
     if order.kind is OrderKind.START_SERVICE and order.name in services:
         return _start_service(state, order, last)
     if order.kind is OrderKind.RUN_STEP and order.name in state.steps:

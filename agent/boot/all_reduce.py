@@ -1,0 +1,72 @@
+"""This node's share of the all-reduce before the job (AGENT_PREFLIGHT): a program of its own.
+
+It runs in the job's Python and environment, ends by its own deadline, and is killed a little later.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.decisions.probing import ALL_REDUCE, Answer
+from agent.plan import environment
+from agent.plan.waits import PREFLIGHT_LIMIT
+from agent.runtime.last_words import in_thread
+
+if TYPE_CHECKING:
+    from agent.boot.node_run import NodeRun
+    from agent.work.torchrun import Seat
+    from agent.work.where import Place
+
+PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
+LOG, OUT = "preflight.log", "preflight.json"
+_KILLED_AFTER = 5.0
+_STOP = 1.0
+_NO_WORD = "its ranks ended without a word"
+
+
+async def share(run: NodeRun, seat: Seat, place: Place) -> Answer:
+    """Take part; the head's own answer has what came of it, another's only why it could not."""
+    plan = run.plan
+    out = run.folder.file(OUT)
+    out.unlink(missing_ok=True)
+    argv = [
+        *(plan.facts.job_python, str(PROGRAM)),
+        *("--address", place.head_ip, "--port", str(plan.ports.last_worker)),
+        *("--node", str(seat.rank), "--gpus", ",".join(map(str, seat.gpus))),
+        *("--within", str(PREFLIGHT_LIMIT), "--out", str(out)),
+        *(["--host"] if plan.topology.is_head else []),
+    ]
+    full = plan.environment(place.node_ip, place.head_ip)
+    child = await run.start("all-reduce", argv, environment.for_service(full, plan.settings), LOG)
+    try:
+        with anyio.move_on_after(PREFLIGHT_LIMIT + _KILLED_AFTER):
+            await child.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop(_STOP, leader_ends_group=True)
+        run.child_ended(child)
+    words = await in_thread(lambda: _text_of(out))
+    if plan.topology.is_head and words:
+        return Answer(ALL_REDUCE, "", words=words)
+    is_well = not plan.topology.is_head and _ended_well(words)
+    return Answer(ALL_REDUCE, "", "" if is_well else await child.tail() or _NO_WORD)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _ended_well(words: str) -> bool:
+    """Say whether this node's ranks all ended with 0; why not, the end of their output tells."""
+    try:
+        told = json.loads(words)
+    except ValueError:
+        return False
+    return isinstance(told, dict) and not any(told.get("codes", [1]))

@@ -1,0 +1,83 @@
+"""AGENT_PREFLIGHT=nccl: an all-reduce over all pods before the job, by gloo on their CPUs.
+
+For real where POD_AGENT_TORCH_PYTHON names a Python that has torch, as test_torchrun_real.py says.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from scenario import Cluster, ends, last_line
+
+PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
+START = 200.0
+"""Ten processes that import torch share two cores here."""
+BROKEN = """
+import sys
+if "all_reduce" in sys.argv[0]:
+    raise ImportError("libcudart.so.12: cannot open shared object file")
+"""
+needs_torch = pytest.mark.skipif(
+    not PYTHON, reason="POD_AGENT_TORCH_PYTHON names no Python that has torch"
+)
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.pods(3)
+def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
+    """The job starts after it; the pod whose way is shaped is told by its name."""
+    slow = cluster.pods[2].name
+    cluster.pods[2].slow_down(200)
+    cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
+    for pod in cluster.pods:
+        (Path(pod.tmp) / "job.py").write_text("print('the job', flush=True)\n")
+    agents = cluster.agents(PYTHON, "/tmp/job.py")
+    assert ends(agents, START) == [0, 0, 0], agents[0].tail()
+    said = agents[0].stderr()
+    speed = re.search(r"an all-reduce of 8 MiB over 3 node\(s\) by CPU takes ([\d.]+) ms", said)
+    assert speed is not None, said
+    assert said.index(speed[0]) < said.index("starting the job by torchrun")
+    assert f"AGENT_PREFLIGHT: {slow} is slow: 0." in said
+    assert "the job" in agents[0].stdout()
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.pods(2)
+def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
+    """A share that fails is 78 by its node's name, on every node, and no job is started."""
+    cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
+    for pod in cluster.pods:
+        (Path(pod.tmp) / "job.py").write_text("print('the job', flush=True)\n")
+    broken = Path(cluster.pods[1].tmp) / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text(BROKEN)
+    (broken / "distributed.py").touch()
+    ask = "import torch.version; print(torch.version.__version__)"
+    version = subprocess.check_output([PYTHON, "-c", ask], text=True).strip()
+    (broken / "version.py").write_text(f"__version__ = '{version}'\n")
+    agents = [
+        cluster.agent(0, PYTHON, "/tmp/job.py"),
+        cluster.agent(1, PYTHON, "/tmp/job.py", env={"PYTHONPATH": "/tmp/broken"}),
+    ]
+    assert ends(agents, 60) == [78, 78], agents[0].tail()
+    told = f"the all-reduce failed: {cluster.pods[1].name}: "
+    assert told in last_line(agents[0])
+    assert "libcudart.so.12" in last_line(agents[0])
+    assert "the job" not in agents[0].stdout()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
+    """It needs torch in Ray's Python: 78 at once, with a word for it."""
+    head = cluster.agent(0, "true", env={"AGENT_PREFLIGHT": "nccl", "EXPECTED_WORKERS": "0"})
+    assert head.wait(30) == 78
+    assert "nccl needs torch, which is not installed for" in last_line(head)
+    assert "starting Ray" not in head.stderr()

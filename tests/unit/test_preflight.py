@@ -1,0 +1,279 @@
+"""The all-reduce before the job: who takes part, what is waited for, and what its word means."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.boot.probing import Prober
+from agent.bundled.all_reduce import first_ranks, neighbours, parsed, processes
+from agent.checks import Level, examine
+from agent.checks.all_reduce import Share, judged
+from agent.decisions import head, worker
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.decisions.items import HERE
+from agent.decisions.probing import ALL_REDUCE, Answer
+from agent.decisions.shared import Order, OrderKind, Said
+from agent.decisions.worker import state as w
+from agent.node.facts import TorchPython
+from agent.plan import waits as planned
+from agent.plan.show import render
+from agent.settings.redact import Redactor
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import Seat
+from agent.work.where import Place
+from unit.heads import TICK, Story, goal, nodes, word
+from unit.worlds import MACHINE, plan_of, settings_of, topology_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+ASKED = replace(goal(2), node="abc1", preflight=True)
+JOINED: list[tuple[float, h.HeadEvent]] = [(1.0, word(3)), (1.0, word(2)), (2.0, nodes(2, 3))]
+SHARES = [Share("abc1", 8), Share("abc2", 8), Share("abc3", 8)]
+GBIT = 1e9
+
+
+def came(
+    ways: Sequence[tuple[int, int, float]] = (),
+    *,
+    failed: Sequence[tuple[int, str]] = (),
+    at: Sequence[str] = (),
+    in_time: bool = True,
+) -> str:
+    """Return what the program on the head writes."""
+    reduced = {"bytes": 256 << 20, "seconds": 0.0125} if in_time and not failed else None
+    told = {"in_time": in_time, "at": at, "failed": failed, "all_reduce": reduced}
+    return json.dumps({**told, "ways": [[a, b, rate * GBIT] for a, b, rate in ways], "codes": []})
+
+
+# --- what it means -------------------------------------------------------------------------------
+
+
+def test_how_fast_it_is() -> None:
+    """Size, time, and the slowest ways between neighbours."""
+    found = judged(came([(0, 1, 92.4), (1, 2, 90), (2, 0, 91)]), SHARES)
+    assert found.said == (
+        "AGENT_PREFLIGHT: an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms; "
+        "90 Gbps between abc2 and abc3; 91 Gbps between abc3 and abc1; "
+        "92 Gbps between abc1 and abc2"
+    )
+    assert (found.warning, found.failure) == (None, "")
+    by_cpu = judged(came([(0, 1, 9.0)]), [Share("a", 0), Share("b", 0)])
+    assert "over 2 node(s) by CPU takes" in by_cpu.said
+
+
+def test_a_slow_node_is_named() -> None:
+    """The one that is slow with all its neighbours; of two nobody can tell."""
+    found = judged(came([(0, 1, 9.4), (1, 2, 9.1), (2, 0, 91)]), SHARES)
+    assert found.warning is not None
+    assert found.warning.what == (
+        "abc2 is slow: 9.4 Gbps at best to its neighbours, 91 Gbps elsewhere"
+    )
+    assert judged(came([(0, 1, 0.1)]), SHARES[:2]).warning is None
+
+
+@pytest.mark.parametrize(
+    ("words", "failure"),
+    [
+        ("", "it left no word of how it went; preflight.log has its output"),
+        ('{"error": "ImportError: no torch"}', "it could not begin on abc1: ImportError: no torch"),
+        (
+            came(failed=[(3, "RuntimeError: Connection closed by peer"), (9, "CUDA error: ECC")]),
+            "rank 9 on abc2: CUDA error: ECC",
+        ),
+        (
+            came(failed=[(3, "RuntimeError: Connection closed by peer")]),
+            "rank 3 on abc1: RuntimeError: Connection closed by peer",
+        ),
+        (
+            came(
+                at=[*["meeting the others"] * 8, *[""] * 8, *["meeting the others"] * 8],
+                in_time=False,
+            ),
+            (
+                "it did not end in time; no word from abc2; "
+                "abc1 and abc3 stood at 'meeting the others'"
+            ),
+        ),
+    ],
+)
+def test_what_failed(words: str, failure: str) -> None:
+    """A cause goes before what follows from it; who never came is named."""
+    assert judged(words, SHARES).failure == failure
+
+
+# --- the story -----------------------------------------------------------------------------------
+
+
+def answer(words: str = "", evidence: str = "") -> h.Answered:
+    """Return the head's own word of it."""
+    return h.Answered(Answer(ALL_REDUCE, "", evidence, words=words))
+
+
+def test_all_begin_together_and_the_job_waits() -> None:
+    """Each node has its seat, the head the first; with the word of it the job is submitted."""
+    story = Story(ASKED, JOINED)
+    asked = [a for a in story.actions if isinstance(a, h.Probe) and a.probe == ALL_REDUCE]
+    sizes = (NodeSize(8),) * 3
+    assert [(a.node, a.seat) for a in asked] == [
+        (HERE, Seat(0, sizes)),
+        ("agent3", Seat(1, sizes)),
+        ("agent2", Seat(2, sizes)),
+    ]
+    assert not any(isinstance(action, h.Submit) for action in story.actions)
+    (wait,) = head.waits(story.state)
+    until = 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE
+    assert (wait.key, wait.deadline) == (planned.PREFLIGHT, until)
+    story.take(word(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
+    assert not any(isinstance(action, h.Submit) for action in story.actions)
+    story.take(answer(came([(0, 1, 9.4), (1, 2, 9.1), (2, 0, 91)])), 9.0)
+    assert story.state.phase is Phase.SUBMITTING
+    assert "an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms" in story.said
+    assert "AGENT_PREFLIGHT: pod3 is slow: 9.4 Gbps at best" in story.said
+    assert [one.check for one in story.state.probes.findings] == ["AGENT_PREFLIGHT"]
+
+
+def test_it_is_done_once() -> None:
+    """Another attempt at the job does not pay for it again."""
+    story = Story(replace(ASKED, retries=1), JOINED)
+    story.take(answer(came()), 9.0)
+    story.take(h.RayGone("killed"), 10.0)
+    for at in (20.0, 90.0):
+        story.take(nodes(2, 3), at)
+    assert [type(a) for a in story.actions].count(h.Submit) == 2
+    assert [a.probe for a in story.actions if isinstance(a, h.Probe)].count(ALL_REDUCE) == 3
+
+
+def test_a_failure_ends_the_run() -> None:
+    """78, by the node's name, and nothing is submitted."""
+    story = Story(ASKED, JOINED)
+    story.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
+    assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC"
+    assert "unset AGENT_PREFLIGHT" in end.remedy
+    assert not any(isinstance(action, h.Submit) for action in story.actions)
+
+
+def test_a_node_that_could_not_begin() -> None:
+    """Its word counts where the head has none a moment later, though the limit is far off."""
+    story = Story(ASKED, JOINED)
+    story.take(word(2, answers=(Answer(ALL_REDUCE, "", "no such Python"),)), 5.0)
+    assert not story.ends
+    then = head.deadline(story.state)
+    assert then is not None
+    assert 5.0 < then <= 15.0
+    for at in (then, 15.0):
+        story.take(TICK, at)
+    (end,) = story.ends
+    assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: pod2: no such Python"
+
+
+def test_it_cannot_hang() -> None:
+    """Without any word the run ends at the deadline."""
+    story = Story(ASKED, JOINED)
+    story.take(TICK, 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE)
+    (end,) = story.ends
+    assert "no word of it in time" in end.reason
+
+
+def test_only_where_it_was_asked_for() -> None:
+    """It costs seconds."""
+    story = Story(replace(ASKED, preflight=False), JOINED)
+    assert story.state.phase is Phase.SUBMITTING
+    assert not any(a.probe == ALL_REDUCE for a in story.actions if isinstance(a, h.Probe))
+
+
+# --- on each node --------------------------------------------------------------------------------
+
+
+def test_a_worker_takes_part() -> None:
+    """By an order with its seat; one without is refused."""
+    state, seat = worker.first_state(w.Goal("head", {})), Seat(1, (NodeSize(8),) * 2)
+    order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, seat=seat)
+    assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.Probe(ALL_REDUCE, "", seat),)
+    (said,) = worker.decide(state, w.Ordered(replace(order, seat=None)), 1.0)[1]
+    assert isinstance(said, Said)
+
+
+def test_the_share_is_its_own_affair() -> None:
+    """What is tried with a seat is handed on, with the place."""
+    seat, place = Seat(1, (NodeSize(8),) * 2), Place("10.0.0.2", "10.0.0.1", "1")
+    asked: list[tuple[Seat, Place]] = []
+
+    async def share(seat: Seat, place: Place) -> Answer:
+        asked.append((seat, place))
+        return Answer(ALL_REDUCE, "", "no torch")
+
+    prober = Prober(plan_of({}), str, str, share)
+    assert anyio.run(prober.probe, ALL_REDUCE, "", place, seat).evidence == "no torch"
+    assert asked == [(seat, place)]
+
+
+def test_the_plan_shows_it() -> None:
+    """A wait, a port and its guard, and a check that fails without torch."""
+    plan = plan_of({"AGENT_PREFLIGHT": "nccl"}, command=["train"])
+    shown = render(plan, Redactor(()))
+    assert "19999" in shown
+    assert "store of AGENT_PREFLIGHT: every interface (torch's); guard: none" in shown
+    assert "an all-reduce over all nodes" in shown
+    assert "AGENT_PREFLIGHT" not in render(plan_of({}, command=["train"]), Redactor(()))
+
+
+def test_without_torch() -> None:
+    """It is 78 before anything is started, with the Python that lacks it."""
+    settings = settings_of({"AGENT_PREFLIGHT": "nccl"})
+    facts = replace(MACHINE, torch=TorchPython("/usr/bin/python3", None))
+    (found,) = [
+        f for f in examine(facts, settings, topology_of({})) if f.check == "AGENT_PREFLIGHT"
+    ]
+    assert found.level is Level.FAIL
+    assert "needs torch" in found.what
+    with_torch = replace(MACHINE, torch=TorchPython("/usr/bin/python3", "2.6.0"))
+    (found,) = [
+        f for f in examine(with_torch, settings, topology_of({})) if f.check == "AGENT_PREFLIGHT"
+    ]
+    assert found.level is Level.OK
+
+
+# --- the program ---------------------------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9))
+def test_ranks_of_nodes(gpus: list[int]) -> None:
+    """One a GPU; one a node where there is none anywhere."""
+    counts = processes(gpus)
+    assert sum(counts) == (sum(gpus) or len(gpus))
+    firsts = first_ranks(counts)
+    assert [first is None for first in firsts] == [count == 0 for count in counts]
+    known = [first for first in firsts if first is not None]
+    assert known == sorted(set(known))
+
+
+@given(st.integers(1, 40))
+def test_a_ring_in_groups(count: int) -> None:
+    """Each node meets both its neighbours, and nobody two at once."""
+    groups = neighbours(range(count))
+    pairs = [pair for group in groups for pair in group]
+    ring = {frozenset((n, (n + 1) % count)) for n in range(count)} if count > 1 else set()
+    assert {frozenset(pair) for pair in pairs} == ring
+    assert len(pairs) == len(ring)
+    assert len(groups) <= 3
+    for group in groups:
+        members = [node for pair in group for node in pair]
+        assert len(members) == len(set(members))
+
+
+def test_its_command_line() -> None:
+    """What the agent gives is what it takes."""
+    where = ("--address", "10.0.0.1", "--port", "19999", "--node", "1")
+    options = parsed([*where, "--gpus", "8,8", "--within", "120.0", "--out", "x"])
+    assert (options.node, options.gpus, options.host) == (1, "8,8", False)
