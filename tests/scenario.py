@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from podlab import Container, Pod
+    from podlab.container import ProcessInfo
 
 REPO = Path(__file__).parents[1]
 ENVIRONMENT = Path(os.environ.get("POD_AGENT_ENVIRONMENT") or sys.prefix)
@@ -129,3 +131,16 @@ def let_pass(seconds: float, *agents: Container) -> None:
     over = time.monotonic() + seconds
     await_true(f"{seconds} s", lambda: time.monotonic() >= over, seconds + 5)
     assert all(agent.running for agent in agents), [agent.tail() for agent in agents]
+
+
+def agents_in(container: Container) -> list[ProcessInfo]:
+    """List the agents under the container's first process; there is one, or for a moment none."""
+    everyone = container.processes()
+    first = everyone[0].cmdline if everyone else ""
+    return [p for p in everyone if p.ppid == 1 and p.cmdline == first]
+
+
+def kill_agent(container: Container) -> None:
+    """Have the agent die as by the kernel's OOM killer."""
+    (agent,) = agents_in(container)
+    os.kill(agent.host_pid, signal.SIGKILL)

@@ -79,8 +79,8 @@ async def _begin(run: NodeRun, keeper: RunKeeper, requests: Requests) -> HeadSta
     env = plan.environment(ip, ip)
     goes_on = run.left is not None and run.left.has_ray
     unfit = keeper.spent(plan.settings.job_retries) if plan.job is not None else None
-    if unfit is None and not goes_on:
-        unfit = make_ready.make_ready(plan)
+    if unfit is None:
+        unfit = make_ready.make_ready(plan, run.left)
     listens = head_port.open_port(plan, ip, unfit)
     if not goes_on:
         keeper.new_epoch(plan.topology.node_name)

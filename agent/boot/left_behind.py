@@ -23,11 +23,13 @@ class LeftBehind:
     def __init__(self, record: NodeRecord, names: Iterable[str]) -> None:
         """Keep what lives under these names; what is of no use to anybody is ended.
 
-        Without its Ray a node begins anew, services included.
+        A node whose Ray is gone begins anew, services included; one that started none, as a node
+        that is there for a service only, keeps them.
         """
         self.record = record
         self._living = {one.name: one for one in living(record) if one != record.agent}
-        useful = {*names} if RAY in self._living else set()
+        lost_ray = RAY not in self._living and RAY in {one.name for one in record.started}
+        useful = set() if lost_ray else {*names}
         for name in {*self._living} - useful:
             orphans.kill_tree(self._living.pop(name).pid)
 
@@ -43,6 +45,11 @@ class LeftBehind:
             say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
             orphans.kill_tree(one.pid)
             driver.end_all()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return what lives on and was not taken over yet."""
+        return frozenset(self._living)
 
     def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
         """Take a process over, once."""

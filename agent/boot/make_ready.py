@@ -19,6 +19,7 @@ from agent.node.read_facts import look_at_folder
 from agent.record.log import say
 
 if TYPE_CHECKING:
+    from agent.boot.left_behind import LeftBehind
     from agent.node.facts import Facts, Folder
     from agent.plan.plan import Plan
 
@@ -34,12 +35,18 @@ _RAY_MARKS = (
 )
 
 
-def make_ready(plan: Plan) -> Outcome | None:
-    """Prepare this machine; return the refusal where this run could not live on it."""
+def make_ready(plan: Plan, left: LeftBehind | None) -> Outcome | None:
+    """Prepare this machine; return the refusal where this run could not live on it.
+
+    What a killed agent left behind holds its ports, and a Ray among it lives here already.
+    """
     raise_open_files(plan.facts.nofile_hard)
+    if left is not None and left.has_ray:
+        return None
     if plan.own_ray is not None:
         _remove_stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
-    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports()))
+    lives = frozenset[str]() if left is None else left.names
+    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(lives)))
     busy = free_ports(facts, plan.settings, plan.topology)
     failed = [f for f in plan.failed() if f.check != busy.check]
     if not failed and plan.own_ray is not None:

@@ -98,8 +98,7 @@ class Worker:
             self._inbox.put,
             self._on_reply,
         )
-        goes_on = self._run.left is not None and self._run.left.has_ray
-        unfit = None if goes_on else make_ready.make_ready(plan)
+        unfit = make_ready.make_ready(plan, self._run.left)
         async with anyio.create_task_group() as tasks:
             await tasks.start(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)

@@ -22,7 +22,6 @@ from agent.plan.planned_job import planned_job
 from agent.plan.ray_start import OwnRay
 from agent.plan.services import (
     all_services,
-    alone_ranks,
     is_here,
     may_be_here,
     with_reward,
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from agent.settings import Loaded, Settings
     from agent.topology.resolve import Topology
     from agent.work.prepare import PrepareStep
+    from agent.work.services import ServiceSpec
     from agent.work.services_asked import ServicesFile
 
 
@@ -70,8 +70,9 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
     services = () if topology.is_idle else all_services(settings, loaded.command, facts, file)
     topology = without_alone(topology, settings, services)
     here = tuple(s for s in services if is_here(s.where, topology))
-    steps = _steps(settings, topology, file, facts)
-    has_ray = topology.claim.rank not in alone_ranks(services)
+    alone = tuple(spec for spec in here if spec.alone)
+    steps = _steps(settings, topology, file, facts, alone)
+    has_ray = not alone
     ports = _ports(settings, topology, loaded.command)
     guarded = settings.ray_auth_token is not None and honours_token(facts.ray.version)
     ray = OwnRay(
@@ -161,13 +162,22 @@ def private_folder(facts: Facts, job_id: str | None = None) -> str:
 
 
 def _steps(
-    settings: Settings, topology: Topology, file: ServicesFile, facts: Facts
+    settings: Settings,
+    topology: Topology,
+    file: ServicesFile,
+    facts: Facts,
+    alone: tuple[ServiceSpec, ...],
 ) -> tuple[PrepareStep, ...]:
-    """Return the prepare steps of this node, in the order in which it runs them."""
+    """Return the prepare steps of this node, in the order in which it runs them.
+
+    The model is the job's, which does not run on a node that is there for a service only.
+    """
     if topology.is_idle:
         return ()
     fetch: tuple[PrepareStep, ...] = ()
-    if topology.given_ray is None or topology.given_ray.session is not None:  # else not its disk
+    wanted = not alone or any(model.NAME in word for spec in alone for word in spec.argv or ())
+    its_disk = topology.given_ray is None or topology.given_ray.session is not None
+    if wanted and its_disk:
         fetch = model.fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
     steps = prepare_steps(settings, (*fetch, *file.steps))
     return tuple(step for step in steps if is_here(step.where, topology))

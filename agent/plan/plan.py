@@ -136,9 +136,10 @@ class Plan:
         commands = ((spec.name, spec.asked) for spec in self.all_services)
         return (*env, *commands, *((step.name, step.command) for step in self.steps))
 
-    def ray_and_service_ports(self) -> list[int]:
-        """Return the fixed ports but the agent's own."""
-        others = [x.port for x in self.listeners if x.port != str(self.ports.agent)]
+    def ray_and_service_ports(self, but: frozenset[str] = frozenset()) -> list[int]:
+        """Return the fixed ports but the agent's own, and those of services that run already."""
+        own = str(self.ports.agent)
+        others = [x.port for x in self.listeners if x.port != own and x.who not in but]
         return [int(port) for port in others if port.isdigit()]
 
     def failed(self) -> tuple[Finding, ...]:

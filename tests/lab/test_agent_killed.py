@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import time
 from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+from scenario import (
+    AGENT,
+    BOOT,
+    Cluster,
+    agents_in,
+    await_true,
+    ends,
+    kill_agent,
+    last_line,
+)
 
 if TYPE_CHECKING:
     from podlab import Container
-    from podlab.container import ProcessInfo
 
 COUNTING = "for i in $(seq 60); do echo line $i; sleep 0.25; done; exit 7"
 FOREVER = "echo running; while :; do sleep 0.1; done"
-
-
-def agents_in(container: Container) -> list[ProcessInfo]:
-    """List the agents under the container's first process; there is one, or for a moment none."""
-    everyone = container.processes()
-    first = everyone[0].cmdline if everyone else ""
-    return [p for p in everyone if p.ppid == 1 and p.cmdline == first]
-
-
-def kill_agent(container: Container) -> None:
-    """Have the agent die as by the kernel's OOM killer."""
-    (agent,) = agents_in(container)
-    os.kill(agent.host_pid, signal.SIGKILL)
 
 
 def raylets(container: Container) -> list[int]:

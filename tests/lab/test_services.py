@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, ends, last_line
+from scenario import AGENT, BOOT, Cluster, ends, kill_agent, last_line
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,21 @@ for host in sys.argv[1:]:
     body = json.dumps({"queries": ["who wrote hamlet"], "topk": 1, "return_scores": True})
     with urllib.request.urlopen(f"http://{host}:8000/retrieve", body.encode(), timeout=10) as reply:
         print(host, json.load(reply)["result"][0][0]["document"]["contents"].splitlines()[0])
+"""
+
+
+SCORING = """
+import json, os, sys, time, urllib.request
+def ask(word):
+    body = json.dumps({"query": ["1+1=2"], "prompts": ["1+1="], "labels": ["2"]}).encode()
+    asked = urllib.request.Request(sys.argv[1], body, {"Content-Type": "application/json"})
+    with urllib.request.urlopen(asked, timeout=10) as reply:
+        json.load(reply)["rewards"]
+    print(word, flush=True)
+ask("asked once")
+while not os.path.exists("/tmp/go"):
+    time.sleep(0.1)
+ask("asked again")
 """
 
 
@@ -99,6 +114,24 @@ def test_a_reward_server_on_a_node_of_its_own(cluster: Cluster) -> None:
     assert head.stdout().splitlines()[-1] == f"2 2 http://{cluster.pods[2].ip}:5000/get_reward"
     assert "this node joins no Ray" in alone.stderr()
     assert "reward server on podc answers" in head.stderr()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_killed_agent_of_such_a_node_is_started_again(cluster: Cluster) -> None:
+    """Its service lives on, under the agent in its stead, and the job goes on asking it."""
+    write(cluster, '[services.reward]\nwhere = "rank 1"\nalone = true\n')
+    cluster.env["EXPECTED_WORKERS"] = "0"
+    head, alone = cluster.agents(sys.executable, "-c", SCORING, "{reward_url}")
+    head.wait_for("asked once", stream="stdout", timeout=BOOT)
+    (before,) = [p for p in alone.processes() if "reward-server" in p.cmdline]
+    kill_agent(alone)
+    alone.wait_for(rf"reward server \(pid {before.pid}\) lives: taken over", timeout=30)
+    head.wait_for(r"asked once[\s\S]*reward server on podb answers", timeout=30)
+    (cluster.pods[0].tmp / "go").touch()
+    assert ends([head, alone]) == [0, 0], head.tail()
+    assert "asked again" in head.stdout()
+    assert "died" not in head.stderr()
 
 
 @pytest.mark.pods(3)

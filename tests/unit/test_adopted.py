@@ -110,26 +110,33 @@ def record_with(**pids: int) -> NodeRecord:
     return NodeRecord("pod0", "run-1", own.place, own.agent, started, passed_on=9, done=("a",))
 
 
-@pytest.mark.parametrize("with_ray", [True, False])
-def test_only_what_is_of_use_lives_on(*, with_ray: bool) -> None:
-    """Ray and services are taken over, once; a bridge, or all without its Ray, is ended."""
-    pids = {name: orphan("sleep", "60") for name in ("ray_start", "reward", "ray_bridge")}
-    if not with_ray:
-        os.kill(pids.pop("ray_start"), 9)
+@pytest.mark.parametrize(
+    ("ray", "kept"),
+    [("lives", [RAY, "reward"]), ("is gone", []), ("never was", ["reward"])],
+)
+def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
+    """Ray and services are taken over, once; a bridge is ended, and all of a node that lost Ray."""
+    names = ("reward", "ray_bridge", *(() if ray == "never was" else ("ray_start",)))
+    pids = {name: orphan("sleep", "60") for name in names}
+    record = record_with(**pids)
 
     async def story() -> None:
-        left = LeftBehind(record_with(**pids), (RAY, "reward"))
-        assert left.has_ray is with_ray
+        if ray == "is gone":
+            os.kill(pids["ray_start"], 9)
+            await is_so(lambda: not lives(pids["ray_start"]))
+        left = LeftBehind(record, (RAY, "reward"))
+        assert left.has_ray is (ray == "lives")
+        assert left.names == {*kept}
         names = [name for name in (RAY, "reward", "ray bridge") if left.adopt(name, lambda: LOG)]
-        assert names == ([RAY, "reward"] if with_ray else [])
-        assert left.adopt(RAY, lambda: LOG) is None
+        assert names == kept
+        assert left.names == frozenset()
+        assert left.adopt("reward", lambda: LOG) is None
         await is_so(lambda: not lives(pids["ray_bridge"]))
-        await is_so(lambda: lives(pids["reward"]) is with_ray)
+        await is_so(lambda: lives(pids["reward"]) is bool(kept))
 
     anyio.run(story)
-    for name in [*pids] if with_ray else []:
-        if lives(pids[name]):
-            os.kill(pids[name], 9)
+    for name in kept:
+        os.kill(pids[name.replace(" ", "_")], 9)
 
 
 def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:

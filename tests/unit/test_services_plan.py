@@ -21,11 +21,12 @@ from agent.work.services import digest, reward_url
 from agent.work.services_file import parse
 from agent.work.where import Place
 from unit.launches import EXAMPLES
-from unit.worlds import MACHINE, SECRET, settings_of
+from unit.worlds import MACHINE, SECRET, settings_of, with_ray
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.node.facts import Facts
     from agent.plan.plan import Plan
 
 HEAD = {"AGENT_HEAD": "10.0.0.5", "EXPECTED_WORKERS": "2"}
@@ -52,14 +53,14 @@ once = "/data/.done"
 """
 
 
-def plan(environ: dict[str, str], text: str = FILE) -> Plan:
+def plan(environ: dict[str, str], text: str = FILE, facts: Facts = MACHINE) -> Plan:
     """Return the plan of a node with a services file that must be right."""
     environ = {**environ, "AGENT_SERVICES": "s.toml"}
     loaded = load(environ, ["true"])
     file, problems = parse(text, "s.toml", loaded.settings)
     assert problems == []
-    topology = resolve(environ, loaded.settings, MACHINE)
-    return make_plan(loaded, topology, MACHINE, environ, {}, file)
+    topology = resolve(environ, loaded.settings, facts)
+    return make_plan(loaded, topology, facts, environ, {}, file)
 
 
 def problems(environ: dict[str, str], text: str) -> list[Problem]:
@@ -215,6 +216,20 @@ def test_a_node_alone_has_a_rank_of_its_own() -> None:
     assert problems({"AGENT_HEAD": "10.0.0.5"}, text) == []
     assert problems({**HEAD, "EXPECTED_WORKERS": "0"}, text) == []
     assert problems(HEAD, text.replace("rank 1", "rank 3")) == []
+
+
+@pytest.mark.parametrize(
+    ("rank", "command", "fetches"),
+    [("1", "serve", True), ("2", "serve", False), ("2", "serve $AGENT_MODEL", True)],
+)
+def test_a_node_alone_fetches_no_model_of_the_jobs(
+    rank: str, command: str, *, fetches: bool
+) -> None:
+    """It runs no share of the job; unless its own service names the model, it needs none."""
+    text = f'[services.a]\ncommand = "{command}"\nready.tcp = 8001\nwhere = "rank 2"\nalone = true'
+    environ = {**DSTACK, "DSTACK_NODE_RANK": rank, "AGENT_MODEL": "acme/tiny"}
+    made = plan(environ, text, with_ray(MACHINE, hub="1.2.3"))
+    assert ("AGENT_MODEL" in [step.name for step in made.steps]) is fetches
 
 
 def test_a_recipe_asks_the_server_of_a_row() -> None:
