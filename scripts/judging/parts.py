@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from agent.work.recipes.recipe import MisfitError
 from judging.commands import Made, made
 from judging.facts import openrlhf_m, search_r1
 from judging.faults import Case, Fault
@@ -80,11 +81,21 @@ def run(part: Part) -> Result:
         else:
             verdicts = tuple(judged(part))
         if part.framework == "trl" and verdicts:
-            told, faults = train_with(part.version)
-            verdicts += (Verdict("trl-grpo", "two processes here", "trained", tuple(faults)),)
+            told, trained = training(part.version)
+            verdicts += (trained,)
     except (CannotFetchError, NotTrainedError, BrokenError, ImportError) as error:
         broken = f"not judged: {error}"
     return Result(part.name, sum_before, time.monotonic() - began, verdicts, told, broken)
+
+
+def training(version: str) -> tuple[str, Verdict]:
+    """Train with one TRL; a release that the recipe takes on no CPUs is not trained here."""
+    where = ("trl-grpo", "two processes here", "trained")
+    try:
+        told, faults = train_with(version)
+    except MisfitError as misfit:
+        return "", Verdict(*where, misfit=str(misfit))
+    return told, Verdict(*where, tuple(faults))
 
 
 def judged(part: Part) -> list[Verdict]:

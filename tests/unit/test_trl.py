@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -47,6 +48,16 @@ def asked(
         wandb=True,
         python="/env/bin/python",
     )
+
+
+def test_the_release_that_trains_on_no_cpu() -> None:
+    """TRL 1.15.0 ends with an error in its first step there: it is refused, and others named."""
+    for gpus, args in (((0, 0), ()), ((8,), ("--cpu",))):
+        what = replace(asked(gpus, *args), version=(1, 15, 0))
+        with pytest.raises(MisfitError, match=r"TRL 1\.15\.0 trains on GPUs only"):
+            trl.make(what)
+        trl.make(replace(what, version=(1, 14, 2)))
+    trl.make(replace(asked((8,)), version=(1, 15, 0)))
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from agent.work.recipes.arguments import Arguments, Program
 from agent.work.recipes.recipe import Command, MisfitError, many
 from agent.work.recipes.torchrun_size import gpu_processes
+from agent.work.recipes.versions import written
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import Asked, Version
@@ -40,6 +41,9 @@ FLAGS = {
 }
 """What bundled/trl_grpo.py takes."""
 
+_GPUS_ONLY: Version = (1, 15)
+"""Its kernels are Triton's, and run on no CPU; releases before and after it have another way."""
+
 _ANSWERS = 128
 """Answers that an update is to rest on, about."""
 
@@ -62,11 +66,21 @@ def make(asked: Asked) -> Command:
     told = _batch(arguments, world)
     if not world:
         arguments.add("cpu", why="no node has a GPU")
+    if arguments.holds("cpu"):
+        _check_cpus(asked.version)
     _engines(arguments, asked)
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY is there")
     script = str(Path(__file__).parents[2] / "bundled" / "trl_grpo.py")
     return Command((asked.python, script, *arguments.argv()), {}, arguments.why(), (told,))
+
+
+def _check_cpus(version: Version) -> None:
+    """Refuse the release that ends with an error in its first step on CPUs."""
+    if version[:2] == _GPUS_ONLY:
+        raise MisfitError(
+            f"TRL {written(version)} trains on GPUs only: 1.14.2 and 1.16.0 try things on CPUs too"
+        )
 
 
 def _batch(arguments: Arguments, world: int) -> str:
