@@ -10,7 +10,17 @@ from hypothesis import strategies as st
 
 from agent.work.recipes import openrlhf, openrlhf_parts
 from agent.work.recipes.arguments import known_flags
-from agent.work.recipes.openrlhf_flags import PPO, PPO_DOTTED
+from agent.work.recipes.openrlhf_flags import (
+    DPO,
+    DPO_DOTTED,
+    PPO,
+    PPO_DOTTED,
+    RM,
+    RM_DOTTED,
+    SFT,
+    SFT_DOTTED,
+)
+from agent.work.recipes.openrlhf_kinds import KINDS
 from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
 from unit.recipe_words import flags_of
 
@@ -225,3 +235,35 @@ def test_the_command_as_a_whole() -> None:
     assert "use_wandb" not in flags
     assert command.why["--vllm_num_engines"] == "16 GPUs = 8 engines × 2"
     assert command.why["--input_key"] == "where the prompt stands in each row"
+
+
+@pytest.mark.parametrize(
+    ("version", "args", "said"),
+    [
+        ((0, 11, 2), ("--train.seed", "two"), "--train.seed takes a whole number, not 'two'"),
+        ((0, 11, 2), ("--train.seed=1.5",), "--train.seed takes a whole number, not '1.5'"),
+        ((0, 11, 2), ("--actor.adam.lr", "fast"), "--actor.adam.lr takes a number, not 'fast'"),
+        ((0, 9, 10), ("--seed", "two"), "--seed takes a whole number, not 'two'"),
+        ((0, 11, 2), ("--actor.adam.betas", "0.9", "x"), "--actor.adam.betas takes a number"),
+    ],
+)
+def test_a_word_where_a_number_is_taken(version: Version, args: tuple[str, ...], said: str) -> None:
+    """It is refused before anything is submitted, by the variable and the flag."""
+    what = asked((8,), version, *args)
+    with pytest.raises(MisfitError, match=f"AGENT_JOB_ARGS: {said}"):
+        openrlhf.make(what)
+
+
+def test_numbers_as_argparse_takes_them() -> None:
+    """Exponents, signs and digits in groups; a placeholder is filled in later."""
+    args = ("--actor.adam.lr", "5e-7", "--data.max_samples", "1_000", "--train.seed", "{attempt}")
+    argv = openrlhf.make(asked((8,), (0, 11, 2), *args)).argv
+    assert {"5e-7", "1_000", "{attempt}"} <= {*argv}
+
+
+def test_numbers_are_those_of_known_flags() -> None:
+    """A flag of no release would be a slip; a switch takes no number."""
+    histories = (PPO, PPO_DOTTED, SFT, SFT_DOTTED, RM, RM_DOTTED, DPO, DPO_DOTTED)
+    known = [row for history in histories for row in history]
+    words = {flag: count for _, count, flags in known if count != "-" for flag in flags.split()}
+    assert {flag for flag in KINDS if words.get(flag, "0") == "0"} == set()

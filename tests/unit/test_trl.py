@@ -85,6 +85,12 @@ def test_the_recipe_knows_its_programs_flags() -> None:
         if not isinstance(action, argparse._HelpAction)  # noqa: SLF001 - same
     }
     assert words == trl.FLAGS
+    kinds = {
+        action.option_strings[0][2:]: action.type
+        for action in trl_grpo.parser()._actions  # noqa: SLF001 - as above
+        if action.type is not None
+    }
+    assert kinds == trl.KINDS
 
 
 @pytest.mark.parametrize(

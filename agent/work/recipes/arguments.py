@@ -10,6 +10,7 @@ by repeating it, so `--no-FLAG` leaves out the recipe's own FLAG, whatever it is
 from __future__ import annotations
 
 import re
+from dataclasses import field
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ History = tuple[tuple["Version", str, str], ...]
 
 _GIVEN = "as AGENT_JOB_ARGS says"
 _WITHOUT = "no-"
+_PLACEHOLDER = re.compile(r"\{\w+\}")
+"""What is filled in when all have joined."""
 _NEGATIVE = re.compile(r"-\d+|-\d*\.\d+")
 """What argparse takes for a number and not for a flag."""
 
@@ -53,6 +56,8 @@ class Program:
     """Every flag that it knows, without dashes, and how many words follow it."""
     spelling: Mapping[str, str]
     """How this version spells a flag that the recipe calls by another name."""
+    kinds: Mapping[str, type[float]] = field(default_factory=dict)
+    """The flags that take numbers, whole ones (int) or any (float), as far as that is known."""
 
     def spelt(self, flag: str) -> str:
         """Return the flag as this version spells it."""
@@ -178,12 +183,27 @@ class Arguments:
         wanted = self._program.flags[flag]
         fits = wanted == "*" or (bool(words) if wanted == "+" else len(words) == int(wanted))
         if fits:
+            self._check_kind(flag, words)
             return tuple(words)
         expected = {"0": "no word", "1": "one word", "+": "one word or more"}
         raise MisfitError(
             f"AGENT_JOB_ARGS: --{flag} takes {expected.get(wanted, wanted + ' words')}, "
             f"not {' '.join(words) or 'none'}"
         )
+
+    def _check_kind(self, flag: str, words: list[str]) -> None:
+        """Refuse a word that the program's parser would not turn into a number."""
+        kind = self._program.kinds.get(flag)
+        for word in words:
+            if kind is None or _PLACEHOLDER.fullmatch(word):
+                continue
+            try:
+                kind(word)
+            except ValueError:
+                wanted = "a whole number" if kind is int else "a number"
+                raise MisfitError(
+                    f"AGENT_JOB_ARGS: --{flag} takes {wanted}, not '{word}'"
+                ) from None
 
 
 def _written(name: str, words: tuple[str, ...]) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.work.recipes import openrlhf_parts as parts
 from agent.work.recipes.arguments import Arguments, Program, known_flags
 from agent.work.recipes.openrlhf_flags import PPO, PPO_DOTTED
+from agent.work.recipes.openrlhf_kinds import KINDS
 from agent.work.recipes.openrlhf_size import batches_of, check_cpus
 from agent.work.recipes.recipe import Command
 
@@ -28,6 +29,7 @@ def make(asked: Asked) -> Command:
         f"train_ppo_ray of OpenRLHF {'.'.join(map(str, asked.version))}",
         known_flags(PPO_DOTTED if dotted else PPO, asked.version),
         {} if dotted else parts.FLAT,
+        KINDS,
     )
     arguments = Arguments(program, asked.args)
     check_cpus(asked, spare=asked.version < _REWARD_TASKS_UNTIL)

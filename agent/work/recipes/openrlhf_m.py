@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf_parts as parts
 from agent.work.recipes.arguments import Arguments, Program, known_flags
+from agent.work.recipes.openrlhf_kinds import KINDS
 from agent.work.recipes.openrlhf_size import batches_of, check_cpus
 from agent.work.recipes.recipe import Command
 
@@ -66,11 +67,14 @@ M_PPO: History = (
     ((0, 6, 1), "2", "adam_betas reward_clip_range"),
 )
 """train_ppo_ray of OpenRLHF-M."""
+_KINDS = {**KINDS, **dict.fromkeys(("max_ckpt_mem", "max_pixels", "min_pixels"), int)}
+"""Its numbers are OpenRLHF's, and some more."""
 
 
 def make(asked: Asked) -> Command:
     """Make `train_ppo_ray`'s command, sized for every GPU that joined."""
-    program = Program("train_ppo_ray of OpenRLHF-M", known_flags(M_PPO, VERSIONS[-1]), parts.FLAT)
+    flags = known_flags(M_PPO, VERSIONS[-1])
+    program = Program("train_ppo_ray of OpenRLHF-M", flags, parts.FLAT, _KINDS)
     arguments = Arguments(program, asked.args)
     check_cpus(asked, spare=True)
     groups, told = parts.place(arguments, asked, critic=False)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.work.recipes import openrlhf_parts as parts
 from agent.work.recipes.arguments import Arguments, Program, known_flags
 from agent.work.recipes.openrlhf_flags import DPO, DPO_DOTTED, RM, RM_DOTTED, SFT, SFT_DOTTED
+from agent.work.recipes.openrlhf_kinds import KINDS
 from agent.work.recipes.openrlhf_size import train_batch
 from agent.work.recipes.recipe import Command, MisfitError, many
 from agent.work.recipes.torchrun_size import gpu_processes
@@ -44,6 +45,7 @@ def make(asked: Asked) -> Command:
         f"{module} of OpenRLHF {'.'.join(map(str, asked.version))}",
         known_flags(dotted if is_dotted else flat, asked.version),
         {} if is_dotted else _FLAT,
+        KINDS,
     )
     arguments = Arguments(program, asked.args)
     world = gpu_processes(asked.nodes)

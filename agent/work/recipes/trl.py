@@ -15,6 +15,8 @@ from agent.work.recipes.torchrun_size import gpu_processes
 from agent.work.recipes.versions import written
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.work.recipes.recipe import Asked, Version
 
 VERSIONS: tuple[Version, ...] = (
@@ -24,22 +26,32 @@ VERSIONS: tuple[Version, ...] = (
 )
 ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
 
+KINDS: Mapping[str, type[float]] = {
+    **dict.fromkeys(
+        (
+            *("save-steps", "save-total-limit", "eval-steps", "num-generations"),
+            *("per-device-train-batch-size", "gradient-accumulation-steps"),
+            *("max-completion-length", "max-steps", "seed", "vllm-tensor-parallel-size"),
+        ),
+        int,
+    ),
+    **dict.fromkeys(
+        ("reward-seconds", "num-train-epochs", "learning-rate", "temperature", "beta"), float
+    ),
+}
+"""What of bundled/trl_grpo.py takes numbers."""
 FLAGS = {
     **dict.fromkeys(("chat", "cpu", "wandb"), "0"),
     **dict.fromkeys(
         (
             *("model", "data", "split", "eval-data", "eval-split", "prompt-key", "label-key"),
-            *("reward-url", "reward-seconds", "checkpoints", "save-steps", "save-total-limit"),
-            *("eval-steps", "num-generations", "per-device-train-batch-size"),
-            *("gradient-accumulation-steps", "max-completion-length", "max-steps"),
-            *("num-train-epochs", "learning-rate", "temperature", "beta", "seed"),
-            "vllm-tensor-parallel-size",
+            *("reward-url", "checkpoints", *KINDS),
         ),
         "1",
     ),
     "config": "*",
 }
-"""What bundled/trl_grpo.py takes."""
+"""What it takes, and how many words follow."""
 
 _GPUS_ONLY: Version = (1, 15)
 """Its kernels are Triton's, and run on no CPU; releases before and after it have another way."""
@@ -50,7 +62,7 @@ _ANSWERS = 128
 
 def make(asked: Asked) -> Command:
     """Make the command that torchrun gets on every node."""
-    arguments = Arguments(Program("trl_grpo", FLAGS, {}), asked.args)
+    arguments = Arguments(Program("trl_grpo", FLAGS, {}, KINDS), asked.args)
     world = gpu_processes(asked.nodes)
     arguments.add("model", asked.model, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
