@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.boot.share import LOG, Share, size_of
-from agent.decisions.head import parts
 from agent.decisions.head import state as h
 from agent.decisions.items import HERE
 from agent.decisions.shared import OrderKind
@@ -61,9 +60,9 @@ class TorchrunLink:
         reward_ip: str,
     ) -> JobOutput:
         """Start every node's share of the attempt; return the output of this node's."""
-        number, nodes = state.attempt.number, parts.sizes(state.parts)
+        number, nodes = state.attempt.number, state.parts.sizes
         self._tasks, self._reports, self._others = tasks, reports, {}
-        for rank, key in enumerate(state.parts):
+        for rank, key in enumerate(state.parts.of):
             if key != HERE:
                 self._others[key] = number
                 seat = Seat(rank, nodes, reward_ip)

@@ -127,7 +127,7 @@ def test_a_killed_agent_of_such_a_node_is_started_again(cluster: Cluster) -> Non
     (before,) = [p for p in alone.processes() if "reward-server" in p.cmdline]
     kill_agent(alone)
     alone.wait_for(rf"reward server \(pid {before.pid}\) lives: taken over", timeout=30)
-    head.wait_for(r"asked once[\s\S]*reward server on podb answers", timeout=30)
+    head.wait_for(r"job is submitted[\s\S]*reward server on podb answers", timeout=30)
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, alone]) == [0, 0], head.tail()
     assert "asked again" in head.stdout()

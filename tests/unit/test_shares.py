@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 CUT_OFF = replace(STOPPED, lost=True)
 REPLACED = h.WorkerReplaced("agent2")
+WORDS = (None, DONE, STOPPED, failed(7), replace(STOPPED, lost=True))
 STARTED: History = [(1.0, tells(2, at=1.0)), (2.0, SUBMITTED), (3.0, tells(2, at=3.0))]
 
 
@@ -59,8 +60,8 @@ def test_shares_stand_in_the_order_of_ranks() -> None:
         (1.3, tells(2, at=1.3, rank=1)),
     ]
     story = Story(by_torchrun(4), history)
-    assert list(story.state.parts) == [HERE, "agent2", "agent3", "agent4", "agent5"]
-    assert [part.size.gpus for part in story.state.parts.values()] == [8, 4, 4, 4, 4]
+    assert list(story.state.parts.of) == [HERE, "agent2", "agent3", "agent4", "agent5"]
+    assert [part.size.gpus for part in story.state.parts.of.values()] == [8, 4, 4, 4, 4]
     assert "5 node(s) ready: starting the job by torchrun" in story.said
     assert "joined Ray" not in story.said
 
@@ -143,7 +144,7 @@ def test_another_attempt_after_a_loss() -> None:
     assert [deed.id for deed in story.deeds if isinstance(deed, h.Submit)] == ["run-1"]
     assert "Retry" in list(story.kinds())
     story.take(tells(3, at=100.0), 100.0)
-    assert list(story.state.parts) == [HERE, "agent3"]
+    assert list(story.state.parts.of) == [HERE, "agent3"]
     assert [deed.id for deed in story.deeds if isinstance(deed, h.Submit)] == ["run-1", "run-2"]
 
 
@@ -246,3 +247,50 @@ def test_where_ray_runs_a_share_is_refused() -> None:
     story = workers.Story(workers.goal(), [(1.0, workers.spoke()), (2.0, RUN)])
     assert "is refused" in story.said
     assert w.StartPart(1, SEAT) not in story.deeds
+
+
+def heard_at(event: h.HeadEvent, now: float) -> h.HeadEvent:
+    """Have a report be of now."""
+    if isinstance(event, h.WorkerReported):
+        return h.WorkerReported(replace(event.worker, heard=now))
+    return event
+
+
+ANYTHING = st.lists(
+    st.tuples(
+        st.floats(0.1, 20.0),
+        st.sampled_from(
+            [TICK, own(DONE), own(failed(3)), own(STOPPED), REPLACED, TERM]
+            + [h.WorkerSilent("agent3", "no answer", ray_answers=False)]
+            + [tells(n, end, gone=gone) for n in (2, 3) for end in WORDS for gone in (False, True)]
+            + [h.WorkerReported(replace(tells(4).worker, ip="10.0.0.3"))]
+        ),
+    ),
+    max_size=12,
+)
+
+
+@given(ANYTHING)
+def test_what_is_kept_counted_is_what_a_look_at_all_would_find(
+    history: list[tuple[float, h.HeadEvent]],
+) -> None:
+    """Whatever happens, and in any order: who still runs, who is not there, who failed first."""
+    start: History = [(1.0, tells(2, at=1.0)), (1.1, tells(3, at=1.1)), (2.0, SUBMITTED)]
+    story = Story(by_torchrun(2), start)
+    now = 2.0
+    for after, event in history:
+        now += after
+        story.take(heard_at(event, now), now)
+        if story.state.phase is Phase.LEAVING:
+            return
+        parts, fleet = story.state.parts, story.state.fleet
+        lost = {key for key, part in parts.of.items() if part.end and part.end.lost}
+        running = lost | {key for key, part in parts.of.items() if part.end is None}
+        assert parts.running == running
+        known = {key: fleet.workers.get(key) for key in running - {HERE}}
+        gone = {key for key, worker in known.items() if not worker or not fleet.counts(worker)}
+        assert parts.absent == lost | gone
+        ends = {key: part for key, part in parts.of.items() if part.end is not None}
+        assert parts.succeeded == sum(part.end == DONE for part in ends.values())
+        bad = [part.failed_at for part in ends.values() if part.end and part.end.failed]
+        assert (parts.of[parts.first].failed_at if parts.first else None) == min(bad, default=None)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
-from agent.base.value import dataclass
+from agent.decisions.head.shares import Part, Parts
 from agent.decisions.items import HERE
 from agent.decisions.shared import listed
 from agent.decisions.verdict import JobReport, verdict_of
@@ -17,23 +17,9 @@ from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
     from agent.decisions.head.state import HeadState
     from agent.decisions.head.workers import Worker
     from agent.work.torchrun import PartEnd
-
-
-@dataclass(frozen=True)
-class Part:
-    """One node's share of an attempt."""
-
-    node: str
-    """The node by its name."""
-    size: NodeSize
-    end: PartEnd | None = None
-    failed_at: float = 0.0
-    """When its first rank failed, on the head's clock, however the node's own is set."""
 
 
 def begin(state: HeadState) -> HeadState:
@@ -51,16 +37,15 @@ def begin(state: HeadState) -> HeadState:
         if facts is not None:
             size = NodeSize(worker.gpus, facts.cpus, facts.memory)
         parts[worker.key] = Part(worker.name, size)
-    return replace(state, parts=parts)
+    return replace(state, parts=Parts.begun(parts))
 
 
 def ended(state: HeadState, key: str, attempt: int, end: PartEnd, now: float) -> HeadState:
     """Take in that a node's share of this attempt is over; it ends once."""
-    part = state.parts.get(key)
+    part = state.parts.of.get(key)
     if part is None or part.end is not None or attempt != state.attempt.number:
         return state
-    over = replace(part, end=end, failed_at=now - end.ago)
-    return replace(state, parts={**state.parts, key: over})
+    return replace(state, parts=state.parts.ended(key, end, now - end.ago))
 
 
 def reported(state: HeadState, worker: Worker, now: float) -> HeadState:
@@ -71,13 +56,22 @@ def reported(state: HeadState, worker: Worker, now: float) -> HeadState:
     return ended(state, worker.key, word.attempt, word.end, now)
 
 
+def counted(before: HeadState, state: HeadState) -> HeadState:
+    """Find anew whose nodes are not there, where a node has come or gone since."""
+    then, now = before.fleet, state.fleet
+    if then.alive is now.alive and then.by_ip is now.by_ip:
+        return state
+    running = state.parts.running
+    absent = frozenset(key for key in running if key != HERE and not _is_there(state, key))
+    return replace(state, parts=replace(state.parts, absent=absent)) if running else state
+
+
 def report(state: HeadState) -> JobReport | None:
     """Return what all shares together say of the job; None while they say nothing yet."""
     parts = state.parts
-    failed = [part for part in parts.values() if part.end is not None and part.end.failed]
-    if failed:
-        return _failure(min(failed, key=lambda part: part.failed_at))
-    if parts and all(part.end is not None and part.end.code == 0 for part in parts.values()):
+    if parts.first:
+        return _failure(parts.of[parts.first])
+    if parts.of and parts.succeeded == len(parts.of):
         return JobReport("SUCCEEDED", driver_exit_code=0)
     return None
 
@@ -94,16 +88,8 @@ def missing(state: HeadState) -> str:
 
     An agent that was started anew has none of the job's processes, though its node is back.
     """
-    return listed(
-        state.parts[key].node
-        for key in _without_end(state)
-        if not _is_there(state, key) and key != HERE
-    )
-
-
-def settled(state: HeadState) -> bool:
-    """Say whether nothing more is to be heard of an attempt: all have ended, or are not there."""
-    return all(key != HERE and not _is_there(state, key) for key in _without_end(state))
+    parts = state.parts
+    return listed(part.node for key, part in parts.of.items() if key in parts.absent)
 
 
 def verdict(state: HeadState) -> Outcome:
@@ -122,8 +108,9 @@ def verdict(state: HeadState) -> Outcome:
 
 def next_look(state: HeadState) -> float | None:
     """Return when it is clear who of an attempt that is being stopped says nothing."""
-    waited_for = any(_may_speak(state, key) for key in _without_end(state))
-    return state.since + state.goal.limits[planned.JOB] if waited_for else None
+    if state.parts.settled or state.parts.mute_are_out:
+        return None
+    return state.since + state.goal.limits[planned.JOB]
 
 
 def looked(state: HeadState, now: float) -> HeadState:
@@ -131,26 +118,15 @@ def looked(state: HeadState, now: float) -> HeadState:
     until = next_look(state)
     if until is None or now < until:
         return state
-    mute = [key for key in _without_end(state) if _may_speak(state, key)]
-    return replace(state, fleet=state.fleet.silenced(mute, now))
-
-
-def _may_speak(state: HeadState, key: str) -> bool:
-    """Say whether a node counts, of which nothing was heard since the attempt is being stopped."""
-    worker = state.fleet.workers.get(key)
-    return worker is not None and _is_there(state, key) and worker.heard < state.since
-
-
-def _without_end(state: HeadState) -> Iterator[str]:
-    yield from (k for k, part in state.parts.items() if part.end is None or part.end.lost)
+    workers = state.fleet.workers
+    there = [key for key in state.parts.running if key != HERE and _is_there(state, key)]
+    mute = [key for key in there if workers[key].heard < state.since]
+    out = replace(state, fleet=state.fleet.silenced(mute, now))
+    out = counted(state, out)
+    return replace(out, parts=replace(out.parts, mute_are_out=True))
 
 
 def _is_there(state: HeadState, key: str) -> bool:
-    worker, part = state.fleet.workers.get(key), state.parts.get(key)
-    has_lost_it = part is not None and part.end is not None and part.end.lost
+    worker, end = state.fleet.workers.get(key), state.parts.of[key].end
+    has_lost_it = end is not None and end.lost
     return worker is not None and state.fleet.counts(worker) and not has_lost_it
-
-
-def sizes(parts: Mapping[str, Part]) -> tuple[NodeSize, ...]:
-    """Return every node's size, in the order of ranks."""
-    return tuple(part.size for part in parts.values())

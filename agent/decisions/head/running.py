@@ -114,16 +114,16 @@ def _serve_again(state: HeadState, now: float) -> Decision:
 def _part_over(state: HeadState, now: float) -> Decision:
     """End an attempt with its shares; where one failed, the others are stopped first."""
     end = parts.verdict(state)
-    if parts.settled(state):
+    if state.parts.settled:
         return attempt_over(state, end, now)
     said = Said(f"{end.reason}: stopping the job on the other nodes", "warning")
     return stop_job(state, end, now, (said,))
 
 
 def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    gone = parts.missing(state)
-    short = bool(gone) or len(state.fleet.alive) < state.required
+    short = bool(state.parts.absent) or len(state.fleet.alive) < state.required
     if short and state.short_since is None:
+        gone = parts.missing(state)
         known = state.fleet.describe_missing(state.required, now)
         loss = f"lost a needed node ({f'{gone}; {known}' if gone else known})"
         grace = round(state.goal.limits[planned.NODE])

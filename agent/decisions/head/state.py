@@ -22,6 +22,7 @@ from agent.decisions.head.actions import (
 )
 from agent.decisions.head.goal import OUR_RAY, RAY_RESTARTS, Goal
 from agent.decisions.head.roster import Key, Roster
+from agent.decisions.head.shares import Parts
 from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
 from agent.decisions.probing import Answered, Preflight, Probes
@@ -34,7 +35,6 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.checks.finding import Finding
     from agent.decisions.attempts import Attempt
-    from agent.decisions.head.parts import Part
     from agent.decisions.verdict import JobReport
     from agent.node.facts import Facts
     from agent.work.torchrun import PartOver
@@ -141,8 +141,8 @@ class HeadState:
     """
     clearing: str | None = None
     """What is known of the attempt before on this node, until all of it is gone; then None."""
-    parts: Mapping[str, Part] = field(default_factory=dict)
-    """The nodes' shares of an attempt that torchrun starts, by node, in the order of ranks."""
+    parts: Parts = field(default_factory=Parts)
+    """The nodes' shares of an attempt that torchrun starts."""
     probes: Probes = field(default_factory=Probes)
     """What the nodes were asked to try before the job."""
     preflight: Preflight | None = None
@@ -175,7 +175,7 @@ class HeadState:
     def nodes(self) -> tuple[NodeSize, ...]:
         """Return what the head and each worker that counts bring."""
         if self.goal.by_torchrun:
-            return tuple(part.size for part in self.parts.values())
+            return self.parts.sizes
         head = [] if self.ray_head is None else [self.ray_head]
         return tuple(self.sizes.get(ip, NodeSize(0)) for ip in (*head, *self.fleet.alive))
 

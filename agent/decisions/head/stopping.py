@@ -11,6 +11,7 @@ from agent.decisions.head import parts, retry
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting, without_ray
 from agent.decisions.head.leaving import leave
+from agent.decisions.head.shares import Parts
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import stop_deadline
 from agent.decisions.items import Item, Step
@@ -87,14 +88,14 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
     verdict = state.verdict
     if state.goal.by_torchrun:
         state = parts.looked(state, now)
-        ended = parts.settled(state)
-        if verdict.is_jobs_verdict:  # shares that ended since may tell of an earlier failure
-            verdict = parts.verdict(state)
+        ended = state.parts.settled
     refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
     never_ran = refusal is not None and (refusal.cancelled or refusal.final)
     dies_with_ray = refusal is not None and not state.goal.ray_is_given
     over = now >= stop_deadline(state)
     if ended or never_ran or dies_with_ray or over or state.ray.step is Step.LOST:
+        if state.goal.by_torchrun and verdict.is_jobs_verdict:
+            verdict = parts.verdict(state)  # shares that ended since may tell of an earlier failure
         late = (Said("the job did not stop in time", "warning"),) if over and not ended else ()
         gone = ended or never_ran or not state.goal.ray_is_given  # ours is ended with its Ray
         after, actions = (attempt_over if gone else leave)(state, verdict, now)
@@ -108,7 +109,7 @@ def attempt_over(state: HeadState, end: Outcome, now: float) -> Decision:
     if isinstance(again, Outcome):
         return leave(state, again, now)
     begun, actions = again
-    begun = replace(begun, parts={})
+    begun = replace(begun, parts=Parts())
     if state.goal.owns_ray:  # nothing of the attempt outlives the Ray that it ran on
         begun, actions = without_ray(begun, Item()), (*actions, h.RestartRay())
     after, more = booting(begun, Tick(), now)

@@ -53,6 +53,7 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return superseded(state, event, now)
     noted = note(state, event, now)
     noted = replace(noted, fleet=noted.fleet.looked(now))
+    noted = parts.counted(state, noted)
     said = remarks(state, noted, event)
     noted = retry.noticed(noted, departed(state, noted, event), now)
     noted, ordered = services.order(noted, event, now)
