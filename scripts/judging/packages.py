@@ -42,6 +42,18 @@ ENVIRONMENTS = {
         ),
         ("--no-deps", "verl==0.9.1", "peft"),
     ),
+    # OpenRLHF with what it asks for, but for vLLM, flash-attn and what only a GPU has a use for
+    "openrlhf": (
+        ("--upgrade", "pip"),
+        (
+            *("torch==2.13.*", "ray[default]==2.55.*", "transformers==5.15.0", "setuptools"),
+            *("accelerate", "aiohttp", "datasets", "einops", "jsonlines", "loralib", "optree"),
+            *("packaging", "peft", "pylatexenc", "sympy", "tensorboard", "torchdata"),
+            *("torchmetrics", "tqdm", "wheel"),
+        ),
+        ("--no-build-isolation", "deepspeed==0.19.6"),
+        ("--no-deps", "openrlhf==0.11.2"),
+    ),
 }
 """Each by the calls of pip that fill it."""
 

@@ -19,7 +19,8 @@ from judging.facts import openrlhf_m, search_r1
 from judging.faults import Case, Fault
 from judging.packages import REPO, CannotFetchError, environment, package
 from judging.results import Result, Verdict
-from judging.started import start_verl
+from judging.started_openrlhf import start_openrlhf
+from judging.started_verl import start_verl
 from judging.training import NotTrainedError, train_with
 from judging.trl_on_pods import on_pods
 
@@ -39,6 +40,7 @@ PUBLISHED = {
     ),
 }
 """The releases under judgement: the newest patch of each minor, and those where flags changed."""
+STARTED = {"verl": start_verl, "openrlhf": start_openrlhf}
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
 
@@ -61,6 +63,7 @@ PARTS = (
     *(Part(name, name, how="facts") for name in FACTS),
     Part("train-trl", "trl", how="pods"),
     Part("start-verl", "verl", "0.9.1", how="started"),
+    Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
 )
 
 
@@ -77,7 +80,7 @@ def run(part: Part) -> Result:
         if part.how == "pods":
             told = on_pods()
         elif part.how == "started":
-            told = start_verl()
+            told = STARTED[part.framework]()
         else:
             verdicts = tuple(judged(part))
         if part.framework == "trl" and verdicts:

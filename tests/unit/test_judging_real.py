@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from judging import started, trl_on_pods
+from judging import pretended, started_openrlhf, started_verl, trl_on_pods
 from judging.training import NotTrainedError
 
 FIRST = "no checkpoint yet: from step 0, 2 processes\nstep 1/50 mean reward 0.062 tokens 1\n"
@@ -43,14 +43,27 @@ def test_how_far_verl_came_is_read_off_its_output() -> None:
         "(TaskRunnerV1 pid=5) INFO: train and validate dataloader initialized, "
         "train dataset size: 100, val dataset size: 100\n"
     )
-    names = [name for name, _ in started.STATIONS]
-    assert started.not_reached(out) == names[3:]
-    assert started.not_reached("") == names
+    names = [name for name, _ in started_verl.STATIONS]
+    assert pretended.not_reached(started_verl.STATIONS, out) == names[3:]
+    assert pretended.not_reached(started_verl.STATIONS, "") == names
+
+
+def test_how_far_openrlhf_came_is_read_off_its_output() -> None:
+    """The same, by other words."""
+    out = (
+        "namespace(ref=namespace(num_nodes=1, num_gpus_per_node=2, offload=False), …)\n"
+        "(RolloutRayActor pid=5) stand-in for vLLM's engine: model=/m, max_model_len=64, …\n"
+    )
+    names = [name for name, _ in started_openrlhf.STATIONS]
+    assert pretended.not_reached(started_openrlhf.STATIONS, out) == names[3:]
+    words = started_openrlhf.arguments(Path("/ground"))
+    assert words[words.index("--reward.remote_url") + 1] == "{reward_url}"
+    assert words[words.index("--actor.num_gpus_per_node") + 1] == "2"
 
 
 def test_what_is_started_is_the_recipes_own() -> None:
     """The reward function is ours, its URL the agent's to fill in, the sizes those of the part."""
-    words = started.overrides(Path("/ground"))
+    words = started_verl.overrides(Path("/ground"))
     assert "actor_rollout_ref.model.path=/ground/model" in words
     assert "data.train_batch_size=8" in words
     assert any("{reward_url}" in word for word in words)
@@ -59,9 +72,9 @@ def test_what_is_started_is_the_recipes_own() -> None:
 
 def test_ports_are_taken_only_where_those_behind_them_are_free() -> None:
     """A listener on the last of a row makes its first no choice."""
-    first, second = started.free_ports(2)
-    assert second - first >= started.APART
+    first, second = pretended.free_ports(2)
+    assert second - first >= pretended.APART
     with socket.socket() as held:
-        held.bind(("", first + started.BEHIND - 1))
-        assert not started.is_free(first)
-        assert first not in started.free_ports(1)
+        held.bind(("", first + pretended.BEHIND - 1))
+        assert not pretended.is_free(first)
+        assert first not in pretended.free_ports(1)

@@ -1,0 +1,1 @@
+"""Stand-ins, as the package around them."""

@@ -1,0 +1,80 @@
+"""OpenRLHF, which wants GPUs, started for real by its recipe's name on this machine without any.
+
+Parser, checks, placement group, actors and data are OpenRLHF's own up to the first use of a GPU.
+Two modules cannot be there without CUDA, and have stand-ins: flash-attn, which OpenRLHF imports
+before it reads an argument and here calls nowhere, and vLLM, whose engines answer without a model.
+Rollouts come after the models are on their GPUs; so one is run apart, by OpenRLHF's own functions.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from agent.settings.jobs import BY_NAME
+from agent.work.recipes.recipe import Asked, NodeSize
+from judging.commands import recipe_of
+from judging.pretended import CPUS, GPUS, not_reached, run_agent
+from judging.training import LONGEST, NotTrainedError, make_ground
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FEW = ("--train.batch_size", "16", "--rollout.batch_size", "8", "--data.max_len", "64")
+SENT = 8 * 8
+"""Prompts of a rollout, and the answers to each."""
+STATIONS = (
+    ("configuration", r"namespace\(ref=namespace\(num_nodes=1, num_gpus_per_node=2"),
+    ("a placement group", r"RolloutRayActor pid=\d+\)"),
+    ("its engines' actors", r"stand-in for vLLM's engine: .*max_model_len=64"),
+    ("100 rows of data", r"PPOTrainer pid=\d+\).*num_rows: 100"),
+    ("the models' actors", r"ModelActor\.init_model_from_pretrained"),
+    ("setup_distributed", r"in setup_distributed"),
+    ("no CUDA", r"has no attribute '_cuda_setDevice'"),
+)
+"""What OpenRLHF 0.11.2 says on its way, in this order of events, and where a CPU ends it."""
+LOADED = "OpenRLHF loaded 100 prompts for 50 steps"
+REWARDED = f"OpenRLHF's engines were given these rewards: {SENT // 2} x 0, {SENT // 2} x 1"
+
+
+def start_openrlhf() -> str:
+    """Start train_ppo_ray by the agent, then a rollout of its; return how far each came."""
+    ground = make_ground("openrlhf")
+    began = time.monotonic()
+    asked = {
+        "AGENT_JOB": "openrlhf-grpo",
+        "AGENT_JOB_ARGS": " ".join(FEW),
+        "AGENT_MODEL": str(ground / "model"),
+        "AGENT_TRAIN_DATA": str(ground / "train.jsonl"),
+        "AGENT_CHECKPOINTS": str(ground / "checkpoints"),
+    }
+    code, out = run_agent("openrlhf", ground, (), asked)
+    if missing := not_reached(STATIONS, out):
+        raise NotTrainedError(f"train_ppo_ray did not come to {missing[0]}: {out[-LONGEST:]}")
+    if code != 1:
+        raise NotTrainedError(f"the agent ended with {code} where train_ppo_ray ended with 1")
+    between = time.monotonic()
+    job = ("run", "--", "python", "-m", "judging.inside.openrlhf_rollout", *arguments(ground))
+    code, out = run_agent("openrlhf", ground, job)
+    if code != 0 or LOADED not in out or REWARDED not in out:
+        raise NotTrainedError(f"OpenRLHF's rollout: code {code}: {out[-LONGEST:]}")
+    return (
+        f"AGENT_JOB=openrlhf-grpo, {GPUS} GPUs that are not there, flash-attn and vLLM stand-ins: "
+        f"{', '.join(name for name, _ in STATIONS)} ({between - began:.0f} s); {LOADED}; "
+        f"{REWARDED} ({time.monotonic() - between:.0f} s)"
+    )
+
+
+def arguments(ground: Path) -> tuple[str, ...]:
+    """Return the recipe's own arguments; the agent fills in the reward server's URL."""
+    asked = Asked(
+        recipe="openrlhf-grpo",
+        nodes=(NodeSize(GPUS, CPUS),),
+        version=(0, 11, 2),
+        model=str(ground / "model"),
+        train_data=str(ground / "train.jsonl"),
+        checkpoints=str(ground / "checkpoints"),
+        args=FEW,
+        scores=True,
+    )
+    return recipe_of(BY_NAME["openrlhf-grpo"]).make(asked).argv[3:]
