@@ -71,6 +71,8 @@ class Probes:
     """Who was asked to reach whom."""
     samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
     """Who was asked for a sample of the way from which address, and what came of it."""
+    awaited: tuple[tuple[str, str], ...] = ()
+    """Those of which nothing came yet: a report is not to cost a look at all others."""
     sampled_by: float | None = None
     """When what was heard of them is told; None where nothing is to be told."""
     findings: tuple[Finding, ...] = ()

@@ -37,7 +37,12 @@ def begin(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ..
     if not new:
         return state, ()
     samples = {**known, **dict.fromkeys(new)}
-    probes = replace(state.probes, samples=samples, sampled_by=now + planned.SAMPLE_LIMIT)
+    probes = replace(
+        state.probes,
+        samples=samples,
+        awaited=(*state.probes.awaited, *new),
+        sampled_by=now + planned.SAMPLE_LIMIT,
+    )
     return replace(state, probes=probes), tuple(Probe(node, SAMPLE, at) for node, at in new)
 
 
@@ -51,7 +56,9 @@ def heard(state: HeadState, node: str, answers: Sequence[Answer]) -> HeadState:
     }
     if not new:
         return state
-    return replace(state, probes=replace(state.probes, samples={**known, **new}))
+    awaited = tuple(pair for pair in state.probes.awaited if pair not in new)
+    probes = replace(state.probes, samples={**known, **new}, awaited=awaited)
+    return replace(state, probes=probes)
 
 
 def told(
@@ -61,11 +68,9 @@ def told(
     probes = state.probes
     if probes.sampled_by is None:
         return state, ()
-    open_ones = [
-        pair for pair, one in probes.samples.items() if one is None and _is_there(state, pair[0])
-    ]
-    if open_ones and now < probes.sampled_by:
+    if now < probes.sampled_by and any(_is_there(state, node) for node, _ in probes.awaited):
         return state, ()
+    open_ones = [pair for pair in probes.awaited if _is_there(state, pair[0])]
     ways = {pair: (name(pair[0]), name_at(pair[1])) for pair in probes.samples}
     links = [
         Link(*ways[pair], one.size * 8 / one.seconds)
