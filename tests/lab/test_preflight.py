@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from scenario import Cluster, ends, last_line
+from agent.node.torch_python import find
+from scenario import ENVIRONMENT, Cluster, await_true, ends, last_line
 
 PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
 START = 200.0
@@ -27,6 +29,12 @@ needs_torch = pytest.mark.skipif(
 )
 
 
+def with_job(cluster: Cluster) -> None:
+    """Give every pod a job for torchrun."""
+    for pod in cluster.pods:
+        (Path(pod.tmp) / "job.py").write_text("print('the job', flush=True)\n")
+
+
 @pytest.mark.slow
 @needs_torch
 @pytest.mark.pods(3)
@@ -35,8 +43,7 @@ def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
     slow = cluster.pods[2].name
     cluster.pods[2].slow_down(200)
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
-    for pod in cluster.pods:
-        (Path(pod.tmp) / "job.py").write_text("print('the job', flush=True)\n")
+    with_job(cluster)
     agents = cluster.agents(PYTHON, "/tmp/job.py")
     assert ends(agents, START) == [0, 0, 0], agents[0].tail()
     said = agents[0].stderr()
@@ -53,8 +60,7 @@ def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
 def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
     """A share that fails is 78 by its node's name, on every node, and no job is started."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
-    for pod in cluster.pods:
-        (Path(pod.tmp) / "job.py").write_text("print('the job', flush=True)\n")
+    with_job(cluster)
     broken = Path(cluster.pods[1].tmp) / "broken" / "torch"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text(BROKEN)
@@ -74,6 +80,25 @@ def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
+@needs_torch
+@pytest.mark.pods(2)
+def test_a_stop_amid_it(cluster: Cluster) -> None:
+    """Asked to stop meanwhile, all leave with 143, and none of its processes is left."""
+    cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
+    with_job(cluster)
+    agents = cluster.agents(PYTHON, "/tmp/job.py")
+    for agent in agents:
+        await_true(
+            "its ranks are there",
+            lambda agent=agent: any("--local-rank" in p.cmdline for p in agent.processes()),  # type: ignore[misc]  # bound now
+            30,
+        )
+    agents[0].signal(signal.SIGTERM)
+    assert ends(agents, 40) == [143, 143], agents[0].tail()
+    assert "the job" not in agents[0].stdout()
+
+
+@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
     """It needs torch in Ray's Python: 78 at once, with a word for it."""
@@ -81,3 +106,19 @@ def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
     assert head.wait(30) == 78
     assert "nccl needs torch, which is not installed for" in last_line(head)
     assert "starting Ray" not in head.stderr()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_before_a_job_of_rays(cluster: Cluster) -> None:
+    """Beside Ray, in Ray's Python, where POD_AGENT_ENVIRONMENT names one that has torch, too."""
+    if find({}, str(ENVIRONMENT / "bin/python")).version is None:
+        pytest.skip(f"{ENVIRONMENT} has no torch")
+    cluster.env["AGENT_PREFLIGHT"] = "nccl"
+    agents = cluster.agents("sh", "-c", "echo the job")
+    assert ends(agents, START) == [0, 0], agents[0].tail()
+    said = agents[0].stderr()
+    speed = re.search(r"an all-reduce of 8 MiB over 2 node\(s\) by CPU takes ([\d.]+) ms", said)
+    assert speed is not None, said
+    assert said.index(speed[0]) < said.index("submitting the job")
+    assert agents[0].stdout() == "the job\n"
