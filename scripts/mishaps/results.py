@@ -17,8 +17,10 @@ class Result:
 
     seed: int
     seconds: float
+    planned: int
+    """So many mishaps the seed stands for."""
     mishaps: tuple[str, ...]
-    """Those that hit something."""
+    """Those that hit something before the run was over."""
     codes: tuple[int | None, ...]
     """With what each pod's agent ended; None: its pod was killed for good, or it never ended."""
     attempts: int
@@ -29,7 +31,7 @@ class Result:
         """Say it in a line."""
         word = "; ".join(self.problems) if self.problems else "as predicted"
         codes = ", ".join("none" if code is None else str(code) for code in self.codes)
-        counts = f"{len(self.mishaps)} mishaps, {self.attempts} attempt(s)"
+        counts = f"{len(self.mishaps)} of {self.planned} mishaps hit, {self.attempts} attempt(s)"
         ends = f"exit codes {codes}, {self.took:.0f} s"
         return f"seed {self.seed}, {self.seconds:g} s: {word} ({counts}, {ends})"
 

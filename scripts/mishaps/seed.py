@@ -105,6 +105,7 @@ class _Run:
         return Result(
             seed,
             seconds,
+            len(plan(seed, seconds)),
             tuple(mishap.sentence() for mishap in self._done),
             tuple(codes.values()),
             max((beat.attempt for beat in beats), default=0),

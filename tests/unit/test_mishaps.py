@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
 import pytest
 
 from mishaps import cli, model
 from mishaps import plan as p
+from mishaps.hands import DRIVER, Node
 from mishaps.model import Beat, head_codes, worker_codes, wrong_attempts, wrong_ends
 from mishaps.plan import CHANCES, Mishap, plan
 from mishaps.results import Result, load, save, table
 from mishaps.seed import read_beats
+from podlab import ProcessInfo
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from podlab import Container, Running
 
 AGENT_DIES = Mishap(30.0, p.KILL, p.AGENT, 1)
 WORKER_DIES = Mishap(30.0, p.KILL, p.POD, 1, 5.0)
@@ -107,6 +112,40 @@ def test_an_attempt_too_many_is_seen() -> None:
     assert wrong_attempts([WORKER_DIES], beats) == ["attempt 4 was made, where 3 may be"]
 
 
+@pytest.mark.parametrize(
+    ("what", "pids"),
+    [
+        (p.AGENT, [7]),
+        (p.GCS, [11]),
+        (p.RAYLET, [12]),
+        (p.DASHBOARD, [13]),
+        (p.REWARD, [14]),
+        (p.DRIVER, [16]),
+        (p.ACTOR, [17]),
+    ],
+)
+def test_what_a_mishap_hits_is_found(what: str, pids: list[int]) -> None:
+    """By parent, name or command line; never the agent's parent, the dead, or a shell around."""
+    run = f"python /bin/pod-agent run -- {DRIVER} /shared"
+    listed = [
+        (1, 0, "sleep", "sleep infinity"),
+        (5, 0, "pod-agent", run),
+        (7, 5, "pod-agent", run),
+        (11, 8, "gcs_server", "/ray/gcs_server --port=6379"),
+        (12, 8, "raylet", "/ray/raylet --gcs=10.77.0.10:6379"),
+        (13, 8, "ray-dashboard-H", "ray-dashboard-Head"),
+        (14, 7, "python", "python /bin/pod-agent reward-server --host 10.77.0.10"),
+        (15, 12, "sh", f"/bin/sh -c {DRIVER} /shared"),
+        (16, 15, "python", f"{DRIVER} /shared"),
+        (17, 12, "ray::Heart.aliv", "ray::Heart.alive"),
+    ]
+    infos = [ProcessInfo(n, parent, 100 + n, "S", name, line) for n, parent, name, line in listed]
+    infos.append(ProcessInfo(20, 12, 120, "Z", "raylet", "[raylet]"))
+    container = SimpleNamespace(processes=lambda: infos)
+    node = Node(cast("Container", container), cast("Running", SimpleNamespace(pid=105)))
+    assert [info.pid for info in node.find(what)] == pids
+
+
 def test_beats_are_read_from_the_ledger(tmp_path: Path) -> None:
     """By attempt and place, in seconds of the run; a process that never beat counts for none."""
     (tmp_path / "1.driver.77").write_text("105.00\n105.20\n107.00\n")
@@ -116,14 +155,14 @@ def test_beats_are_read_from_the_ledger(tmp_path: Path) -> None:
 
 def test_results_are_kept_and_counted(tmp_path: Path) -> None:
     """By seed and length; what failed is told by its seed."""
-    good = Result(3, 60.0, ("4 s: kill agent of pod1",), (7, 7, None), 1, 81.0, ())
-    bad = Result(4, 60.0, (), (7, 75, 7), 1, 70.0, ("pod1 ended with 75",))
+    good = Result(3, 60.0, 2, ("4 s: kill agent of pod1",), (7, 7, None), 1, 9.0, ())
+    bad = Result(4, 60.0, 0, (), (7, 75, 7), 1, 70.0, ("it hung",))
     save(tmp_path, good)
     assert load(tmp_path, 3, 60.0) == good
     assert load(tmp_path, 3, 200.0) is load(tmp_path, 4, 60.0) is None
     assert table([good, bad]).splitlines() == [
-        "seed 3, 60 s: as predicted (1 mishaps, 1 attempt(s), exit codes 7, 7, none, 81 s)",
-        "seed 4, 60 s: pod1 ended with 75 (0 mishaps, 1 attempt(s), exit codes 7, 75, 7, 70 s)",
+        "seed 3, 60 s: as predicted (1 of 2 mishaps hit, 1 attempt(s), exit codes 7, 7, none, 9 s)",
+        "seed 4, 60 s: it hung (0 of 0 mishaps hit, 1 attempt(s), exit codes 7, 75, 7, 70 s)",
         "1 of 2 as predicted",
     ]
 
@@ -136,7 +175,7 @@ def test_a_seed_that_held_is_not_tried_again(
 
     def attempt(seed: int, seconds: float, _keep: Path, _say: object) -> Result:
         tried.append(seed)
-        return Result(seed, seconds, (), (7, 7, 7), 1, 70.0, ("it hung",) if seed == 2 else ())
+        return Result(seed, seconds, 3, (), (7, 7, 7), 1, 70.0, ("it hung",) if seed == 2 else ())
 
     monkeypatch.setattr(cli, "FOLDER", tmp_path)
     monkeypatch.setattr(cli, "attempt", attempt)
