@@ -27,7 +27,7 @@ _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
 _NODE_TONES = {"lost": "bad", "silent": "bad", "booting": "busy", "left": "dim", "joined": "good"}
 _ITEM_TONES = {"lost": "bad", "pending": "busy", "ready": "good"}
 _JOB_TONES = {"running": "good", "succeeded": "good", "failed": "bad", "pending": "busy"}
-_RUNNING = "running"
+_RUNNING, _FAILED = "running", "failed"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def view_of(
     left = max(0, height - top.height)
     waits = _waits(status, passed, min(_MOST_WAITS, left))
     left -= waits.height
-    services = _services(status, min(_MOST_SERVICES, left))
+    services = _services(status, passed, min(_MOST_SERVICES, left))
     left -= services.height
     lines = [*status.get("job_tail", [])] if with_tail else []
     tail_least = min(len(lines), _LEAST_TAIL) + bool(lines)
@@ -137,13 +137,13 @@ def _awaited(status: Status) -> list[Status]:
     return [wait for wait in status["waits"] if not wait.get("following")]
 
 
-def _services(status: Status, most: int) -> Section:
+def _services(status: Status, passed: float, most: int) -> Section:
     rows = []
     for one in status["services"]:
         restarts = f"restarts: {one['restarts']}" if one["restarts"] else ""
         latency = one.get("latency")
         answers = f"answers in {quick(latency['last'])}" if latency else ""
-        told = "; ".join(filter(None, (restarts, answers)))
+        told = "; ".join(filter(None, (restarts, _outages(one, passed), answers)))
         cells = (short(one["name"]), one["state"], told, one["detail"])
         rows.append(Row(tuple(map(plain, cells)), _ITEM_TONES.get(one["state"], "")))
     for one in status.get("prepare", []):
@@ -153,6 +153,14 @@ def _services(status: Status, most: int) -> Section:
         rows.append(Row(tuple(map(plain, cells)), _ITEM_TONES.get(one["state"], "")))
     rows.sort(key=lambda row: ("bad", "busy", "good", "").index(row.tone))
     return _fitting("services and prepare steps", rows, most)
+
+
+def _outages(service: Status, passed: float) -> str:
+    if not service["outages"]:
+        return ""
+    is_open = service["outage_since"] is not None
+    seconds = service["outage_seconds"] + (passed if is_open else 0.0)
+    return f"outages: {service['outages']}, {long(seconds)}{', not over' if is_open else ''}"
 
 
 def _nodes(status: Status, passed: float, most: int) -> Section:
@@ -190,13 +198,18 @@ def _node(status: Status, node: Status, now: float, passed: float) -> Row:
 
 def _preparing(status: Status, node: Status) -> str:
     """Return which of a node's prepare steps failed, or run, and what that one said last."""
+    said = _progress(status, node["name"])
+    steps = _steps(node)
+    if said and not steps.startswith(_FAILED):
+        return "; ".join(f"{name}: {line}" for name, line in said.items())
+    return steps
+
+
+def _steps(node: Status) -> str:
     steps = node.get("steps", [])
     failed = [step["name"] for step in steps if step["state"] == "lost"]
     if failed:
-        return f"failed: {', '.join(failed)}"
-    said = _progress(status, node["name"])
-    if said:
-        return "; ".join(f"{name}: {line}" for name, line in said.items())
+        return f"{_FAILED}: {', '.join(failed)}"
     running = [step["name"] for step in steps if step["state"] == "pending"]
     return f"preparing: {', '.join(running)}" if running else ""
 
@@ -308,9 +321,11 @@ def _node_lines(status: Status) -> dict[object, str]:
     found: dict[object, str] = {}
     for node in status["nodes"]:
         rank = "" if node["rank"] is None else f" rank {node['rank']}"
-        key = (node["name"], node["ip"], node["state"], node["phase"], node["last_error"])
+        steps = _steps(node)
+        key = (node["name"], node["ip"], node["state"], node["phase"], node["last_error"], steps)
         error = f"; last error: {node['last_error']}" if node["last_error"] else ""
-        found[key] = f"worker {node['name']}{rank}: {node['state']}, {node['phase']}{error}"
+        more = f"; {steps}{error}" if steps else error
+        found[key] = f"worker {node['name']}{rank}: {node['state']}, {node['phase']}{more}"
     return found
 
 

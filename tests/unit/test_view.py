@@ -44,7 +44,8 @@ def test_all_of_a_small_run() -> None:
     (head,) = [line for line in shown if line.startswith("head")]
     assert " ".join(head.split()) == "head pod0 running 4 min 25 s"
     assert any(
-        line.startswith("reward server") and "restarts: 1; answers in 31 ms" in line
+        line.startswith("reward server")
+        and "restarts: 1; outages: 1, 8 s; answers in 31 ms" in line
         for line in shown
     )
     assert shown[-1] == EVIL
@@ -187,6 +188,7 @@ def test_lines_tell_what_changes() -> None:
     after["phase"] = "running"
     after["waits"] = [{"what": "the job", "evidence": "", "seconds_left": 9.0}]
     after["nodes"][0].update(state="lost", last_error="its Ray is gone\x1b[2J")
+    after["nodes"][1]["steps"] = [{"name": "fetch", "state": "ready"}]
     after["services"][0].update(state="lost", detail="killed by SIGKILL")
     after["job"]["status"] = "failed"
     after["verdict"] = {"kind": "job-failed", "reason": "exit code 3", "exit_code": 3}
@@ -195,6 +197,7 @@ def test_lines_tell_what_changes() -> None:
         "waiting for the job: no word (9 s left)",
         "reward server: lost (killed by SIGKILL)",
         "worker pod1 rank 1: lost, following the head; last error: its Ray is gone\\x1b[2J",
+        "worker pod2 rank 2: joined, following the head",
         "job rehearsal: failed, attempt 2",
         "verdict: job-failed: exit code 3",
     ]
