@@ -20,7 +20,7 @@ from agent.boot.heard import Heard
 from agent.boot.job_command import Submission, submission
 from agent.boot.later_head import remembered, watch_record
 from agent.boot.lost_nodes import ask_nodes
-from agent.boot.news import News, as_recorded
+from agent.boot.news import News, as_recorded, with_memory
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.run_services import Services
@@ -124,7 +124,7 @@ class Head:
             *(run, reports, partial(self.on_signal, SIGTERM), self._watched),
             lambda: (*self._state.fleet.workers.values(),),
         )
-        tasks.start_soon(run.watch_disk)
+        tasks.start_soon(run.watch_machine)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_record, self._keeper, self._inbox.put)
         tasks.start_soon(show_live, self._watched, plan.settings.log)
@@ -270,7 +270,7 @@ class Head:
             tasks.cancel_scope.cancel()
         self._run.child_ended(child)
         if child is self._ray:  # else it was ended for another attempt
-            self._inbox.put(h.RayGone(await parts.end_sentence(code)))
+            self._inbox.put(h.RayGone(await parts.end_sentence(code), self._run.memory.recent()))
 
     def _link(self) -> Link:
         if self._plan.torchrun is not None:
@@ -278,7 +278,7 @@ class Head:
         process = self._plan.process(BRIDGE)
         log = partial(self._run.folder.file, process.log)
         env = environment.for_bridge(self._env, self._plan.settings)
-        argv, tell = process.command(self._place), self._inbox.put
+        argv, tell = process.command(self._place), with_memory(self._inbox.put, self._run.memory)
         return RayLink(argv, env, log, tell, self._run.note_child)
 
     async def _follow_ray(self, link: Link) -> None:

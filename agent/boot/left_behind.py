@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.node.cgroups import oom_kills
 from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.record.node_record import NodeRecord, living, run_of
 from agent.runtime import driver, orphans, parent
+from agent.runtime.memory_watch import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -72,5 +74,8 @@ def left_behind(folder: RunFolder, names: Iterable[str]) -> LeftBehind | None:
     record, killed = folder.former, parent.former()
     if record is None or killed is None or record.ended or record.agent.pid != killed:
         return None
-    say(f"the agent (pid {killed}) was killed: this one goes on in its stead", "warning")
+    kills = oom_kills()
+    more = kills.number - record.oom_kills
+    why = f" ({sentence(kills, more)})" if more > 0 else ""
+    say(f"the agent (pid {killed}) was killed{why}: this one goes on in its stead", "warning")
     return LeftBehind(record, names)

@@ -11,8 +11,11 @@ from agent.decisions.shared import Tick
 from agent.record.events import NodesCounted
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from agent.decisions.head.workers import Fleet, Worker
     from agent.node.facts import Facts
+    from agent.runtime.memory_watch import MemoryWatch
 
 _STATES = (h.JobHeard, h.RayNodes)
 """Told again and again; one that differs from the last is news, though it was so before."""
@@ -76,3 +79,16 @@ def _said(one: Worker) -> tuple[object, ...]:
     """Return what a worker says; that it says it now is no news."""
     plain = (one.phase, one.detail, one.joined, one.preparing, one.gone, one.error)
     return (*plain, one.items, one.answers)
+
+
+def with_memory(
+    tell: Callable[[h.HeadEvent], None], memory: MemoryWatch
+) -> Callable[[h.HeadEvent], None]:
+    """Have a job's failure told with what the kernel did for want of memory a moment before."""
+
+    def told(event: h.HeadEvent) -> None:
+        if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
+            event = replace(event, report=replace(event.report, memory=memory.recent()))
+        tell(event)
+
+    return told

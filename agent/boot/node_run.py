@@ -15,6 +15,7 @@ from agent.record.node_recorder import NodeRecorder
 from agent.record.outcome_file import write_outcome
 from agent.runtime import orphans
 from agent.runtime.exiting import in_time
+from agent.runtime.memory_watch import MemoryWatch
 from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, until
 
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 WRITE_LIMIT = 2.0
 """Longest that the end waits for a disk that stalls."""
-_DISK_STEP = 5.0
+_STEP = 5.0
 
 
 def _warn(sentence: str) -> None:
@@ -69,6 +70,8 @@ class NodeRun:
         own = folder.own if left is None else folder.own.taken_over(left.record)
         self.node = NodeRecorder(own, partial(folder.steady, NODE), _warn, disk)
         disk.of(lambda: folder.path)
+        self.memory = MemoryWatch()
+        self.node.counted(self.memory.kills.number)
         keep_in(partial(folder.file, "agent.log"))
         self.node.start()
 
@@ -131,14 +134,19 @@ class NodeRun:
         """Log a decision's sentence."""
         say(said.sentence, said.level)
 
-    async def watch_disk(self) -> None:
-        """Tell of a disk of the run folder that stalls."""
+    async def watch_machine(self, on_memory: Callable[[], None] = lambda: None) -> None:
+        """Tell of a disk of the run folder that stalls, and of memory that ran out."""
 
         async def look() -> NotYet:
             disk.look()
+            told = self.memory.look()
+            if told:
+                _warn(told)
+                on_memory()
+            self.node.counted(self.memory.kills.number)
             return NotYet()
 
-        await until(look, None, step=_DISK_STEP, longest=_DISK_STEP)
+        await until(look, None, step=_STEP, longest=_STEP)
 
     def show_waits(self, waits: tuple[Wait, ...]) -> None:
         """Tell of what is waited for, as it changes."""

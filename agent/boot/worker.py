@@ -102,7 +102,7 @@ class Worker:
         async with anyio.create_task_group() as tasks:
             await tasks.start(signals.watch, self._on_signal, self._on_notice)
             tasks.start_soon(link.run)
-            tasks.start_soon(self._run.watch_disk)
+            tasks.start_soon(self._run.watch_machine, link.report_now)
             if unfit is not None:
                 self._inbox.put(Unfit(unfit))
             else:
@@ -330,6 +330,7 @@ class Worker:
             alone=state.alone,
             preparing=state.preparing,
             error=state.ray_evidence,
+            memory=self._run.memory.recent(),
             items=worker.words(state),
             part=state.part,
             aside=self._run.seen.to_tell(state.steps),

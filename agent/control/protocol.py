@@ -86,6 +86,8 @@ class Report:
     joined: bool = False
     preparing: bool = False
     error: str = ""
+    memory: str = ""
+    """What the kernel did on its node a moment before for want of memory."""
     items: tuple[ItemWord, ...] = ()
     part: PartOver | None = None
     """How its share of the job ended, where it has one."""
@@ -130,6 +132,7 @@ class Report:
             joined=flag(data, "joined"),
             preparing=flag(data, "preparing"),
             error=text(data, "error"),
+            memory=text(data, "memory"),
             items=_items(data.get("items")),
             part=None if part is None else _part(part),
             aside=None if aside is None else aside_of(aside),

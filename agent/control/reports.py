@@ -371,4 +371,5 @@ def _worker(known: _Known, report: Report, now: float) -> Worker:
         part=report.part,
         gpus=known.hello.gpus,
         runs=report.runs,
+        memory=report.memory,
     )

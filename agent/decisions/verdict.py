@@ -20,6 +20,7 @@ _AGENT_WORDS = re.compile(
     re.IGNORECASE,
 )
 """How Ray says that not the runtime_env is at fault, but its own process that sets it up (2.60)."""
+MORE_MEMORY = "Give the pods more memory, or the job less to hold: fewer workers, smaller batches"
 _MEMORY_WORDS = re.compile(r"OutOfMemoryError|\bout of memory\b|low on memory", re.IGNORECASE)
 """How Ray's OOM killer, CUDA and the C library say it."""
 
@@ -34,6 +35,8 @@ class JobReport:
     error_type: str = ""
     place: str = ""
     """Which of the job's processes it was, where that is known."""
+    memory: str = ""
+    """What the kernel did a moment before for want of memory, or ''."""
 
     @property
     def ended(self) -> bool:
@@ -49,7 +52,7 @@ class JobReport:
     @property
     def ran_out_of_memory(self) -> bool:
         """Say whether its last words tell of memory that did not suffice."""
-        return not self.succeeded and bool(_MEMORY_WORDS.search(self.message))
+        return not self.succeeded and bool(self.memory or _MEMORY_WORDS.search(self.message))
 
     @property
     def succeeded(self) -> bool:
@@ -80,7 +83,8 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
         words = f": {report.first_line}" if report.place and report.message else ""
         how = f"failed with exit code {name_of_code(code)}{place}{words}"
         if report.ran_out_of_memory:
-            how = f"ran out of memory (exit code {name_of_code(code)})"
+            by_kernel = f": {report.memory}" if report.memory else ""
+            how = f"ran out of memory (exit code {name_of_code(code)}){by_kernel}"
         remedy = "Its output is in job.log"
         return _jobs_own(Kind.JOB_FAILED, code, f"the job {how}{after}", remedy=remedy)
     if report.blames_runtime_env:
@@ -92,14 +96,19 @@ def verdict_of(report: JobReport, loss: str = "") -> Outcome:
             remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
         )
     if report.ran_out_of_memory:
-        why = f"the job ran out of memory: {report.first_line}{after}"
-        return _jobs_own(Kind.JOB_FAILED, 75, why)
+        return out_of_memory(f"{report.memory or report.first_line}{after}")
     return Outcome(
         Kind.LOST,
         75,
         f"the job failed without an exit code of its own: {report.first_line}{after}",
         culprit="job",
     )
+
+
+def out_of_memory(why: str) -> Outcome:
+    """Return the end of a run whose job ran out of memory: it would do so again."""
+    why = f"the job ran out of memory and is not tried again: {why}"
+    return _jobs_own(Kind.JOB_FAILED, 75, why, MORE_MEMORY)
 
 
 def _jobs_own(kind: Kind, code: int, reason: str, remedy: str = "") -> Outcome:

@@ -8,12 +8,21 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base.value import dataclass
 from agent.node.facts import Room
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PROC, BASE = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class OomKills:
+    """How many processes the kernel has ended for want of memory, and of whom."""
+
+    number: int
+    of_container: bool
 
 
 def folders(kind: str, proc: Path = PROC, base: Path = BASE) -> Iterator[Path]:
@@ -73,6 +82,26 @@ def memory(machine: int, proc: Path = PROC, base: Path = BASE) -> int:
             with suppress(OSError, ValueError):
                 limits.append(int((folder / name).read_text()))
     return min(limits)
+
+
+def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
+    """Count what the kernel has ended for want of memory: in our own cgroup, else on the machine.
+
+    Version 1 keeps the number in memory.oom_control, version 2 in memory.events. Both count every
+    process of the cgroup that was ended so, also where the whole machine had run out.
+    """
+    for folder in folders("memory", proc, base):
+        for name in ("memory.events", "memory.oom_control"):
+            with suppress(OSError, ValueError, KeyError):
+                return OomKills(_field((folder / name).read_text(), "oom_kill"), of_container=True)
+    with suppress(OSError, ValueError, KeyError):
+        return OomKills(_field((proc / "vmstat").read_text(), "oom_kill"), of_container=False)
+    return OomKills(0, of_container=False)
+
+
+def _field(text: str, name: str) -> int:
+    """Read one number of a list such as `oom 3`, a line each; raises KeyError where it lacks it."""
+    return int(dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)[name])
 
 
 def pids(proc: Path = PROC, base: Path = BASE) -> Iterator[tuple[int, int]]:

@@ -72,6 +72,8 @@ class NodeRecord:
     """True once the agent left in good order."""
     epoch: int = 0
     """The epoch of the head's Ray that the one here belongs to, on a worker."""
+    oom_kills: int = 0
+    """How many processes the kernel has ended here for want of memory, as far as known."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes into node.json."""
@@ -98,6 +100,7 @@ class NodeRecord:
                 epoch=_of({"epoch": 0, **data}, "epoch", int),
                 passed_on=_of(data, "passed_on", int),
                 done=tuple(str(name) for name in data.get("done", ())),
+                oom_kills=_of({"oom_kills": 0, **data}, "oom_kills", int),
                 ended=_of(data, "ended", bool),
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -292,6 +295,12 @@ def is_at_work(folder: Path, now: float) -> bool:
 
 def run_of(root: Path, node: str, agent: int) -> str:
     """Return the run that an agent of this node was in when it was killed; '' where none tells."""
+    folder = folder_of(root, node, agent)
+    return "" if folder is None else folder.parent.name
+
+
+def folder_of(root: Path, node: str, agent: int) -> Path | None:
+    """Return the folder that an agent of this node had when it was killed, where one tells."""
     here = read_place()
     for run in _newest(root, ""):
         for path in _records(run, safe(node)):
@@ -299,8 +308,8 @@ def run_of(root: Path, node: str, agent: int) -> str:
             if isinstance(record, str) or record.ended or not here.sees(record.place):
                 continue
             if (record.node, record.agent.pid) == (node, agent):
-                return run.name
-    return ""
+                return path.parent
+    return None
 
 
 # --- what still lives of other runs ------------------------------------------------------------

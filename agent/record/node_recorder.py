@@ -102,6 +102,11 @@ class NodeRecorder:
         with self._changed:
             self._note(replace(self._record, passed_on=count), urgent=False)
 
+    def counted(self, oom_kills: int) -> None:
+        """Note how many processes the kernel has ended here for want of memory."""
+        with self._changed:
+            self._note(replace(self._record, oom_kills=oom_kills), urgent=False)
+
     def close(self, limit: float = 1.0) -> None:
         """Write that this agent left in good order; a disk that stalls is left to itself."""
         with self._changed:

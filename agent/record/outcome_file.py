@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from agent.base.outcome import Outcome
 from agent.base.value import dataclass
-from agent.record.files import why, write_atomically
+from agent.record.files import read_small, why, write_atomically
 from agent.record.log import disk
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from agent.base.outcome import Outcome
     from agent.record.run_record import Attempt
 
 FILE = "outcome.json"
@@ -52,6 +52,15 @@ def text_of(
         **({"bundle": bundle} if bundle else {}),
     }
     return json.dumps(data, indent=2) + "\n"
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Return the outcome that was written there; None where there is none to be read."""
+    try:
+        data = json.loads(read_small(folder / FILE))
+        return Outcome.from_dict(data) if isinstance(data, dict) else None
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
 
 
 def write_outcome(

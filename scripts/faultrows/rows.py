@@ -14,6 +14,9 @@ READERS = "tests/lab/test_blocked_readers.py::"
 SLURM = "tests/lab/test_slurm.py::"
 FENCE = "tests/lab/test_fence.py::"
 HEADS = "tests/lab/test_two_heads.py::"
+TABLE = "tests/lab/test_signal_table.py::"
+DISKS = "tests/lab/test_disks.py::"
+MEMORY = "tests/lab/test_memory.py::"
 
 
 class Row(NamedTuple):
@@ -189,6 +192,45 @@ ROWS = (
             ENDS + "test_stop_from_the_heads_own_node_alone",
             SIGNALS + "test_a_program_below_a_shell_hears_it",
         ),
+    ),
+    Row(
+        "signals-table",
+        "SIGTERM, SIGINT, SIGHUP or SIGKILL in any phase, on the head or a worker",
+        "143 or 130, of what is held its verdict; an agent that is killed goes on; nothing is left",
+        (TABLE + "test_a_signal",),
+    ),
+    Row(
+        "disk-full",
+        "the disk of the run folder is full, while it boots or under the job",
+        "one warning with folder, cause and remedy; output, end and code are the job's own",
+        (DISKS + "test_a_full_log_disk_costs_the_log_alone",),
+    ),
+    Row(
+        "disk-stalls",
+        "the disk of the run folder takes no write any more, under the job or from the start",
+        "told after 10 s; neither the job nor the agent's end waits for it; from the start: 78",
+        (
+            DISKS + "test_a_log_disk_that_stalls",
+            DISKS + "test_a_log_disk_that_stalls_from_the_start",
+        ),
+    ),
+    Row(
+        "disk-ray",
+        "/tmp or /dev/shm is full",
+        "69, and the end names the disk of /tmp; a warning for /dev/shm, and Ray goes without",
+        (DISKS + "test_a_full_tmp", DISKS + "test_a_full_shm"),
+    ),
+    Row(
+        "memory",
+        "memory runs out: Ray's OOM killer takes a worker or the job, the kernel's the job or Ray",
+        "said as such, with the job's code or 75; never another attempt",
+        (MEMORY + "test_rays_oom_killer", MEMORY + "test_the_kernels_oom_killer"),
+    ),
+    Row(
+        "memory-agent",
+        "the kernel's OOM killer takes the agent",
+        "another goes on in its stead, and says why",
+        (MEMORY + "test_the_kernels_oom_killer_takes_the_agent",),
     ),
     Row(
         "chaos",

@@ -107,6 +107,7 @@ def word(  # noqa: PLR0913 - what a worker may say
     heard: float = 0.0,
     items: tuple[ItemWord, ...] = (),
     answers: tuple[Answer, ...] = (),
+    memory: str = "",
 ) -> h.WorkerReported:
     """Return a worker's report, by its number."""
     name, ip = f"pod{n}", f"10.0.0.{n}"
@@ -115,6 +116,7 @@ def word(  # noqa: PLR0913 - what a worker may say
             *(f"agent{n}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone),
             items=items,
             answers=answers,
+            memory=memory,
         )
     )
 

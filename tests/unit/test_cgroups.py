@@ -10,6 +10,7 @@ import pytest
 from agent.node import cgroups, kernel_ports
 from agent.node.read_facts import gpu_fault
 from agent.node.variables import weighed
+from agent.runtime.memory_watch import MemoryWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,3 +170,64 @@ def test_no_secret_is_among_the_variables() -> None:
         "NCCL_SOCKET_IFNAME": "eth0",
         "RAY_ADDRESS": "10.0.0.9:6379",
     }
+
+
+# --- memory that ran out -------------------------------------------------------------------------
+
+EVENTS = "low 0\nhigh 12\nmax 345\noom 3\noom_kill 2\noom_group_kill 0"
+CONTROL = "oom_kill_disable 0\nunder_oom 0\noom_kill 2"
+VMSTAT = "nr_free_pages 1\noom_kill 7"
+
+
+@pytest.mark.parametrize(
+    ("lines", "files", "number", "of_container"),
+    [
+        (V2.format(path="/"), {"memory.events": EVENTS}, 2, True),
+        (
+            V2.format(path="/kubepods/pod1/abc"),
+            {"kubepods/pod1/abc/memory.events": EVENTS},
+            2,
+            True,
+        ),
+        (V1.format(path="/docker/abc"), {"memory/docker/abc/memory.oom_control": CONTROL}, 2, True),
+        (V1.format(path="/docker/abc"), {"memory/memory.oom_control": CONTROL}, 2, True),
+        (V2.format(path="/"), {"memory.stat": "anon 1"}, 7, False),
+    ],
+    ids=["v2, own root", "v2, deep inside", "v1", "v1, seen from inside", "none: the machine's"],
+)
+def test_what_the_kernel_ended_is_counted(
+    tmp_path: Path, lines: str, files: dict[str, str], number: int, *, of_container: bool
+) -> None:
+    """By memory.events or memory.oom_control of our own cgroup, else by the machine's vmstat."""
+    proc, base = tree(tmp_path, lines, files)
+    (proc / "vmstat").write_text(VMSTAT)
+    assert cgroups.oom_kills(proc, base) == cgroups.OomKills(number, of_container)
+
+
+def test_no_counter_counts_nothing(tmp_path: Path) -> None:
+    """A machine without any of them had no such end."""
+    assert cgroups.oom_kills(*tree(tmp_path, "", {})).number == 0
+
+
+def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None:
+    """What was counted before we began is none of ours."""
+    number, now = 5, 100.0
+    watch = MemoryWatch(lambda: cgroups.OomKills(number, of_container=True), lambda: now)
+    assert (watch.look(), watch.recent()) == ("", "")
+    number = 7
+    told = "this container ran out of memory: the kernel's OOM killer ended 2 processes of it"
+    assert (watch.look(), watch.look(), watch.recent()) == (told, "", told)
+    now += 59
+    assert watch.recent() == told
+    now += 2
+    assert watch.recent() == ""
+    number = 8
+    assert watch.recent().endswith("ended a process of it")
+
+
+def test_what_ended_on_a_shared_machine_is_said_and_blamed_for_nothing() -> None:
+    """Without a cgroup's counter it may have been a neighbour's process."""
+    kills = iter((5, 6, 6))
+    watch = MemoryWatch(lambda: cgroups.OomKills(next(kills), of_container=False))
+    assert watch.look().startswith("this machine ran out of memory")
+    assert watch.recent() == ""

@@ -8,6 +8,7 @@ from agent.base.outcome import Kind
 from agent.decisions.attempts import Tried, in_vain, pause_after, spent
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.verdict import JobReport
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
 
 GONE = (9, nodes(dead=(2,)))
@@ -62,6 +63,29 @@ def test_a_jobs_failure_is_its_own(
     assert (end.exit_code, end.kind) == (code, kind)
     assert words in end.reason
     assert end.is_jobs_verdict
+
+
+OUT = "this container ran out of memory: the kernel's OOM killer ended a process of it"
+
+
+@pytest.mark.parametrize(
+    ("history", "code"),
+    [
+        ([*PAIR, (9, h.RayGone("its raylet is gone", OUT))], 75),
+        ([*PAIR, (9, h.JobHeard("run-1", JobReport("FAILED", "", 137, memory=OUT)))], 137),
+        ([*PAIR, GONE, (10, h.JobHeard("run-1", JobReport("FAILED", "", 1, memory=OUT)))], 1),
+        ([*PAIR, (8, word(2, memory=OUT)), GONE, FAILED], 1),
+        ([*PAIR, (8, word(2, memory=OUT)), GONE, (80, TICK), (90, job("STOPPED", None))], 75),
+    ],
+    ids=["the head's Ray", "the driver", "a process of the job", "on a worker", "a worker's Ray"],
+)
+def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
+    """Whatever the kernel ended: it is said as such, is the job's own end, and is not repeated."""
+    story = Story(goal(1, retries=3), history)
+    (end,) = story.ends
+    assert (end.exit_code, end.kind, end.is_jobs_verdict) == (code, Kind.JOB_FAILED, True)
+    assert OUT in end.reason
+    assert "the job ran out of memory" in end.reason
 
 
 @pytest.mark.parametrize(

@@ -17,13 +17,15 @@ import pytest
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
-from agent.record import outcome_file
+from agent.boot import held
+from agent.record import node_record, outcome_file
 from agent.record.disk_word import DiskWord
 from agent.record.events import FORMER, Began, EventLog, PhaseEntered, read_events
 from agent.record.node_record import NodeRecord, own_record
-from agent.record.outcome_file import Outage, write_outcome
+from agent.record.outcome_file import Outage, read_outcome, write_outcome
 from agent.record.run_folder import RunFolder
 from agent.record.run_record import Attempt
+from agent.runtime import parent
 from unit.disks import fill_up, fill_with_files, full_disk, needs_mount, read_only
 
 if TYPE_CHECKING:
@@ -511,3 +513,22 @@ def test_own_record_is_of_this_process() -> None:
     assert record.agent.start > 0
     assert record.place.boot_id
     assert FORMER.endswith(".jsonl")
+
+
+def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it held the pod: its verdict is read; one killed under the job had none."""
+    folder = RunFolder(tmp_path, "run-1", "pod0")
+    folder.own.write(folder.path / node_record.FILE)
+    monkeypatch.setattr(parent, "former", os.getpid)
+    assert held.verdict(tmp_path, "pod0") is None
+    outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
+    write_outcome(folder.path, outcome)
+    assert held.verdict(tmp_path, "pod0") == outcome
+    assert held.verdict(tmp_path, "pod1") is None
+    monkeypatch.setattr(parent, "former", lambda: None)
+    assert held.verdict(tmp_path, "pod0") is None
+    (folder.path / "outcome.json").write_text("[]")
+    assert read_outcome(folder.path) is None
+    folder.close()

@@ -33,8 +33,9 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return replace(state, gcs_answers=True, ray=ray)
         case h.RaySilent(evidence):
             return replace(state, ray=replace(state.ray, evidence=evidence))
-        case h.RayGone(evidence):
-            return replace(state, ray=state.ray.lost(evidence), last_ray=evidence)
+        case h.RayGone(evidence, memory):
+            ray = state.ray.lost(evidence)
+            return replace(state, ray=ray, last_ray=evidence, memory=memory)
         case h.WorkerIntroduced(key, _, facts, findings):
             return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
         case h.Cleared(over, left) if over == state.attempt.number - 1:

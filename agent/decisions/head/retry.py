@@ -21,7 +21,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadState, Phase
 from agent.decisions.items import Step
 from agent.decisions.shared import Said, listed
-from agent.decisions.verdict import verdict_of
+from agent.decisions.verdict import out_of_memory, verdict_of
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -52,6 +52,13 @@ def recent_loss(state: HeadState, now: float) -> str:
     return state.loss if recent else ""
 
 
+def out_of_memory_at(state: HeadState) -> str:
+    """Say which node has just run out of memory, where the kernel ended something for it; or ''."""
+    nodes = {worker.name: worker.memory for worker in state.fleet.workers.values()}
+    nodes[state.goal.node or "the head"] = state.memory
+    return "; ".join(f"on {name} {memory}" for name, memory in nodes.items() if memory)
+
+
 def must_ask(state: HeadState, report: JobReport, now: float) -> bool:
     """Say whether a job's end waits for the nodes' word: it failed, and a node may be to blame."""
     failed = report.status == "FAILED" and not report.blames_runtime_env
@@ -62,6 +69,7 @@ def must_ask(state: HeadState, report: JobReport, now: float) -> bool:
 
 def judged(state: HeadState, report: JobReport, now: float) -> Outcome:
     """Return the end of an attempt whose job has ended: its own, or a loss that may be repaired."""
+    report = replace(report, memory=report.memory or out_of_memory_at(state))
     own, loss = verdict_of(report, state.loss), recent_loss(state, now)
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
         return own
@@ -77,6 +85,9 @@ def another(
     """Begin another attempt after this end, or return the end of the run."""
     if not is_loss(end) or not state.goal.wants_job:
         return end
+    memory = out_of_memory_at(state)
+    if memory:
+        return out_of_memory(f"{end.reason}; {memory}")
     ended = state.attempt.over(now, end)
     earlier = (*state.earlier, ended)
     tried = (*state.goal.tried, *(one.tried for one in earlier))
@@ -94,6 +105,7 @@ def another(
         short_since=None,
         loss="",
         lost_at=None,
+        memory="",
         verdict=None,
     )
     return state.to(Phase.BOOTING, now), (said, h.Retry(ended, attempt))

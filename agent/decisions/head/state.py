@@ -102,6 +102,8 @@ class HeadState:
     since: float = 0.0
     """When this phase began."""
     ray: Item = field(default_factory=Item)
+    memory: str = ""
+    """What the kernel did for want of memory as the last Ray ended here."""
     last_ray: str = ""
     """How the Ray before this one ended."""
     gcs_answers: bool = False
@@ -192,6 +194,8 @@ class RayGone:
     """`ray start --block` ended."""
 
     evidence: str
+    memory: str = ""
+    """What the kernel did a moment before for want of memory, or ''."""
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,8 @@ class Worker:
     """How its share of a job that torchrun starts ended, once it has."""
     gpus: int = 0
     """Those that its share of such a job has."""
+    memory: str = ""
+    """What the kernel did there a moment before for want of memory, or ''."""
     silent: str = ""
     """Why it is not heard of any more, where that is known."""
     silent_since: float = 0.0
