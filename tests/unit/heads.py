@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 REWARD = "reward server"
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
-NODES = {n: h.RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 6)}
+NODES = {n: h.RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
 HEAD = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
 
 History = list[tuple[float, h.HeadEvent]]

@@ -19,6 +19,7 @@ from agent.control.server import Site
 from agent.control.sockets import bind
 from agent.decisions import head
 from agent.decisions.head import state as h
+from agent.decisions.head.samples import WITH_THE_HEAD
 from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE
 from agent.decisions.probing import SAMPLE, Answer
@@ -136,6 +137,18 @@ def test_each_way_once() -> None:
         story.take(nodes(2, 3), at)
     assert [type(a) for a in story.actions].count(h.Submit) == 2
     assert len([probe for _, probe, _ in story.probes if probe == SAMPLE]) == len(WAYS)
+
+
+def test_a_large_cluster_has_few_ways_to_the_head() -> None:
+    """The head and its fellows take turns, so that only the ring grows with the cluster."""
+    count = 60
+    workers = range(2, count + 2)
+    joined = [(1.0, word(n)) for n in workers]
+    story = Story(goal(count), [*joined, (2.0, nodes(*workers))])
+    ways = [(who, at) for who, probe, at in story.probes if probe == SAMPLE]
+    ring = [(who, at) for who, at in ways if who != HERE and at]
+    assert len(ring) == len({who for who, _ in ring}) == count
+    assert len(ways) - len(ring) == 2 * WITH_THE_HEAD
 
 
 def test_one_sentence_for_all() -> None:

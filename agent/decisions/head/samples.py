@@ -1,7 +1,7 @@
 """Samples of how fast the ways between nodes are: who takes which, and what all of them tell.
 
-Each node draws some MB from a fellow's agent; the head and each worker from each other, and each
-worker from its neighbour in a ring. Nothing waits for them: what is slow is told in one sentence
+Nodes draw some MB from a fellow's agent: each worker from its neighbour in a ring, and the head and
+the first few workers from each other. Nothing waits for them: what is slow is told in one sentence
 when all have answered, or when the time for it is over.
 """
 
@@ -24,13 +24,16 @@ if TYPE_CHECKING:
     from agent.decisions.head.state import HeadAction, HeadState
 
 _MOST_NAMED = 4
+WITH_THE_HEAD = 16
+"""So many workers measure the way to the head: they take turns, and a thousand would be late."""
 
 
 def begin(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Have the nodes that joined take samples of each other, each way once a run."""
     fleet, known = state.fleet, state.probes.samples
     agents = [(ip, key) for ip in fleet.alive if (key := fleet.by_ip.get(ip)) is not None]
-    pairs = [(HERE, ip) for ip, _ in agents] + [(key, "") for _, key in agents]
+    near = agents[:WITH_THE_HEAD]
+    pairs = [(HERE, ip) for ip, _ in near] + [(key, "") for _, key in near]
     others = [*agents[1:], *agents[:1]]
     pairs += [(key, ip) for (own, key), (ip, _) in zip(agents, others, strict=True) if ip != own]
     new = [pair for pair in pairs if pair not in known]
