@@ -13,6 +13,7 @@ import anyio
 
 from agent.decisions.probing import ALL_REDUCE, Answer
 from agent.plan import environment
+from agent.plan.plan import PREFLIGHT_LOG
 from agent.plan.waits import PREFLIGHT_LIMIT
 from agent.runtime.last_words import in_thread
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from agent.work.where import Place
 
 PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
-LOG, OUT = "preflight.log", "preflight.json"
+OUT = "preflight.json"
 _KILLED_AFTER = 5.0
 _STOP = 1.0
 _NO_WORD = "its ranks ended without a word"
@@ -41,7 +42,9 @@ async def share(run: NodeRun, seat: Seat, place: Place) -> Answer:
         *(["--host"] if plan.topology.is_head else []),
     ]
     full = plan.environment(place.node_ip, place.head_ip)
-    child = await run.start("all-reduce", argv, environment.for_service(full, plan.settings), LOG)
+    child = await run.start(
+        "all-reduce", argv, environment.for_service(full, plan.settings), PREFLIGHT_LOG
+    )
     try:
         with anyio.move_on_after(PREFLIGHT_LIMIT + _KILLED_AFTER):
             await child.wait()

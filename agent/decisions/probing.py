@@ -56,6 +56,8 @@ class Preflight:
     shares: tuple[tuple[str, Share], ...]
     """By node, as orders name it, in the order of ranks."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    """Nodes that went away meanwhile."""
     is_over: bool = False
 
 

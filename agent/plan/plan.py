@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 RAY = "ray start"
 RAY_LOG = "ray-start.log"
 AGENT_LOG, JOB_LOG = "agent.log", "job.log"
+PREFLIGHT_LOG = "preflight.log"
 BRIDGE = "ray bridge"
 
 
@@ -153,6 +154,8 @@ class Plan:
             found["ray"] = RAY_LOG
         if self.topology.is_head or self.torchrun is not None:
             found["job"] = JOB_LOG
+        if self.settings.preflight is not None:
+            found["preflight"] = PREFLIGHT_LOG
         found |= {spec.name: spec.log for spec in self.possible_services}
         return found | {step.name: step.log for step in self.steps}
 

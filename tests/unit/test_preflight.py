@@ -29,7 +29,7 @@ from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import Seat
 from agent.work.where import Place
-from unit.heads import TICK, Story, goal, nodes, word
+from unit.heads import LIMITS, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ def test_it_is_done_once() -> None:
 def test_a_failure_ends_the_run() -> None:
     """78, by the node's name, and nothing is submitted."""
     story = Story(ASKED, JOINED)
+    story.take(word(2, answers=(Answer(ALL_REDUCE, "", "Connection closed by peer"),)), 8.9)
     story.take(answer(came(failed=[(12, "CUDA error: ECC")])), 9.0)
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
@@ -182,7 +183,18 @@ def test_it_cannot_hang() -> None:
     story = Story(ASKED, JOINED)
     story.take(TICK, 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE)
     (end,) = story.ends
-    assert "no word of it in time" in end.reason
+    assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
+    assert "it left no word of how it went" in end.reason
+
+
+def test_a_node_that_goes_meanwhile() -> None:
+    """It has the grace that it would have while the job runs; then the run is lost, by its name."""
+    story = Story(ASKED, JOINED)
+    story.take(word(2, gone=True), 10.0)
+    story.take(TICK, 10.0 + LIMITS[planned.NODE])
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (75, "node")
+    assert end.reason.endswith("the all-reduce came to nothing: pod2 went away meanwhile")
 
 
 def test_only_where_it_was_asked_for() -> None:
@@ -225,6 +237,7 @@ def test_the_plan_shows_it() -> None:
     assert "19999" in shown
     assert "store of AGENT_PREFLIGHT: every interface (torch's); guard: none" in shown
     assert "an all-reduce over all nodes" in shown
+    assert plan.logs()["preflight"] == "preflight.log"
     assert "AGENT_PREFLIGHT" not in render(plan_of({}, command=["train"]), Redactor(()))
 
 

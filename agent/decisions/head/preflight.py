@@ -79,39 +79,44 @@ def waits(state: HeadState) -> Iterator[Wait]:
 def weighed(
     state: HeadState, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Say how it went once that is known; return the refusal of a run that could not do it."""
+    """Say how it went once that is known; return the end of a run that could not do it."""
     known = state.preflight
     if known is None or known.is_over:
         return state, (), None
-    own = known.answers.get(HERE)
+    own, lost = known.answers.get(HERE), _lost(state, known)
+    if own is None and lost and not known.lost:  # it can come to nothing without them
+        until = min(known.until, now + state.goal.limits[planned.NODE])
+        known = replace(known, lost=lost, until=until)
     if own is None and now < known.until:
-        return state, (), None
+        return replace(state, preflight=known), (), None
     state = replace(state, preflight=replace(known, is_over=True))
-    shares = [share for _, share in known.shares]
-    if own is not None and not own.evidence:
-        found = judged(own.words, shares)
-        failure = found.failure
-        said = tuple(
-            said
-            for said in (
-                Said(found.said),
-                None if found.warning is None else Said(found.warning.sentence(), "warning"),
-            )
-            if said is not None
-        )
-        if not failure:
-            probes = state.probes
-            kept = (*probes.findings, *([] if found.warning is None else [found.warning]))
-            return replace(state, probes=replace(probes, findings=kept)), said, None
-    else:
-        failure = _told(known) or "no word of it in time"
+    found = judged("" if own is None else own.words, [share for _, share in known.shares])
+    if found.failure:
+        return state, (), _end(known, found.failure, lost)
+    warning = () if found.warning is None else (found.warning,)
+    probes = replace(state.probes, findings=(*state.probes.findings, *warning))
+    said = (Said(found.said), *(Said(one.sentence(), "warning") for one in warning))
+    return replace(state, probes=probes), said, None
+
+
+def _end(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
+    """Return the end: a loss where a node went meanwhile, else what is to be mended first."""
+    if lost:
+        reason = f"{NAME}: the all-reduce came to nothing: {listed(lost)} went away meanwhile"
+        return Outcome(Kind.LOST, 75, reason, culprit="node")
+    own, names = known.answers.get(HERE), {key: share.node for key, share in known.shares}
+    told = [f"{names[key]}: {one.evidence}" for key, one in known.answers.items() if one.evidence]
+    if told and (own is None or not own.words):  # else the head's own word knows more
+        failure = listed(told)
     reason = f"{NAME}: the all-reduce failed: {failure}"
-    return state, (), Outcome(Kind.REFUSED, 78, reason, culprit=NAME, remedy=_REMEDY)
+    return Outcome(Kind.REFUSED, 78, reason, culprit=NAME, remedy=_REMEDY)
 
 
-def _told(known: Preflight) -> str:
-    """Return what nodes said of their shares that failed."""
-    names = {key: share.node for key, share in known.shares}
-    return listed(
-        f"{names[key]}: {one.evidence}" for key, one in known.answers.items() if one.evidence
+def _lost(state: HeadState, known: Preflight) -> tuple[str, ...]:
+    """Name those who take part and do not count any more."""
+    workers, counts = state.fleet.workers, state.fleet.counts
+    return tuple(
+        share.node
+        for key, share in known.shares
+        if key != HERE and (key not in workers or not counts(workers[key]))
     )
