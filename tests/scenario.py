@@ -144,3 +144,9 @@ def kill_agent(container: Container) -> None:
     """Have the agent die as by the kernel's OOM killer."""
     (agent,) = agents_in(container)
     os.kill(agent.host_pid, signal.SIGKILL)
+
+
+def states(head: Container) -> dict[str, str]:
+    """Return how each node stands, as the head's status says."""
+    status = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
+    return {node["name"]: node["state"] for node in status["nodes"]}

@@ -24,6 +24,7 @@ from agent.boot.news import News, as_recorded, with_memory
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.run_services import Services
+from agent.boot.stop_job import stop_job
 from agent.boot.torchrun_head import TorchrunLink
 from agent.boot.watched import Watched
 from agent.bridge.link import RayLink
@@ -219,7 +220,7 @@ class Head:
             case h.Submit(job):
                 await self._submit(link, job, tasks, reports)
             case h.StopJob(job):
-                await link.stop_job(job)
+                tasks.start_soon(stop_job, link, job)
             case h.AskNodes(job):
                 nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
                 port = self._plan.ports.node_manager

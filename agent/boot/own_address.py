@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError, UnavailableError
+from agent.decisions.shared import Wait
 from agent.node.addresses import source_towards
+from agent.record.log import say
 from agent.runtime.names import resolve
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
@@ -14,11 +17,16 @@ if TYPE_CHECKING:
 
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
-    """Return this node's address; where a name must tell it, wait until it does."""
+    """Return this node's address; where a name must tell it, wait until it does, and say so."""
     if address.ip is not None:
         return address.ip
 
     foreign: list[str] = []
+    began = time.monotonic()
+
+    def tell(evidence: str) -> None:
+        wait = Wait("address", "this node's own address", limit, evidence)
+        say(wait.sentence(time.monotonic() - began))
 
     async def check() -> str | NotYet:
         foreign.clear()
@@ -27,7 +35,7 @@ async def find_own_address(address: Address, addresses: tuple[str, ...], limit: 
         return await _by_names(address, addresses, foreign)
 
     try:
-        return await until(check, limit, step=0.1)
+        return await until(check, limit, step=0.1, on_evidence=tell)
     except TimedOutError as error:
         if foreign:
             raise _not_ours(address, error.evidence, addresses) from None

@@ -126,6 +126,7 @@ class Bridge:
                 if job_id in self._cancelled:
                     if not self._jobs.know(job_id):
                         stopped = "stopped before Ray took it"
+                        self._tell(event="stop-taken", id=job_id)
                         self._tell_unsubmitted(job_id, stopped, cancelled=True)
                         return
                 else:
@@ -228,6 +229,7 @@ class Bridge:
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 self._tell(event="job-silent", evidence=_first_line(error))
                 continue
+            self._tell(event="stop-taken", id=job_id)
             return
 
 

@@ -38,6 +38,8 @@ class RayLink:
         self._child: Child | None = None
         self._standing: list[dict[str, object]] = []
         self._renewed = False
+        self._taken: dict[str, anyio.Event] = {}
+        """By the ids of jobs that are to be stopped: whether Ray has taken that."""
 
     async def run(self) -> None:
         """Keep a bridge up until cancelled; a new one is told what the old one knew."""
@@ -80,8 +82,10 @@ class RayLink:
         )
 
     async def stop_job(self, job_id: str) -> None:
-        """Have the job stopped."""
+        """Have the job stopped; return when Ray has taken that."""
+        taken = self._taken.setdefault(job_id, anyio.Event())
         await self._order(do="stop", id=job_id)
+        await taken.wait()
 
     async def renew(self) -> None:
         """Have another bridge begin, which knows nothing of the Ray before."""
@@ -114,7 +118,11 @@ class RayLink:
                 line = await stream.receive_until(b"\n", _LONGEST_LINE)
             except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError):
                 return
-            self._tell(to_event(json.loads(line)))
+            data = json.loads(line)
+            if data["event"] == "stop-taken":
+                self._taken.setdefault(str(data["id"]), anyio.Event()).set()
+            else:
+                self._tell(to_event(data))
 
 
 def to_event(data: Mapping[str, Any]) -> h.HeadEvent:

@@ -78,6 +78,20 @@ def _session_of(process: psutil.Process) -> int | None:
         return None
 
 
+def ask_to_end(submission_id: str) -> str:
+    """Send SIGTERM to a job's driver and what it has started, as Ray does; return who it was."""
+    driver = find_driver(submission_id)
+    if driver is None:
+        return ""
+    with suppress(psutil.Error, OSError):
+        named = f"pid {driver.pid}, {driver.name()}"
+        for process in (driver, *driver.children(recursive=True)):
+            with suppress(psutil.Error, OSError):  # it has ended meanwhile
+                orphans.send_to(process, signal.SIGTERM)
+        return named
+    return ""
+
+
 def pass_on(driver: psutil.Process | None, signum: int) -> str:
     """Send a signal to the job; return the sentence that says so, or why not."""
     if driver is None:

@@ -17,6 +17,8 @@ HEADS = "tests/lab/test_two_heads.py::"
 TABLE = "tests/lab/test_signal_table.py::"
 DISKS = "tests/lab/test_disks.py::"
 MEMORY = "tests/lab/test_memory.py::"
+LINKS = "tests/lab/test_links.py::"
+HUNG = "tests/lab/test_hung_dashboard.py::"
 
 
 class Row(NamedTuple):
@@ -100,6 +102,15 @@ ROWS = (
         (DEATHS + "test_a_dashboard_that_hangs_leaves_the_job_alone",),
     ),
     Row(
+        "dashboard-asked",
+        "Ray's dashboard hangs where a job is to be submitted, or stopped",
+        "69 after two minutes; the driver gets its SIGTERM and its grace all the same",
+        (
+            HUNG + "test_a_job_that_cannot_be_submitted",
+            HUNG + "test_a_job_is_stopped_all_the_same",
+        ),
+    ),
+    Row(
         "agent",
         "only the agent is killed (SIGKILL), on the head or a worker, booting or following",
         "another goes on with the living Ray, services and job; no line of output is lost",
@@ -142,7 +153,25 @@ ROWS = (
         "link",
         "a worker's link is cut for ten seconds and healed",
         "nothing is restarted, the job goes on",
-        (DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",),
+        (LINKS + "test_a_link_that_is_cut_for_ten_seconds",),
+    ),
+    Row(
+        "link-one-way",
+        "a worker's link loses all packets one way, either way, for ten seconds",
+        "nothing is restarted, the job goes on",
+        (LINKS + "test_a_link_that_loses_one_way_for_ten_seconds",),
+    ),
+    Row(
+        "link-gone",
+        "a worker's link is cut for good, both ways or one",
+        "75 after AGENT_NODE_GRACE with its name; the worker after AGENT_HEAD_GRACE",
+        (LINKS + "test_a_link_that_is_cut_for_good",),
+    ),
+    Row(
+        "link-bad",
+        "a line loses 30 % of all packets, each way, and delays the rest by 200 ms",
+        "boot and job succeed",
+        (LINKS + "test_a_slow_and_bad_line",),
     ),
     Row(
         "fence",

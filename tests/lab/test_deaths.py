@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import tempfile
 import time
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+from scenario import BOOT, Cluster, await_true, ends, last_line, states
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -133,31 +132,17 @@ def test_a_head_that_never_comes_back(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_that_dies_is_named_within_three_seconds(cluster: Cluster) -> None:
-    """Its connection tells, not GCS; a link that is cut for 10 s and healed costs nothing."""
+    """Its connection tells, not GCS."""
     cluster.env["AGENT_NODE_GRACE"] = "15s"
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
-    cut = time.monotonic()
-    cluster.pods[1].cut()
-    head.wait_for("podb is silent", timeout=10)
-    await_true("10 s", lambda: time.monotonic() > cut + 10, 15)
-    assert _states(head) == {"podb": "lost"}
-    cluster.pods[1].heal()
-    head.wait_for("all needed nodes are back", timeout=20)
-    assert _states(head) == {"podb": "joined"}
-    assert "joining again" not in worker.stderr()
     killed = time.monotonic()
     worker.kill()
-    head.wait_for(r"podb is silent[\s\S]*podb is silent", timeout=10)
+    head.wait_for("podb is silent", timeout=10)
     assert time.monotonic() - killed < 3
+    assert states(head) == {"podb": "lost"}
     assert head.wait(60) == 75
     assert "podb" in last_line(head)
-
-
-def _states(head: Container) -> dict[str, str]:
-    """Return how each node stands, as the head's status says."""
-    status = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
-    return {node["name"]: node["state"] for node in status["nodes"]}
 
 
 @pytest.mark.slow

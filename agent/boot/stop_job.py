@@ -1,0 +1,28 @@
+"""How a job is stopped: Ray is asked first; where it does not take that, its driver itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.record.log import say
+from agent.runtime import driver
+
+if TYPE_CHECKING:
+    from agent.boot.torchrun_head import TorchrunLink
+    from agent.bridge.link import RayLink
+
+TAKEN_WITHIN = 5.0
+"""A dashboard that answers takes the stop of a job within a second."""
+
+
+async def stop_job(link: RayLink | TorchrunLink, job_id: str) -> None:
+    """Have a job stopped; a dashboard that hangs does not cost it its SIGTERM and its grace."""
+    with anyio.move_on_after(TAKEN_WITHIN):
+        await link.stop_job(job_id)
+        return
+    asked = driver.ask_to_end(job_id)
+    if asked:  # else it runs on another machine, or is over
+        mute = f"Ray did not take the stop of the job within {TAKEN_WITHIN:g} s"
+        say(f"{mute}: SIGTERM sent to its driver itself ({asked})", "warning")

@@ -1,0 +1,135 @@
+"""Links that fail under a real Ray job: cut for a while or for good, one way only, slow and bad."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, ENVIRONMENT, Cluster, ends, last_line, let_pass, states
+
+if TYPE_CHECKING:
+    from podlab import Container, Pod
+
+ROUNDS = """
+import os, ray, time
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
+
+@ray.remote(num_cpus=0)
+class Fellow:
+    def add(self, number):
+        return number + 1
+
+ray.init(address="auto", log_to_driver=False)
+nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
+fellows = [Fellow.options(scheduling_strategy=On(node, soft=False)).remote() for node in nodes]
+count = 0
+print("nodes", len(nodes), flush=True)
+while not os.path.exists("/tmp/enough"):
+    assert ray.get([fellow.add.remote(count) for fellow in fellows]) == [count + 1] * len(nodes)
+    count += 1
+    print("round", count, flush=True)
+    time.sleep(0.2)
+raise SystemExit(7)
+"""
+"""Calls an actor on each node again and again: a call across a cut link waits."""
+JOB = (str(ENVIRONMENT / "bin/python"), "-c", ROUNDS)
+
+
+def _rays(pod: Container) -> set[int]:
+    """Return the processes that a restart of Ray would change."""
+    return {p.pid for p in pod.processes() if p.name in {"raylet", "gcs_server"}}
+
+
+def _rounds(head: Container) -> int:
+    found = re.findall(r"^round (\d+)$", head.stdout(), re.MULTILINE)
+    return int(found[-1]) if found else 0
+
+
+@pytest.mark.pods(2)
+def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
+    """Nothing is restarted, and the job, which waits for the worker's actor, goes on."""
+    head, worker = cluster.agents(*JOB)
+    head.wait_for("^round 3$", "stdout", timeout=BOOT)
+    before = _rays(head), _rays(worker)
+    cluster.pods[1].cut()
+    cut = time.monotonic()
+    head.wait_for("podb is silent", timeout=10)
+    worker.wait_for("the head .* is silent", timeout=10)
+    let_pass(max(0.0, cut + 10 - time.monotonic()), head, worker)
+    stood_at = _rounds(head)
+    assert states(head) == {"podb": "lost"}
+    cluster.pods[1].heal()
+    head.wait_for("all needed nodes are back", timeout=20)
+    assert states(head) == {"podb": "joined"}
+    head.wait_for(f"^round {stood_at + 3}$", "stdout", timeout=30)
+    assert (_rays(head), _rays(worker)) == before
+    (cluster.pods[0].tmp / "enough").touch()
+    assert ends([head, worker], 40) == [7, 7], head.tail()
+    assert "joining again" not in worker.stderr()
+    assert len(cluster.outcome(0)["attempts"]) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("how", ["both ways", "to the worker", "to the head"])
+def test_a_link_that_is_cut_for_good(cluster: Cluster, how: str) -> None:
+    """The head ends after AGENT_NODE_GRACE, naming the node; the worker after its own grace."""
+    cluster.env |= {"AGENT_NODE_GRACE": "20s", "AGENT_HEAD_GRACE": "30s"}
+    head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")  # as in a collective
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    lost = time.monotonic()
+    _lose(cluster.pods[0], cluster.pods[1], how)
+    head.wait_for("podb is silent", timeout=10)
+    worker.wait_for("the head .* is silent", timeout=15)
+    assert head.wait(90) == 75, head.tail()
+    assert time.monotonic() - lost > 19
+    assert "podb" in last_line(head)
+    assert "AGENT_NODE_GRACE" in last_line(head)
+    assert worker.wait(90) == 75, worker.tail()
+    assert "head" in last_line(worker)
+
+
+def _lose(head: Pod, worker: Pod, how: str) -> None:
+    if how == "both ways":
+        worker.cut()
+    elif how == "to the worker":
+        head.drop(worker)
+    else:
+        worker.drop(head)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("how", ["to the worker", "to the head"])
+def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -> None:
+    """As with one that is cut both ways, the job goes on."""
+    head, worker = cluster.agents(*JOB)
+    head.wait_for("^round 3$", "stdout", timeout=BOOT)
+    before = _rays(head), _rays(worker)
+    _lose(cluster.pods[0], cluster.pods[1], how)
+    cut = time.monotonic()
+    head.wait_for("podb is silent", timeout=10)
+    let_pass(max(0.0, cut + 10 - time.monotonic()), head, worker)
+    stood_at = _rounds(head)
+    for pod in cluster.pods:
+        pod.heal()
+    head.wait_for("all needed nodes are back", timeout=20)
+    head.wait_for(f"^round {stood_at + 3}$", "stdout", timeout=30)
+    assert (_rays(head), _rays(worker)) == before
+    (cluster.pods[0].tmp / "enough").touch()
+    assert ends([head, worker], 40) == [7, 7], head.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_slow_and_bad_line(cluster: Cluster) -> None:
+    """With 30 % loss and 200 ms delay, boot and job still succeed."""
+    cluster.pods[1].slow(loss=0.3, delay=0.2)
+    head, worker = cluster.agents(*JOB)
+    head.wait_for("^round 10$", "stdout", timeout=3 * BOOT)
+    (cluster.pods[0].tmp / "enough").touch()
+    assert ends([head, worker], 90) == [7, 7], head.tail()
+    assert len(cluster.outcome(0)["attempts"]) == 1

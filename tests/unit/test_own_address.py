@@ -1,0 +1,43 @@
+"""A head that looks for its own address: waits while its names are wrong, and says so."""
+
+from __future__ import annotations
+
+import anyio
+import pytest
+
+from agent.base.errors import PreflightError
+from agent.boot import own_address
+from agent.plan.address import Address
+
+OWN = Address(None, "the address of pod0.test", ("pod0.test",))
+MINE = ("10.0.0.2", "127.0.0.1")
+
+
+def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DNS that is mute, then wrong, then right: each is said once."""
+    answers: list[tuple[str, ...] | str] = ["no answer", "no answer", ("10.0.0.9",), ("10.0.0.2",)]
+    said: list[str] = []
+
+    async def resolve(_host: str) -> tuple[str, ...] | str:
+        return answers.pop(0)
+
+    monkeypatch.setattr(own_address, "resolve", resolve)
+    monkeypatch.setattr(own_address, "say", said.append)
+    assert anyio.run(own_address.find_own_address, OWN, MINE, 60.0) == "10.0.0.2"
+    waits, wrong = "waiting for this node's own address", "pod0.test is 10.0.0.9, no address"
+    assert said == [
+        f"{waits}, no answer (60 s left)",
+        f"{waits}, {wrong} of this node (60 s left)",
+    ]
+
+
+def test_a_name_that_stays_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the deadline it is no head, and hears what it has."""
+
+    async def resolve(_host: str) -> tuple[str, ...] | str:
+        return ("10.0.0.9",)
+
+    monkeypatch.setattr(own_address, "resolve", resolve)
+    with pytest.raises(PreflightError, match="is not the head") as caught:
+        anyio.run(own_address.find_own_address, OWN, MINE, 0.3)
+    assert "10.0.0.9, no address of this node (it has: 10.0.0.2" in caught.value.why
