@@ -18,9 +18,10 @@ EPILOG = """\
 Packages, environments and results stay in .frameworks. A part that was run with the recipes and
 judges as they are is not run again, so that the suite can be stopped at any time and goes on from
 there. Needs a package index that pip knows, and some 6 GB: torch, three times, is most of it. The
-parts whose names begin with trl train two processes for eight steps, train-trl trains over two pods
-of the lab (as root), start-verl and start-openrlhf start verl's own main_ppo and OpenRLHF's own
-train_ppo_ray here, with GPUs that are not there; all others only read what they fetch.
+parts whose names begin with trl train two processes for eight steps. train-trl trains over two pods
+of the lab, and torchrun-pods has torchrun's own scenarios there; both as root. start-verl and
+start-openrlhf start verl's own main_ppo and OpenRLHF's own train_ppo_ray here, with GPUs that are
+not there. All others only read what they fetch.
 
 examples:
   scripts/frameworks                        every part that is not done

@@ -21,6 +21,7 @@ from judging.packages import REPO, CannotFetchError, environment, package
 from judging.results import Result, Verdict
 from judging.started_openrlhf import start_openrlhf
 from judging.started_verl import start_verl
+from judging.torchrun_on_pods import torchrun_on_pods
 from judging.training import NotTrainedError, train_with
 from judging.trl_on_pods import on_pods
 
@@ -40,6 +41,7 @@ PUBLISHED = {
     ),
 }
 """The releases under judgement: the newest patch of each minor, and those where flags changed."""
+PODS = {"train-trl": on_pods, "torchrun-pods": torchrun_on_pods}
 STARTED = {"verl": start_verl, "openrlhf": start_openrlhf}
 FACTS = {"openrlhf-m": openrlhf_m.judge_one, "search-r1": search_r1.judge_one}
 
@@ -62,6 +64,7 @@ PARTS = (
     ),
     *(Part(name, name, how="facts") for name in FACTS),
     Part("train-trl", "trl", how="pods"),
+    Part("torchrun-pods", "trl", how="pods"),
     Part("start-verl", "verl", "0.9.1", how="started"),
     Part("start-openrlhf", "openrlhf", "0.11.2", how="started"),
 )
@@ -78,7 +81,7 @@ def run(part: Part) -> Result:
     broken = told = ""
     try:
         if part.how == "pods":
-            told = on_pods()
+            told = PODS[part.name]()
         elif part.how == "started":
             told = STARTED[part.framework]()
         else:
