@@ -13,6 +13,7 @@ from agent.record.files import FileLock, iso_time, safe
 from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, next_epoch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from agent.base.outcome import Outcome
@@ -127,6 +128,12 @@ class RunKeeper:
         """Note that an attempt begins, from which step on it may go, and on which workers."""
         now = iso_time(time.time())
         self._keep(self.record.begin(number, submission_id, now, checkpoint, nodes))
+
+    def served_by(self, nodes: Iterable[str]) -> None:
+        """Note who is there while an attempt runs: Ray may use whoever joins."""
+        record = self.record.served_by(tuple(nodes))
+        if record is not self.record:
+            self._keep(record)
 
     def attempt_over(self, end: Outcome) -> None:
         """Note how the last attempt ended."""

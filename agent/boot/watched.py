@@ -31,12 +31,17 @@ class Watched:
         self._keeper = keeper
         self._look = look
         self._timeline = Timeline()
+        self._alive: Mapping[str, str] = {}
         self.job = JobLines(run.redactor.clean)
         self.asides: Mapping[str, Aside] = {}
         """What workers tell beside their word, by agent."""
 
     def note(self, event: HeadEvent) -> None:
-        """Note when an event, which was decided upon, happened."""
+        """Note when an event, which was decided upon, happened, and who takes part since then."""
+        alive = self._look().fleet.alive
+        if alive is not self._alive:
+            self._alive = alive
+            self._keeper.served_by(alive.values())
         self._timeline.note(event, self._look(), self._run.now())
         if isinstance(event, WorkerReported):
             aside = self.asides.get(event.worker.key)

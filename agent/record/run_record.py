@@ -44,7 +44,7 @@ class Attempt:
     checkpoint: int | None = None
     """The newest checkpoint's step when it began."""
     nodes: tuple[str, ...] = ()
-    """The workers that were there when it began, by name."""
+    """The workers that were there while it ran, by name."""
 
     @property
     def was_lost(self) -> bool:
@@ -112,6 +112,14 @@ class RunRecord:
             return replace(self, state=State.RUNNING)
         attempt = Attempt(number, submission_id, start, checkpoint=checkpoint, nodes=nodes)
         return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
+
+    def served_by(self, nodes: tuple[str, ...]) -> RunRecord:
+        """Return it with these among the workers of an attempt that runs."""
+        last = self.open_attempt
+        if last is None or set(nodes) <= set(last.nodes):
+            return self
+        last = replace(last, nodes=(*dict.fromkeys((*last.nodes, *nodes)),))
+        return replace(self, attempts=(*self.attempts[:-1], last))
 
     @property
     def open_attempt(self) -> Attempt | None:

@@ -85,3 +85,18 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     keeper.submitted(1, "old-1")
     assert remembered(keeper, "old", 1, before) is None
     keeper.close()
+
+
+def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
+    """A head that is started again must know of every node that may have had a part in it."""
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    keeper.served_by(["pod3"])
+    keeper.submitted(1, "run-1", nodes=("pod1",))
+    keeper.served_by(["pod1", "pod2"])
+    assert (keeper.attempts[0].nodes, keeper.former_nodes) == (("pod1", "pod2"), ())
+    keeper.close()
+    again = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record))
+    assert (again.is_between_attempts, again.former_nodes) == (True, ("pod1", "pod2"))
+    again.served_by(["pod4"])
+    assert again.former_nodes == ("pod1", "pod2")
+    again.close()

@@ -1,0 +1,95 @@
+"""Attempts never overlap, and every story ends, whatever happens to nodes, Rays and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from random import Random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from unit import heads
+from unit.coupled import LONGEST, World
+
+MISHAPS = ("cut", "cut", "heal", "job_fails", "ray_dies", "heads_ray_dies", "head_restarts")
+SUCCEEDS_AT = 3000.0
+
+
+class Steady(Random):
+    """Has everything take its middle time."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """Return what lies between."""
+        return (a + b) / 2
+
+    def random(self) -> float:
+        """Return a half."""
+        return 0.5
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A run of some workers, and what happens to it."""
+
+    expected: int
+    least: int | None
+    spares: int
+    retries: int
+    seed: int
+    """Of all that takes its time; negative, where each thing takes the same time always."""
+    mishaps: tuple[tuple[float, str, int], ...]
+    """When, what, to which worker."""
+    dies_before: int = -1
+    """Before which of its actions the head's agent is killed."""
+
+    def play(self) -> World:
+        """Let it happen."""
+        of = heads.goal(self.expected, self.least, retries=self.retries)
+        random = Steady() if self.seed < 0 else Random(self.seed)  # noqa: S311 - delays, no secret
+        world = World(of, self.spares, random)
+        world.dies_before = self.dies_before
+        for at, mishap, index in self.mishaps:
+            world.at(at, partial(getattr(world, mishap), index))
+        world.at(SUCCEEDS_AT, world.job_succeeds)
+        world.run()
+        return world
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    """Draw a scenario; mishaps come close to each other, or to what is waited for."""
+    now = draw(st.sampled_from([1.0, 8.0, 12.0, 30.0]))
+    mishaps = []
+    for _ in range(draw(st.integers(0, 12))):
+        now += draw(st.sampled_from([0.0, 0.5, 2.0, 5.0, 12.0, 40.0, 55.0, 61.0, 100.0, 400.0]))
+        mishaps.append((now, draw(st.sampled_from(MISHAPS)), draw(st.integers(0, 2))))
+    return Scenario(
+        expected=draw(st.integers(1, 2)),
+        least=draw(st.sampled_from([None, None, 0, 1])),
+        spares=draw(st.integers(0, 1)),
+        retries=draw(st.sampled_from([0, 1, 2, 3])),
+        seed=draw(st.integers(0, 2**32)),
+        mishaps=tuple(mishaps),
+    )
+
+
+@given(scenarios())
+def test_attempts_never_overlap(scenario: Scenario) -> None:
+    """One at most has a driver or an actor anywhere; each is submitted once, in its order."""
+    world = scenario.play()
+    assert world.begun == sorted(set(world.begun))
+    assert len(world.attempts) <= scenario.retries + 1
+    assert [number for number, _, _ in world.attempts] == [*range(1, len(world.attempts) + 1)]
+
+
+@given(scenarios())
+def test_every_story_ends(scenario: Scenario) -> None:
+    """Head and workers all leave, with a code of the contract, and nothing is left."""
+    world = scenario.play()
+    assert world.now < LONGEST
+    assert not world.head_lives
+    (end,) = world.story.ends
+    assert end.exit_code in {0, 1, 69, 75}
+    for node in world.nodes:
+        assert (node.is_gone, node.epoch, node.actors) == (True, None, set())
