@@ -80,6 +80,7 @@ def become_parent(*, of_a_run: bool) -> int | None:
         if not of_a_run or -status not in _CRASHES:
             break
         deaths = [at for at in deaths if time.monotonic() - at < WITHIN] + [time.monotonic()]
+        _regain_terminal()
         name = signal.Signals(-status).name
         if len(deaths) > MOST_DEATHS:
             _say(f"the agent was ended by {name} {len(deaths)} times: giving up")
@@ -203,6 +204,13 @@ def _children() -> list[int]:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)
+
+
+def _regain_terminal() -> None:
+    """Take back the rows that a killed agent kept for its view, where stderr is a terminal."""
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, b"\0337\033[r\0338")
 
 
 def _say(sentence: str) -> None:

@@ -41,6 +41,16 @@ sys.stdin.readline()
 exit_now(130)
 """
 
+IS_KILLED = """
+import os
+from agent.runtime.parent import become_parent
+code = become_parent(of_a_run=True)
+if code is None:
+    os.write(1, b"\\x1b[1;30r")
+    os.kill(os.getpid(), 9)
+raise SystemExit(code)
+"""
+
 
 class Screen:
     """An emulated terminal."""
@@ -134,3 +144,12 @@ def test_an_end_at_once_gives_it_back() -> None:
         assert terminal.to_the_end() == 130
         assert not any(terminal.lines())
         assert terminal.raw.rindex(b"\x1b[r") > terminal.raw.rindex(b"\x1b[1;38r")
+
+
+def test_an_agent_that_is_killed_leaves_the_terminal_whole() -> None:
+    """Its parent takes back the rows that it kept, each time, whether it starts another or not."""
+    env = {**os.environ, "PYTHONPATH": str(REPO), "TERM": "xterm"}
+    with on_a_terminal([sys.executable, "-c", IS_KILLED], env) as terminal:
+        assert terminal.to_the_end() == 70
+        assert terminal.raw.count(b"\x1b[1;30r") == terminal.raw.count(b"\x1b[r") == 4
+        assert terminal.raw.rindex(b"\x1b[r") > terminal.raw.rindex(b"\x1b[1;30r")
