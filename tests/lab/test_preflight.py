@@ -10,11 +10,15 @@ import re
 import signal
 import subprocess
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.node.torch_python import find
 from scenario import ENVIRONMENT, Cluster, await_true, ends, last_line
+
+if TYPE_CHECKING:
+    from podlab import Container
 
 PYTHON = os.environ.get("POD_AGENT_TORCH_PYTHON", "")
 START = 200.0
@@ -33,6 +37,15 @@ def with_job(cluster: Cluster) -> None:
     """Give every pod a job for torchrun."""
     for pod in cluster.pods:
         (Path(pod.tmp) / "job.py").write_text("print('the job', flush=True)\n")
+
+
+def await_ranks(agent: Container) -> None:
+    """Wait until a pod's ranks are there."""
+
+    def are_there() -> bool:
+        return any("--local-rank" in process.cmdline for process in agent.processes())
+
+    await_true("its ranks are there", are_there)
 
 
 @pytest.mark.slow
@@ -88,14 +101,25 @@ def test_a_stop_amid_it(cluster: Cluster) -> None:
     with_job(cluster)
     agents = cluster.agents(PYTHON, "/tmp/job.py")
     for agent in agents:
-        await_true(
-            "its ranks are there",
-            lambda agent=agent: any("--local-rank" in p.cmdline for p in agent.processes()),  # type: ignore[misc]  # bound now
-            30,
-        )
+        await_ranks(agent)
     agents[0].signal(signal.SIGTERM)
     assert ends(agents, 40) == [143, 143], agents[0].tail()
     assert "the job" not in agents[0].stdout()
+
+
+@pytest.mark.slow
+@needs_torch
+@pytest.mark.pods(2)
+def test_a_pod_that_is_cut_off_amid_it(cluster: Cluster) -> None:
+    """Its ranks never answer: after its grace the run is lost, and says by which pod."""
+    cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
+    cluster.env |= {"AGENT_NODE_GRACE": "5s", "AGENT_HEAD_GRACE": "5s"}
+    with_job(cluster)
+    head, worker = cluster.agents(PYTHON, "/tmp/job.py")
+    await_ranks(worker)
+    cluster.pods[1].cut()
+    assert ends([head, worker], 60) == [75, 75], head.tail()
+    assert f"came to nothing: {cluster.pods[1].name} went away meanwhile" in last_line(head)
 
 
 @pytest.mark.slow
