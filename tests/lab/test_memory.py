@@ -114,9 +114,9 @@ def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
     head, worker = cluster.agents("sh", "-c", f'exec {sys.executable} -c "$GREEDY" {who}')
     codes = ends([head, worker])
     assert codes[0] == codes[1] != 0, head.tail()
-    assert head.stdout().count("running") == 1
+    assert head.stdout().splitlines().count("running") == 1
     assert "the job ran out of memory" in last_line(head)
-    assert "the pods more memory" in last_line(head)
+    assert "Give the pods more memory" in last_line(head)
     assert len(cluster.outcome(0)["attempts"]) == 1
 
 
@@ -137,7 +137,7 @@ def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
         assert head.wait(60) == (137 if who == "driver" else 75), head.tail()
     assert "the job ran out of memory" in last_line(head)
     assert "the kernel's OOM killer ended" in last_line(head)
-    assert head.stdout() == "attempt 1\n"
+    assert [line for line in head.stdout().splitlines() if "attempt" in line] == ["attempt 1"]
     assert cluster.outcome(0)["kind"] == "job-failed"
 
 

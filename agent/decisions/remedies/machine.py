@@ -64,7 +64,7 @@ MACHINE: tuple[Remedy, ...] = (
     ),
     Remedy(
         "memory",
-        r"Task was killed due to the node running low on memory"
+        r"(?:Task was|worker\(s\) were) killed due to the node running low on memory"
         r"|[1-9]\d* Workers \(tasks / actors\) killed due to memory pressure",
         "a node ran out of memory, and Ray killed a worker on it",
         "Give the pods more memory, or the job less to hold: fewer loader workers, less "
