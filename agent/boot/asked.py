@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from agent.boot.explained import logs_of_ray
+from agent.boot.looks import LOOKS, Looks
 from agent.boot.probing import Prober
 from agent.control.fields import LONGEST_TAIL, LONGEST_TEXT
 from agent.control.protocol import MOST_ANSWERS
@@ -46,6 +47,7 @@ class Asked:
     def __init__(self, run: NodeRun) -> None:
         self._run = run
         self._prober = prober_of(run)
+        self._looks = Looks(run)
         self._logs: dict[str, str] = {}
         self._answers: list[Answer] = []
         self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])
@@ -75,8 +77,15 @@ class Asked:
         self._answers.append(await self._prober.probe(probe, at, place, seat))
         tell()
 
-    async def log(self, name: str) -> None:
-        """Get the end of a log ready for the next report: of a log that this node has."""
+    async def log(self, name: str, tell: Callable[[], None]) -> None:
+        """Get ready for a report what the head wants to see: the end of a log, or a look."""
+        if name in LOOKS:
+            self._logs[name] = (await self._looks.tell(name))[:LONGEST_TAIL]
+        else:
+            await self._end_of(name)
+        tell()
+
+    async def _end_of(self, name: str) -> None:
         known = self._run.plan.logs()
         if name not in known:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")

@@ -43,7 +43,8 @@ async def bundled(
     """Leave a bundle where a run has failed; return the outcome with word of it."""
     if not outcome.is_failure:
         return outcome
-    making = _Making(run, outcome, attempts, more)
+    whose = "all nodes" if run.plan.topology.is_head else "this node"
+    making = _Making(run, outcome, attempts, more, whose)
     await in_thread(making.run, making.limit + _LATE)
     return making.outcome()
 
@@ -52,7 +53,7 @@ def bundled_at_once(run: NodeRun, outcome: Outcome) -> Outcome:
     """Do the same where no loop runs any more, unless it was done."""
     if not outcome.is_failure or run.bundle is not None:
         return outcome
-    making = _Making(run, outcome, (), ())
+    making = _Making(run, outcome, (), (), "this node")
     in_time(making.limit + _LATE, making.run)
     return making.outcome()
 
@@ -61,12 +62,16 @@ class _Making:
     """One bundle in the making."""
 
     def __init__(
-        self, run: NodeRun, end: Outcome, attempts: Sequence[Attempt], more: Iterable[Part]
+        self,
+        run: NodeRun,
+        end: Outcome,
+        attempts: Sequence[Attempt],
+        more: Iterable[Part],
+        whose: str,
     ) -> None:
         self._run = run
         self._bundle = Bundle(run.folder.path, time.time())
-        where = "all nodes" if run.plan.topology.is_head else "this node"
-        told = f"The logs of {where} are in {self._bundle.path}"
+        told = f"The logs of {whose} are in {self._bundle.path}"
         self._before = end
         self._end = replace(end, remedy=". ".join(filter(None, (end.remedy, told))))
         self._attempts = attempts

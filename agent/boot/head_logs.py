@@ -74,18 +74,24 @@ class HeadLogs:
 
     async def _of(self, worker: Worker, name: str) -> LogPart | str:
         """Have a worker send the end of a log with its next report."""
-        at = (worker.key, name)
-        self._reports.logs.pop(at, None)
-        self._reports.order(worker.key, OrderKind.SEND_LOG, name)
-
-        async def sent() -> str | NotYet:
-            return self._reports.logs.get(at, NotYet())
-
-        try:
-            text = await until(sent, _PATIENCE)
-        except TimedOutError:
+        text = await sent_by(self._reports, worker.key, name, _PATIENCE)
+        if text is None:
             return f"{worker.name} sent no log {name!r} within {_PATIENCE:g} s: it may have none"
         return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
+
+
+async def sent_by(reports: Reports, key: str, name: str, limit: float) -> str | None:
+    """Have a worker send something with its next report, and wait for it; None: it came not."""
+    reports.logs.pop((key, name), None)
+    reports.order(key, OrderKind.SEND_LOG, name)
+
+    async def sent() -> str | NotYet:
+        return reports.logs.get((key, name), NotYet())
+
+    try:
+        return await until(sent, limit)
+    except TimedOutError:
+        return None
 
 
 def _read(path: Path, after: int | None) -> tuple[bytes, int]:

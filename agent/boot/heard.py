@@ -26,13 +26,17 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
+    from agent.boot.torchrun_head import TorchrunLink
     from agent.boot.watched import Watched
+    from agent.bridge.link import RayLink
     from agent.control.protocol import Bye
     from agent.control.reports import Reports
     from agent.decisions.head.state import HeadEvent, HeadState, Worker
     from agent.node.facts import Facts
     from agent.record.bundle import Part
     from agent.record.run_record import Attempt
+
+    Link = RayLink | TorchrunLink
 
 LEFT = NodeState.LEFT
 _MOST_COMPLAINTS = 8
@@ -63,6 +67,12 @@ class Heard:
     @property
     def _rays(self) -> tuple[str, ...]:
         return () if self._run.plan.own_ray is None else ("ray",)
+
+    async def watch(self, reports: Reports, link: Link, look: Callable[[], HeadState]) -> None:
+        """Look for a job that shows no sign of work, for as long as the run lives."""
+        from agent.boot.stall import StallWatch  # noqa: PLC0415 - while Ray boots
+
+        await StallWatch(self._run, reports, self._watched, link, look).run()
 
     def _worth_a_look(self, worker: Worker) -> tuple[str, ...]:
         """Name the logs that may tell of a worker's complaint, where that is a new one."""

@@ -105,6 +105,10 @@ class NodeRun:
         """Return the run's clock: seconds since the agent's start."""
         return time.monotonic() - self._started
 
+    def at(self, moment: float | None) -> float | None:
+        """Return a moment of the monotonic clock as the run's clock has it."""
+        return None if moment is None else moment - self._started
+
     def utc(self, at: float) -> str:
         """Write a time of the run's clock as records have it."""
         return iso_time(time.time() - self.now() + at)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
+    from agent.checks.finding import Finding
     from agent.control.aside import Aside
     from agent.decisions.head.state import HeadEvent, HeadState
     from agent.record.outcome_file import Outage
@@ -33,6 +34,8 @@ class Watched:
         self._timeline = Timeline()
         self._alive: Mapping[str, str] = {}
         self.job = JobLines(run.redactor.clean)
+        self.stalls: tuple[Finding, ...] = ()
+        """What was said of attempts that showed no sign of work."""
         self.asides: Mapping[str, Aside] = {}
         """What workers tell beside their word, by agent."""
 
@@ -63,7 +66,7 @@ class Watched:
         """Return what only those see who proved that they may: text of logs and of findings."""
         clean = self._run.redactor.clean
         state = self._look()
-        found = [*self._run.plan.findings, *state.differences, *state.probes.findings]
+        found = [*self._run.plan.findings, *state.differences, *state.probes.findings, *self.stalls]
         warnings = [
             {"check": one.check, "what": clean(one.what), "remedy": clean(one.remedy)}
             for one in found

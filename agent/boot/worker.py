@@ -195,8 +195,7 @@ class Worker:
             case w.StopPart():
                 tasks.start_soon(self._share.stop, self._plan.budget.job)
             case w.SendLog(name):
-                await self._asked.log(name)
-                link.report_now()
+                tasks.start_soon(self._asked.log, name, link.report_now)
             case w.Probe(probe, at, seat):
                 tell = link.report_now
                 tasks.start_soon(self._asked.probe, probe, at, self._place(), tell, seat)

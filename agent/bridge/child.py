@@ -12,7 +12,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from agent.bridge.ray_calls import GcsJobs, GcsNodes, Jobs, import_ray, is_final
+from agent.bridge.ray_calls import (
+    GcsJobs,
+    GcsNodes,
+    Jobs,
+    import_ray,
+    is_final,
+    last_finished,
+)
 from agent.runtime.beats import beats
 from agent.runtime.keepalive import notice_a_dead_peer
 
@@ -61,6 +68,8 @@ class Bridge:
                 self._start(self._run_job, command)
             elif command["do"] == "stop":
                 self._start(self._stop_job, command)
+            elif command["do"] == "tasks":
+                self._start(self._tell_tasks)
         self._stop.set()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -209,6 +218,14 @@ class Bridge:
                 self._tell(event="job", id=job_id, **report)
                 if report["ended"]:
                     self._ended.add(job_id)
+
+    def _tell_tasks(self) -> None:
+        """Tell when a task finished last; a dashboard that does not answer knows of none."""
+        try:
+            self._tell(event="tasks", finished=last_finished(self._dashboard))
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+            print(f"no word of finished tasks: {_first_line(error)}", file=sys.stderr)
+            self._tell(event="tasks", finished=None)
 
     def _tell_unsubmitted(
         self, job_id: str, why: str, *, final: bool = False, cancelled: bool = False

@@ -40,6 +40,8 @@ class RayLink:
         self._renewed = False
         self._taken: dict[str, anyio.Event] = {}
         """By the ids of jobs that are to be stopped: whether Ray has taken that."""
+        self._finished: float | None = None
+        self._told_tasks = anyio.Event()
 
     async def run(self) -> None:
         """Keep a bridge up until cancelled; a new one is told what the old one knew."""
@@ -93,6 +95,14 @@ class RayLink:
             self._renewed = True
             await self._child.stop(0.5)
 
+    async def last_finished(self, limit: float) -> float | None:
+        """Return when a task finished last, in seconds since 1970; None where Ray knows of none."""
+        self._finished, self._told_tasks = None, anyio.Event()
+        await self._send({"do": "tasks"})
+        with anyio.move_on_after(limit):
+            await self._told_tasks.wait()
+        return self._finished
+
     def forget(self, job_id: str) -> None:
         """Ask no later bridge about a job that is over."""
         self._standing = [order for order in self._standing if order["id"] != job_id]
@@ -121,6 +131,9 @@ class RayLink:
             data = json.loads(line)
             if data["event"] == "stop-taken":
                 self._taken.setdefault(str(data["id"]), anyio.Event()).set()
+            elif data["event"] == "tasks":
+                self._finished = data["finished"]
+                self._told_tasks.set()
             else:
                 self._tell(to_event(data))
 

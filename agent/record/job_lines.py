@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -56,6 +57,8 @@ class JobLines:
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
         self.known = KnownLines(clean)
+        self.heard: float | None = None
+        """When the job wrote something last, on the monotonic clock."""
         self._rest = b""
         self._points: list[Point] = []
         self._last: deque[str] = deque(maxlen=MOST_LINES)
@@ -63,6 +66,7 @@ class JobLines:
 
     def write(self, data: bytes, _may_try_again: Callable[[float], bool]) -> bool:
         """Take a piece of it in; this never fails."""
+        self.heard = time.monotonic()
         *lines, rest = (self._rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""

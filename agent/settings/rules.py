@@ -22,8 +22,6 @@ BUILT: tuple[str, ...] = (
     *("search-r1-ppo", "openrlhf-sft", "openrlhf-rm", "openrlhf-dpo", "trl-grpo"),
 )
 """The recipes that this version can run."""
-_STALL = 1800.0
-"""The default of a variable that nothing heeds yet."""
 _MEANT = {
     "AGENT_MODEL": "a model, by its Hugging Face id or an absolute path",
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
@@ -213,7 +211,5 @@ def _not_built_yet(settings: Settings) -> Iterator[Problem]:
             f"{settings.job!r}, {_LATER}",
             f"{', '.join((*BUILT, NO_JOB))}, or its command after --",
         )
-    if settings.stall != _STALL:
-        yield Problem("AGENT_STALL", f"a limit, {_LATER}", "unset")
     if settings.on_done in {"stop-pod", "terminate-pod"}:
         yield Problem("AGENT_ON_DONE", f"'{settings.on_done}', {_LATER}", "exit or hold")

@@ -44,8 +44,8 @@ _IN_A_BUNDLE = (
     (
         "`<head>/*.log`, `events.jsonl`, `facts.json`",
         (
-            "its logs (agent, `ray start`, services, prepare steps, job), all that happened, and "
-            "what its machine is"
+            "its logs (agent, `ray start`, services, prepare steps, job, the stacks of a job that "
+            "hung), all that happened, and what its machine is"
         ),
     ),
     (

@@ -41,7 +41,7 @@ def test_all_problems_at_once_and_nothing_started(tmp_path: Path) -> None:
         "AGENT_WAIT_HEAD": "soon",
         "AGENT_NODE_IP": "0.0.0.0",
         "RAY_AUTH_TOKEN": "",
-        "AGENT_STALL": "0",
+        "AGENT_ON_DONE": "stop-pod",
     }
     began = time.monotonic()
     done = agent("run", env=wrong, cwd=tmp_path)

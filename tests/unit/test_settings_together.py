@@ -177,7 +177,6 @@ def test_no_secret_is_ever_shown() -> None:
 @pytest.mark.parametrize(
     ("environ", "variable"),
     [
-        ({"AGENT_STALL": "0"}, "AGENT_STALL"),
         ({"AGENT_ON_DONE": "stop-pod"}, "AGENT_ON_DONE"),
         ({"AGENT_ON_DONE": "terminate-pod"}, "AGENT_ON_DONE"),
     ],

@@ -1,0 +1,56 @@
+"""What a node tells of the job's processes when it is asked: how busy they are, their stacks."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+if TYPE_CHECKING:
+    from agent.boot.node_run import NodeRun
+    from agent.runtime.job_processes import Business
+
+BUSY, STACKS = "how busy", "process stacks"
+"""What a worker is asked for as it is for a log; no service has such a name."""
+LOOKS = (BUSY, STACKS)
+IDLE = "idle"
+_FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+
+
+class Looks:
+    """Looks at this node's processes of the job."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._business: Business | None = None
+
+    async def tell(self, what: str, submission_id: str | None = None) -> str:
+        """Return one of both."""
+        return await (self.busy(submission_id) if what == BUSY else self.stacks(submission_id))
+
+    async def busy(self, submission_id: str | None = None) -> str:
+        """Say what works for the job here, or that nothing does."""
+        from agent.runtime.job_processes import Business  # noqa: PLC0415 - few jobs are ever quiet
+
+        run = self._run
+        if self._business is None:
+            log = partial(run.folder.file, "nvidia-smi.log")
+            self._business = Business(run.plan.facts.gpus, self._env(), log)
+        return await self._business.look(submission_id) or IDLE
+
+    async def stacks(self, submission_id: str | None = None) -> str:
+        """Return where the driver, if it is here, and the busiest actor or rank are."""
+        from agent.runtime import job_processes as job  # noqa: PLC0415 - as above
+
+        plan = self._run.plan
+        found = await anyio.to_thread.run_sync(job.of_the_job, submission_id)
+        py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
+        log = partial(self._run.folder.file, "py-spy.log")
+        text = await job.stacks_of(job.worth_a_look(found), py_spy, self._env(), log)
+        return self._run.redactor.clean(text)
+
+    def _env(self) -> dict[str, str]:
+        """Return what a tool needs of this node's environment: no secret is its business."""
+        environ = self._run.plan.environ
+        return {name: environ[name] for name in _FOR_TOOLS if name in environ}

@@ -1,0 +1,60 @@
+"""A job that hangs: its stacks are brought from every node, once, and a person is told."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from lab.test_bundle import the_bundle
+from scenario import BOOT, ENVIRONMENT, Cluster, ends
+
+HANGS = """
+import threading, time, ray
+ray.init(logging_level="ERROR")
+
+@ray.remote(num_cpus=1, scheduling_strategy="SPREAD")
+class Trainer:
+    def warm_up(self):
+        return ray.util.get_node_ip_address()
+    def all_reduce_that_never_ends(self):
+        threading.Event().wait()
+
+trainers = [Trainer.remote() for _ in range(4)]
+print("nodes", len(set(ray.get([one.warm_up.remote() for one in trainers]))), flush=True)
+
+def wait_for_the_trainers():
+    ray.get([one.all_reduce_that_never_ends.remote() for one in trainers])
+
+wait_for_the_trainers()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_job_that_hangs_is_looked_at_on_every_node(cluster: Cluster) -> None:
+    """Stacks of the driver and of an actor of each node; where there is no py-spy, that is said."""
+    cluster.env["AGENT_STALL"] = "20s"
+    for pod in cluster.pods:
+        (Path(pod.tmp) / "train.py").write_text(HANGS)
+    head, worker = cluster.agents(sys.executable, "/tmp/train.py")
+    tool = str(ENVIRONMENT / "bin/py-spy")
+    hidden = worker.exec(["mount", "--bind", "/dev/null", tool])  # in this pod alone
+    assert hidden.returncode == 0, hidden.stderr
+    head.wait_for("^nodes 2$", "stdout", timeout=BOOT)
+    head.wait_for("stall: the job shows no sign of work for", timeout=180)
+    said = head.stderr()
+    assert "stacks of poda: driver (pid " in said, head.tail()
+    assert "wait_for_the_trainers" in said
+    assert "stacks of poda: busiest: ray::Trainer" in said
+    assert "all_reduce_that_never_ends" in said
+    assert "stacks of podb: py-spy is not installed here" in said
+    driver = next(p for p in head.processes() if p.cmdline.endswith("/tmp/train.py"))
+    assert head.exec(["kill", "-9", str(driver.pid)]).returncode == 0
+    assert ends([head, worker]) == [137, 137]
+    assert head.stderr().count("stall: the job shows no sign of work") == 1
+    found = the_bundle(cluster, 0, head)
+    assert "wait_for_the_trainers" in found["poda/stacks-1.log"]
+    assert "--- podb\npy-spy is not installed here" in found["poda/stacks-1.log"]
+    assert '"check": "stall"' in found["status.json"]
