@@ -70,6 +70,21 @@ PARTS = (
 )
 
 
+OF_SOME = {
+    "cli.py": (),
+    "trl_on_pods.py": ("train-trl",),
+    "agents.py": ("train-trl",),
+    "torchrun_on_pods.py": ("torchrun-pods",),
+    "pretended.py": ("start-verl", "start-openrlhf"),
+    "started_verl.py": ("start-verl",),
+    "inside/verl_scores.py": ("start-verl",),
+    "started_openrlhf.py": ("start-openrlhf",),
+    "inside/openrlhf_rollout.py": ("start-openrlhf",),
+    "stand_ins/": ("start-openrlhf",),
+}
+"""Files that only some parts rest on, by how their paths begin: a change leaves others done."""
+
+
 class BrokenError(Exception):
     """A judge itself did not come to an end."""
 
@@ -164,6 +179,14 @@ def digest(part: Part) -> str:
             )
     ours = {"trl": "trl_grpo.py", "verl": "verl_reward.py"}
     bundled = [REPO / "agent/bundled" / ours[part.framework]] if part.framework in ours else []
-    for file in [*sorted((REPO / "scripts/judging").rglob("*.py")), *bundled]:
+    for file in [*judges(part), *bundled]:
         total.update(file.read_bytes() if file.exists() else b"")
     return total.hexdigest()[:16]
+
+
+def judges(part: Part) -> list[Path]:
+    """List the suite's own files that a part's result rests on: all but those of other parts."""
+    folder = REPO / "scripts/judging"
+    others = [begins for begins, names in OF_SOME.items() if part.name not in names]
+    files = sorted(folder.rglob("*.py"))
+    return [f for f in files if not str(f.relative_to(folder)).startswith(tuple(others))]

@@ -18,6 +18,7 @@ from judging.faults import Case, Fault
 from judging.inside.uses import names_read
 from judging.inside.verl import is_read
 from judging.overrides import Override, parse, type_fault
+from judging.packages import REPO
 from judging.placement import Cluster, WaitsForEverError, waits
 from judging.results import Result, Verdict, details, load, save, table
 
@@ -361,3 +362,15 @@ def test_every_recipe_makes_a_command_to_judge(framework: str, version: tuple[in
         if command.case:
             assert command.case.module.startswith(framework)
             assert not [word for word in command.case.argv if "{reward_url}" in word]
+
+
+def test_a_change_leaves_parts_done_that_do_not_rest_on_it() -> None:
+    """A part's result rests on all files but those of other parts; no row names a file in vain."""
+    by_name = {part.name: part for part in parts.PARTS}
+    rest = {name: {f.name for f in parts.judges(part)} for name, part in by_name.items()}
+    for begins, names in parts.OF_SOME.items():
+        assert list((REPO / "scripts/judging").glob(f"{begins}*")), begins
+        assert {*names} <= {*by_name}
+    assert "started_openrlhf.py" in rest["start-openrlhf"] - rest["start-verl"] - rest["verl-0.9.1"]
+    assert {"bert_padding.py", "pretended.py"} <= rest["start-openrlhf"]
+    assert {"parts.py", "placement.py"} <= rest["verl-0.9.1"] & rest["train-trl"]
