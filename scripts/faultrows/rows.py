@@ -18,6 +18,7 @@ TABLE = "tests/lab/test_signal_table.py::"
 DISKS = "tests/lab/test_disks.py::"
 MEMORY = "tests/lab/test_memory.py::"
 LINKS = "tests/lab/test_links.py::"
+DNS = "tests/lab/test_dns_faults.py::"
 HUNG = "tests/lab/test_hung_dashboard.py::"
 
 
@@ -172,6 +173,17 @@ ROWS = (
         "a line loses 30 % of all packets, each way, and delays the rest by 200 ms",
         "boot and job succeed",
         (LINKS + "test_a_slow_and_bad_line",),
+    ),
+    Row(
+        "dns",
+        "DNS is mute, tells nothing, a wrong address or an old one, and changes its mind",
+        "waited for and asked anew; while it is mute the head is called where it was",
+        (
+            "tests/lab/test_boot.py::test_head_name_unresolvable_for_ten_seconds",
+            DNS + "test_a_server_that_is_mute_at_first",
+            DNS + "test_a_wrong_address_first",
+            DNS + "test_a_name_that_moves_while_dns_is_bad",
+        ),
     ),
     Row(
         "fence",

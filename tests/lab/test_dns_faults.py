@@ -1,0 +1,61 @@
+"""DNS that is late, wrong, or changes its mind: waited for, and asked anew."""
+
+from __future__ import annotations
+
+import pytest
+
+from scenario import BOOT, Cluster, ends, let_pass
+
+NOBODY = "10.77.0.99"
+"""An address of the pods' network at which nobody is: what is sent there vanishes."""
+TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_server_that_is_mute_at_first(cluster: Cluster) -> None:
+    """A server that answers 15 s late costs that time; one that is mute later costs nothing."""
+    cluster.lab.dns(answering=False)
+    head, worker = cluster.agents("sh", "-c", "echo here; sleep 8; exit 7")
+    let_pass(15, head, worker)
+    assert "no answer from DNS" in worker.stderr()
+    cluster.lab.dns(answering=True)
+    head.wait_for("podb joined Ray", timeout=BOOT)
+    cluster.lab.dns(answering=False)
+    assert ends([head, worker], 60) == [7, 7], head.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+@pytest.mark.parametrize("wrong", ["nobody's", "a worker's"])
+def test_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
+    """A worker asks again until the name leads to the head."""
+    cluster.env["EXPECTED_WORKERS"] = "1"
+    cluster.lab.publish("poda", NOBODY if wrong == "nobody's" else cluster.pods[1].ip)
+    head, worker = cluster.agent(0, "true"), cluster.agent(1, "true")
+    worker.wait_for(r"waiting for the head poda[^\n]*(no answer|refused|worker)", timeout=20)
+    let_pass(5, head, worker)
+    cluster.pods[0].publish()
+    assert ends([head, worker]) == [0, 0], head.tail() + worker.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+def test_a_name_that_moves_while_dns_is_bad(cluster: Cluster) -> None:
+    """The head comes back elsewhere: first its old address is told, then none, then nothing."""
+    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
+    old, worker = cluster.agent(0, "sh", "-c", TWICE), cluster.agent(1, "sh", "-c", TWICE)
+    old.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    cluster.pods[0].lose()
+    worker.wait_for("the head .* is silent", timeout=20)
+    new = cluster.agent(2, "sh", "-c", TWICE, env={"RUNPOD_POD_ID": "poda"})
+    let_pass(4, new, worker)
+    cluster.lab.unpublish("poda")
+    let_pass(4, new, worker)
+    cluster.lab.dns(answering=False)
+    let_pass(8, new, worker)
+    cluster.lab.publish("poda", cluster.pods[2].ip)
+    cluster.lab.dns(answering=True)
+    assert ends([new, worker]) == [7, 7], new.tail() + worker.tail()
+    assert new.stdout() == "attempt 2\n"
+    assert "the head was started anew" in worker.stderr()
