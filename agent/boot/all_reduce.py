@@ -6,24 +6,25 @@ It runs in the job's Python and environment, ends by its own deadline, and is ki
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.decisions.probing import ALL_REDUCE, Answer
 from agent.plan import environment
-from agent.plan.plan import PREFLIGHT_LOG
+from agent.plan.plan import ALL_REDUCE as PROCESS
+from agent.plan.preflight import GPUS, OUT
 from agent.plan.waits import PREFLIGHT_LIMIT
 from agent.runtime.last_words import in_thread
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from agent.boot.node_run import NodeRun
     from agent.work.torchrun import Seat
     from agent.work.where import Place
 
-PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
-OUT = "preflight.json"
 _KILLED_AFTER = 5.0
 _STOP = 1.0
 _NO_WORD = "its ranks ended without a word"
@@ -34,17 +35,12 @@ async def share(run: NodeRun, seat: Seat, place: Place) -> Answer:
     plan = run.plan
     out = run.folder.file(OUT)
     out.unlink(missing_ok=True)
-    argv = [
-        *(plan.facts.job_python, str(PROGRAM)),
-        *("--address", place.head_ip, "--port", str(plan.ports.last_worker)),
-        *("--node", str(seat.rank), "--gpus", ",".join(map(str, seat.gpus))),
-        *("--within", str(PREFLIGHT_LIMIT), "--out", str(out)),
-        *(["--host"] if plan.topology.is_head else []),
-    ]
+    here = replace(place, rank=str(seat.rank), log_dir=str(out.parent))
+    gpus, process = ",".join(map(str, seat.gpus)), plan.process(PROCESS)
+    argv = [word.replace(GPUS, gpus) for word in process.command(here)]
     full = plan.environment(place.node_ip, place.head_ip)
-    child = await run.start(
-        "all-reduce", argv, environment.for_service(full, plan.settings), PREFLIGHT_LOG
-    )
+    env = environment.for_service(full, plan.settings)
+    child = await run.start(process.name, argv, env, process.log)
     try:
         with anyio.move_on_after(PREFLIGHT_LIMIT + _KILLED_AFTER):
             await child.wait()

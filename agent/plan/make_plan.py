@@ -15,6 +15,7 @@ from agent.checks import about_names, examine
 from agent.checks.job_checks import job_program
 from agent.node.ray_versions import honours_token
 from agent.node.visible_devices import devices
+from agent.plan import preflight
 from agent.plan.address import address_of
 from agent.plan.listeners import listeners, port_clashes
 from agent.plan.plan import BRIDGE, RAY, RAY_LOG, Plan, PlannedProcess
@@ -103,7 +104,10 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
         services=here,
         possible_services=tuple(s for s in services if may_be_here(s.where, topology)),
         all_services=services,
-        processes=_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
+        processes=(
+            *_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
+            *preflight.processes(settings, topology, facts, ports),
+        ),
         budget=share(settings.stop_grace),
         waits=planned_waits(settings, topology, steps, services, has_job=job is not None),
         listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 RAY = "ray start"
 RAY_LOG = "ray-start.log"
 AGENT_LOG, JOB_LOG = "agent.log", "job.log"
-PREFLIGHT_LOG = "preflight.log"
+ALL_REDUCE, PREFLIGHT_LOG = "all-reduce", "preflight.log"
 BRIDGE = "ray bridge"
 
 

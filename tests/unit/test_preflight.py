@@ -237,6 +237,7 @@ def test_the_plan_shows_it() -> None:
     assert "19999" in shown
     assert "store of AGENT_PREFLIGHT: every interface (torch's); guard: none" in shown
     assert "an all-reduce over all nodes" in shown
+    assert "--node '{rank}' --gpus '{gpus}' --within 120 --out" in shown
     assert plan.logs()["preflight"] == "preflight.log"
     assert "AGENT_PREFLIGHT" not in render(plan_of({}, command=["train"]), Redactor(()))
 
