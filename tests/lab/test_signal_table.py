@@ -105,7 +105,7 @@ def test_a_signal(cluster: Cluster, cell: Cell) -> None:
     """Send one signal to one role in one phase: the right code in time, and nothing left."""
     cluster.env |= {"AGENT_NODE_GRACE": "3s", "EXPECTED_WORKERS": "1"}
     hit, other = _start(cluster, cell)
-    _await_phase(hit, cell)
+    _await_phase(hit, other, cell)
     hit.signal(cell.signum)
     if cell.signum is SIGKILL:
         hit.parent.wait_for("starting it again", timeout=10)
@@ -138,17 +138,16 @@ def _start(cluster: Cluster, cell: Cell) -> tuple[Node, Node | None]:
     return hit, Node(cluster, 0, job) if cell.phase in {"joining", "running"} else None
 
 
-def _await_phase(hit: Node, cell: Cell) -> None:
+def _await_phase(hit: Node, other: Node | None, cell: Cell) -> None:
     parent, phase = hit.parent, cell.phase
     if phase == "waiting" and cell.role == "head":
         parent.wait_for("waiting for workers", timeout=30)
         await_true("its Ray is up", lambda: any("raylet" in line for line in hit.left()), BOOT)
     elif phase == "waiting":
         parent.wait_for("waiting for the head", timeout=30)
-    elif phase == "running" and cell.role == "worker":
-        parent.wait_for("following the head", timeout=BOOT)
     elif phase in {"running", "stopping"}:
-        parent.wait_for("^running$", stream="stdout", timeout=BOOT)
+        head = hit if cell.role == "head" or other is None else other
+        head.parent.wait_for("^running$", stream="stdout", timeout=BOOT)
     if phase == "stopping":
         parent.signal(SIGTERM)
     if phase in WORDS:
