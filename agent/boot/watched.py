@@ -9,7 +9,7 @@ from agent.decisions.head.state import WorkerReported
 from agent.decisions.items import HERE
 from agent.record.files import why
 from agent.record.job_lines import JobLines
-from agent.record.log import say
+from agent.record.log import disk
 from agent.record.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class Watched:
         made = trace.trace_of(self._timeline, told, run.redactor.clean)
         error = trace.write_trace(run.folder.path.parent, made)
         if error is not None:
-            say(f"{trace.FILE} could not be written: {why(error)}", "warning")
+            disk.tell(trace.FILE, why(error))
 
     def outages(self) -> tuple[Outage, ...]:
         """Return when services did not answer, as records have it."""
