@@ -284,6 +284,13 @@ class World:
         self.take(h.Submitted(job))
         status, code = self.job_ends.get(number, ("RUNNING", None))
         self.take(heads.job(status, code, attempt=number))
+        self.later(20, self._speaks_of, agent, number)
+
+    def _speaks_of(self, agent: int, number: int) -> None:
+        """Have Ray speak of a job that runs, again and again."""
+        if agent == self.agent and self.driver == number and self.ray_is_up:
+            self.take(heads.job("RUNNING", attempt=number))
+            self.later(20, self._speaks_of, agent, number)
 
     def _job_ends(self, agent: int, job: str, status: str, code: int | None = None) -> None:
         number = int(job.rpartition("-")[2])
@@ -400,6 +407,7 @@ class World:
 
     def _agent_dies(self) -> None:
         """Kill the head's agent alone: its Ray and job live on, its parent starts another."""
+        self.dies_before = -1
         self.agent += 1
         self.head_lives = False
         for node in self.nodes:

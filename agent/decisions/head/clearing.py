@@ -46,11 +46,11 @@ def passed(state: HeadState, now: float) -> HeadState:
     """Count those as cleared that were out of reach for so long that they have ended all."""
     if not state.leftovers:
         return state
-    limit = now - state.goal.limits[planned.NODE]
+    grace = state.goal.limits[planned.NODE]
     left = {}
     for name, since in state.leftovers.items():
         away = _away_since(state, name, since)
-        if away is None or away > limit:
+        if away is None or away + grace > now:  # as the wait's own deadline is reckoned
             left[name] = since
     return state if len(left) == len(state.leftovers) else replace(state, leftovers=left)
 
