@@ -79,6 +79,7 @@ class Asked:
 
     async def log(self, name: str, tell: Callable[[], None]) -> None:
         """Get ready for a report what the head wants to see: the end of a log, or a look."""
+        self._logs.pop(name, None)  # it was asked for before: now is what is wanted
         if name in LOOKS:
             self._logs[name] = (await self._looks.tell(name))[:LONGEST_TAIL]
         else:

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from agent.boot import stall
 from agent.boot.asked import Asked
+from agent.boot.head_logs import sent_by
 from agent.boot.looks import BUSY, IDLE, STACKS
 from agent.boot.node_run import NodeRun
 from agent.boot.stall import StallWatch
@@ -24,6 +25,7 @@ from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head.state import Phase
 from agent.decisions.stall import LOOKS, Quiet, following, step, telling
+from agent.decisions.worker import state as w
 from agent.record.run_folder import RunFolder
 from agent.runtime.job_processes import (
     NO_PTRACE,
@@ -39,6 +41,7 @@ from agent.runtime.job_processes import (
 from agent.runtime.tool import output_of
 from agent.settings.redact import MASK, Redactor
 from unit.heads import goal, word
+from unit.test_orders import OneWorker, free_port, head_at
 from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -46,6 +49,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.boot.watched import Watched
+    from agent.control.protocol import Report
     from agent.control.reports import Reports
     from agent.decisions.head.state import HeadState
 
@@ -279,6 +283,56 @@ def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
     anyio.run(tell_both)
     assert asked.to_send()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
     assert len(told) == 4
+
+
+class Asks(OneWorker):
+    """A worker behind a real link that also tells what it is asked for."""
+
+    def __init__(self, port: int, asked: Asked) -> None:
+        super().__init__(port)
+        self.asked = asked
+
+    def _report(self, ip: str) -> Report:
+        logs, _ = self.asked.to_send()
+        return replace(super()._report(ip), logs=logs)
+
+    def _take(self, event: w.WorkerEvent) -> None:
+        if isinstance(event, w.HeadSpoke):  # a reply has come
+            self.asked.arrived()
+        super()._take(event)
+
+    async def obey(self) -> None:
+        """Do what is ordered, as it comes."""
+        while True:
+            while self.deeds:
+                deed = self.deeds.pop(0)
+                if isinstance(deed, w.SendLog):
+                    await self.asked.log(deed.name, self.link.report_now)
+            await self.changed.wait()
+
+
+def test_a_look_goes_to_a_worker_and_back(run: NodeRun) -> None:
+    """By an order and a report over the real port, as a log's end does; none comes twice."""
+
+    async def look_twice() -> list[str | None]:
+        port = free_port()
+        worker = Asks(port, Asked(run))
+        found = []
+        async with head_at(port) as reports, anyio.create_task_group() as tasks:
+            tasks.start_soon(worker.link.run)
+            tasks.start_soon(worker.obey)
+            with anyio.fail_after(20):
+                while not worker.state.heard:
+                    await worker.changed.wait()
+            for what in (BUSY, BUSY, STACKS):
+                found += [await sent_by(reports, "agent1", what, 20.0)]
+            tasks.cancel_scope.cancel()
+        return found
+
+    first, second, stacks = anyio.run(look_twice)
+    assert first == "looked at for the first time"
+    assert second == IDLE
+    assert stacks == "no Python process of the job runs here"
 
 
 class Job(NamedTuple):
