@@ -15,7 +15,6 @@ from agent.checks import about_names, examine
 from agent.checks.job_checks import job_program
 from agent.node.ray_versions import honours_token
 from agent.node.visible_devices import devices
-from agent.plan import preflight
 from agent.plan.address import address_of
 from agent.plan.listeners import listeners, port_clashes
 from agent.plan.plan import BRIDGE, RAY, RAY_LOG, Plan, PlannedProcess
@@ -106,7 +105,7 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
         all_services=services,
         processes=(
             *_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
-            *preflight.processes(settings, topology, facts, ports),
+            *_preflight(settings, topology, facts, ports),
         ),
         budget=share(settings.stop_grace),
         waits=planned_waits(settings, topology, steps, services, has_job=job is not None),
@@ -185,6 +184,17 @@ def _steps(
         fetch = model.fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
     steps = prepare_steps(settings, (*fetch, *file.steps))
     return tuple(step for step in steps if is_here(step.where, topology))
+
+
+def _preflight(
+    settings: Settings, topology: Topology, facts: Facts, ports: Ports
+) -> tuple[PlannedProcess, ...]:
+    """Return the program of the all-reduce before the job, where one was asked for."""
+    if settings.preflight is None:
+        return ()
+    from agent.plan import preflight  # noqa: PLC0415 - most runs need none of it
+
+    return preflight.processes(topology, facts, ports)
 
 
 def _processes(

@@ -12,7 +12,6 @@ from agent.work.where import HEAD_IP
 if TYPE_CHECKING:
     from agent.base.ports import Ports
     from agent.node.facts import Facts
-    from agent.settings import Settings
     from agent.topology.resolve import Topology
 
 PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
@@ -21,11 +20,9 @@ GPUS = "{gpus}"
 """Stands for every node's GPUs, which are known when all have joined."""
 
 
-def processes(
-    settings: Settings, topology: Topology, facts: Facts, ports: Ports
-) -> tuple[PlannedProcess, ...]:
-    """Return it, where it was asked for: in the job's Python, with a deadline of its own."""
-    if settings.preflight is None or topology.given_ray is not None or topology.is_idle:
+def processes(topology: Topology, facts: Facts, ports: Ports) -> tuple[PlannedProcess, ...]:
+    """Return it: in the job's Python, with a deadline of its own."""
+    if topology.given_ray is not None or topology.is_idle:
         return ()
     argv = (
         *(facts.job_python, str(PROGRAM), "--address", HEAD_IP, "--port", str(ports.last_worker)),
