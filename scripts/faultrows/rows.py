@@ -19,6 +19,7 @@ DISKS = "tests/lab/test_disks.py::"
 MEMORY = "tests/lab/test_memory.py::"
 LINKS = "tests/lab/test_links.py::"
 DNS = "tests/lab/test_dns_faults.py::"
+CLOCK = "tests/lab/test_clock.py::"
 HUNG = "tests/lab/test_hung_dashboard.py::"
 
 
@@ -184,6 +185,12 @@ ROWS = (
             DNS + "test_a_wrong_address_first",
             DNS + "test_a_name_that_moves_while_dns_is_bad",
         ),
+    ),
+    Row(
+        "clock",
+        "a pod's clock jumps by an hour, both ways, while it boots and while the job runs",
+        "nothing happens, and no deadline moves",
+        (CLOCK + "test_a_clock_that_jumps", CLOCK + "test_deadlines_when_the_clock_jumps"),
     ),
     Row(
         "fence",

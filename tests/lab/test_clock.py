@@ -1,0 +1,98 @@
+"""A pod's clock that jumps by an hour, both ways: nothing that waits goes by the time of day."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from scenario import BOOT, Cluster, ends, last_line, let_pass
+
+if TYPE_CHECKING:
+    from podlab import Pod
+
+SOURCE = Path(__file__).with_name("clock.c")
+FAKED = {"LD_PRELOAD": "/tmp/clock.so", "POD_CLOCK": "/tmp/clock"}
+"""With this a pod's programs have its own time of day; the machine's clock stays as it is."""
+HOUR = 3600
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Build what moves a pod's clock."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        reason = "no C compiler is installed here (Debian's gcc)"
+        if os.environ.get("CI"):
+            pytest.fail(reason)
+        pytest.skip(reason)
+    built = tmp_path_factory.mktemp("clock") / "clock.so"
+    words = [compiler, "-shared", "-fPIC", "-O2", "-o", str(built), str(SOURCE), "-ldl"]
+    subprocess.run(words, check=True)
+    return built
+
+
+def _give_a_clock(pod: Pod, library: Path) -> None:
+    shutil.copy(library, pod.tmp / "clock.so")
+    (pod.tmp / "clock").write_bytes(struct.pack("l", 0))
+
+
+def _set_ahead(pod: Pod, seconds: int) -> None:
+    with (pod.tmp / "clock").open("r+b") as file:  # in its place: the pod's programs have it mapped
+        file.write(struct.pack("l", seconds))
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("who", ["head", "worker"])
+def test_a_clock_that_jumps(cluster: Cluster, library: Path, who: str) -> None:
+    """An hour ahead and back while all boots, and both ways while the job runs: it goes on."""
+    pod = cluster.pods[0 if who == "head" else 1]
+    _give_a_clock(pod, library)
+    job = "echo here; while [ ! -e /tmp/enough ]; do sleep 0.2; done; date +%s; exit 7"
+    head, worker = (
+        cluster.agent(one, "sh", "-c", job, env=FAKED if one is pod else {}) for one in cluster.pods
+    )
+    head.wait_for("waiting for workers", timeout=30)
+    _set_ahead(pod, HOUR)
+    head.wait_for("joining Ray|podb joined Ray", timeout=60)
+    _set_ahead(pod, 0)
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    for seconds in (HOUR, -HOUR):
+        _set_ahead(pod, seconds)
+        let_pass(20, head, worker)
+    (cluster.pods[0].tmp / "enough").touch()
+    assert ends([head, worker], 40) == [7, 7], head.tail()
+    assert "silent" not in head.stderr() + worker.stderr()
+    assert "left Ray" not in head.stderr()
+    assert len(cluster.outcome(0)["attempts"]) == 1
+    if who == "head":  # its job has the same clock, by which that was an hour behind
+        assert abs(int(head.stdout().split()[-1]) - (time.time() - HOUR)) < 600
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("seconds", [HOUR, -HOUR])
+def test_deadlines_when_the_clock_jumps(cluster: Cluster, library: Path, seconds: int) -> None:
+    """AGENT_NODE_GRACE and AGENT_HEAD_GRACE are neither cut short nor drawn out."""
+    cluster.env |= {"AGENT_NODE_GRACE": "15s", "AGENT_HEAD_GRACE": "20s", **FAKED}
+    for pod in cluster.pods:
+        _give_a_clock(pod, library)
+    head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
+    head.wait_for("^here$", "stdout", timeout=BOOT)
+    cluster.pods[1].cut()
+    head.wait_for("podb is silent", timeout=15)
+    lost = time.monotonic()
+    for pod in cluster.pods:
+        _set_ahead(pod, seconds)
+    assert head.wait(60) == 75, head.tail()
+    assert time.monotonic() - lost > 10
+    assert "podb" in last_line(head)
+    assert worker.wait(60) == 75, worker.tail()
+    assert time.monotonic() - lost > 10
