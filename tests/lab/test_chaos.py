@@ -12,7 +12,7 @@ from scenario import need_lab
 if TYPE_CHECKING:
     from pathlib import Path
 
-SEED = 6
+SEED = 4
 
 
 @pytest.mark.slow
