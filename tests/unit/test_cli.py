@@ -210,7 +210,7 @@ def test_a_worker_that_finds_no_head_ends_with_69(tmp_path: Path) -> None:
     began = time.monotonic()
     done = agent("run", env=env)
     assert done.returncode == 69, done.stderr
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 60
     last = done.stderr.strip().splitlines()[-1]
     assert "localhost.invalid" in last
     assert "does not resolve" in last or "no answer from DNS" in last
