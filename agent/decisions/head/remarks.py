@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.decisions.head import liveness
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import service_title
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Key
+    from agent.decisions.head.workers import Fleet
 
 
 def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
@@ -30,7 +32,10 @@ def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadA
             if _is_ready(after.services, key) and not _is_ready(before.services, key)
         ]
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
-        found.append(Said(_of_silence(after.fleet.workers[event.key], event), "warning"))
+        worker = after.fleet.workers[event.key]
+        known = liveness.of(before.fleet, before.fleet.workers[event.key])
+        if liveness.of(after.fleet, worker) != known:
+            found.append(Said(_of_silence(after.fleet, worker), "warning"))
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
         changed = _perhaps_changed(before, after, event)
@@ -56,14 +61,16 @@ def _of_spare(name: str) -> str:
 def _doubt(state: HeadState, ip: str) -> str:
     """Say where GCS misses a node whose agent speaks as if all were well."""
     worker = state.fleet.workers.get(state.fleet.by_ip.get(ip, ""))
-    well = worker is not None and worker.joined and not worker.silent and not worker.gone
-    return ", though its agent answers: Ray does not know it any more" if well else ""
+    if worker is None or not worker.joined:
+        return ""
+    life = liveness.of(state.fleet, worker)
+    return f", though {life.doubt}" if life.agent and life.doubt else ""
 
 
-def _of_silence(worker: h.Worker, event: h.WorkerSilent) -> str:
+def _of_silence(fleet: Fleet, worker: h.Worker) -> str:
     """Say what is known of a node whose agent is not heard of any more."""
-    ray = "its Ray answers still" if event.ray_answers else "nor does its Ray answer"
-    return f"{worker.place} is silent, {event.evidence}; {ray}"
+    life = liveness.of(fleet, worker)
+    return f"{worker.place} is silent, {life.evidence}; {life.doubt or 'nor does its Ray answer'}"
 
 
 def departed(before: HeadState, after: HeadState, event: HeadEvent) -> list[str]:

@@ -215,7 +215,8 @@ class Fleet:
         worker = self.workers.get(key)
         if worker is None or worker.gone:
             return self
-        silent = replace(worker, silent=evidence, silent_since=now, lost=is_lost)
+        since = worker.silent_since if worker.silent else now
+        silent = replace(worker, silent=evidence, silent_since=since, lost=is_lost)
         new = replace(self, workers=_with(self.workers, key, silent))
         if is_lost and self.by_ip.get(worker.ip) == key:
             new = new.listing(new.ids, new.dead | new.ids.get(worker.ip, frozenset()))
