@@ -63,13 +63,18 @@ class _Round:
         found.cold_boot = time.monotonic() - began
 
     def play(self) -> None:
-        """Measure all; the head goes last, since everything else goes with it."""
+        """Measure all; what goes along with the head comes before it.
+
+        Ray alone joins last: a head knows no end of what a node without an agent ran, and would
+        wait for it before the next attempt.
+        """
         idle = self._lab[SPARE].start(["sleep", "infinity"], env={"PATH": PATH})
         self._reward(idle)
         self._found.head_follows = self._agent("pod0", "status", '"phase": "running"')
         self._found.worker_follows = self._agent("pod1", "readyz", "")
-        self._worker(idle)
+        self._worker()
         self._head()
+        self._ray_alone(idle)
 
     def _start(self, pod: Pod) -> Container:
         own = {"RUNPOD_POD_ID": pod.name, "HEAD_POD_ID": PODS[0], "PATH": PATH}
@@ -97,31 +102,43 @@ class _Round:
         (agent,) = [p for p in everyone if p.ppid == 1 and p.cmdline == everyone[0].cmdline]
         return _outage(node, agent, (f"http://127.0.0.1:{AGENT_PORT}/{path}", wanted))
 
-    def _worker(self, idle: Container) -> None:
-        """Kill a worker's pod; start Ray alone elsewhere, then the worker again."""
+    def _worker(self) -> None:
+        """Kill a worker's pod, and start it again."""
         head, pod = self._agents["pod0"], self._lab["pod1"]
         killed = time.monotonic()
         pod.kill()
         head.wait_for("pod1 is silent", timeout=LIMIT)
         self._found.worker_named = time.monotonic() - killed
-        gcs, spare = f"{self._head_ip}:{GCS_PORT}", self._lab[SPARE].ip
-        watch = head.spawn([sys.executable, str(HERE / "node_watch.py"), gcs])
-        watch.wait_for(rf"^{_word(self._head_ip)} ", timeout=LIMIT)
-        join = ["start", "--block", f"--address={gcs}", f"--node-ip-address={spare}"]
-        alone = idle.spawn([str(BIN / "ray"), *join])
-        self._found.rays_start = _at(watch, rf"^{_word(spare)} (\S+)") - alone.started_at
-        self._lab[SPARE].kill()
+        watch = self._nodes()
         before = len(watch.stdout())
         again = self._start(pod)
         self._agents["pod1"] = again
         line = rf"(?s)\A.{{{before},}}?^{_word(pod.ip)} (\S+)"
         self._found.worker_back = _at(watch, line) - again.started_at
 
+    def _ray_alone(self, idle: Container) -> None:
+        """Start Ray on an idle pod by hand."""
+        spare = self._lab[SPARE].ip
+        watch = self._nodes()
+        gcs = f"{self._head_ip}:{GCS_PORT}"
+        join = ["start", "--block", f"--address={gcs}", f"--node-ip-address={spare}"]
+        alone = idle.spawn([str(BIN / "ray"), *join])
+        self._found.rays_start = _at(watch, rf"^{_word(spare)} (\S+)") - alone.started_at
+
+    def _nodes(self) -> Running:
+        """Watch the nodes from the head's pod."""
+        gcs = f"{self._head_ip}:{GCS_PORT}"
+        script = str(HERE / "node_watch.py")
+        watch = self._agents["pod0"].spawn([sys.executable, script, gcs])
+        watch.wait_for("^watching ", timeout=LIMIT)
+        return watch
+
     def _head(self) -> None:
         """Kill the head's pod and start it again; its disk is kept, as a platform does."""
         head = self._lab["pod0"]
         head.kill()
         again = self._start(head)
+        self._agents["pod0"] = again
         again.wait_for("^attempt 2 ", "stdout", LIMIT)
         self._found.head_back = time.monotonic() - again.started_at
 

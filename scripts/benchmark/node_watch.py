@@ -1,7 +1,7 @@
 """Tells when nodes come and go in Ray: argv is GCS's address.
 
 Runs in a pod; a line for each living node that is new: its address, and time.monotonic(), which all
-pods share.
+pods share. Once those that are there already are told, it says so.
 """
 
 from __future__ import annotations
@@ -16,13 +16,16 @@ def main(gcs: str) -> None:
     """Ask for ever."""
     from ray._raylet import GcsClient  # noqa: PLC0415 - outside of a pod nobody needs it
 
-    client, known = GcsClient(address=gcs), set()
+    client, known, is_watching = GcsClient(address=gcs), set(), False
     while True:
         infos = client.get_all_node_info(timeout=5).items()
         for node, info in infos:
             if info.state == 0 and node not in known:
                 known.add(node)
                 print(info.node_manager_address, time.monotonic(), flush=True)
+        if not is_watching:
+            print("watching", time.monotonic(), flush=True)
+        is_watching = True
         time.sleep(STEP)
 
 
