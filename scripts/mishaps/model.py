@@ -24,6 +24,7 @@ SETTINGS = {
     "AGENT_HEAD_GRACE": "60s",
     "AGENT_WAIT_HEAD": "90s",
     "AGENT_WAIT_WORKERS": "90s",
+    "AGENT_REWARD": "builtin",
     "AGENT_WAIT_REWARD": "60s",
 }
 LATEST = 10.0 + 25.0 + 20.0 + 90.0 + 95.0
