@@ -185,6 +185,7 @@ class World:
                 return
             self.performed += 1
             self._perform(action)
+        self._served_by()
         then = head.deadline(self.story.state)
         if then is not None:
             self.at(max(self.began + then, self.now + 0.001), self._tick)
@@ -261,9 +262,13 @@ class World:
         if self.driver and self.random.random() < 0.5:
             node.actors.add(self.driver)
         self.tell_nodes()
+        self._served_by(f"pod{node.number}")
+
+    def _served_by(self, *more: str) -> None:
+        """Record who is there while an attempt runs."""
         if self.attempts and not self.attempts[-1][2]:
             number, before, _ = self.attempts[-1]
-            names = {*before, *self.story.state.fleet.alive.values(), f"pod{node.number}"}
+            names = {*before, *self.story.state.fleet.alive.values(), *more}
             self.attempts[-1] = (number, tuple(names), False)
 
     def _begin(self, agent: int, number: int) -> None:
