@@ -89,14 +89,9 @@ class Worker:
         host = plan.topology.head_host
         assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
         link = HeadLink(
-            host,
-            plan.ports.agent,
-            plan.ports.gcs,
-            plan.token,
-            self._hello,
-            self._report,
-            self._inbox.put,
-            self._on_reply,
+            *(host, plan.ports.agent, plan.ports.gcs, plan.token),
+            *(self._hello, self._report, self._inbox.put, self._on_reply),
+            was_at="" if self._run.left is None else self._run.left.record.head_ip,
         )
         unfit = make_ready.make_ready(plan, self._run.left)
         async with anyio.create_task_group() as tasks:
@@ -220,7 +215,7 @@ class Worker:
         env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
         if self._run.left is not None and self._run.left.record.epoch != epoch:
             self._run.left.end_ray()
-        self._run.node.in_epoch(epoch)
+        self._run.node.in_epoch(epoch, head_ip)
         self._ray = await self._run.start(process.name, argv, env, process.log)
         tasks.start_soon(self._watch_ray, self._ray, node_ip)
 

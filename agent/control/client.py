@@ -54,7 +54,10 @@ class HeadLink:
         report: Callable[[str], Report],
         tell: Callable[[WorkerEvent], None],
         on_reply: Callable[[Reply], None],
+        *,
+        was_at: str = "",
     ) -> None:
+        """Look for the head by its name; where DNS is silent, `was_at` is where it was before."""
         self._host = host
         self._agent_port = agent_port
         self._gcs_port = gcs_port
@@ -71,7 +74,8 @@ class HeadLink:
         self._epoch = 0
         """The highest that was heard, of the run of this id, from the head at this address."""
         self._run_id = ""
-        self._followed = ""
+        self._followed = was_at
+        """The address of the head that was followed last."""
         self._said: Report | None = None
         self._news = -1
         self._changed = anyio.Event()

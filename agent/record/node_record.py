@@ -72,6 +72,8 @@ class NodeRecord:
     """True once the agent left in good order."""
     epoch: int = 0
     """The epoch of the head's Ray that the one here belongs to, on a worker."""
+    head_ip: str = ""
+    """Where that head was."""
     oom_kills: int = 0
     """How many processes the kernel has ended here for want of memory, as far as known."""
 
@@ -98,6 +100,7 @@ class NodeRecord:
                 started=tuple(_started(one) for one in started),
                 session=_of(data, "session", str),
                 epoch=_of({"epoch": 0, **data}, "epoch", int),
+                head_ip=_of({"head_ip": "", **data}, "head_ip", str),
                 passed_on=_of(data, "passed_on", int),
                 done=tuple(str(name) for name in data.get("done", ())),
                 oom_kills=_of({"oom_kills": 0, **data}, "oom_kills", int),
@@ -114,6 +117,7 @@ class NodeRecord:
             started=former.started,
             session=former.session,
             epoch=former.epoch,
+            head_ip=former.head_ip,
             passed_on=former.passed_on,
             done=former.done,
         )

@@ -81,10 +81,10 @@ class NodeRecorder:
         with self._changed:
             self._note(replace(self._record, session=folder), urgent=True)
 
-    def in_epoch(self, epoch: int) -> None:
-        """Note to which Ray of the head's the one here belongs."""
+    def in_epoch(self, epoch: int, head_ip: str) -> None:
+        """Note to which Ray of the head's the one here belongs, and where it is."""
         with self._changed:
-            self._note(replace(self._record, epoch=epoch), urgent=True)
+            self._note(replace(self._record, epoch=epoch, head_ip=head_ip), urgent=True)
 
     def in_run(self, run_id: str) -> None:
         """Note the run that this node has heard of."""

@@ -89,3 +89,30 @@ def test_a_head_that_falls_silent_while_dns_fails(
         await second.cleanup()
 
     anyio.run(story)
+
+
+def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """An agent that was killed has followed the head at an address, which its record keeps."""
+    dns, port = Names(), free_port()
+    dns.answer = MUTE
+    monkeypatch.setattr(client, "resolve", dns.resolve)
+    heard: list[w.WorkerEvent] = []
+    says = (lambda: HELLO, lambda _: Report("agent1", "127.0.0.1", "following the head"))
+    link = HeadLink(
+        *("head.test", port, 1, None), *says, heard.append, lambda _: None, was_at="127.0.0.1"
+    )
+
+    async def spoke() -> bool | NotYet:
+        return True if any(isinstance(one, w.HeadSpoke) for one in heard) else NotYet()
+
+    async def story() -> None:
+        runner = await a_head(port)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+            await until(spoke, 20.0)
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+
+    anyio.run(story)

@@ -46,7 +46,9 @@ if TYPE_CHECKING:
 HERE = Place("boot-1", "pid:[1]", "node-a")
 AGENT = Started("agent", 10, 1000)
 RAY = Started("ray start", 20, 2000)
-RECORD = NodeRecord("pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12)
+RECORD = NodeRecord(
+    "pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12, epoch=3, head_ip="10.0.0.4"
+)
 RUNS = Stat("S", 1, 1000)
 
 

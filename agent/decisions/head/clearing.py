@@ -70,9 +70,9 @@ def waits(state: HeadState) -> Iterator[Wait]:
         until = state.attempt.began + grace + planned.CLEAR_LIMIT
         own = [] if state.clearing is None else ["this node"]
         evidence = state.clearing or "its agent answers, and what it ran is not gone yet"
-        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *here])}", until, evidence)
+        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *sorted(here)])}", until, evidence)
     if away:
-        what = f"{before} on {listed(away)}, out of reach"
+        what = f"{before} on {listed(sorted(away))}, out of reach"
         yield Wait(planned.AWAY, what, max(away.values()) + grace, "it ends all itself by then")
 
 
