@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING
 
 import anyio
 import psutil
@@ -15,18 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot import stall
-from agent.boot.asked import Asked
-from agent.boot.head_logs import sent_by
-from agent.boot.looks import BUSY, IDLE, STACKS
-from agent.boot.node_run import NodeRun
-from agent.boot.stall import StallWatch
-from agent.bridge.link import RayLink
-from agent.decisions import head
-from agent.decisions.head.state import Phase
 from agent.decisions.stall import LOOKS, Quiet, following, step, telling
-from agent.decisions.worker import state as w
-from agent.record.run_folder import RunFolder
 from agent.runtime.job_processes import (
     NO_PTRACE,
     NO_PY_SPY,
@@ -39,19 +26,10 @@ from agent.runtime.job_processes import (
     worth_a_look,
 )
 from agent.runtime.tool import output_of
-from agent.settings.redact import MASK, Redactor
-from unit.heads import goal, word
-from unit.test_orders import OneWorker, free_port, head_at
-from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.boot.watched import Watched
-    from agent.control.protocol import Report
-    from agent.control.reports import Reports
-    from agent.decisions.head.state import HeadState
 
 LIMIT = 100.0
 
@@ -257,220 +235,3 @@ def test_the_driver_and_the_busiest_other_are_looked_at() -> None:
     with subprocess.Popen(["sleep", "100"]) as sleeper:
         assert worth_a_look([Found("driver", psutil.Process(sleeper.pid))]) == []
         sleeper.kill()
-
-
-# --- a worker, and the head ----------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[NodeRun]:
-    """Return a head's run that takes a job to hang after ten seconds."""
-    environ = {"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "10s", "PATH": str(tmp_path)}
-    plan = plan_of(environ, command=[sys.executable])
-    made = NodeRun(plan, Redactor((SECRET,)), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    yield made
-    made.close()
-
-
-def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
-    """By the names under which it is asked, with its next report."""
-    asked, told = Asked(run), []
-
-    async def tell_both() -> None:
-        for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
-            await asked.log(what, lambda: told.append(1))
-
-    anyio.run(tell_both)
-    assert asked.to_send()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
-    assert len(told) == 4
-
-
-class Asks(OneWorker):
-    """A worker behind a real link that also tells what it is asked for."""
-
-    def __init__(self, port: int, asked: Asked) -> None:
-        super().__init__(port)
-        self.asked = asked
-
-    def _report(self, ip: str) -> Report:
-        logs, _ = self.asked.to_send()
-        return replace(super()._report(ip), logs=logs)
-
-    def _take(self, event: w.WorkerEvent) -> None:
-        if isinstance(event, w.HeadSpoke):  # a reply has come
-            self.asked.arrived()
-        super()._take(event)
-
-    async def obey(self) -> None:
-        """Do what is ordered, as it comes."""
-        while True:
-            while self.deeds:
-                deed = self.deeds.pop(0)
-                if isinstance(deed, w.SendLog):
-                    await self.asked.log(deed.name, self.link.report_now)
-            await self.changed.wait()
-
-
-def test_a_look_goes_to_a_worker_and_back(run: NodeRun) -> None:
-    """By an order and a report over the real port, as a log's end does; none comes twice."""
-
-    async def look_twice() -> list[str | None]:
-        port = free_port()
-        worker = Asks(port, Asked(run))
-        found = []
-        async with head_at(port) as reports, anyio.create_task_group() as tasks:
-            tasks.start_soon(worker.link.run)
-            tasks.start_soon(worker.obey)
-            with anyio.fail_after(20):
-                while not worker.state.heard:
-                    await worker.changed.wait()
-            for what in (BUSY, BUSY, STACKS):
-                found += [await sent_by(reports, "agent1", what, 20.0)]
-            tasks.cancel_scope.cancel()
-        return found
-
-    first, second, stacks = anyio.run(look_twice)
-    assert first == "looked at for the first time"
-    assert second == IDLE
-    assert stacks == "no Python process of the job runs here"
-
-
-class Job(NamedTuple):
-    """What is known of the job's output."""
-
-    heard: float | None = None
-
-
-class Shown:
-    """What a head shows."""
-
-    def __init__(self) -> None:
-        self.job = Job()
-        self.stalls: tuple[object, ...] = ()
-
-
-class Ray(RayLink):
-    """A bridge that tells when a task finished last."""
-
-    def __init__(self, finished: float | None) -> None:
-        self.finished = finished
-
-    async def last_finished(self, _limit: float) -> float | None:
-        """Tell it."""
-        return self.finished
-
-
-class OneHead:
-    """A head that watches a job, on a clock of its own."""
-
-    def __init__(self, run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.run, self.time, self.said = run, 0.0, []  # type: ignore[var-annotated]  # of texts
-        self.answers = {BUSY: IDLE, STACKS: f"driver (pid 7):\n{SECRET}"}
-        self.workers = {BUSY: IDLE, STACKS: "rank 1 of this node (pid 9):\nwait"}
-        self.asked: list[str] = []
-        self.shown, self.ray = Shown(), Ray(None)
-        monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
-        monkeypatch.setattr(stall, "say", lambda text, _level="info": self.said.append(text))
-        monkeypatch.setattr(stall, "sent_by", self._sent)
-        state = head.first_state(goal(1))
-        fleet = state.fleet.with_report(word(2).worker)
-        self.state: HeadState = replace_state(state, fleet, Phase.RUNNING)
-        shown, nobody = cast("Watched", self.shown), cast("Reports", None)
-        self.watch = StallWatch(run, nobody, shown, self.ray, lambda: self.state)
-        monkeypatch.setattr(self.watch._own, "tell", self._own)  # noqa: SLF001 - this machine's looks
-
-    async def _own(self, what: str, _id: str | None) -> str:
-        self.asked.append(what)
-        return self.run.redactor.clean(self.answers[what])
-
-    async def _sent(self, _reports: object, key: str, what: str, _limit: float) -> str | None:
-        assert key == "agent2"
-        return self.workers.get(what)
-
-    def look(self, at: float) -> None:
-        """Let the watch look at a time."""
-        self.time = at
-        anyio.run(self.watch._once)  # noqa: SLF001 - one turn of its loop
-
-
-def replace_state(state: HeadState, fleet: object, phase: Phase) -> HeadState:
-    """Return a state with other workers in another phase."""
-    return replace(state, fleet=fleet, phase=phase)  # type: ignore[arg-type]  # a Fleet
-
-
-@pytest.fixture
-def watched(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> OneHead:
-    """Return a head whose job has begun."""
-    one = OneHead(run, monkeypatch)
-    one.look(0.0)
-    return one
-
-
-def test_a_quiet_job_is_told_with_all_stacks_once(watched: OneHead) -> None:
-    """Not before its time; then in the log, in a file, and among the warnings, without a secret."""
-    for at in range(1, 10):
-        watched.look(float(at))
-    assert watched.said == []
-    watched.look(10.0)
-    assert watched.said[0] == (
-        "the job shows no sign of work for 10 s: no output, no Ray task finished and idle "
-        "processors (AGENT_STALL): looking where it is"
-    )
-    assert f"stacks of node-a: {MASK}" in watched.said
-    assert "stacks of pod2: wait" in watched.said
-    file = watched.run.folder.file("stacks-1.log")
-    assert file.read_text() == (
-        f"--- node-a\ndriver (pid 7):\n{MASK}\n\n--- pod2\nrank 1 of this node (pid 9):\nwait\n"
-    )
-    assert watched.said[-1].startswith("stall: the job shows no sign of work for 10 s")
-    assert str(file) in watched.said[-1]
-    assert "`pod-agent stop`" in watched.said[-1]
-    assert len(watched.shown.stalls) == 1
-    count = len(watched.said)
-    watched.look(1000.0)
-    assert len(watched.said) == count
-
-
-@pytest.mark.parametrize(
-    "sign", ["output", "a busy node", "a busy worker", "a silent worker", "a finished task", "over"]
-)
-def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
-    """Output, a node that is busy or does not tell, a task that finished; a job that is over."""
-    if sign == "output":
-        watched.shown.job = Job(8.0)
-    elif sign == "a busy node":
-        watched.answers[BUSY] = "GPU 0 at 90 %"
-    elif sign == "a busy worker":
-        watched.workers[BUSY] = "1.00 cores"
-    elif sign == "a silent worker":
-        del watched.workers[BUSY]
-    elif sign == "a finished task":
-        watched.ray.finished = time.time() - 3.0
-    else:
-        watched.state = replace_state(watched.state, watched.state.fleet, Phase.STOPPING)
-    watched.look(10.0)
-    assert watched.said == []
-    assert STACKS not in watched.asked
-
-
-def test_a_job_that_prints_is_not_looked_at(watched: OneHead) -> None:
-    """Nothing is asked of nodes while output comes."""
-    for at in range(1, 30):
-        watched.shown.job = Job(float(at))
-        watched.look(float(at) + 0.5)
-    assert watched.asked == []
-
-
-def test_it_can_be_turned_off(tmp_path: Path) -> None:
-    """AGENT_STALL=0 looks at nothing."""
-    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
-    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    shown, nobody = cast("Watched", Shown()), cast("Reports", None)
-    watch = StallWatch(run, nobody, shown, Ray(None), lambda: head.first_state(goal()))
-
-    async def ends() -> None:
-        with anyio.fail_after(20):
-            await watch.run()
-
-    anyio.run(ends)
-    run.close()
