@@ -126,6 +126,8 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str
     if chosen.notes:
         more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
         say(f"{chosen.notes[-1]}{more}")
+    if claim.run_id is not None and chosen.before is None and plan.settings.job_retries:
+        say(f"run {chosen.run_id} begins: {root} holds no record of it to go on from")
     if chosen.before is not None and chosen.before.attempts:
         say(f"run {chosen.run_id} goes on: attempts so far: {len(chosen.before.attempts)}")
     return chosen, own

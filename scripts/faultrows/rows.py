@@ -11,6 +11,7 @@ REWARD = "tests/lab/test_reward.py::"
 SERVICES = "tests/lab/test_services.py::"
 SIGNALS = "tests/lab/test_signals_pass.py::"
 READERS = "tests/lab/test_blocked_readers.py::"
+PLATFORMS = "tests/lab/test_platforms.py::"
 SLURM = "tests/lab/test_slurm.py::"
 FENCE = "tests/lab/test_fence.py::"
 HEADS = "tests/lab/test_two_heads.py::"
@@ -218,6 +219,12 @@ ROWS = (
             SLURM + "test_requeue",
             SLURM + "test_time_limit",
         ),
+    ),
+    Row(
+        "dstack",
+        "dstack stops all nodes of a run and submits it anew, elsewhere, under the same id",
+        "goes on from run.json where that lies on a volume, else begins; both are said",
+        (PLATFORMS + "test_dstack_submits_an_interrupted_run_anew",),
     ),
     Row(
         "readers",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -39,6 +41,13 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
         if report:
             for container in made.started:
                 print(container.tail())
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Return a folder that all pods see and may write to, as a network volume is."""
+    with tempfile.TemporaryDirectory(prefix="pod-agent-shared-", dir="/var/tmp") as folder:
+        yield Path(folder)
 
 
 @pytest.fixture(scope="module")

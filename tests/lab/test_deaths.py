@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import signal
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -13,21 +11,12 @@ import pytest
 from scenario import BOOT, Cluster, await_true, ends, last_line, states
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
     from podlab import Container, ProcessInfo
 
-SHARED = Path("/var/tmp")
-"""A folder of the machine that all pods see, as a network volume."""
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 """Hangs at the first attempt, as in a collective, and ends at the second."""
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """Return a folder that all pods share."""
-    with tempfile.TemporaryDirectory(prefix="pod-agent-", dir=SHARED) as folder:
-        yield Path(folder)
 
 
 def _drivers(pod: Container) -> list[ProcessInfo]:

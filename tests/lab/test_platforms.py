@@ -14,6 +14,7 @@ from scenario import AGENT, BOOT, Cluster, ends
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     import podlab
     from podlab import Pod
@@ -167,3 +168,36 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
         assert f"rank {rank} of 3: DSTACK_NODE_RANK={rank}, DSTACK_NODES_NUM=3" in agent.stderr()
         run = pods[rank].tmp / "logs" / "run-42" / f"node{rank}" / "outcome.json"
         assert json.loads(run.read_text())["exit_code"] == 9
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+@pytest.mark.parametrize("disk", ["volume", "own"])
+def test_dstack_submits_an_interrupted_run_anew(cluster: Cluster, disk: str, shared: Path) -> None:
+    """All nodes are stopped and come back elsewhere, under the same id.
+
+    With its logs on a volume the run goes on; without, it begins anew; either way it is said.
+    """
+    logs = str(shared) if disk == "volume" else "/tmp/logs"
+    job = ("sh", "-c", "echo attempt $AGENT_ATTEMPT; [ -e /tmp/go ] && exit 7; exec sleep 1000")
+
+    def submit(pods: list[Pod]) -> list[podlab.Container]:
+        made = []
+        for rank, pod in enumerate(pods):
+            env = {"AGENT_LOG_DIR": logs, "AGENT_JOB_RETRIES": "1", **dstack(pods, rank)}
+            made.append(pod.start([AGENT, "run", "--", *job], env=env))
+        cluster.started.extend(made)
+        return made
+
+    first, second, third = cluster.pods
+    before = submit([first, second])
+    before[0].wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    for agent in before:
+        agent.kill()
+    (third.tmp / "go").touch()
+    head, worker = submit([third, first])
+    assert ends([head, worker]) == [7, 7], head.tail()
+    goes_on = disk == "volume"
+    assert head.stdout() == f"attempt {2 if goes_on else 1}\n"
+    assert ("run run-42 goes on" in head.stderr()) == goes_on
+    assert ("run run-42 begins: /tmp/logs holds no record of it" in head.stderr()) != goes_on

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import sys
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -15,7 +12,7 @@ import pytest
 from scenario import AGENT, BOOT, Cluster, ends, kill_agent, last_line
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from pathlib import Path
 
 RETRIEVER = f"""
 [services.retriever]
@@ -47,14 +44,6 @@ while not os.path.exists("/tmp/go"):
     time.sleep(0.1)
 ask("asked again")
 """
-
-
-@pytest.fixture
-def shared() -> Iterator[Path]:
-    """Make a folder that all pods see and may write to, as a network volume is."""
-    folder = Path(tempfile.mkdtemp(prefix="pod-agent-shared-", dir="/var/tmp"))
-    yield folder
-    shutil.rmtree(folder)
 
 
 def write(cluster: Cluster, text: str) -> None:
