@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.outcome import BEFORE_ALL, Kind, Outcome
 from agent.base.value import dataclass
 
 
@@ -44,7 +44,7 @@ class AgentError(Exception):
     def outcome(self) -> Outcome:
         """Return the end of a run that could not begin."""
         code, reason = self.exit_code, self.reason
-        return Outcome(self.kind, code, reason, "starting", self.culprit, self.remedy)
+        return Outcome(self.kind, code, reason, BEFORE_ALL, self.culprit, self.remedy)
 
 
 class SettingsError(AgentError):

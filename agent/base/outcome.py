@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+BEFORE_ALL = "starting"
+"""The phase of a run that could not begin."""
+
+
 class Kind(str, Enum):
     """The seven ways for a run to end."""
 
@@ -51,6 +55,11 @@ class Outcome:
     def is_failure(self) -> bool:
         """Say whether it ended otherwise than well or as it was asked to."""
         return self.exit_code != 0 and self.kind is not Kind.STOPPED
+
+    @property
+    def is_worth_a_bundle(self) -> bool:
+        """Say whether there are logs to look at: of a run that could not begin there are none."""
+        return self.is_failure and self.phase != BEFORE_ALL
 
     def sentence(self) -> str:
         """Say the end in one line, the last that this node prints."""

@@ -41,7 +41,7 @@ async def bundled(
     more: Iterable[Part] = (),
 ) -> Outcome:
     """Leave a bundle where a run has failed; return the outcome with word of it."""
-    if not outcome.is_failure:
+    if not outcome.is_worth_a_bundle:
         return outcome
     whose = "all nodes" if run.plan.topology.is_head else "this node"
     making = _Making(run, outcome, attempts, more, whose)
@@ -51,7 +51,7 @@ async def bundled(
 
 def bundled_at_once(run: NodeRun, outcome: Outcome) -> Outcome:
     """Do the same where no loop runs any more, unless it was done."""
-    if not outcome.is_failure or run.bundle is not None:
+    if not outcome.is_worth_a_bundle or run.bundle is not None:
         return outcome
     making = _Making(run, outcome, (), (), "this node")
     in_time(making.limit + _LATE, making.run)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.outcome import BEFORE_ALL, Kind, Outcome
 from agent.checks import Finding, Level
 from agent.checks.machine_checks import WANTED_FILES, free_ports, temp_dir
 from agent.node.addresses import taken_ports
@@ -88,7 +88,7 @@ def _refusal(failed: list[Finding]) -> Outcome | None:
         return None
     reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
     remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
-    return Outcome(Kind.REFUSED, 78, reason, "starting", failed[0].check, remedy)
+    return Outcome(Kind.REFUSED, 78, reason, BEFORE_ALL, failed[0].check, remedy)
 
 
 def raise_open_files(hard: int) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.errors import AgentError, PreflightError
-from agent.base.outcome import Kind, Outcome
+from agent.base.outcome import BEFORE_ALL, Kind, Outcome
 from agent.boot import held, planning
 from agent.boot.left_behind import left_behind, run_to_go_on_with
 from agent.boot.node_run import WRITE_LIMIT, NodeRun
@@ -198,7 +198,7 @@ def _idle(plan: Plan) -> Outcome:
     given = plan.topology.given_ray
     owner = "the platform" if given is None else given.owner
     reason = f"nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere"
-    return Outcome(Kind.DONE, 0, reason, "starting")
+    return Outcome(Kind.DONE, 0, reason, BEFORE_ALL)
 
 
 def _agent_error_in(failure: BaseException) -> AgentError | None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.base.outcome import Kind, Outcome
+from agent.base.outcome import BEFORE_ALL, Kind, Outcome
 from agent.boot import failure
 from agent.boot.asked import Asked, fitted
 from agent.boot.failure import bundled, bundled_at_once
@@ -245,6 +245,13 @@ def test_which_ends_leave_one(kind: Kind, code: int, *, leaves: bool, run: NodeR
         leaves,
     )
     assert bool(run.bundle) is leaves
+
+
+def test_a_run_that_could_not_begin_leaves_none(run: NodeRun) -> None:
+    """It has no logs: what is wrong with this machine, or another, stands in the one sentence."""
+    end = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", BEFORE_ALL, "ports", "End that process")
+    assert anyio.run(bundled, run, end) == bundled_at_once(run, end) == end
+    assert not list(run.folder.path.glob("failure-*"))
 
 
 @needs_mount
