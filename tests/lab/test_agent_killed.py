@@ -69,6 +69,7 @@ def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) 
     assert "giving up" in last_line(head)
 
 
+@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_killed_while_everything_boots(cluster: Cluster) -> None:
     """Ray that boots and the reward server are taken over; a prepare step is not done again."""

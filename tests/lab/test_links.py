@@ -48,6 +48,7 @@ def _rounds(head: Container) -> int:
     return int(found[-1]) if found else 0
 
 
+@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
     """Nothing is restarted, and the job, which waits for the worker's actor, goes on."""

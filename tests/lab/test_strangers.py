@@ -45,7 +45,7 @@ def test_a_worker_joins_a_plain_head(cluster: Cluster) -> None:
     """A head without an agent is recognised by its open GCS; its loss ends the worker with 75."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"], env=OPEN)
-    cluster.env["AGENT_NODE_GRACE"] = "5s"
+    cluster.env["AGENT_HEAD_GRACE"] = "10s"
     worker = cluster.agent(1)
     start = [RAY, "start", "--head", f"--node-ip-address={pod.ip}", "--port=6379"]
     assert idle.exec(start, timeout=60).returncode == 0
