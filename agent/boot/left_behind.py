@@ -8,7 +8,7 @@ from agent.node.cgroups import oom_kills
 from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.record.node_record import NodeRecord, living, run_of
-from agent.runtime import driver, orphans, parent
+from agent.runtime import orphans, parent
 from agent.runtime.memory_watch import sentence
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ class LeftBehind:
         one = self._living.pop(RAY, None)
         if one is not None:
             say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
+            from agent.runtime import driver  # noqa: PLC0415 - most runs need none of it
+
             orphans.kill_tree(one.pid)
             driver.end_all()
 

@@ -13,7 +13,7 @@ import anyio
 
 from agent.base.errors import AgentError, PreflightError
 from agent.base.outcome import BEFORE_ALL, Kind, Outcome
-from agent.boot import held, planning
+from agent.boot import planning
 from agent.boot.left_behind import left_behind, run_to_go_on_with
 from agent.boot.node_run import WRITE_LIMIT, NodeRun
 from agent.checks import Level
@@ -24,7 +24,7 @@ from agent.record.log import configure, disk, say
 from agent.record.outcome_file import FILE as OUTCOME
 from agent.record.outcome_file import write_outcome
 from agent.record.run_folder import RunFolder
-from agent.runtime import orphans
+from agent.runtime import orphans, parent
 from agent.runtime.exiting import in_time
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
@@ -54,9 +54,12 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     _refuse_a_stalled_disk(root)
     if topology.owns_machine:
         _refuse_another_run(root, name)
-    decided = held.verdict(root, name)
-    if decided is not None:
-        return held.again(decided, stays=plan.on_done == "hold")
+    if parent.former() is not None:
+        from agent.boot import held  # noqa: PLC0415 - most agents have no former one
+
+        decided = held.verdict(root, name)
+        if decided is not None:
+            return held.again(decided, stays=plan.on_done == "hold")
     names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
         chosen, own = _chosen_run(root, plan, redactor)
