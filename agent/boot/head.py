@@ -38,8 +38,8 @@ from agent.plan.plan import BRIDGE, versions
 from agent.record.events import AttemptOver, ByeHeard, PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver
-from agent.runtime.exiting import in_time
 from agent.runtime.inbox import Inbox
+from agent.runtime.last_words import in_thread
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 from agent.runtime.ray_parts import RayParts
 from agent.work.services import REWARD, digest, reward_url
@@ -383,13 +383,13 @@ class Head:
             if not outcome.is_superseded:  # else the workers follow the later head
                 may_call = self._may_still_call()
                 tasks.start_soon(head_port.farewell, reports, budget.farewell, may_call)
+            tasks.start_soon(in_thread, partial(self._watched.leave_trace, outcome), WRITE_LIMIT)
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             if isinstance(link, TorchrunLink):
                 tasks.start_soon(link.stop_own, budget.ray)
         await self._run.sweep(budget.leftovers)
-        in_time(WRITE_LIMIT, partial(self._watched.leave_trace, outcome))
         return await self._heard.bundled(outcome, self._keeper.attempts, self._state, reports)
 
     def _may_still_call(self) -> int:

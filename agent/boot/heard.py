@@ -92,7 +92,9 @@ class Heard:
         self, end: Outcome, attempts: Sequence[Attempt], state: HeadState, reports: Reports
     ) -> Outcome:
         """Leave a bundle of it where the run has failed; return the end with word of that."""
-        from agent.boot.failure import bundled  # noqa: PLC0415 - once the run has ended
+        if not end.is_worth_a_bundle:
+            return end
+        from agent.boot.failure import bundled  # noqa: PLC0415 - only where a run has failed
 
         return await bundled(self._run, end, attempts, self.parts(state, reports))
 

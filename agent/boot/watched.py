@@ -86,8 +86,8 @@ class Watched:
 
         return findings_of(self._look(), self._run.plan, self._run.redactor.clean)
 
-    def leave_trace(self, outcome: Outcome) -> None:
-        """Leave the run as a trace in its folder, for a browser."""
+    def leave_trace(self, outcome: Outcome) -> str:
+        """Leave the run as a trace in its folder, for a browser; return why there is none."""
         from agent.record import trace  # noqa: PLC0415 - at the end
         from agent.record.former_lives import former_lives  # noqa: PLC0415 - same
 
@@ -98,8 +98,10 @@ class Watched:
         )
         made = trace.trace_of(self._timeline, told, run.redactor.clean)
         error = trace.write_trace(run.folder.path.parent, made)
-        if error is not None:
-            disk.tell(trace.FILE, why(error))
+        if error is None:
+            return ""
+        disk.tell(trace.FILE, why(error))
+        return why(error)
 
     def outages(self) -> tuple[Outage, ...]:
         """Return when services did not answer, as records have it."""
