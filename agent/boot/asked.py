@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from agent.boot.explained import logs_of_ray
-from agent.boot.looks import LOOKS, Looks
+from agent.boot.looks import LOOKS, STACKS, Looks
 from agent.boot.probing import Prober
 from agent.control.fields import LONGEST_TAIL, LONGEST_TEXT
 from agent.control.protocol import MOST_ANSWERS
@@ -81,7 +81,10 @@ class Asked:
         """Get ready for a report what the head wants to see: the end of a log, or a look."""
         self._logs.pop(name, None)  # it was asked for before: now is what is wanted
         if name in LOOKS:
-            self._logs[name] = (await self._looks.tell(name))[:LONGEST_TAIL]
+            text = await self._looks.tell(name)
+            if name == STACKS:
+                self._looks.say_stacks(text)
+            self._logs[name] = text[:LONGEST_TAIL]
         else:
             await self._end_of(name)
         tell()

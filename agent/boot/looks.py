@@ -1,4 +1,4 @@
-"""What a node tells of the job's processes when it is asked: how busy they are, their stacks."""
+"""What a node tells of the job here when it is asked: whether it works, and its stacks."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+
+from agent.record.log import say
 
 if TYPE_CHECKING:
     from agent.boot.node_run import NodeRun
@@ -15,6 +17,9 @@ BUSY, STACKS = "how busy", "process stacks"
 """What a worker is asked for as it is for a log; no service has such a name."""
 LOOKS = (BUSY, STACKS)
 IDLE = "idle"
+_WRITES = "its share of the job writes"
+_MOST_LINES = 60
+"""So many lines of one node's stacks are told in the log."""
 _FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
 
 
@@ -24,6 +29,8 @@ class Looks:
     def __init__(self, run: NodeRun) -> None:
         self._run = run
         self._business: Business | None = None
+        self._heard: float | None = None
+        """When this node's share of the job had written something last, as of the last look."""
 
     async def tell(self, what: str, submission_id: str | None = None) -> str:
         """Return one of both."""
@@ -34,6 +41,9 @@ class Looks:
         from agent.runtime.job_processes import Business  # noqa: PLC0415 - few jobs are ever quiet
 
         run = self._run
+        heard, self._heard = self._heard, run.seen.share_heard
+        if self._heard != heard:
+            return _WRITES
         if self._business is None:
             log = partial(run.folder.file, "nvidia-smi.log")
             self._business = Business(run.plan.facts.gpus, self._env(), log)
@@ -50,7 +60,21 @@ class Looks:
         text = await job.stacks_of(job.worth_a_look(found), py_spy, self._env(), log)
         return self._run.redactor.clean(text)
 
+    def say_stacks(self, text: str) -> None:
+        """Tell this node's own log of them."""
+        tell_stacks(self._run.plan.topology.node_name, text, "at the head")
+
     def _env(self) -> dict[str, str]:
         """Return what a tool needs of this node's environment: no secret is its business."""
         environ = self._run.plan.environ
         return {name: environ[name] for name in _FOR_TOOLS if name in environ}
+
+
+def tell_stacks(node: str, text: str, where: str) -> None:
+    """Tell the log of a node's stacks; `where` says who has the lines that are left out."""
+    from agent.decisions.stall import telling  # noqa: PLC0415 - few jobs are ever quiet
+
+    lines = telling(text)
+    more = [f"({len(lines) - _MOST_LINES} more lines {where})"] if len(lines) > _MOST_LINES else []
+    for line in [*lines[:_MOST_LINES], *more]:
+        say(f"stacks of {node}: {line}")

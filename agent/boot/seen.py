@@ -1,4 +1,4 @@
-"""What a node sees of its own services and steps beside what is decided on: for those who look."""
+"""What a node sees of its services, steps and share of the job beside what is decided on."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
     from agent.control.aside import Aside
     from agent.decisions.items import Item
+    from agent.record.job_lines import JobLines
 
 
 class Seen:
@@ -20,6 +21,7 @@ class Seen:
         self._clean = clean
         self._latencies: dict[str, Latency] = {}
         self._progress: dict[str, str] = {}
+        self._share: JobLines | None = None
 
     def answered(self, service: str, seconds: float) -> None:
         """Note that a service answered as it should, and how long that took."""
@@ -33,14 +35,27 @@ class Seen:
         """Forget what a step said: it has ended."""
         self._progress.pop(step, None)
 
+    def share(self) -> JobLines:
+        """Return what looks at the output of this node's share of the job."""
+        from agent.record.job_lines import JobLines  # noqa: PLC0415 - where torchrun starts it
+
+        self._share = self._share or JobLines(self._clean)
+        return self._share
+
+    @property
+    def share_heard(self) -> float | None:
+        """Return when that wrote something last, on the monotonic clock."""
+        return None if self._share is None else self._share.heard
+
     def aside(self, steps: Mapping[str, Item]) -> Aside:
         """Return all of it, with how the steps stand."""
         from agent.control.aside import Aside  # noqa: PLC0415 - while Ray boots
 
         known = {name: item.step for name, item in steps.items()}
-        return Aside(dict(self._latencies), known, dict(self._progress))
+        causes = () if self._share is None else self._share.known.causes
+        return Aside(dict(self._latencies), known, dict(self._progress), causes)
 
     def to_tell(self, steps: Mapping[str, Item]) -> Aside | None:
         """Return it for a report; None where there is nothing of it."""
         aside = self.aside(steps)
-        return aside if aside.latencies or aside.steps else None
+        return aside if aside.latencies or aside.steps or aside.known else None

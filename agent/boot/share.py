@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.boot.node_run import NodeRun
+    from agent.runtime.output import Ways
     from agent.runtime.process import Child
     from agent.work.torchrun import Seat
     from agent.work.where import Place
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 LOG = JOB_LOG
 _MARK = "TORCHELASTIC_RUN_ID"
 """What every rank has in its environment: the attempt's id, by which torchrun is told to meet."""
+_LOOKED_LIMIT = 2.0
 _LONGEST_END = 1 << 20
 """So much of the end of its output is searched for torchrun's word of a failure."""
 
@@ -61,8 +63,20 @@ class Share:
         self._began = size_of(run.folder.file(LOG))
         self._is_stopped = False
         say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
+        output = self._looked_at()
         self._child = await run.start("torchrun", argv, env, LOG)
-        tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors)
+        tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
+
+    def _looked_at(self) -> Ways:
+        """Look at what is written here; on the head that is done where it is passed on."""
+        from agent.runtime.output import Ways, WithoutPreamble  # noqa: PLC0415 - once a job runs
+
+        output = Ways()
+        if not self._run.plan.topology.is_head:
+            source, nothing = self._run.folder.file(LOG), WithoutPreamble.nothing()
+            output.look(source, nothing, self._run.seen.share(), self._began)
+        output.start()
+        return output
 
     def _argv(self, attempt: int, seat: Seat, place: Place, attempt_id: str) -> list[str]:
         plan = self._run.plan
@@ -98,13 +112,16 @@ class Share:
         self._is_stopped = True
         await child.stop(grace, leader_ends_group=True)
 
-    async def _watch(self, child: Child, attempt: int, attempt_id: str, errors: Path) -> None:
+    async def _watch(
+        self, child: Child, attempt: int, attempt_id: str, errors: Path, output: Ways
+    ) -> None:
         code = await child.wait()
         self._run.child_ended(child)
         if code != 0:  # one that was killed leaves its ranks, each in a session of its own
             for name in await anyio.to_thread.run_sync(orphans.kill_marked, _MARK, attempt_id):
                 say(f"torchrun had left {name} running: killed", "warning")
         text, told = await self._said(), await in_thread(lambda: _text_of(errors))
+        await anyio.to_thread.run_sync(output.finish, _LOOKED_LIMIT)  # told with the end, or before
         failure = None if code == 0 else first_failure(text, _time_of_day())
         if failure is not None:
             end = PartEnd(failure.code, failure.local_rank, words_in(told), failure.ago)

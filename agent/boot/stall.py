@@ -9,12 +9,12 @@ import anyio
 
 from agent.base.words import listed
 from agent.boot.head_logs import sent_by
-from agent.boot.looks import BUSY, IDLE, STACKS, Looks
+from agent.boot.looks import BUSY, IDLE, STACKS, Looks, tell_stacks
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
 from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE
-from agent.decisions.stall import Quiet, following, step, telling
+from agent.decisions.stall import Quiet, following, step
 from agent.plan.show import duration
 from agent.record.log import say
 from agent.runtime.last_words import in_thread
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
 _BUSY_LIMIT, _STACKS_LIMIT, _TASKS_LIMIT = 15.0, 45.0, 30.0
 _DISK_LIMIT = 2.0
-_MOST_NODES, _MOST_LINES = 8, 60
-"""So many nodes' stacks, and so many lines of each, are told in the log; the file has all."""
+_MOST_NODES = 8
+"""So many nodes' stacks are told in the log; the file has all."""
 _REMEDY = (
     "Look in the stacks for who waits for whom: a collective whose rank is missing, a result that "
     "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is said"
@@ -110,10 +110,7 @@ class StallWatch:
         stacks = await self._ask_all(STACKS, _STACKS_LIMIT, state)
         path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
         for name, text in [*stacks.items()][:_MOST_NODES]:
-            lines = telling(text)
-            more = [f"({len(lines) - _MOST_LINES} more lines in {path.name})"]
-            for line in [*lines[:_MOST_LINES], *(more if len(lines) > _MOST_LINES else ())]:
-                say(f"stacks of {name}: {line}")
+            tell_stacks(name, text, f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
         fault = await in_thread(lambda: _written(path.write_text, whole), _DISK_LIMIT)
         where = f"; the stacks of {listed([*stacks][:_MOST_NODES])} are in {path}"

@@ -68,13 +68,13 @@ class TorchrunLink:
                 seat = Seat(rank, nodes, reward_ip)
                 reports.order(key, OrderKind.RUN_PART, "job", number, seat=seat)
         log = self._run.folder.file(LOG)
+        begins = size_of(log)
         output = JobOutput(
-            log,
-            WithoutPreamble.nothing(),
-            None,
-            skip=size_of(log),
+            *(log, WithoutPreamble.nothing(), None),
+            skip=begins,
             on_passed=self._run.node.passed_on,
             watcher=self._watcher,
+            begins=begins,
         )
         output.start()
         await self._share.start(tasks, number, Seat(0, nodes, reward_ip), self._place, run_id)

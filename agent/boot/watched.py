@@ -50,6 +50,7 @@ class Watched:
             aside = self.asides.get(event.worker.key)
             if aside is not None:
                 self._timeline.note_steps(event.worker.key, aside.steps, self._run.now())
+                self.job.known.hear(event.worker.name, aside.known)
 
     def status(self) -> dict[str, object]:
         """Return what everybody may see who may see the status."""

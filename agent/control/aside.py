@@ -9,6 +9,7 @@ from agent.base.latency import BOUNDS, Latency
 from agent.base.value import dataclass
 from agent.control.fields import MOST_ITEMS, number, text, texts
 from agent.decisions.items import Step
+from agent.decisions.known_line import Known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,13 +17,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Aside:
-    """How fast its services answer, how its prepare steps stand, and what those said last."""
+    """How its services answer, its prepare steps stand, and what its share of the job says."""
 
     latencies: Mapping[str, Latency] = field(default_factory=dict)
     """By service."""
     steps: Mapping[str, Step] = field(default_factory=dict)
     progress: Mapping[str, str] = field(default_factory=dict)
     """The last line of each step that runs, without a secret: text of a log."""
+    known: tuple[Known, ...] = ()
+    """Lines of its share of the job whose cause is known, each cause once."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire."""
@@ -30,6 +33,7 @@ class Aside:
             "latencies": {name: asdict(one) for name, one in self.latencies.items()},
             "steps": {name: step.value for name, step in self.steps.items()},
             "progress": dict(self.progress),
+            "known": [asdict(one) for one in self.known],
         }
 
 
@@ -44,7 +48,23 @@ def aside_of(data: object) -> Aside:
         latencies=_latencies(data.get("latencies")),
         steps={name: Step(step) for name, step in steps.items()},
         progress=texts(data, "progress") or {},
+        known=_known(data.get("known")),
     )
+
+
+def _known(data: object) -> tuple[Known, ...]:
+    if data is None:
+        return ()
+    if not isinstance(data, list) or len(data) > MOST_ITEMS:
+        raise ValueError(f"known: expected a list of at most {MOST_ITEMS}")
+    return tuple(_known_line(one) for one in data)
+
+
+def _known_line(data: object) -> Known:
+    if not isinstance(data, dict):
+        raise ValueError("known: expected objects")  # noqa: TRY004 - one error type for bad data
+    key, line = text(data, "key", needed=True), text(data, "line")
+    return Known(key, line, text(data, "cause"), text(data, "what_to_do"))
 
 
 def _latencies(data: object) -> dict[str, Latency]:

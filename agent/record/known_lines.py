@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-    from agent.decisions.remedies.live import Known
+    from agent.decisions.known_line import Known
 
 
 class KnownLines:
@@ -21,6 +21,10 @@ class KnownLines:
         self._tell = tell
         self._is_over = False
         self._told: tuple[Known, ...] = ()
+        self._heard: frozenset[str] = frozenset()
+        """What other nodes have found in their shares of the job."""
+        self._elsewhere: tuple[tuple[str, Known], ...] = ()
+        """What was told of that, each with its node."""
 
     def look(self, lines: Sequence[bytes]) -> None:
         """Look at whole lines."""
@@ -28,24 +32,45 @@ class KnownLines:
 
         if self._is_over:
             self._is_over, self._told = False, ()
-        for known in known_in(lines, [one.key for one in self._told]):
-            clean = self._clean  # before the line is cut, and a secret with it
-            shown = replace(known, line=clean(known.line), cause=clean(known.cause))
+        for known in known_in(lines, self._heard.union(one.key for one in self._told)):
+            shown = self._cleaned(known)
             self._told = (*self._told, shown)
             self._tell(shown.sentence(), "info" if known.is_noise else "warning")
+
+    def hear(self, node: str, found: Iterable[Known]) -> None:
+        """Take in, beside that thread, what a node has found: each cause is told once in a run."""
+        for known in found:
+            if known.key in self._heard:
+                continue
+            self._heard |= {known.key}
+            if any(one.key == known.key for one in self._told):
+                continue
+            shown = self._cleaned(known)
+            self._elsewhere = (*self._elsewhere, (node, shown))
+            self._tell(shown.sentence(node), "warning")
+
+    def _cleaned(self, known: Known) -> Known:
+        """Take secrets out, before the line is cut, and a secret with it."""
+        cleaned = replace(known, line=self._clean(known.line), cause=self._clean(known.cause))
+        return replace(cleaned, line=cleaned.shown)
 
     def over(self) -> None:
         """Hear that the attempt's output has ended: what another says is told again."""
         self._is_over = True
 
+    @property
+    def causes(self) -> tuple[Known, ...]:
+        """Return what the attempt's output here has told of, but noise."""
+        return tuple(known for known in self._told if not known.is_noise)
+
     def warnings(self) -> list[dict[str, str]]:
         """Return what a person should know of, as the status has it."""
+        found = [*(("", known) for known in self.causes), *self._elsewhere]
         return [
             {
                 "check": "job output",
-                "what": f"{known.cause} ({known.shown})",
+                "what": f"{f'{node}: ' if node else ''}{known.cause} ({known.shown})",
                 "remedy": known.what_to_do,
             }
-            for known in self._told
-            if not known.is_noise
+            for node, known in found
         ]

@@ -24,6 +24,7 @@ _NO_ACTORS = (
 )
 """Ray's own, and workers that wait for work (2.60)."""
 _RANKS_MARK = "TORCHELASTIC_RUN_ID"
+_FIRST = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02
 """Of a core: what may be used by processes that only wait, all together and each."""
 _IDLE_GPU = 5
@@ -65,10 +66,13 @@ def of_the_job(submission_id: str | None) -> list[Found]:
 
 
 def worth_a_look(found: Iterable[Found]) -> list[Found]:
-    """Return the driver, and of all others the one that has worked most: Pythons both."""
+    """Return the driver, or the first rank here, and of all others the one that has worked most.
+
+    Only Pythons have stacks.
+    """
     pythons = [one for one in found if _is_python(one.process)]
-    drivers = [one for one in pythons if one.what == "driver"][:1]
-    others = [one for one in pythons if one.what != "driver"]
+    drivers = [one for one in pythons if one.what in _FIRST][:1]
+    others = [one for one in pythons if one not in drivers and one.what != "driver"]
     busiest = sorted(others, key=lambda one: -_cpu(one.process))[:1]
     return [*drivers, *(Found(f"busiest: {one.what}", one.process) for one in busiest)]
 

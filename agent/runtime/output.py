@@ -226,46 +226,19 @@ class _Way:
         return True
 
 
-class JobOutput:
-    """Copies the driver's log while the job runs: to stdout, and beside it to a file if given.
+class Ways:
+    """The ways of the job's output while it grows, each in a thread of its own."""
 
-    Ray writes the driver's output to a file on the node where the driver runs, which is the
-    head; reading the file loses nothing when the dashboard's log stream drops, and holds nothing
-    in memory for a reader that is slow. Where the head is another machine, the bridge writes such
-    a file here. An agent that takes over from a killed one begins at `skip` bytes of the source;
-    a `watcher` sees all of it. The output of a further attempt waits until the former attempt's has
-    been written.
-    """
-
-    def __init__(  # noqa: PLR0913 - whence, whereto, and who looks on
-        self,
-        source: Path,
-        own: WithoutPreamble,
-        copy: Path | None,
-        *,
-        skip: int = 0,
-        on_passed: Callable[[int], None] | None = None,
-        watcher: Taker | None = None,
-    ) -> None:
+    def __init__(self) -> None:
         self._said: set[str] = set()
         self._saying = threading.Lock()
-        stdout = Place(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
-        self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain, on_passed)
-        self._ways = {"job output": self._to_stdout}
-        if copy is not None:
-            kept = Place(appending(copy), partial(disk.tell, copy.name))
-            disk.watch_place(copy.name, kept)
-            way = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
-            self._ways["job.log"] = way
-        if watcher is not None:  # from the beginning, whatever was passed on in an earlier life
-            way = _Way(source, own.twin(), watcher, 0, _COPY_STEP, self._complain)
-            self._ways["job watcher"] = way
+        self._ways: dict[str, _Way] = {}
         self._threads: list[threading.Thread] = []
 
-    @property
-    def passed_on(self) -> int:
-        """How many bytes of the source have been handed on to stdout."""
-        return self._to_stdout.passed_on
+    def look(self, source: Path, own: WithoutPreamble, watcher: Taker, begins: int) -> None:
+        """Have a watcher see it from a place on."""
+        way = _Way(source, own, watcher, begins, _COPY_STEP, self._complain)
+        self._ways["job watcher"] = way
 
     def start(self) -> None:
         """Begin to copy."""
@@ -285,16 +258,56 @@ class JobOutput:
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
 
-    def _on_trouble(self, name: str, why: str) -> None:
-        say(f"{name} {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
-
     def _complain(self, sentence: str) -> None:
-        """Say what is wrong with the source, once for both ways."""
+        """Say what is wrong with the source, once for all ways."""
         with self._saying:
             is_new = sentence not in self._said
             self._said.add(sentence)
         if is_new:
             say(sentence, "warning")
+
+
+class JobOutput(Ways):
+    """Copies the driver's log while the job runs: to stdout, and beside it to a file if given.
+
+    Ray writes the driver's output to a file on the node where the driver runs, which is the
+    head; reading the file loses nothing when the dashboard's log stream drops, and holds nothing
+    in memory for a reader that is slow. Where the head is another machine, the bridge writes such
+    a file here. An agent that takes over from a killed one begins at `skip` bytes of the source;
+    a `watcher` sees it from `begins` on, whatever was passed on in an earlier life. The output of a
+    further attempt waits until the former attempt's has been written.
+    """
+
+    def __init__(  # noqa: PLR0913 - whence, whereto, and who looks on
+        self,
+        source: Path,
+        own: WithoutPreamble,
+        copy: Path | None,
+        *,
+        skip: int = 0,
+        on_passed: Callable[[int], None] | None = None,
+        watcher: Taker | None = None,
+        begins: int = 0,
+    ) -> None:
+        super().__init__()
+        stdout = Place(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
+        self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain, on_passed)
+        self._ways["job output"] = self._to_stdout
+        if copy is not None:
+            kept = Place(appending(copy), partial(disk.tell, copy.name))
+            disk.watch_place(copy.name, kept)
+            way = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
+            self._ways["job.log"] = way
+        if watcher is not None:
+            self.look(source, own.twin(), watcher, begins)
+
+    @property
+    def passed_on(self) -> int:
+        """How many bytes of the source have been handed on to stdout."""
+        return self._to_stdout.passed_on
+
+    def _on_trouble(self, name: str, why: str) -> None:
+        say(f"{name} {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
 
 
 _latest: dict[str, threading.Thread] = {}

@@ -16,11 +16,13 @@ from agent.boot.seen import Seen
 from agent.control.aside import Aside, aside_of
 from agent.control.protocol import Report
 from agent.decisions.items import HERE, Item, Step
+from agent.decisions.known_line import Known
 from agent.record.timeline import Timeline
 from unit.heads import REWARD, Story, goal, word
 from unit.worlds import plan_of
 
 times = st.lists(st.floats(0, 1e3), max_size=20)
+KNOWN = Known("GPU memory", "CUDA out of memory", "a GPU ran out of memory", "Take less")
 ANSWERS = Latency().with_answer(0.03).with_answer(70.0)
 
 
@@ -42,11 +44,12 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
     latency = Latency()
     for seconds in answers:
         latency = latency.with_answer(seconds)
-    told = Aside({REWARD: latency}, steps, dict.fromkeys(steps, "40%"))
+    told = Aside({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,))
     report = Report("id", "10.0.0.2", "following the head", aside=told)
     heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).aside
     assert heard is not None
     assert heard.latencies == told.latencies
+    assert heard.known == (KNOWN,)
     if all(name.isprintable() for name in steps):
         assert heard == told
     assert all(name.isprintable() for name in (*heard.steps, *heard.progress))
@@ -60,6 +63,10 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
         {"steps": ["a"]},
         {"progress": {"a": 1}},
         {"progress": {str(number): "" for number in range(99)}},
+        {"known": {}},
+        {"known": ["a"]},
+        {"known": [{"line": "no key"}]},
+        {"known": [{"key": "a"}] * 99},
         {"latencies": []},
         {"latencies": {"a": 1}},
         {"latencies": {"a": {"last": 0, "total": 0, "counts": [1]}}},
@@ -93,6 +100,27 @@ def test_a_node_keeps_what_it_saw() -> None:
     assert told == Aside({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
     seen.over("fetch")
     assert seen.aside({}).progress == {}
+
+
+def test_a_share_s_known_lines_are_told() -> None:
+    """Of its last attempt, without secrets and without noise; when it wrote is known."""
+    seen = Seen(lambda text: text.replace("hunter2", "****"))
+    assert seen.share_heard is None
+    seen.share().write(
+        b"step 1\nOSError: [Errno 28] No space left on device: hunter2\n", lambda _: False
+    )
+    assert seen.share_heard is not None
+    aside = seen.to_tell({})
+    assert aside is not None
+    (known,) = aside.known
+    assert (known.key, known.line) == (
+        "disk full",
+        "OSError: [Errno 28] No space left on device: ****",
+    )
+    seen.share().close()
+    assert seen.aside({}).known == (known,)
+    seen.share().write(b"Export metrics to agent failed\n", lambda _: False)
+    assert seen.to_tell({}) is None
 
 
 def test_the_status_has_it() -> None:

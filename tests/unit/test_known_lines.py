@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from agent.boot.node_run import NodeRun
 from agent.boot.watched import Watched
+from agent.control.aside import Aside
 from agent.decisions import head
 from agent.decisions.remedies import CAUSES
 from agent.decisions.remedies.live import LIVE, known_in
@@ -19,7 +20,7 @@ from agent.record.job_lines import JobLines
 from agent.record.known_lines import KnownLines
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
-from unit.heads import goal
+from unit.heads import goal, word
 from unit.test_remedies import LINES, NOISY
 from unit.worlds import SECRET, plan_of
 
@@ -149,6 +150,30 @@ def test_each_cause_is_told_once_in_an_attempt() -> None:
     assert len(said) == 3
 
 
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+
+
+def test_what_other_nodes_found_is_told_once_in_a_run_with_the_node() -> None:
+    """Not once for each node, nor where the head's own share told it, nor without a secret."""
+    said: list[tuple[str, str]] = []
+    lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
+    full, files = f"{OOM} {SECRET}".encode(), b"OSError: [Errno 24] Too many open files: 'x'"
+    (memory,), (handles,) = known_in([full]), known_in([files])
+    lines.hear("podb", (memory,))
+    for node in ("podb", "podc"):
+        lines.hear(node, (memory,))
+    lines.look([full])
+    ((sentence, level),) = said
+    assert level == "warning"
+    assert sentence.startswith("the job's output on podb tells: a GPU ran out of memory ('torch.")
+    assert "Take a smaller micro batch" in sentence
+    assert SECRET not in sentence
+    lines.look([files])
+    lines.hear("podb", (memory, handles))
+    assert len(said) == 2
+    assert [one["what"][:9] for one in lines.warnings()] == ["the limit", "podb: a G"]
+
+
 def test_no_secret_and_no_control_character_is_told() -> None:
     """Nor a part of a secret, where the line is cut."""
     said: list[str] = []
@@ -186,14 +211,26 @@ def test_a_flood_is_looked_at_in_passing() -> None:
     assert time.process_time() - began < 20
 
 
+class Keeper:
+    """Keeps who takes part."""
+
+    def served_by(self, _nodes: object) -> None:
+        """Hear it."""
+
+
 def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     """Among those that only callers with proof see."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal())
-    watched = Watched(run, cast("RunKeeper", None), lambda: state)
+    watched = Watched(run, cast("RunKeeper", Keeper()), lambda: state)
     watched.job.write(b"Failed accept4: Too many open files\n", lambda _pause: False)
     warnings = watched.more()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1] == watched.job.known.warnings()[0]
+    watched.asides = {"agent2": Aside(known=tuple(known_in([OOM.encode()])))}
+    watched.note(word(2))
+    warnings = watched.more()["warnings"]
+    assert isinstance(warnings, list)
+    assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
     run.close()

@@ -232,6 +232,9 @@ def test_the_driver_and_the_busiest_other_are_looked_at() -> None:
     """Of many actors the one that has worked most; a shell has no Python stack."""
     found = worth_a_look([myself("ray::A"), myself("driver"), myself("ray::B"), myself("driver")])
     assert [one.what for one in found] == ["driver", "busiest: ray::A"]
+    ranks = [myself("rank 1 of this node"), myself("rank 0 of this node"), myself("ray::A")]
+    shown = [one.what for one in worth_a_look(ranks)]
+    assert shown == ["rank 0 of this node", "busiest: rank 1 of this node"]
     with subprocess.Popen(["sleep", "100"]) as sleeper:
         assert worth_a_look([Found("driver", psutil.Process(sleeper.pid))]) == []
         sleeper.kill()

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import anyio
 import pytest
 
+from agent.boot import looks as looks_module
 from agent.boot import stall
 from agent.boot.asked import Asked
 from agent.boot.head_logs import sent_by
-from agent.boot.looks import BUSY, IDLE, STACKS
+from agent.boot.looks import BUSY, IDLE, STACKS, Looks, tell_stacks
 from agent.boot.node_run import NodeRun
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
@@ -60,6 +61,38 @@ def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
     anyio.run(tell_both)
     assert asked.to_send()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
     assert len(told) == 4
+
+
+def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
+    """What was written since the last look is a sign of work; processors tell of the rest."""
+    looks, lines = Looks(run), run.seen.share()
+
+    async def look() -> str:
+        return await looks.tell(BUSY)
+
+    assert anyio.run(look) == "looked at for the first time"
+    assert anyio.run(look) == IDLE
+    lines.write(b"step 1\n", lambda _: False)
+    assert anyio.run(look) == "its share of the job writes"
+    assert anyio.run(look) == IDLE
+
+
+def test_a_worker_s_own_log_has_its_stacks(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that the head asks for, as many lines as a log can bear."""
+    said: list[str] = []
+    monkeypatch.setattr(looks_module, "say", said.append)
+    tell_stacks("podb", 'driver (pid 7):\nThread 1 (idle): "MainThread"\n    wait (a.py:1)', "")
+    assert said[1:] == [
+        'stacks of podb: Thread 1 (idle): "MainThread"',
+        "stacks of podb:     wait (a.py:1)",
+    ]
+    said.clear()
+    tell_stacks("podb", "\n".join(f"line {number}" for number in range(100)), "at the head")
+    assert len(said) == 61
+    assert said[-1] == "stacks of podb: (40 more lines at the head)"
+    said.clear()
+    anyio.run(Asked(run).log, STACKS, lambda: None)
+    assert said == ["stacks of node-a: no Python process of the job runs here"]
 
 
 class Asks(OneWorker):
@@ -147,7 +180,8 @@ class OneHead:
         self.asked: list[str] = []
         self.shown, self.ray = Shown(), Ray(None)
         monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
-        monkeypatch.setattr(stall, "say", lambda text, _level="info": self.said.append(text))
+        for module in (stall, looks_module):
+            monkeypatch.setattr(module, "say", lambda text, _level="info": self.said.append(text))
         monkeypatch.setattr(stall, "sent_by", self._sent)
         state = head.first_state(goal(1))
         fleet = state.fleet.with_report(word(2).worker)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
 from agent.base.words import plain
+from agent.decisions.known_line import Known
 from agent.decisions.remedies import CAUSES, is_noise
 from agent.decisions.remedies.noise import NOISE
 
@@ -20,29 +20,6 @@ LIVE: tuple[Remedy, ...] = (*NOISE, *(row for row in CAUSES if row.signs))
 _MOST_LINES = 100
 """So many lines with a row's sign are looked at in one piece of output."""
 _LONGEST = 2_000
-_SHOWN = 160
-
-
-@dataclass(frozen=True)
-class Known:
-    """A line that was met."""
-
-    key: str
-    line: str
-    cause: str
-    what_to_do: str
-    is_noise: bool
-
-    def sentence(self) -> str:
-        """Say it to a person."""
-        if self.is_noise:
-            return f"noise in the job's output, to be looked past ({self.shown!r}): {self.cause}"
-        return f"the job's output tells: {self.cause} ({self.shown!r}). {self.what_to_do}"
-
-    @property
-    def shown(self) -> str:
-        """Return the line, or its beginning."""
-        return self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
 
 
 def known_in(lines: Sequence[bytes], told: Iterable[str] = ()) -> list[Known]:

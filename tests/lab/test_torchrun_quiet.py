@@ -1,0 +1,63 @@
+"""torchrun: what a worker's share writes counts as the head's does, and its stacks come along."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+
+from lab.test_bundle import the_bundle
+from lab.test_torchrun import START, job_log, start
+from scenario import ends
+
+if TYPE_CHECKING:
+    from scenario import Cluster
+
+LIMIT, WRITES = 20, 45
+"""Seconds of AGENT_STALL, and for how long only the worker's ranks write."""
+SCRIPT = f"""
+import os, threading, time
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
+rank = os.environ["RANK"]
+print("up", rank, flush=True)
+if int(rank) > 1:
+    print(OOM, flush=True)
+    for step in range(2 * {WRITES}):
+        time.sleep(0.5)
+        print("step", step, flush=True)
+    print("last word", rank, flush=True)
+
+def waits_for_the_others():
+    threading.Event().wait()
+
+waits_for_the_others()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_workers_share_is_heard_and_looked_at(cluster: Cluster) -> None:
+    """Its fatal line is told on both nodes, its output is life, and its stacks are in both logs."""
+    cluster.env["AGENT_STALL"] = f"{LIMIT}s"
+    head, worker = start(cluster, SCRIPT)
+    head.wait_for("up 0", stream="stdout", timeout=START)
+    head.wait_for("the job's output on podb tells: a GPU ran out of memory", timeout=WRITES)
+    head.wait_for("stall: the job shows no sign of work for", timeout=180)
+    written = job_log(cluster, 1)
+    assert {"last word 2", "last word 3"} <= {*written.splitlines()}
+    said, its_own = head.stderr(), worker.stderr()
+    assert said.count("a GPU ran out of memory") == 1
+    assert its_own.count("the job's output tells: a GPU ran out of memory") == 1
+    for log, node in ((said, "poda"), (said, "podb"), (its_own, "podb")):
+        assert f"stacks of {node}: rank 0 of this node (pid " in log, log
+        assert f"stacks of {node}:     waits_for_the_others" in log
+    rank = re.search(r"stacks of poda: rank 0 of this node \(pid (\d+)\)", said)
+    assert rank is not None
+    assert head.exec(["kill", "-9", rank[1]]).returncode == 0
+    assert ends([head, worker], 60) == [137, 137], head.tail()
+    assert head.stderr().count("stall: the job shows no sign of work") == 1
+    found = the_bundle(cluster, 0, head)
+    assert found["poda/stacks-1.log"].count("waits_for_the_others") >= 2
+    assert "podb: a GPU ran out of memory" in found["status.json"]
