@@ -21,6 +21,8 @@ WORKERS = "workers"
 PREPARE = "prepare"
 SUBMIT = "submit"
 JOB = "word of the job"
+STALL = "stall"
+"""Of a job that shows no sign of work: told with its stacks, and ended by nobody."""
 JOIN = "join"
 NODE = "lost node"
 SILENT_HEAD = "silent head"
@@ -120,6 +122,9 @@ def _on_the_head(
         taken = "Ray to take the job, from the first try"
         yield PlannedWait(SUBMIT, taken, SUBMIT_LIMIT, FIXED)
         yield PlannedWait(JOB, "word of the running job from Ray", SILENCE_LIMIT, FIXED)
+    if has_job and settings.stall:
+        what = "a sign of work from the job, or its stacks are told"
+        yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
     yield _stop(settings)
 

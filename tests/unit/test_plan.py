@@ -173,8 +173,12 @@ def test_every_wait_names_its_variable() -> None:
             "AGENT_WAIT_WORKERS": 600,
             "AGENT_NODE_GRACE": 60,
             "AGENT_STOP_GRACE": 25,
+            "AGENT_STALL": 1800,
         }.items()
     )
+    for other in ({"AGENT_STALL": "0"}, {"AGENT_JOB": "none"}):
+        waits_then = plan_of({**environ, **other}, POD).waits
+        assert "AGENT_STALL" not in {wait.variable for wait in waits_then}
 
 
 def test_a_worker_submits_and_serves_nothing() -> None:
