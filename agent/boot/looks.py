@@ -38,15 +38,17 @@ class Looks:
 
     async def busy(self, submission_id: str | None = None) -> str:
         """Say what works for the job here, or that nothing does."""
-        from agent.runtime.job_processes import Business  # noqa: PLC0415 - few jobs are ever quiet
+        from agent.node.gpu_use import TOOLS  # noqa: PLC0415 - few jobs are ever quiet
+        from agent.runtime.job_processes import Business  # noqa: PLC0415 - same
 
         run = self._run
         heard, self._heard = self._heard, run.seen.share_heard
         if self._heard != heard:
             return _WRITES
         if self._business is None:
-            log = partial(run.folder.file, "nvidia-smi.log")
-            self._business = Business(run.plan.facts.gpus, self._env(), log)
+            facts = run.plan.facts
+            tools = TOOLS.get(facts.gpu_maker, ()) if facts.gpus else ()
+            self._business = Business(tools, self._env(), run.folder.file)
         return await self._business.look(submission_id) or IDLE
 
     async def stacks(self, submission_id: str | None = None) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 
 from agent.node.driver import Driver, DriverGpu
 from agent.node.facts import MIB
+from agent.node.gpu_use import cards
 
 _LIMIT = 20.0
 """Without its persistence daemon the driver wakes each GPU anew, which takes seconds."""
@@ -76,17 +76,15 @@ def of_nvidia(text: str) -> tuple[DriverGpu, ...]:
 
 
 def of_amd(text: str) -> tuple[DriverGpu, ...]:
-    """Read rocm-smi's JSON, before which it may warn; raises ValueError where it is none."""
-    data = json.loads(text[text.index("{") :])
-    found = []
-    for card, about in data.items():
-        number = re.fullmatch(r"card(\d+)", card)
-        if number is None:
-            continue
-        by_name = {name.lower(): str(value) for name, value in about.items()}
-        memory = _whole(by_name.get("vram total memory (b)", "")) // MIB
-        found.append(DriverGpu(int(number[1]), by_name.get("card series", "AMD GPU"), memory))
-    return tuple(found)
+    """Read rocm-smi's JSON; raises ValueError where it is none."""
+    return tuple(
+        DriverGpu(
+            card,
+            about.get("card series", "AMD GPU"),
+            _whole(about.get("vram total memory (b)", "")) // MIB,
+        )
+        for card, about in cards(text).items()
+    )
 
 
 def _whole(text: str) -> int:

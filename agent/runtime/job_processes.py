@@ -5,17 +5,21 @@ from __future__ import annotations
 import shutil
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import psutil
 
+from agent.node.gpu_use import busy
 from agent.runtime import driver
 from agent.runtime.tool import output_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+
+    from agent.node.gpu_use import Tool, Uses
 
 _RAYS = "ray::"
 _NO_ACTORS = (
@@ -27,9 +31,6 @@ _RANKS_MARK = "TORCHELASTIC_RUN_ID"
 _FIRST = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02
 """Of a core: what may be used by processes that only wait, all together and each."""
-_IDLE_GPU = 5
-"""Percent, likewise."""
-_NVIDIA = ("nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits")
 _GPU_LIMIT, _DUMP_LIMIT = 20.0, 10.0
 _LONGEST_STACK = 6_000
 _BRIEF = {"RUST_BACKTRACE": "0"}
@@ -80,20 +81,20 @@ def worth_a_look(found: Iterable[Found]) -> list[Found]:
 class Business:
     """How busy the job keeps this node, as compared with the last look."""
 
-    def __init__(self, gpus: int, env: Mapping[str, str], log: Callable[[], Path]) -> None:
-        self._gpus = gpus
+    def __init__(
+        self, tools: Iterable[Tool], env: Mapping[str, str], log: Callable[[str], Path]
+    ) -> None:
+        """Ask the first of some tools that tells how much the GPUs work, where there are any."""
+        self._tools = tuple(tools)
         self._env = env
         self._log = log
         self._last: tuple[float, float] | None = None
 
     async def look(self, submission_id: str | None) -> str:
         """Say what works for the job here; '' where nothing does. A first look cannot tell."""
-        tool = shutil.which(_NVIDIA[0], path=self._env.get("PATH")) if self._gpus else None
-        if tool is not None:
-            argv = [tool, *_NVIDIA[1:]]
-            text, fault = await output_of(argv, self._env, self._log, _GPU_LIMIT)
-            if not fault:
-                return busy_gpu(text)
+        uses = await self._uses()
+        if uses:
+            return busy(uses)
         found = await anyio.to_thread.run_sync(of_the_job, submission_id)
         used, now = sum(_cpu(one.process) for one in found), time.monotonic()
         last, self._last = self._last, (used, now)
@@ -101,14 +102,20 @@ class Business:
             return "looked at for the first time"
         return busy_cpus(used - last[0], now - last[1], len(found))
 
-
-def busy_gpu(text: str) -> str:
-    """Name a GPU that works, by nvidia-smi's list."""
-    for line in text.splitlines():
-        index, _, percent = (part.strip() for part in line.partition(","))
-        if percent.isdigit() and int(percent) >= _IDLE_GPU:
-            return f"GPU {index} at {percent} %"
-    return ""
+    async def _uses(self) -> Uses:
+        """Return how much the GPUs work; nothing where no tool tells."""
+        for tool in self._tools:
+            name = tool.argv[0]
+            path = shutil.which(name, path=self._env.get("PATH"))
+            if path is None:
+                continue
+            log = partial(self._log, f"{name}.log")
+            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, _GPU_LIMIT)
+            with suppress(ValueError):  # no list, whatever its exit code
+                uses = tool.read(text)
+                if uses:
+                    return uses
+        return {}
 
 
 def busy_cpus(used: float, seconds: float, processes: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,13 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.decisions.stall import LOOKS, Quiet, following, step, telling
+from agent.node.gpu_use import TOOLS
 from agent.runtime.job_processes import (
     NO_PTRACE,
     NO_PY_SPY,
     Business,
     Found,
     busy_cpus,
-    busy_gpu,
     find_py_spy,
     stacks_of,
     worth_a_look,
@@ -94,21 +95,6 @@ def test_threads_that_only_wait_are_left_out_of_the_log() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "busy"),
-    [
-        ("0, 0\n1, 0\n", ""),
-        ("0, 4\n1, 87\n", "GPU 1 at 87 %"),
-        ("0, [N/A]\n", ""),
-        ("", ""),
-        ("no devices were found\n", ""),
-    ],
-)
-def test_gpus_that_work(text: str, busy: str) -> None:
-    """By nvidia-smi's list."""
-    assert busy_gpu(text) == busy
-
-
-@pytest.mark.parametrize(
     ("used", "seconds", "processes", "is_busy"),
     [(0.0, 10.0, 4, False), (1.0, 10.0, 4, False), (5.0, 10.0, 4, True), (0.0, 0.0, 0, False)],
 )
@@ -127,18 +113,29 @@ def fake(folder: Path, name: str, script: str) -> str:
     return str(path)
 
 
-def test_nvidia_smi_is_asked_where_there_are_gpus(tmp_path: Path) -> None:
-    """One that fails leaves the processors to tell; a first look at those cannot."""
+def test_the_gpus_own_tool_is_asked_where_there_are_gpus(tmp_path: Path) -> None:
+    """One that fails, or knows nothing, leaves the processors to tell; a first look cannot."""
     env = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
 
-    async def look(gpus: int, script: str) -> str:
-        fake(tmp_path, "nvidia-smi", script)
-        return await Business(gpus, env, lambda: tmp_path / "smi.log").look(None)
+    async def look(maker: str, **scripts: str) -> str:
+        for name, script in scripts.items():
+            fake(tmp_path, f"{name}-smi", script)
+        return await Business(TOOLS.get(maker, ()), env, lambda name: tmp_path / name).look(None)
 
-    assert anyio.run(look, 8, "echo '0, 0'; echo '1, 55'") == "GPU 1 at 55 %"
-    assert anyio.run(look, 8, "echo '0, 0'") == ""
-    assert anyio.run(look, 8, "exit 9") == "looked at for the first time"
-    assert anyio.run(look, 0, "echo '0, 55'") == "looked at for the first time"
+    def said(maker: str, **scripts: str) -> str:
+        return anyio.run(partial(look, maker, **scripts))
+
+    idle, works = """echo '{"card0": {"GPU use (%)": "0"}}'""", "echo '0, 0'; echo '1, 55'"
+    assert said("nvidia", nvidia=works) == "GPU 1 at 55 %"
+    assert said("nvidia", nvidia="echo '0, 0'") == ""
+    for nothing in ("exit 9", "echo '0, [N/A]'", "echo no devices were found"):
+        assert said("nvidia", nvidia=nothing) == "looked at for the first time"
+    assert said("", nvidia=works) == "looked at for the first time"
+    assert said("amd", rocm=idle) == ""
+    amd = """echo '[{"gpu": 0, "usage": {"gfx_activity": {"value": 7, "unit": "%"}}}]'"""
+    assert said("amd", rocm=idle, amd=amd) == ""
+    assert said("amd", rocm="exit 1") == "GPU 0 at 7 %"
+    assert said("amd", rocm="echo no JSON", amd="exit 1") == "looked at for the first time"
 
 
 # --- where it is ---------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""How much GPUs work: what nvidia-smi, rocm-smi and amd-smi print is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.node.gpu_use import TOOLS, Uses, busy, of_amd, of_nvidia, of_rocm
+
+ROCM = """\
+WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
+
+{"card0": {"GPU use (%)": "0", "GFX Activity": "1203746"}, "card1": {"GPU use (%)": "98", \
+"GFX Activity": "N/A"}, "card2": {"GFX Activity": "N/A"}, "system": {"Driver version": "6.7.0"}}
+"""
+AMD = """\
+[
+    {
+        "gpu": 0,
+        "usage": {
+            "gfx_activity": {"value": 0, "unit": "%"},
+            "umc_activity": {"value": 0, "unit": "%"},
+            "mm_activity": "N/A",
+            "vcn_activity": [{"value": 0, "unit": "%"}, "N/A"]
+        }
+    },
+    {"gpu": 1, "usage": {"gfx_activity": "N/A", "umc_activity": "N/A"}},
+    {"gpu": 2, "usage": "N/A"},
+    {"gpu": 3, "usage": {"gfx_activity": {"value": 41, "unit": "%"}}}
+]
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "uses"),
+    [
+        ("0, 0\n1, 87\n", {0: 0, 1: 87}),
+        ("0, [N/A]\n1, 4\n", {1: 4}),
+        ("no devices were found\n", {}),
+        ("", {}),
+    ],
+)
+def test_nvidias_list(text: str, uses: Uses) -> None:
+    """A GPU that does not tell, as one that is cut into parts, is left out."""
+    assert of_nvidia(text) == uses
+
+
+def test_amds_two_tools() -> None:
+    """Warnings before the JSON are passed over; amd-smi has its list in two shapes."""
+    assert of_rocm(ROCM) == {0: 0, 1: 98}
+    assert of_amd(AMD) == of_amd(f'{{"gpu_data": {AMD}}}') == {0: 0, 3: 41}
+    assert of_amd('{"gpu_data": "N/A"}') == of_rocm("[]") == {}
+
+
+@pytest.mark.parametrize("text", ["", "ERROR: no AMD GPUs found", "{", "[1, 2"])
+def test_what_is_no_list_is_said_to_be_none(text: str) -> None:
+    """By a ValueError."""
+    for tool in TOOLS["amd"]:
+        with pytest.raises(ValueError, match=r"no JSON|Expecting"):
+            tool.read(text)
+
+
+def test_a_gpu_that_works_is_named() -> None:
+    """A few percent are what an idle one may show."""
+    assert busy({0: 0, 1: 4}) == busy({}) == ""
+    assert busy({0: 4, 3: 41}) == "GPU 3 at 41 %"
