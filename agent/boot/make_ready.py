@@ -19,6 +19,8 @@ from agent.node.read_facts import look_at_folder
 from agent.record.log import say
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from agent.boot.left_behind import LeftBehind
     from agent.node.facts import Facts, Folder
     from agent.plan.plan import Plan
@@ -106,13 +108,21 @@ def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
     """
     found, here = [], _container(os.getpid())
     ours = {os.getpid(), os.getppid()}
-    for process in psutil.process_iter(["pid", "cmdline", "username"]):
-        line = " ".join(process.info["cmdline"] or ())
-        if process.pid in ours or not any(mark in line for mark in _RAY_MARKS):
+    for pid, line in command_lines():
+        if pid in ours or not any(mark in line for mark in _RAY_MARKS):
             continue
-        if (everything or f"{temp_dir}/" in line) and _container(process.pid) == here:
-            found.append(process)
+        if (everything or f"{temp_dir}/" in line) and _container(pid) == here:
+            with suppress(psutil.NoSuchProcess):
+                found.append(psutil.Process(pid))
     return found
+
+
+def command_lines() -> Iterator[tuple[int, str]]:
+    """Read every process's command line; whole psutil processes take six times as long."""
+    for pid in psutil.pids():
+        with suppress(OSError):  # it has ended, or it is another user's
+            words = Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield pid, os.fsdecode(words).replace("\0", " ")
 
 
 def _container(pid: int) -> str:

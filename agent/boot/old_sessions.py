@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
-import psutil
 
 from agent.base.value import dataclass
+from agent.boot.make_ready import command_lines
 from agent.record.log import say
 
 if TYPE_CHECKING:
@@ -111,5 +111,4 @@ def _changed(session: Path) -> float:
 
 def _living() -> frozenset[str]:
     """Return the sessions that processes name in their command lines."""
-    lines = (" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
-    return frozenset(name for line in lines for name in _NAME.findall(line))
+    return frozenset(name for _, line in command_lines() for name in _NAME.findall(line))

@@ -48,6 +48,9 @@ def test_it_is_a_frozen_dataclass(dataclass: Callable[..., Any]) -> None:
     assert dataclasses.is_dataclass(one)
     with pytest.raises(dataclasses.FrozenInstanceError):
         first.number = 4
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        del first.text
+    assert vars(first) == {"number": 1, "text": "a", "hidden": 5}
     assert vars(one)["__match_args__"] == ("number", "text", "hidden")
 
 
