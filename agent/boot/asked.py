@@ -74,7 +74,8 @@ class Asked:
         seat: Seat | None = None,
     ) -> None:
         """Try what the head wants tried."""
-        self._answers.append(await self._prober.probe(probe, at, place, seat))
+        answer = await self._prober.probe(probe, at, place, seat)
+        self._answers.append(answer)  # to the list of now: others arrived in the meantime
         tell()
 
     async def log(self, name: str, tell: Callable[[], None]) -> None:

@@ -10,19 +10,23 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import anyio
 import pytest
 
+from agent.boot import asked as asked_module
 from agent.boot import looks as looks_module
 from agent.boot import stall
 from agent.boot.asked import Asked
 from agent.boot.head_logs import sent_by
 from agent.boot.looks import BUSY, IDLE, STACKS, Looks, tell_stacks
 from agent.boot.node_run import NodeRun
+from agent.boot.probing import Prober
 from agent.boot.stall import StallWatch
 from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head.state import Phase
+from agent.decisions.probing import SAMPLE, SCORE, Answer
 from agent.decisions.worker import state as w
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
+from agent.work.where import Place
 from unit.heads import goal, word
 from unit.test_orders import OneWorker, free_port, head_at
 from unit.worlds import SECRET, plan_of
@@ -93,6 +97,33 @@ def test_a_worker_s_own_log_has_its_stacks(run: NodeRun, monkeypatch: pytest.Mon
     said.clear()
     anyio.run(Asked(run).log, STACKS, lambda: None)
     assert said == ["stacks of node-a: no Python process of the job runs here"]
+
+
+def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is told, also that of a probe during which a report with another's was answered."""
+    may_end = anyio.Event()
+
+    class Slow(Prober):
+        async def probe(self, probe: str, at: str, *_: object) -> Answer:
+            if probe == SAMPLE:
+                await may_end.wait()
+            return Answer(probe, at)
+
+    monkeypatch.setattr(asked_module, "prober_of", lambda _: Slow(run.plan, str))
+    asked, place = Asked(run), Place("127.0.0.1", "127.0.0.1", "1")
+
+    async def both() -> list[tuple[Answer, ...]]:
+        told = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(asked.probe, SAMPLE, "", place, lambda: None)
+            await anyio.wait_all_tasks_blocked()
+            await asked.probe(SCORE, "", place, lambda: None)
+            told.append(asked.to_send()[1])
+            asked.arrived()
+            may_end.set()
+        return [*told, asked.to_send()[1]]
+
+    assert anyio.run(both) == [(Answer(SCORE, ""),), (Answer(SAMPLE, ""),)]
 
 
 class Asks(OneWorker):
