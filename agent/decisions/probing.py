@@ -77,4 +77,8 @@ class Probes:
     """Those of which nothing came yet: a report is not to cost a look at all others."""
     sampled_by: float | None = None
     """When what was heard of them is told; None where nothing is to be told."""
+    are_the_last: bool = False
+    """True once all workers had joined as samples were asked for."""
+    slow: Finding | None = None
+    """What was told of slow ways last."""
     findings: tuple[Finding, ...] = ()

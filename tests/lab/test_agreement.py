@@ -83,3 +83,26 @@ def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
     assert "Instant Clusters have faster links" in told
     agents[0].signal(signal.SIGTERM)
     assert ends(agents, 40) == [143, 143, 143]
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+def test_a_slow_link_is_named_while_others_are_awaited(cluster: Cluster) -> None:
+    """The first worker is measured as it joins: the last is not even started before that is said.
+
+    With real Ray; what joins later adds the other ways of the slow pod, in one more sentence.
+    """
+    head, slow, last = (pod.name for pod in cluster.pods)
+    cluster.pods[1].slow_down(100)
+    agents = [cluster.agent(pod, "sleep", "600") for pod in (0, 1)]
+    agents[0].wait_for(r"network: \d+ Mbps between", timeout=BOOT)
+    agents.append(cluster.agent(2, "sleep", "600"))
+    agents[0].wait_for(f"Mbps between {slow} and {head} and {last}: syncing", timeout=BOOT)
+    agents[0].signal(signal.SIGTERM)
+    assert ends(agents, 40) == [143, 143, 143], agents[0].tail()
+    said = agents[0].stderr()
+    assert said.count("network: ") == 2
+    first = re.search(r"network: \d+ Mbps between ([^:]+): syncing", said)
+    assert first is not None
+    assert first[1] == f"{head} and {slow}"
+    assert first.start() < said.index(f"{last} joined Ray")

@@ -13,8 +13,9 @@ from agent.checks.agreement import agreement
 from agent.checks.finding import Level
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.probing import REACH, SAMPLE
 from agent.decisions.shared import Said
-from unit.heads import Story, goal, nodes, word
+from unit.heads import REWARD_SPEC, STEPS, Story, goal, nodes, word
 from unit.worlds import MACHINE, with_ray
 
 if TYPE_CHECKING:
@@ -192,6 +193,29 @@ def test_a_run_whose_nodes_disagree_is_refused() -> None:
     assert leave.outcome.reason == "the nodes do not agree: DEBUG_RAY: 1 on pod2, 0 on pod1"
     assert leave.outcome.remedy == "Set the same DEBUG_RAY on all nodes"
     assert not any(isinstance(action, h.Submit) for action in story.actions)
+
+
+def test_it_is_told_before_a_long_wait() -> None:
+    """What else is awaited, such as the data for an hour, holds up no word of what differs."""
+    slow = replace(PAIR, steps=STEPS, services=(REWARD_SPEC,))
+    story = Story(slow, joined(says(NCCL_DEBUG="INFO")))
+    assert story.state.phase is Phase.BOOTING
+    assert "NCCL_DEBUG: INFO on pod2, not set on pod1" in story.said
+    assert {probe for _, probe, _ in story.probes} == {REACH, SAMPLE}
+    tried = len(story.probes)
+    story.take(nodes(2), 4.0)
+    assert len(story.probes) == tried
+    refused = Story(slow, joined(says(DEBUG_RAY="1")))
+    assert [end.exit_code for end in refused.ends] == [78]
+
+
+def test_a_worker_that_is_awaited_is_not_judged_before() -> None:
+    """Nodes are compared when all are there: the one that differs may be the one that is right."""
+    three = replace(PAIR, expected_workers=2, least_workers=2)
+    story = Story(three, joined(says(NCCL_DEBUG="INFO", DEBUG_RAY="1")))
+    assert not story.ends
+    assert "NCCL_DEBUG" not in story.said
+    assert REACH not in {probe for _, probe, _ in story.probes}
 
 
 def test_a_warning_is_told_once() -> None:

@@ -1,4 +1,8 @@
-"""Whether the nodes that joined agree, with each other and with Ray, before each submission."""
+"""Whether the nodes that joined agree, with each other and with Ray.
+
+They are compared in the moment in which the last is there, whatever else is waited for still, and
+before each submission.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +29,15 @@ def weighed(
 
     Each node's GPUs are compared with Ray's count of them there.
 
-    Where they agree, as far as they must, they try each other's Ray beside the submission.
+    Where they agree, as far as they must, they try each other's Ray, and nothing waits for that.
 
     Only nodes whose agents told of their machine are compared: of one joined by hand nothing is
     known. What was said before an earlier attempt is not said again.
     """
     goal, fleet = state.goal, state.fleet
+    state = replace(state, compared=fleet.alive)
     if goal.facts is None:
-        return *probes.before_the_job(state, now), None
+        return *probes.all_joined(state, now), None
     keys = ((fleet.by_ip.get(ip, ""), name) for ip, name in fleet.alive.items())
     workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
     nodes = [(goal.node, goal.facts), *workers]
@@ -43,7 +48,7 @@ def weighed(
     failed = [one for one in found if one.level is Level.FAIL]
     state = replace(state, differences=found)
     if not failed:
-        state, tried = probes.before_the_job(state, now)
+        state, tried = probes.all_joined(state, now)
         return state, (*said, *tried), None
     told = "; ".join(f"{one.check}: {one.what}" for one in failed)
     remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))

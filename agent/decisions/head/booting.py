@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import agreement, clearing, parts, preflight, retry, services
+from agent.decisions.head import agreement, clearing, parts, preflight, probes, retry, services
 from agent.decisions.head import state as h
 from agent.decisions.head.leaving import leave, leave_with
 from agent.decisions.head.state import Phase
@@ -65,9 +65,21 @@ def _awaiting(state: HeadState, now: float) -> Decision:
         partial = _proceed_partially(state, pending, late, now)
         why = f"{late.what} never came in time: {late.evidence or 'no word'}"
         return partial or leave_with(state, now, retry.code_of(state, late), why, late.what)
-    if pending:
+    return _while_waiting(state, now) if pending else _boot_done(state, now)
+
+
+def _while_waiting(state: HeadState, now: float) -> Decision:
+    """Compare the nodes once all workers are there: what differs is told before a long wait."""
+    alive = state.fleet.alive
+    if not alive or len(alive) < state.required or alive is state.compared:
         return state, ()
-    return _boot_done(state, now)
+    if alive == state.compared:
+        return replace(state, compared=alive), ()
+    state, done, refusal = agreement.weighed(state, now)
+    if refusal is None:
+        return state, done
+    after, actions = leave(state, refusal, now)
+    return after, (*done, *actions)
 
 
 def _ray_did_not_start(state: HeadState, now: float) -> Decision:
@@ -88,12 +100,13 @@ def without_ray(state: HeadState, ray: Item) -> HeadState:
 
 def _boot_done(state: HeadState, now: float) -> Decision:
     state, done, refusal = agreement.weighed(state, now)
-    if refusal is None:
-        state, begun = preflight.begin(state, now)
-        after, actions = (state, begun) if begun else _go_on(state, now)
-    else:
+    if refusal is not None:
         after, actions = leave(state, refusal, now)
-    return after, (*done, *actions)
+        return after, (*done, *actions)
+    state, said = probes.given_up(state)
+    state, begun = preflight.begin(state, now)
+    after, actions = (state, begun) if begun else _go_on(state, now)
+    return after, (*done, *said, *actions)
 
 
 def _go_on(state: HeadState, now: float) -> Decision:

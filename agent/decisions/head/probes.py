@@ -1,9 +1,10 @@
 """Probes of the nodes: who is to try what, what came of it, and what a person is told.
 
 The reward server is tried from every node as soon as both are there, beside all other waiting; the
-submission waits for the answers, though not for long. Whether the nodes reach each other's Ray is
-tried once they have joined, and nothing waits for that. Nothing of it ends a run: which node asks
-for rewards, and who talks to whom, is the framework's affair, and a doubt is worth a warning.
+submission waits for the answers, though not for long. How fast the ways between nodes are is tried
+as they join, and whether they reach each other's Ray once all have: nothing waits for either.
+Nothing of it ends a run: which node asks for rewards, and who talks to whom, is the framework's
+affair, and a doubt is worth a warning.
 """
 
 from __future__ import annotations
@@ -40,9 +41,12 @@ _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they rea
 
 
 def after(
-    state: HeadState, event: HeadEvent, now: float
+    state: HeadState, event: HeadEvent, now: float, *, is_count_new: bool
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Take in what was tried, and have more tried where that can be now."""
+    """Take in what was tried, and have more tried where that can be now.
+
+    `is_count_new` where the workers that count may be others than before.
+    """
     said: tuple[HeadAction, ...] = ()
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
@@ -52,7 +56,16 @@ def after(
     state, measured = samples.told(state, now, partial(_name, state), partial(_name_at, state))
     state, warned = _found(state, measured)
     state, tried = _order(state, reported, now)
-    return state, (*said, *warned, *tried)
+    state, sampled = _early(state, now) if is_count_new else (state, ())
+    return state, (*said, *warned, *tried, *sampled)
+
+
+def _early(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Have those that joined measure the ways between them while others are awaited."""
+    is_early = 0 < len(state.fleet.alive) < state.required
+    if state.phase is not h.Phase.BOOTING or not is_early:
+        return state, ()
+    return samples.begin(state, now, all_joined=False)
 
 
 # --- the reward server ---------------------------------------------------------------------------
@@ -101,15 +114,7 @@ def score_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.PROBE, what, until, lambda: f"no word from {_names(state, left)}")
 
 
-def before_the_job(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Wait for nothing any longer, and have the nodes that joined try each other."""
-    state, said = _given_up(state)
-    state, tried = _ring(state)
-    state, sampled = samples.begin(state, now)
-    return state, (*said, *tried, *sampled)
-
-
-def _given_up(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def given_up(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Wait for no score any longer; say who told none."""
     left = [key for key in state.probes.open if _is_there(state, key)]
     if not left:
@@ -125,7 +130,14 @@ def _is_there(state: HeadState, key: str) -> bool:
     return key == HERE or (worker is not None and not worker.gone)
 
 
-# --- each other's Ray ----------------------------------------------------------------------------
+# --- each other's Ray, and the ways between ------------------------------------------------------
+
+
+def all_joined(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Have the nodes that joined try each other, as far as they have not yet."""
+    state, tried = _ring(state)
+    state, sampled = samples.begin(state, now, all_joined=True)
+    return state, (*tried, *sampled)
 
 
 def _ring(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -133,12 +145,11 @@ def _ring(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
     head, goal = state.ray_head, state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray whose ports are known
         return state, ()
-    ips = list(state.fleet.alive)
-    pairs = [(HERE, ip) for ip in ips]
-    for ip, neighbour in zip(ips, [*ips[1:], *ips[:1]], strict=True):
-        key = state.fleet.by_ip.get(ip)
-        if key is not None:  # one joined by hand has no agent that could try
-            pairs += [(key, other) for other in (head, neighbour) if other != ip]
+    ring = samples.in_ring(state.fleet)
+    pairs = [(HERE, ip) for ip, _ in ring]
+    for (ip, worker), (neighbour, _) in zip(ring, [*ring[1:], *ring[:1]], strict=True):
+        if worker is not None:  # one joined by hand has no agent that could try
+            pairs += [(worker.key, other) for other in (head, neighbour) if other != ip]
     new = [pair for pair in pairs if pair not in state.probes.reached]
     reached = state.probes.reached | {*new}
     state = replace(state, probes=replace(state.probes, reached=reached))

@@ -150,7 +150,9 @@ class HeadState:
     preflight: Preflight | None = None
     """The all-reduce before the job, once it was begun."""
     differences: tuple[Finding, ...] = ()
-    """In what the nodes that joined differ, as it was found before the last submission."""
+    """In what the nodes that joined differ, as it was found last."""
+    compared: Mapping[str, str] | None = None
+    """The workers that counted then, address to name."""
     verdict: Outcome | None = None
     """What stands at the end; known before the job has stopped where the agent ends it."""
 

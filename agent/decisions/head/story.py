@@ -58,7 +58,8 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     noted = retry.noticed(noted, departed(state, noted, event), now)
     noted, ordered = services.order(noted, event, now)
     noted, in_turn = turns.order(noted, event, now)
-    noted, tried = probes.after(noted, event, now)
+    is_count_new = noted.fleet.alive is not state.fleet.alive
+    noted, tried = probes.after(noted, event, now, is_count_new=is_count_new)
     decision = _BY_PHASE[noted.phase](noted, event, now)
     return decision[0], (*said, *ordered, *in_turn, *tried, *decision[1])
 
