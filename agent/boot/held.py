@@ -17,13 +17,10 @@ if TYPE_CHECKING:
 
 def verdict(root: Path, node: str) -> Outcome | None:
     """Return how the run had ended here when the agent was killed that this one replaces."""
-    killed = parent.former()
-    if killed is None:
-        return None
     from agent.record.node_record import folder_of  # noqa: PLC0415 - most agents have no former
     from agent.record.outcome_file import read_outcome  # noqa: PLC0415 - same
 
-    folder = folder_of(root, node, killed)
+    folder = folder_of(root, node, parent.former())
     return None if folder is None else read_outcome(folder)
 
 

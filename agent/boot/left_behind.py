@@ -68,16 +68,19 @@ class LeftBehind:
 def run_to_go_on_with(root: Path, node: str) -> str:
     """Return the run in which the agent was killed in whose stead this one was started, or ''."""
     killed = parent.former()
-    return "" if killed is None else run_of(root, node, killed)
+    return run_of(root, node, killed) if killed else ""
 
 
 def left_behind(folder: RunFolder, names: Iterable[str]) -> LeftBehind | None:
-    """Return what was left here by the agent in whose stead this one was started, if any was."""
+    """Return what was left here by the agents in whose stead this one was started, if any was.
+
+    The last of them may have left no record, where the disk was full: then an earlier one's tells.
+    """
     record, killed = folder.former, parent.former()
-    if record is None or killed is None or record.ended or record.agent.pid != killed:
+    if record is None or record.ended or record.agent.pid not in killed:
         return None
     kills = oom_kills()
     more = kills.number - record.oom_kills
     why = f" ({sentence(kills, more)})" if more > 0 else ""
-    say(f"the agent (pid {killed}) was killed{why}: this one goes on in its stead", "warning")
+    say(f"the agent (pid {killed[0]}) was killed{why}: this one goes on in its stead", "warning")
     return LeftBehind(record, names)

@@ -54,7 +54,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     _refuse_a_stalled_disk(root)
     if topology.owns_machine:
         _refuse_another_run(root, name)
-    if parent.former() is not None:
+    if parent.former():
         from agent.boot import held  # noqa: PLC0415 - most agents have no former one
 
         decided = held.verdict(root, name)

@@ -15,7 +15,7 @@ from agent.base.value import dataclass
 from agent.record.files import Claim, read_small, safe, why, write_atomically
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _T = TypeVar("_T")
 FILE = "node.json"
@@ -297,21 +297,21 @@ def is_at_work(folder: Path, now: float) -> bool:
     return age_of(folder / FILE, now) <= FRESH
 
 
-def run_of(root: Path, node: str, agent: int) -> str:
-    """Return the run that an agent of this node was in when it was killed; '' where none tells."""
-    folder = folder_of(root, node, agent)
+def run_of(root: Path, node: str, agents: Collection[int]) -> str:
+    """Return the run that agents of this node were in when they were killed; '' if none tells."""
+    folder = folder_of(root, node, agents)
     return "" if folder is None else folder.parent.name
 
 
-def folder_of(root: Path, node: str, agent: int) -> Path | None:
-    """Return the folder that an agent of this node had when it was killed, where one tells."""
+def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
+    """Return the folder that agents of this node had when they were killed, where one tells."""
     here = read_place()
     for run in _newest(root, ""):
         for path in _records(run, safe(node)):
             record = NodeRecord.read(path)
             if isinstance(record, str) or record.ended or not here.sees(record.place):
                 continue
-            if (record.node, record.agent.pid) == (node, agent):
+            if record.node == node and record.agent.pid in agents:
                 return path.parent
     return None
 

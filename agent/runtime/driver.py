@@ -57,7 +57,7 @@ def _below() -> list[psutil.Process]:
     """List what runs below us; what an agent left in whose stead we are is below our parent."""
     own = psutil.Process()
     below = own.children(recursive=True)
-    above = own.parent() if parent.former() is not None else None
+    above = own.parent() if parent.former() else None
     others = [] if above is None else above.children(recursive=True)
     return [*below, *({*others} - {*below, own})]
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _PR_SET_CHILD_SUBREAPER = 36
+_DIES_WITHIN = 5.0
+"""A process that holds much memory takes a while to give it back."""
 _managed: set[int] = set()
 _spawning = 0
 
@@ -92,10 +94,16 @@ def kill_session(leader: int) -> None:
 
 
 def kill_tree(pid: int) -> None:
-    """Kill a process and everything below it, though it was no child of ours."""
+    """Kill a process and everything below it, though it was no child of ours, and see it gone.
+
+    A process that dies loses its command line first and its ports last: who looked for either
+    amid that would find ports that nobody has.
+    """
     with suppress(psutil.Error):
         top = psutil.Process(pid)
-        _signal([top, *top.children(recursive=True)], signal.SIGKILL)
+        tree = [top, *top.children(recursive=True)]
+        _signal(tree, signal.SIGKILL)
+        psutil.wait_procs(tree, timeout=_DIES_WITHIN)
 
 
 def kill_marked(variable: str, text: str) -> list[str]:

@@ -32,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 _first_process = False
-_former: int | None = None
+_former: tuple[int, ...] = ()
 _word: int | None = None
 """The agent's way to tell its code to its parent."""
 
@@ -42,8 +42,8 @@ def is_init() -> bool:
     return _first_process
 
 
-def former() -> int | None:
-    """Return the pid of the agent in whose stead this one was started, if there was one."""
+def former() -> tuple[int, ...]:
+    """Return the pids of the killed agents in whose stead this one was started, the last first."""
     return _former
 
 
@@ -70,11 +70,12 @@ def become_parent(*, of_a_run: bool) -> int | None:
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a killed agent leaves must stay below us
-    forked = _fork(before, None)
+    forked = _fork(before, ())
     if forked is None:
         return None
     agent, word = forked
     deaths: list[float] = []
+    killed: tuple[int, ...] = ()
     while True:
         status = _follow(agent, word, everything)
         if not of_a_run or -status not in _CRASHES:
@@ -88,7 +89,8 @@ def become_parent(*, of_a_run: bool) -> int | None:
             break
         _say(f"the agent was ended by {name}: starting it again ({len(deaths)} of {MOST_DEATHS})")
         os.close(word)
-        forked = _fork(before, agent)
+        killed = (agent, *killed)
+        forked = _fork(before, killed)
         if forked is None:
             return None
         agent, word = forked
@@ -109,7 +111,7 @@ def _code_of(status: int) -> int:
     return code
 
 
-def _fork(mask: set[int | signal.Signals], killed: int | None) -> tuple[int, int] | None:
+def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int, int] | None:
     """Start an agent; return its pid and where it tells its code, and None in the agent itself."""
     global _former, _word  # noqa: PLW0603 - as above
     parent = os.getpid()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,12 @@ import anyio
 import psutil
 import pytest
 
-from agent.boot.left_behind import LeftBehind
+from agent.boot.left_behind import LeftBehind, left_behind
+from agent.node.addresses import taken_ports
 from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, own_record, process_of, run_of
+from agent.record.run_folder import RunFolder
+from agent.runtime import orphans, parent
 from agent.runtime.adopted import Adopted, adopt
 from agent.runtime.process import start_time
 from agent.runtime.waiting import NotYet, until
@@ -148,6 +152,38 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
     assert NodeRecord.read(folder / "node.json") == former
     new = own_record("pod0", "").taken_over(former)
     assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
-    assert run_of(tmp_path, "pod0", former.agent.pid) == "run-1"
-    assert run_of(tmp_path, "pod0", former.agent.pid + 1) == ""
-    assert run_of(tmp_path, "pod1", former.agent.pid) == ""
+    killed = former.agent.pid
+    assert run_of(tmp_path, "pod0", (killed,)) == "run-1"
+    assert run_of(tmp_path, "pod0", (killed + 1, killed)) == "run-1"  # the last left no record
+    assert run_of(tmp_path, "pod0", (killed + 1,)) == ""
+    assert run_of(tmp_path, "pod1", (killed,)) == ""
+
+
+@pytest.mark.parametrize(("before", "found"), [(0, True), (1, True), (2, False)])
+def test_the_record_of_an_earlier_agent_tells_where_the_last_left_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: int, *, found: bool
+) -> None:
+    """An agent that was killed while the disk was full could not write whose stead it was in."""
+    first = RunFolder(tmp_path, "run-1", "pod0", link=False)
+    record = record_with()
+    assert record.write(first.path / "node.json") is None
+    first.close()
+    killed = (record.agent.pid + 1,) * before + ((record.agent.pid,) if found else ())
+    monkeypatch.setattr(parent, "_former", killed)
+    again = RunFolder(tmp_path, "run-1", "pod0", link=False)
+    left = left_behind(again, (RAY,))
+    again.close()
+    assert (left is not None) is found
+
+
+def test_who_is_ended_holds_no_port_any_more() -> None:
+    """What dies lets go of its ports last, when nothing tells any more who it was."""
+    line = "import socket, time; kept = bytearray(400 << 20); own = socket.create_server(('', 0)); "
+    line += "print(own.getsockname()[1], flush=True); time.sleep(60)"
+    child = subprocess.Popen([sys.executable, "-c", line], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    port = int(child.stdout.readline())
+    assert taken_ports([port])
+    orphans.kill_tree(child.pid)
+    assert not taken_ports([port])
+    child.communicate()
