@@ -58,7 +58,8 @@ class NodeRun:
         self.plan = plan
         self.redactor = redactor
         self.folder = folder
-        self._started = started
+        self.started = started
+        """When the agent was started, on the machine's monotonic clock."""
         self.run_id = run_id
         """The run to which this node belongs; '' on a worker that was not told yet."""
         self.outages: Sequence[Outage] = ()
@@ -103,11 +104,11 @@ class NodeRun:
 
     def now(self) -> float:
         """Return the run's clock: seconds since the agent's start."""
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     def at(self, moment: float | None) -> float | None:
         """Return a moment of the monotonic clock as the run's clock has it."""
-        return None if moment is None else moment - self._started
+        return None if moment is None else moment - self.started
 
     def utc(self, at: float) -> str:
         """Write a time of the run's clock as records have it."""

@@ -16,6 +16,7 @@ from agent.boot.asked import Asked
 from agent.boot.clear_away import clear_away
 from agent.boot.explained import explained
 from agent.boot.hello import hello_of
+from agent.boot.kept_ray import kept_ray, note_reach
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.old_sessions import prune
 from agent.boot.prepare_steps import PrepareSteps
@@ -69,7 +70,7 @@ class Worker:
         self._services = Services(run, self._inbox.put)
         self._steps = PrepareSteps(run)
         self._share = Share(run, self._inbox.put)
-        self._state = worker.first_state(self._goal())
+        self._state = worker.first_state(self._goal(), kept_ray(run))
         self._reply: Reply | None = None
         """The head's last word, for the hello to a head that was started anew."""
         self._asked = Asked(run)
@@ -96,6 +97,8 @@ class Worker:
         unfit = make_ready.make_ready(plan, self._run.left)
         async with anyio.create_task_group() as tasks:
             await tasks.start(signals.watch, self._on_signal, self._on_notice)
+            if self._state.ray is w.RayStep.UP:  # a killed agent's
+                await self._start_ray(tasks, self._state.head_ip or "")
             tasks.start_soon(link.run)
             tasks.start_soon(self._run.watch_machine, link.report_now)
             if unfit is not None:
@@ -147,6 +150,7 @@ class Worker:
             self._state, actions = worker.decide(self._state, event, self._run.now())
             if self._state.phase is not before.phase:
                 self._run.record(PhaseEntered(self._state.phase.value))
+            note_reach(self._run, before, self._state)
             for action in actions:
                 if isinstance(action, w.Leave):
                     return action
@@ -215,7 +219,7 @@ class Worker:
         env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
         if self._run.left is not None and self._run.left.record.epoch != epoch:
             self._run.left.end_ray()
-        self._run.node.in_epoch(epoch, head_ip)
+        self._run.node.in_epoch(epoch, head_ip, self._state.ray_attempt)
         self._ray = await self._run.start(process.name, argv, env, process.log)
         tasks.start_soon(self._watch_ray, self._ray, node_ip)
 

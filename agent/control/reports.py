@@ -98,6 +98,8 @@ class Reports:
         self._news = anyio.Event()
         self._known: dict[str, _Known] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
+        self._replaced: list[str] = []
+        """Agents that are no more, of which the head's story was not told yet."""
         self._report = anyio.Event()
         self._ordered = 0
         self._is_over = False
@@ -291,7 +293,7 @@ class Reports:
                 self.logs = {at: text for at, text in self.logs.items() if at[0] != other}
                 self.asides.pop(other, None)
                 self.byes.pop(other, None)
-                self._tell(WorkerReplaced(other))
+                self._replaced.append(other)
 
     def _note(self, known: _Known, report: Report) -> None:
         if report.bye is not None and not known.said_goodbye:
@@ -312,6 +314,8 @@ class Reports:
         known.spoke = anyio.Event()
         self._replace_others(report.id, known.hello, _SILENT)
         self._tell(WorkerReported(_worker(known, report, known.heard)))
+        while self._replaced:  # once the later one was heard: its node may never have left
+            self._tell(WorkerReplaced(self._replaced.pop()))
         self._report.set()
 
     async def farewell(self, limit: float, unheard: int) -> tuple[list[str], int]:

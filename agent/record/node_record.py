@@ -74,6 +74,10 @@ class NodeRecord:
     """The epoch of the head's Ray that the one here belongs to, on a worker."""
     head_ip: str = ""
     """Where that head was."""
+    attempt: int = 0
+    """The attempt that the head made when Ray was started here, on a worker."""
+    unreached: float = 0.0
+    """Since when the head is out of reach, on the machine's monotonic clock; 0 while it is not."""
     oom_kills: int = 0
     """How many processes the kernel has ended here for want of memory, as far as known."""
 
@@ -101,6 +105,8 @@ class NodeRecord:
                 session=_of(data, "session", str),
                 epoch=_of({"epoch": 0, **data}, "epoch", int),
                 head_ip=_of({"head_ip": "", **data}, "head_ip", str),
+                attempt=_of({"attempt": 0, **data}, "attempt", int),
+                unreached=float(data.get("unreached", 0.0)),
                 passed_on=_of(data, "passed_on", int),
                 done=tuple(str(name) for name in data.get("done", ())),
                 oom_kills=_of({"oom_kills": 0, **data}, "oom_kills", int),
@@ -118,6 +124,8 @@ class NodeRecord:
             session=former.session,
             epoch=former.epoch,
             head_ip=former.head_ip,
+            attempt=former.attempt,
+            unreached=former.unreached,
             passed_on=former.passed_on,
             done=former.done,
         )

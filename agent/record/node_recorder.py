@@ -81,10 +81,16 @@ class NodeRecorder:
         with self._changed:
             self._note(replace(self._record, session=folder), urgent=True)
 
-    def in_epoch(self, epoch: int, head_ip: str) -> None:
-        """Note to which Ray of the head's the one here belongs, and where it is."""
+    def in_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
+        """Note to which Ray of the head's the one here belongs, where it is, and its attempt."""
+        new = replace(self._record, epoch=epoch, head_ip=head_ip, attempt=attempt)
         with self._changed:
-            self._note(replace(self._record, epoch=epoch, head_ip=head_ip), urgent=True)
+            self._note(new, urgent=True)
+
+    def out_of_reach(self, since: float) -> None:
+        """Note since when the head is not reached; 0 where it is."""
+        with self._changed:
+            self._note(replace(self._record, unreached=since), urgent=True)
 
     def in_run(self, run_id: str) -> None:
         """Note the run that this node has heard of."""

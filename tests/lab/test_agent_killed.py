@@ -46,6 +46,7 @@ def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed
     agents[0].wait_for("line 50$", stream="stdout", timeout=30)
     assert raylets(agents[killed]) == rays != []
     assert ends(agents, 40) == [7, 7]
+    assert "left Ray" not in agents[0].stderr()
     told = agents[0].stdout().splitlines()
     assert [*dict.fromkeys(line for line in told if line.startswith("line "))] == [
         f"line {i}" for i in range(1, 61)

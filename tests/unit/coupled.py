@@ -47,6 +47,9 @@ class Node:
         self.world = world
         self.number = number
         self.story = workers.Story(replace(workers.goal(), limits=LIMITS), [])
+        self.agent, self.began = 1, 0.0
+        """Which agent of this node it is, and when that was started: its own clock stood at 0 then.
+        """
         self.linked = True
         self.epoch: int | None = None
         """The head's Ray to which the Ray here belongs; None where none runs."""
@@ -61,20 +64,35 @@ class Node:
         """Let something happen to the agent, and do what it decides."""
         if self.is_gone:
             return
-        self.story.take(event, self.world.now)
+        self.story.take(event, self.world.now - self.began)
         actions, self.done = self.story.actions[self.done :], len(self.story.actions)
         for action in actions:
             self._perform(action)
         then = worker.deadline(self.story.state)
         if then is not None:
-            self.world.at(max(then, self.world.now + 0.001), self.tick)
+            self.world.at(max(self.began + then, self.world.now + 0.001), self.tick)
         self.world.exchange_soon(self)
 
     def tick(self) -> None:
         """Look at the time."""
         then = worker.deadline(self.story.state)
-        if then is not None and self.world.now >= then:
+        if then is not None and self.world.now >= self.began + then:
             self.take(workers.TICK)
+
+    def agent_dies(self) -> None:
+        """Have its agent killed: its parent starts another, which finds the Ray that lives here."""
+        own, now = self.story.state, self.world.now
+        if self.is_gone or own.verdict is not None:
+            return
+        kept = None
+        if self.epoch is not None:
+            since = None if own.unreached is None else self.began + own.unreached - now
+            kept = w.KeptRay(self.epoch, "10.0.1.1", "run", own.ray_attempt, since)
+        self.story = workers.Story(replace(workers.goal(), limits=LIMITS), [], kept)
+        self.done, self.told, self.began = 0, None, now
+        self.agent += 1
+        self.take(workers.TICK)
+        self.world.later(1, self.misses_the_head)
 
     def _perform(self, action: w.WorkerAction) -> None:
         later = self.world.later
@@ -109,6 +127,11 @@ class Node:
     def _left(self) -> None:
         self.epoch, self.is_gone = None, True
         self.actors.clear()
+
+    @property
+    def key(self) -> str:
+        """Return the id of its agent."""
+        return f"agent{self.number}.{self.agent}"
 
     def misses_the_head(self) -> None:
         """Notice that there is no answer, again and again."""
@@ -334,7 +357,9 @@ class World:
         n = node.number
         gone, heard = own.verdict is not None, self.now - self.began
         said = heads.word(n, joined=own.joined, gone=gone, heard=heard)
-        self.take(h.WorkerReported(replace(said.worker, runs=own.runs)))
+        self.take(h.WorkerReported(replace(said.worker, key=node.key, runs=own.runs)))
+        if node.agent > 1 and f"agent{n}.{node.agent - 1}" in self.story.state.fleet.workers:
+            self.take(h.WorkerReplaced(f"agent{n}.{node.agent - 1}"))
         spoke = w.HeadSpoke(
             *(f"10.0.1.{agent}", self.epoch, ready, state.phase.value, state.told_verdict),
             attempt=state.attempt.number,
@@ -355,7 +380,7 @@ class World:
 
     def _misses(self, node: Node, agent: int) -> None:
         if not node.linked and agent == self.agent:
-            self.take(h.WorkerSilent(f"agent{node.number}", "no answer"))
+            self.take(h.WorkerSilent(node.key, "no answer"))
 
     def _dead_for_gcs(self, node: Node, life: int) -> None:
         if not node.linked and self.listed.get(node.number) == life:
@@ -370,6 +395,10 @@ class World:
             if node.epoch == self.epoch and node.number not in self.listed:
                 self.later(1, node.ray_ends, node.life)
             self.exchange_soon(node)
+
+    def workers_agent_dies(self, index: int) -> None:
+        """Have only the agent of a worker killed."""
+        self.nodes[index % len(self.nodes)].agent_dies()
 
     def job_succeeds(self) -> None:
         """Have the job end well, now or later."""

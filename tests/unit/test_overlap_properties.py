@@ -7,13 +7,16 @@ from functools import partial
 from random import Random
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from unit import heads
 from unit.coupled import LONGEST, World
 
-MISHAPS = ("cut", "cut", "heal", "job_fails", "ray_dies", "heads_ray_dies", "head_restarts")
+MISHAPS = (
+    *("cut", "cut", "heal", "job_fails"),
+    *("ray_dies", "heads_ray_dies", "head_restarts", "workers_agent_dies"),
+)
 SUCCEEDS_AT = 1500.0
 
 
@@ -75,7 +78,16 @@ def scenarios(draw: st.DrawFn) -> Scenario:
     )
 
 
+AWAY = (40.0, "cut", 0), (45.0, "workers_agent_dies", 0)
+"""A worker whose agent is killed while its link is cut: who goes on must end its Ray in time."""
+LOSING = (40.0, "heads_ray_dies", 0), (41.0, "workers_agent_dies", 0)
+"""One whose agent is killed while an attempt is cleared away: its Ray is not gone for that."""
+
+
 @given(scenarios())
+@example(Scenario(1, 0, 0, 3, -1, AWAY))
+@example(Scenario(1, None, 1, 3, -1, AWAY))
+@example(Scenario(1, None, 0, 3, -1, LOSING))
 def test_attempts_never_overlap(scenario: Scenario) -> None:
     """One at most has a driver or an actor anywhere; each is submitted once, in its order."""
     world = scenario.play()

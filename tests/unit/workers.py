@@ -54,8 +54,13 @@ def spoke(  # noqa: PLR0913 - what a head may say
 class Story:
     """A worker to which a history happened, and all that it did."""
 
-    def __init__(self, of: w.Goal, history: Iterable[tuple[float, w.WorkerEvent]]) -> None:
-        self.state = worker.first_state(of)
+    def __init__(
+        self,
+        of: w.Goal,
+        history: Iterable[tuple[float, w.WorkerEvent]],
+        kept: w.KeptRay | None = None,
+    ) -> None:
+        self.state = worker.first_state(of, kept)
         self.now = 0.0
         self.actions: list[w.WorkerAction] = []
         for at, event in history:

@@ -63,6 +63,19 @@ class Goal:
 
 
 @dataclass(frozen=True)
+class KeptRay:
+    """This node's Ray, left behind by the killed agent in whose stead this one goes on."""
+
+    epoch: int
+    head_ip: str
+    run_id: str
+    attempt: int
+    """The attempt for which it was started."""
+    unreached: float | None = None
+    """Since when the head is out of reach, on this run's clock: before its start, so below 0."""
+
+
+@dataclass(frozen=True)
 class WorkerState:
     """Everything that a worker's decisions rest on."""
 

@@ -15,6 +15,7 @@ from agent.decisions.worker.remarks import of_silence
 from agent.decisions.worker.state import (
     Goal,
     HeadSpoke,
+    KeptRay,
     Leave,
     Ordered,
     Phase,
@@ -35,13 +36,34 @@ from agent.plan import waits as planned
 from agent.work.prepare import by_order
 
 RETRY_PAUSE = 0.5
+_HELD = 15.0
+"""A reply is held no longer: so long before a killed agent's end its head may have spoken last."""
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 
-def first_state(goal: Goal) -> WorkerState:
-    """Return the worker's first state."""
-    awaiting = frozenset(step.name for step in by_order(goal.steps))
-    return WorkerState(goal, steps={step.name: Item() for step in goal.steps}, awaiting=awaiting)
+def first_state(goal: Goal, kept: KeptRay | None = None) -> WorkerState:
+    """Return the worker's first state; where a killed agent left its Ray behind, the one of that.
+
+    Its node has never left: the head must not take it for lost, nor for cleared.
+    """
+    if kept is None:
+        awaiting = frozenset(step.name for step in by_order(goal.steps))
+        steps = {step.name: Item() for step in goal.steps}
+        return WorkerState(goal, steps=steps, awaiting=awaiting)
+    return WorkerState(
+        goal,
+        phase=Phase.FOLLOWING,
+        evidence="not asked yet by the agent that goes on",
+        head_ip=kept.head_ip,
+        epoch=kept.epoch,
+        steps={step.name: Item().ready() for step in goal.steps},  # they are over before a join
+        ray=RayStep.UP,
+        run_id=kept.run_id,
+        ray_attempt=kept.attempt,
+        reached=-_HELD if kept.unreached is None else kept.unreached,
+        unreached=kept.unreached,
+        has_followed=True,
+    )
 
 
 def words(state: WorkerState) -> tuple[ItemWord, ...]:
