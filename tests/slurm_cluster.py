@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import podlab
-    from podlab import Container, ProcessInfo
+    from podlab import Container, Pod, ProcessInfo
     from podlab.process import Running
 
 EXAMPLE = REPO / "examples" / "slurm" / "plain.sbatch"
@@ -33,6 +33,8 @@ PACKAGES = {
 INIT = ("bash", "-c", "sleep infinity & wait")  # a PID 1 that reaps, as a machine's init does
 TOKEN = "a-secret-that-all-nodes-share"  # noqa: S105 - of these nodes alone
 STATE = "/tmp/slurm"  # in each node's own /tmp
+READY = 60.0
+"""Longest that a daemon takes to be ready, on a busy machine."""
 CONF = """\
 ClusterName=lab
 SlurmctldHost={head}({head_ip})
@@ -52,6 +54,7 @@ SelectTypeParameters=CR_CPU
 ReturnToService=2
 MpiDefault=none
 KillWait=30
+{more}
 {nodes}
 PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverSubscribe=FORCE:4
 """
@@ -71,9 +74,10 @@ def need_slurm() -> None:
 class SlurmCluster:
     """A Slurm cluster over all pods of a lab, with a folder that all nodes share."""
 
-    def __init__(self, lab: podlab.Lab, shared: Path) -> None:
+    def __init__(self, lab: podlab.Lab, shared: Path, more: str = "") -> None:
         self._lab = lab
         self._shared = shared
+        self._more = more
         self._daemons: list[Running] = []
         self.nodes: dict[str, Container] = {}
         self.jobs: list[Job] = []
@@ -81,22 +85,32 @@ class SlurmCluster:
     def up(self) -> None:
         """Start the daemons; return when every node is ready for jobs."""
         self._configure()
-        env = {"SLURM_CONF": str(self._shared / "slurm.conf")}
         for pod in self._lab.pods:
             (pod.tmp / "slurm").mkdir(mode=0o755)
             token = pod.home / ".config" / "pod-agent" / "token"
             token.parent.mkdir(parents=True)
             token.write_text(TOKEN)
-            self.nodes[pod.name] = pod.start(INIT, env=env, cwd=self._shared)
-            self._daemon(pod.name, *self._munged())
-            socket = pod.tmp / "slurm" / "munge.socket"
-            await_true("munged listens", socket.exists, 10)
+            self._boot(pod)
         self._daemon(next(iter(self.nodes)), "slurmctld", "-D")
         for name in self.nodes:
             self._daemon(name, "slurmd", "-D", "-N", name)
         ready = ["sinfo", "--noheader", "--states=idle", "--format=%D"]
         count = f"{len(self.nodes)}\n"
-        await_true("all nodes are idle", lambda: self.run(*ready).stdout == count, 30)
+        await_true("all nodes are idle", lambda: self.run(*ready).stdout == count, READY)
+
+    def bring_back(self, name: str) -> None:
+        """Boot a node that was killed, with its daemon."""
+        self._boot(next(pod for pod in self._lab.pods if pod.name == name))
+        self._daemon(name, "slurmd", "-D", "-N", name)
+
+    def _boot(self, pod: Pod) -> None:
+        """Start a machine, with all but its slurmd."""
+        socket = pod.tmp / "slurm" / "munge.socket"
+        socket.unlink(missing_ok=True)  # of its life before
+        env = {"SLURM_CONF": str(self._shared / "slurm.conf")}
+        self.nodes[pod.name] = pod.start(INIT, env=env, cwd=self._shared)
+        self._daemon(pod.name, *self._munged())
+        await_true("munged listens", socket.exists, READY)
 
     def _configure(self) -> None:
         key = self._shared / "munge.key"
@@ -107,7 +121,9 @@ class SlurmCluster:
             for pod in self._lab.pods
         )
         head = self._lab.pods[0]
-        text = CONF.format(head=head.name, head_ip=head.ip, state=STATE, nodes=nodes)
+        text = CONF.format(
+            head=head.name, head_ip=head.ip, state=STATE, nodes=nodes, more=self._more
+        )
         (self._shared / "slurm.conf").write_text(text)
 
     def _munged(self) -> list[str]:
@@ -144,15 +160,15 @@ class SlurmCluster:
             assert len(before) == 1, f"{EXAMPLE}: one line {start} to change, not {before}"
             assert "# change (" in before[0], f"{EXAMPLE}: {before[0]!r} does not ask for a change"
             text = text.replace(before[0], line)
-        short, long = '"$agent" run\n', "#   run -- python3 train.py --nodes {nodes} --gpus"
+        short, long = '"$agent" run ||', "#   run -- python3 train.py --nodes {nodes} --gpus"
         assert (text.count(short), text.count(long)) == (1, 1), f"{EXAMPLE}: no long form"
-        text = text.replace(short, f'"$agent" run -- {job}\n')
+        text = text.replace(short, f'"$agent" run -- {job} ||')
         script = self._shared / f"{name}.sbatch"
         script.write_text(text)
         output = self._shared / f"{name}.out"
         argv = ["sbatch", "--parsable", "--wait", f"--output={output}", *options, str(script)]
         sbatch = next(iter(self.nodes.values())).spawn(argv, cwd=self._shared)
-        number = sbatch.wait_for(r"^(\d+)$", "stdout", 10)[1]
+        number = sbatch.wait_for(r"^(\d+)$", "stdout", READY)[1]
         self.jobs.append(Job(self, number, output, sbatch))
         return self.jobs[-1]
 
@@ -208,9 +224,16 @@ class Job:
             return info.environ().get("SLURM_JOB_ID") == self.id
         return False
 
-    def agent(self, node: str) -> ProcessInfo:
-        """Return the agent on a node."""
-        return next(p for p in self.processes()[node] if "pod-agent run" in p.cmdline)
+    def parent(self, node: str) -> ProcessInfo:
+        """Return the small parent that Slurm started on a node."""
+        found = self.processes()[node]
+        return next(p for p in found if "pod-agent run" in p.cmdline and p.name != "srun")
+
+    def agent(self, node: str) -> ProcessInfo | None:
+        """Return the agent proper below it; for a moment there may be none."""
+        parent = self.parent(node)
+        below = [p for p in self.processes()[node] if p.ppid == parent.pid]
+        return next((p for p in below if p.cmdline == parent.cmdline), None)
 
     def ray(self) -> dict[str, dict[str, int]]:
         """Return the pids of its Ray's own processes, by node and name."""

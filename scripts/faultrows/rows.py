@@ -13,6 +13,7 @@ SIGNALS = "tests/lab/test_signals_pass.py::"
 READERS = "tests/lab/test_blocked_readers.py::"
 PLATFORMS = "tests/lab/test_platforms.py::"
 SLURM = "tests/lab/test_slurm.py::"
+SLURM_LOSSES = "tests/lab/test_slurm_losses.py::"
 FENCE = "tests/lab/test_fence.py::"
 HEADS = "tests/lab/test_two_heads.py::"
 TABLE = "tests/lab/test_signal_table.py::"
@@ -218,6 +219,22 @@ ROWS = (
             SLURM + "test_scancel",
             SLURM + "test_requeue",
             SLURM + "test_time_limit",
+        ),
+    ),
+    Row(
+        "slurm-agent",
+        "under Slurm only the agent is killed within its step, on the head or a worker",
+        "its parent starts another within the step: the same Ray, one attempt, the job's code",
+        (SLURM_LOSSES + "test_an_agent_killed_within_its_step",),
+    ),
+    Row(
+        "slurm-node",
+        "under Slurm a node is lost, or all that runs there hangs",
+        "Slurm requeues the job when it misses the node, the batch script at 75: the same job id "
+        "goes on as the next attempt",
+        (
+            SLURM_LOSSES + "test_a_lost_node_has_the_job_requeued",
+            SLURM_LOSSES + "test_a_node_that_hangs_has_the_job_requeued",
         ),
     ),
     Row(

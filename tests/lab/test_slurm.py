@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import podlab
-from scenario import AGENT, need_lab
+from scenario import AGENT, BOOT, need_lab
 from slurm_cluster import Job, SlurmCluster, need_slurm
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ SHORT_OF_GCS = "--export=ALL,RAY_gcs_rpc_server_reconnect_timeout_s=15"
 ORPHANED = 120.0
 END = 40.0
 """Longest from a job's end to Slurm's word of it."""
+ASKED_AGAIN = 120.0
+"""`sbatch --wait` asks after 2 s, then ever later, up to every half minute."""
 
 
 @pytest.fixture(scope="module")
@@ -44,10 +46,10 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlurmCluster]:
 
 @pytest.fixture(scope="module")
 def neighbour(slurm: SlurmCluster) -> Job:
-    """A job on the same nodes with a limit of a minute; deaf, and its worker's agent hangs."""
-    job = slurm.submit("neighbour", f'sh -c "{DEAF}"', "--time=1")
+    """A job on the same nodes, which is deaf, and whose worker's agent hangs with its parent."""
+    job = slurm.submit("neighbour", f'sh -c "{DEAF}"')
     job.wait_for("^running$")
-    hung = job.agent("node2")
+    hung = job.parent("node2")
     slurm.nodes["node2"].exec(["kill", f"-{signal.SIGSTOP}", str(hung.pid)])
     return job
 
@@ -64,7 +66,7 @@ def test_the_jobs_code_arrives_and_another_jobs_ray_stays(neighbour: Job, seven:
     before = neighbour.ray()
     assert set(before["node1"]) == {"gcs_server", "raylet"}
     assert set(before["node2"]) == {"raylet"}
-    assert seven.state(90, "FAILED", "COMPLETED")["ExitCode"] == "7:0", seven.text()
+    assert seven.state(BOOT + END, "FAILED", "COMPLETED")["ExitCode"] == "7:0", seven.text()
     assert "\nnodes=2\n" in seven.text()
     seven.wait_until_gone(2)
     outcomes = seven.outcomes().values()
@@ -95,10 +97,10 @@ def test_scancel(slurm: SlurmCluster) -> None:
 
 
 def test_a_task_that_dies_takes_the_others_along(slurm: SlurmCluster) -> None:
-    """--kill-on-bad-exit: the head is stopped, lets the job clean up, and says why."""
+    """--kill-on-bad-exit: a parent is killed; the head is stopped, lets the job clean up."""
     job = slurm.submit("bad-exit", f'sh -c "{PATIENT}"', SHORT_OF_GCS)
     job.wait_for("^running$")
-    dying = job.agent("node2")
+    dying = job.parent("node2")
     slurm.nodes["node2"].exec(["kill", f"-{signal.SIGKILL}", str(dying.pid)])
     assert job.state(END, "FAILED")["ExitCode"] == "137:0", job.text()
     assert "task 1: Killed" in job.text()
@@ -123,8 +125,9 @@ def test_requeue(slurm: SlurmCluster) -> None:
     assert [(one["kind"], one["exit_code"]) for one in second] == [("done", 0)] * 2
 
 
-def test_time_limit(neighbour: Job) -> None:
+def test_time_limit(slurm: SlurmCluster, neighbour: Job) -> None:
     """TERM at the limit, KILL for what hangs: the head leaves in order, and nothing is left."""
+    slurm.run("scontrol", "update", f"JobId={neighbour.id}", "TimeLimit=1")
     neighbour.state(150, "TIMEOUT")
     neighbour.wait_until_gone(2)
     outcome = neighbour.cluster.outcome(neighbour.id, "node1")
@@ -133,8 +136,9 @@ def test_time_limit(neighbour: Job) -> None:
 
 
 def test_sbatch_waits_for_the_code(seven: Job) -> None:
-    """`sbatch --wait` ends with it too, when it has asked again after up to half a minute."""
-    assert seven.sbatch.wait(END) == 7
+    """`sbatch --wait` ends with it too, when it has asked again."""
+    seven.state(BOOT + END, "FAILED", "COMPLETED")
+    assert seven.sbatch.wait(ASKED_AGAIN) == 7
 
 
 def test_nothing_is_left(slurm: SlurmCluster) -> None:

@@ -31,7 +31,7 @@ EXAMPLES = REPO / "examples"
 STAND_IN = REPO / "tests" / "stand_in.py"
 TOKEN = "the-secret-of-the-cluster"  # noqa: S105 - what the platforms' stores of secrets give
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
-PROGRAMS = ("pod-agent", "srun", "docker", "podman", "ssh")
+PROGRAMS = ("pod-agent", "srun", "scontrol", "docker", "podman", "ssh")
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def launched(shell: Shell, *, is_first_process: bool) -> list[Launch]:
     ]
 
 
-def sbatch(shell: Shell, path: str, code: int = 0) -> int:
+def sbatch(shell: Shell, path: str, code: int = 0, restarts: int = 0) -> int:
     """Run a batch script on the first of the nodes that its directives ask for."""
     nodes = int(directives(path)["nodes"])
     given = [CLUSTERS["slurm"](rank, nodes) for rank in range(nodes)]
@@ -193,9 +193,11 @@ def sbatch(shell: Shell, path: str, code: int = 0) -> int:
     environ = {
         **batch,
         "SLURM_GPUS_ON_NODE": "8",
+        "SLURMD_NODENAME": "gpu-000",
         "ROCR_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7",
         "STAND_IN_NODES": json.dumps(given),
         "STAND_IN_CODE": str(code),
+        **({"SLURM_RESTART_COUNT": str(restarts)} if restarts else {}),
     }
     return shell.run(["bash", str(EXAMPLES / path)], environ)
 

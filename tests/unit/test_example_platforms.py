@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from agent.base.outcome import Kind, Outcome
 from agent.base.own_command import own_command
+from agent.record.outcome_file import text_of
 from agent.runtime.readiness import Probe
 from agent.settings import load
 from agent.work.services_file import parse
@@ -36,6 +38,38 @@ def test_slurm_starts_one_agent_a_node(path: str, tmp_path: Path) -> None:
     assert sbatch(shell, path, code=7) == 7
     (step,) = [call for call in shell.calls() if call.program == "srun"]
     assert {"--ntasks-per-node=1", "--kill-on-bad-exit=1"} <= set(step.argv)
+
+
+@pytest.mark.parametrize("path", ["slurm/plain.sbatch", "slurm/pyxis.sbatch", "slurm/amd.sbatch"])
+@pytest.mark.parametrize(
+    ("kind", "code", "restarts", "again"),
+    [
+        (Kind.LOST, 75, 0, True),
+        (Kind.LOST, 143, 2, True),  # a node had to be killed, and its code is the higher one
+        (Kind.LOST, 75, 3, False),
+        (Kind.JOB_FAILED, 75, 0, False),
+        (Kind.DONE, 0, 0, False),
+        (None, 78, 0, False),
+    ],
+)
+def test_slurm_requeues_what_was_lost(  # noqa: PLR0913 - a table's row
+    path: str, kind: Kind | None, code: int, restarts: int, *, again: bool, tmp_path: Path
+) -> None:
+    """At 75 the same job goes on after a requeue, three times; any other end is its end."""
+    shell = Shell.make(tmp_path)
+    venv = tmp_path / "home" / "venv"
+    venv.mkdir()
+    (venv / "bin").symlink_to(tmp_path / "bin")
+    if kind is not None:
+        folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
+        folder.mkdir(parents=True)
+        text = text_of(Outcome(kind, 0 if kind is Kind.DONE else 75, "why"))
+        (folder / "outcome.json").write_text(text, encoding="utf-8")
+    assert sbatch(shell, path, code, restarts) == code
+    asked = [call.argv for call in shell.calls() if call.program == "scontrol"]
+    assert asked == ([("requeue", "4711")] if again else [])
+    assert "requeue" in directives(path)
+    assert directives(path)["open-mode"] == "append"
 
 
 def test_pyxis_finds_the_token_in_its_container(tmp_path: Path) -> None:

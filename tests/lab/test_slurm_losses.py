@@ -1,0 +1,123 @@
+"""Slurm for real: an agent that is killed within its step, and a node that is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import pytest
+
+import podlab
+from scenario import BOOT, await_true, need_lab
+from slurm_cluster import Job, SlurmCluster, need_slurm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+END = 60.0
+"""Longest from a job's end to Slurm's word of it."""
+ASKED_AGAIN = 120.0
+"""`sbatch --wait` asks after 2 s, then ever later, up to every half minute."""
+MISSED = 30
+"""The seconds after which Slurm takes a node for lost; by default 300."""
+COUNTS = "sh -c 'until [ -e {go} ]; do i=$((i+1)); echo line $i; sleep 0.25; done; exit 7'"
+TWICE = "sh -c 'echo attempt $AGENT_ATTEMPT; [ \"$AGENT_ATTEMPT\" = 1 ] || exit 0; sleep 1000'"
+SOON = "--export=ALL,AGENT_NODE_GRACE=10s,AGENT_WAIT_WORKERS=60s"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
+    """Two nodes under Slurm."""
+    need_lab()
+    need_slurm()
+    with podlab.Lab(names=["node1", "node2"], shm="1g", share=[tmp_path]) as lab:
+        cluster = SlurmCluster(lab, tmp_path, f"SlurmdTimeout={MISSED}")
+        cluster.up()
+        yield cluster
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) -> None:
+    """Its parent starts another within the step: the same Ray, one attempt, the job's own code."""
+    go = tmp_path / "go"
+    job = slurm.submit("killed", COUNTS.format(go=go))
+    job.wait_for("^line 5$")
+    parents = _parents(job)
+    rays = job.ray()
+    assert set(rays["node1"]) == {"gcs_server", "raylet"}
+    assert set(rays["node2"]) == {"raylet"}
+    for number, node in enumerate(slurm.nodes, 1):
+        _kill_agent(job, node)
+        job.wait_for(rf"(taken over[\s\S]*){{{number}}}")
+        written = _last_line(job)
+        job.wait_for(f"^line {written + 20}$")  # the job goes on, and what it writes is followed
+    assert _parents(job) == parents
+    assert job.ray() == rays
+    go.touch()
+    assert job.state(END, "FAILED", "COMPLETED")["ExitCode"] == "7:0", job.text()
+    told = [line for line in job.text().splitlines() if line.startswith("line ")]
+    assert [*dict.fromkeys(told)] == [f"line {i}" for i in range(1, _last_line(job) + 1)]
+    outcomes = job.outcomes()
+    assert [one["exit_code"] for one in outcomes.values()] == [7, 7]
+    assert [one["number"] for one in outcomes["node1"]["attempts"]] == [1]
+    job.wait_until_gone(END)
+    assert job.sbatch.wait(ASKED_AGAIN) == 7
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_node_that_hangs_has_the_job_requeued(slurm: SlurmCluster) -> None:
+    """At 75 the batch script requeues the job, which goes on as the next attempt of its run."""
+    job = slurm.submit("hangs", TWICE, SOON)
+    job.wait_for("^attempt 1$")
+    for process in job.processes()["node2"]:
+        os.kill(process.host_pid, signal.SIGSTOP)
+    job.wait_for("attempt 1 of 4 is lost: .*node2", timeout=BOOT)
+    job.wait_for("exit code 75", timeout=2 * BOOT)
+    _goes_on(slurm, job)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_lost_node_has_the_job_requeued(slurm: SlurmCluster) -> None:
+    """Slurm requeues it, once it misses the node; it goes on as the next attempt of its run."""
+    job = slurm.submit("lost", TWICE, SOON)
+    job.wait_for("^attempt 1$")
+    slurm.nodes["node2"].kill()
+    job.wait_for("attempt 1 of 4 is lost: .*node2", timeout=BOOT)
+    job.wait_until_gone(2 * BOOT)
+    slurm.bring_back("node2")
+    _goes_on(slurm, job)
+
+
+def _goes_on(slurm: SlurmCluster, job: Job) -> None:
+    """The same job runs again, does not wait until Slurm likes, and makes the second attempt."""
+    await_true("it is requeued", lambda: job.fields().get("Restarts") == "1", 2 * BOOT, step=0.3)
+    slurm.run("scontrol", "update", f"JobId={job.id}", "StartTime=now")
+    job.wait_for("^attempt 2$", timeout=2 * BOOT)
+    assert job.state(END, "COMPLETED", "FAILED")["ExitCode"] == "0:0", job.text()
+    first, second = job.outcomes()["node1"]["attempts"]
+    assert (first["exit_code"], second["exit_code"]) == (75, 0)
+    assert "node2" in first["reason"]
+    job.wait_until_gone(END)
+
+
+def _kill_agent(job: Job, node: str) -> None:
+    await_true("there is an agent", lambda: job.agent(node) is not None, END)
+    agent = job.agent(node)
+    assert agent is not None
+    os.kill(agent.host_pid, signal.SIGKILL)
+
+
+def _parents(job: Job) -> dict[str, int]:
+    """Return the pids of what Slurm started, by node."""
+    return {node: job.parent(node).pid for node in job.cluster.nodes}
+
+
+def _last_line(job: Job) -> int:
+    """Return the number of the line that the job wrote last."""
+    lines = [line for line in job.text().splitlines() if line.startswith("line ")]
+    return int(lines[-1].split()[1])
