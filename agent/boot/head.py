@@ -23,6 +23,7 @@ from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded, with_memory
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
 from agent.boot.prepare_steps import PrepareSteps
+from agent.boot.ray_watch import watch_ray
 from agent.boot.run_services import Services
 from agent.boot.stop_job import stop_job
 from agent.boot.torchrun_head import TorchrunLink
@@ -41,7 +42,6 @@ from agent.runtime import driver
 from agent.runtime.inbox import Inbox
 from agent.runtime.last_words import in_thread
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
-from agent.runtime.ray_parts import RayParts
 from agent.work.services import REWARD, digest, reward_url
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
     from agent.control.reports import Reports
     from agent.decisions.attempts import Attempt
     from agent.runtime.process import Child
-    from agent.topology.given_ray import GivenRay
     from agent.work.services import ServiceSpec
 
     Link = RayLink | TorchrunLink
@@ -150,7 +149,8 @@ class Head:
             tasks.start_soon(prune, self._plan.own_ray.session)
         given = self._plan.topology.given_ray
         if given is not None:  # others start it, sooner or later
-            tasks.start_soon(self._watch_given, given)
+            gcs = (given.gcs_host, given.gcs_port)
+            tasks.start_soon(watch_gcs, *gcs, 1.0, self._inbox.put, self._awaits_ray)
         tasks.start_soon(self._follow_ray, link)
         tasks.start_soon(self._look_after, 0)
         for spec in self._plan.services:
@@ -227,9 +227,7 @@ class Head:
                 port = self._plan.ports.node_manager
                 tasks.start_soon(ask_nodes, job, nodes, port, self._inbox.put)
             case h.RestartRay():
-                self._keeper.new_epoch(self._plan.topology.node_name)
-                self._ray = await start_ray(self._run, self._place, self._env)
-                tasks.start_soon(self._watch_ray, self._ray)
+                await self._start_ray_again(tasks, link)
             case h.StartService(name, node, generation) if node == HERE:
                 tasks.start_soon(self._serve, self._plan_service(name), generation)
             case h.StartService(name, node, generation):
@@ -258,21 +256,24 @@ class Head:
     def _awaits_ray(self) -> bool:
         return self._state.ray.step is Step.PENDING
 
-    async def _watch_given(self, ray: GivenRay) -> None:
-        host, port = ray.gcs_host, ray.gcs_port
-        await watch_gcs(host, port, 1.0, self._inbox.put, self._awaits_ray)
-
     async def _watch_ray(self, child: Child) -> None:
-        host, port = self._place.node_ip, self._plan.ports.gcs
-        parts = RayParts(child, self._run.now, partial(say, level="warning"))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch_gcs, host, port, 0.1, self._inbox.put, self._awaits_ray)
-            tasks.start_soon(parts.watch)
-            code = await child.wait()
-            tasks.cancel_scope.cancel()
-        self._run.child_ended(child)
-        if child is self._ray:  # else it was ended for another attempt
-            self._inbox.put(h.RayGone(await parts.end_sentence(code), self._run.memory.recent()))
+        gone = await watch_ray(self._run, child, self._place, self._inbox.put, self._awaits_ray)
+        if child is self._ray:  # else it was ended for another
+            self._inbox.put(gone)
+
+    async def _start_ray_again(self, tasks: anyio.abc.TaskGroup, link: Link) -> None:
+        if self._ray is not None and self._ray.running and isinstance(link, RayLink):
+            hung, self._ray = self._ray, None
+            await stop_ray(hung, 0.0)
+            await self._forget_ray(link)
+        self._keeper.new_epoch(self._plan.topology.node_name)
+        self._ray = await start_ray(self._run, self._place, self._env)
+        tasks.start_soon(self._watch_ray, self._ray)
+
+    async def _forget_ray(self, link: RayLink) -> None:
+        """Drop what was heard of a Ray that was ended: it says nothing of the next."""
+        await link.renew()
+        self._inbox.discard(h.RayNodes, h.GcsOpen, h.RaySilent, h.RayHangs, h.RayGone)
 
     def _link(self) -> Link:
         if self._plan.torchrun is not None:
@@ -351,8 +352,7 @@ class Head:
         elif self._plan.own_ray is not None:
             old, self._ray = self._ray, None
             left = await end_attempt(ended, old, self._plan.budget.ray)
-            await link.renew()
-            self._inbox.discard(h.RayNodes, h.GcsOpen, h.RaySilent, h.RayGone)
+            await self._forget_ray(link)
         self._inbox.put(h.Cleared(ended.number, left))
 
     async def _look_after(self, attempt: int) -> None:

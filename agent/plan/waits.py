@@ -46,6 +46,8 @@ PROBE = "probe"
 """For each node's word of the reward server."""
 PREFLIGHT = "preflight"
 """For the all-reduce before the job."""
+HANG = "hang"
+"""For a part of Ray that is stopped to go on; no wait of a plan's."""
 NEVER_LATE = {PAUSE, PROBE}
 """When these are over, the run goes on."""
 SUBMIT_LIMIT = 120.0
@@ -55,6 +57,7 @@ ASK_LIMIT = 5.0
 PROBE_LIMIT = 10.0
 SAMPLE_LIMIT = 10.0
 PREFLIGHT_LIMIT = 120.0
+HANG_LIMIT = 30.0
 PREFLIGHT_SPARE = 10.0
 """For the word of it to come, where its own end came late."""
 ALL_TOLD_LIMIT = 8.0

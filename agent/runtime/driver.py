@@ -41,6 +41,14 @@ def find_driver(submission_id: str) -> psutil.Process | None:
     return None
 
 
+def any_runs() -> bool:
+    """Say whether the driver of any job runs below us, whoever has submitted it."""
+    with suppress(psutil.Error, OSError):
+        leaders = [process for process in _below() if _is_started_by_ray(process)]
+        return any(_job_of(process) != "" for process in leaders)
+    return False
+
+
 def end_all() -> list[str]:
     """Kill what still runs below us of jobs and workers whose Ray is gone; return who that was."""
     with suppress(psutil.Error, OSError):

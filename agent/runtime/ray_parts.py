@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
+from agent.plan.waits import HANG_LIMIT
 from agent.runtime.orphans import children_of
 from agent.runtime.waiting import NotYet, until
 
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 PARTS = ("gcs_server", "raylet")
 """Without these a node is none; all else Ray itself looks after."""
-HANGS_AFTER = 30.0
+HANGS_AFTER = HANG_LIMIT
 _STEP = 0.5
 _LAST_WORDS = 1.5
 """Where `ray start` does look, it ends within a second, and tells more."""
-_ENDED, _STOPPED = {"Z", "X", "x"}, {"T", "t"}
+_ENDED, STOPPED = {"Z", "X", "x"}, {"T", "t"}
 
 
 class Part(NamedTuple):
@@ -70,7 +71,7 @@ class PartsSeen:
         return Verdict()
 
     def _note(self, name: str, part: Part, now: float) -> None:
-        if part.state in _STOPPED:
+        if part.state in STOPPED:
             self._stopped_since.setdefault(name, now)
         else:
             self._stopped_since.pop(name, None)

@@ -107,10 +107,11 @@ ROWS = (
     ),
     Row(
         "dashboard-asked",
-        "Ray's dashboard hangs where a job is to be submitted, or stopped",
-        "69 after two minutes; the driver gets its SIGTERM and its grace all the same",
+        "Ray's dashboard hangs before a job is submitted, where Ray only serves, or at a stop",
+        "told within 3 s; after 30 s Ray is started again; at a stop the driver gets its SIGTERM",
         (
-            HUNG + "test_a_job_that_cannot_be_submitted",
+            HUNG + "test_it_hangs_before_the_job",
+            HUNG + "test_it_hangs_where_ray_only_serves",
             HUNG + "test_a_job_is_stopped_all_the_same",
         ),
     ),

@@ -165,7 +165,9 @@ def test_a_dashboard_that_hangs_leaves_the_job_alone(cluster: Cluster) -> None:
     wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
     head = cluster.agent(0, "sh", "-c", f"echo here; {wait}; exit 6")
     head.wait_for("^here$", "stdout", timeout=BOOT)
-    dashboard = next(p for p in head.processes() if p.name.startswith("ray-dashboard"))
-    assert head.exec(["kill", "-STOP", str(dashboard.pid)]).returncode == 0
+    marks = ("ray-dashboard-", "dashboard/dashboard.py")
+    pids = [str(p.pid) for p in head.processes() if any(mark in p.cmdline for mark in marks)]
+    assert head.exec(["kill", "-STOP", *pids]).returncode == 0
+    head.wait_for("Ray hangs, its dashboard .*: left alone, since a job runs", timeout=20)
     (cluster.pods[0].tmp / "go").touch()
     assert head.wait(40) == 6, head.tail()

@@ -42,10 +42,13 @@ FINE = [
     *times(1, word(2, joined=False, preparing=True), word(4, refused="version mismatch")),
     *times(1, word(3, gone=True), waits("not yet"), job("PENDING")),
     *times(3, *PREPARED),
+    *times(2, h.RayHangs()),
+    *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
     *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
 ]
 BAD = [
     *times(4, TERM),
+    *times(2, h.RayHangs("its dashboard is stopped")),
     *times(1, INT, h.RayGone("exit 1"), h.StepOver("AGENT_PREPARE", "exit 2")),
     *times(1, waits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
     *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),

@@ -27,7 +27,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if known is not None:
         return known
     if state.ray.step is Step.LOST:
-        return _ray_did_not_start(state, now)
+        return _start_ray_again(state, now)
     failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
     if failed is not None:
         (_, name), item = failed
@@ -82,20 +82,30 @@ def _while_waiting(state: HeadState, now: float) -> Decision:
     return after, (*done, *actions)
 
 
-def _ray_did_not_start(state: HeadState, now: float) -> Decision:
-    """Start Ray again: on a busy node its own limit of 30 s is passed now and then."""
+def _start_ray_again(state: HeadState, now: float) -> Decision:
+    """Start Ray again: on a busy node its own limit of 30 s is passed now and then.
+
+    One that was up, and was lost while others were awaited, has the time of a first start.
+    """
     ray, most = state.ray, state.goal.ray_restarts
-    if ray.restarts >= most or now >= state.until(planned.HEAD):
-        return leave_with(state, now, 69, f"Ray did not start: {ray.evidence}", "ray")
-    again = Item(restarts=ray.restarts + 1)
-    said = Said(f"Ray did not start ({ray.evidence}): try {again.restarts} of {most}", "warning")
-    return without_ray(state, again), (said, h.RestartRay())
+    until = ray.deadline or state.until(planned.HEAD)
+    what = "Ray was lost on the head" if ray.answered else "Ray did not start"
+    if ray.restarts >= most or (now >= until and not ray.answered):
+        return leave_with(state, now, 69, f"{what}: {ray.evidence}", "ray")
+    deadline = now + state.goal.limits[planned.HEAD] if ray.answered else ray.deadline
+    again = Item(restarts=ray.restarts + 1, deadline=deadline)
+    number = f"{again.restarts} of {most}"
+    told = f"{what} ({ray.evidence}): try {number}"
+    if ray.answered:
+        told = f"{what}: {ray.evidence}; starting it again: {number}"
+    return without_ray(state, again), (Said(told, "warning"), h.RestartRay())
 
 
 def without_ray(state: HeadState, ray: Item) -> HeadState:
     """Forget what was known of a Ray that is gone."""
     fleet = state.fleet.with_nodes(())
-    return replace(state, ray=ray, gcs_answers=False, ray_head=None, sizes={}, fleet=fleet)
+    gone = replace(state, ray=ray, hang=None, fleet=fleet)
+    return replace(gone, gcs_answers=False, ray_head=None, sizes={})
 
 
 def _boot_done(state: HeadState, now: float) -> Decision:

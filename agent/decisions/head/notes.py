@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import clearing, parts
+from agent.decisions.head import clearing, hangs, parts
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import with_service
@@ -36,6 +36,8 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
         case h.RayGone(evidence, memory):
             ray = state.ray.lost(evidence)
             return replace(state, ray=ray, last_ray=evidence, memory=memory)
+        case h.RayHangs():
+            return hangs.noted(state, event, now)
         case h.WorkerIntroduced(key, _, facts, findings):
             return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
         case h.Cleared(over, left) if over == state.attempt.number - 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions.head import liveness
+from agent.decisions.head import hangs, liveness
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import service_title
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
     """Say what a person would want to know of an event, whatever follows from it."""
-    found: list[HeadAction] = []
+    found: list[HeadAction] = [*hangs.remarks(before, after, event)]
     if isinstance(event, h.StepOver) and before.steps != after.steps:
         items = after.steps.values()
         if all(item.step is Step.READY for item in items):

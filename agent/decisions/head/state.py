@@ -106,6 +106,9 @@ class HeadState:
     """What the kernel did for want of memory as the last Ray ended here."""
     last_ray: str = ""
     """How the Ray before this one ended."""
+    hang: RayHangs | None = None
+    """What of Ray is stopped, beside GCS and raylet."""
+    hangs_since: float = 0.0
     gcs_answers: bool = False
     """True once GCS takes connections: from then on workers can join."""
     ray_head: str | None = None
@@ -198,6 +201,15 @@ class RayGone:
     evidence: str
     memory: str = ""
     """What the kernel did a moment before for want of memory, or ''."""
+
+
+@dataclass(frozen=True)
+class RayHangs:
+    """Ray's dashboard or one of its agents on this node is stopped; evidence of '': none is."""
+
+    evidence: str = ""
+    beside_job: bool = False
+    """True where a job's driver runs on this node, whoever has submitted it."""
 
 
 @dataclass(frozen=True)
@@ -336,6 +348,7 @@ HeadEvent = (
     Tick
     | StopAsked
     | RayGone
+    | RayHangs
     | GcsOpen
     | Unfit
     | RaySilent

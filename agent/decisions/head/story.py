@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import Attempt, id_of
-from agent.decisions.head import parts, probes, retry, services, turns
+from agent.decisions.head import hangs, parts, probes, retry, services, turns
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting
 from agent.decisions.head.notes import note
@@ -55,6 +55,7 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     noted = replace(noted, fleet=noted.fleet.looked(now))
     noted = parts.counted(state, noted)
     said = remarks(state, noted, event)
+    noted = hangs.judged(noted, now)
     noted = retry.noticed(noted, departed(state, noted, event), now)
     noted, ordered = services.order(noted, event, now)
     noted, in_turn = turns.order(noted, event, now)

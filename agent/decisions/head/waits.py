@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import is_loss
-from agent.decisions.head import clearing
+from agent.decisions.head import clearing, hangs
 from agent.decisions.head.preflight import waits as preflight_waits
 from agent.decisions.head.probes import score_waits
 from agent.decisions.head.state import HeadState, Phase
@@ -73,7 +73,9 @@ def _needed(state: HeadState) -> Iterator[Wait]:
     if state.ray.step is Step.PENDING:
         before = f"the last one: {state.last_ray}" if state.last_ray else ""
         evidence = "; ".join(filter(None, (state.ray.evidence, before)))
-        yield Wait(planned.HEAD, goal.ray, state.until(planned.HEAD), evidence)
+        until = state.ray.deadline or state.until(planned.HEAD)
+        yield Wait(planned.HEAD, goal.ray, until, evidence)
+    yield from hangs.waits(state)
     yield from _service_waits(state)
     yield from _rank_waits(state)
     yield from _step_waits(state)
@@ -148,6 +150,7 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
         status = report.status.lower() if report else "submitted"
         until = state.attempt.heard + state.goal.limits[planned.JOB]
         yield Wait(planned.JOB, "word of the job from Ray", until, f"last: {status}", True)  # noqa: FBT003 - is_following
+    yield from hangs.waits(state)
     yield from _service_waits(state)
 
 
@@ -155,6 +158,7 @@ def _submitting_waits(state: HeadState) -> Iterator[Wait]:
     until = state.since + state.goal.limits[planned.SUBMIT]
     who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
     yield Wait(planned.SUBMIT, who, until, state.ray.evidence)
+    yield from hangs.waits(state)
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:

@@ -1,0 +1,204 @@
+"""What of the head's Ray only hangs: when Ray is started again for it, and when left alone."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
+from agent.runtime.process import Child
+from agent.runtime.ray_helpers import stopped_below, watch_helpers
+from agent.runtime.waiting import NotYet, until
+from unit.heads import PAIR, RUNNING, SERVING, SUBMITTED, TICK, History, Story, goal, nodes, word
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STOPPED = h.RayHangs("its dashboard (pid 7) is stopped")
+BESIDE = h.RayHangs("its dashboard (pid 7) is stopped", beside_job=True)
+GOES_ON = h.RayHangs()
+AGAIN = "Ray was lost on the head: its dashboard (pid 7) is stopped for 30 s; starting it again: "
+
+CASES: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
+    "borne for half a minute": (
+        goal(1),
+        [(3, nodes()), (5, STOPPED), (34, TICK)],
+        Phase.BOOTING,
+        [],
+    ),
+    "a job is not submitted to it meanwhile": (
+        goal(1),
+        [(3, nodes()), (5, STOPPED), (9, nodes(2)), (10, word(2)), (34, TICK)],
+        Phase.BOOTING,
+        [],
+    ),
+    "it goes on, and the job is submitted": (
+        goal(),
+        [(2, STOPPED), (3, nodes()), (20, GOES_ON)],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "started again before the job": (
+        goal(1),
+        [(3, nodes()), (5, STOPPED), (35, TICK), (40, nodes(2)), (41, word(2))],
+        Phase.SUBMITTING,
+        ["RestartRay", "Submit"],
+    ),
+    "a Ray that is not up yet is started again": (
+        goal(),
+        [(1, h.GcsOpen()), (2, STOPPED), (32, TICK), (40, nodes())],
+        Phase.SUBMITTING,
+        ["RestartRay", "Submit"],
+    ),
+    "under the submission the attempt is lost": (
+        goal(retries=1),
+        [(3, nodes()), (5, STOPPED), (35, TICK)],
+        Phase.BOOTING,
+        ["Submit", "Retry", "RestartRay"],
+    ),
+    "a submission that Ray has taken, though it did not say so": (
+        goal(),
+        [(3, nodes()), (5, BESIDE), (60, TICK)],
+        Phase.SUBMITTING,
+        ["Submit"],
+    ),
+    "under a job it is left alone": (
+        goal(),
+        [*RUNNING, (9, STOPPED), (100, TICK)],
+        Phase.RUNNING,
+        ["Submit"],
+    ),
+    "started again where Ray only serves": (
+        SERVING,
+        [(3, nodes(2)), (9, STOPPED), (39, TICK)],
+        Phase.BOOTING,
+        ["RestartRay"],
+    ),
+    "left alone where a job runs that another has submitted": (
+        SERVING,
+        [(3, nodes(2)), (9, BESIDE), (100, TICK)],
+        Phase.RUNNING,
+        [],
+    ),
+    "time counts from that job's end": (
+        SERVING,
+        [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (129, TICK)],
+        Phase.RUNNING,
+        [],
+    ),
+    "half a minute after that job's end": (
+        SERVING,
+        [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (130, TICK)],
+        Phase.BOOTING,
+        ["RestartRay"],
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_follows(case: str) -> None:
+    """Only where a job is to be submitted, or nobody's runs, Ray is started again."""
+    of, history, phase, deeds = CASES[case]
+    story = Story(of, history)
+    assert (story.state.phase, list(story.kinds())) == (phase, deeds)
+
+
+def test_the_half_minute_is_a_deadline() -> None:
+    """The head looks again by itself, before and after the job's nodes are there."""
+    for of in (goal(1), SERVING):
+        story = Story(of, [(3, nodes()), (5, STOPPED)])
+        assert head.deadline(story.state) == 35
+
+
+def test_it_is_said_once_with_what_follows() -> None:
+    """What it does, and why; and that it goes on."""
+    story = Story(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
+    hangs = "Ray hangs, its dashboard (pid 7) is stopped"
+    assert story.said.splitlines()[-2:] == [
+        f"{hangs}: Ray is started again unless it goes on within 30 s",
+        "Ray goes on: nothing of it is stopped any more",
+    ]
+    story = Story(goal(), [*RUNNING, (9, STOPPED)])
+    assert story.said.endswith(f"{hangs}: left alone, since a job runs that does not need it")
+
+
+def test_it_is_bounded_as_other_restarts_are() -> None:
+    """Twice; the third time the run ends, with the cause."""
+    story = Story(goal(1), [(3, nodes())])
+    for number in (1, 2):
+        story.take(STOPPED, story.now + 1)
+        story.take(TICK, story.now + 30)
+        assert story.said.endswith(f"{AGAIN}{number} of 2")
+        story.take(nodes(), story.now + 5)
+    story.take(STOPPED, story.now + 1)
+    story.take(TICK, story.now + 30)
+    (end,) = story.ends
+    assert (end.exit_code, end.culprit) == (69, "ray")
+    assert "its dashboard (pid 7) is stopped for 30 s" in end.reason
+
+
+def test_a_ray_that_is_lost_late_has_the_time_of_a_first_start() -> None:
+    """Workers may be awaited for longer than the head's Ray was."""
+    story = Story(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
+    assert list(story.kinds()) == ["RestartRay"]
+    assert head.deadline(story.state) == 200  # the workers'
+    story.take(nodes(2), 160)
+    story.take(word(2), 161)
+    assert story.state.phase is Phase.SUBMITTING
+
+
+def test_a_next_attempt_knows_nothing_of_it() -> None:
+    """It has a Ray of its own."""
+    history = [*PAIR, (9, STOPPED), (10, h.RayGone("its raylet is gone"))]
+    story = Story(goal(1, retries=1), history)
+    assert story.state.hang is None
+    assert SUBMITTED.id == story.state.earlier[0].id
+
+
+def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
+    """By its command line, and told as it changes."""
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    (tmp_path / "dashboard").mkdir()
+    program = tmp_path / "dashboard" / "dashboard.py"
+    shutil.copy(sleep, program)
+    told: list[tuple[str, bool]] = []
+
+    async def story() -> tuple[int, str]:
+        script = f"{program} 100 & echo $!; wait"
+        child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
+
+        async def pid() -> int | NotYet:
+            text = (tmp_path / "log").read_text().strip() if (tmp_path / "log").exists() else ""
+            return int(text) if text else NotYet()
+
+        async def heard(number: int) -> None:
+            async def look() -> bool | NotYet:
+                return True if len(told) >= number else NotYet()
+
+            await until(look, 20.0)
+
+        async with anyio.create_task_group() as tasks:
+            dashboard = await until(pid, 20.0)
+            tasks.start_soon(
+                watch_helpers, child, lambda evidence, job: told.append((evidence, job))
+            )
+            os.kill(dashboard, signal.SIGSTOP)
+            await heard(1)
+            seen = stopped_below(child.pid)
+            os.kill(dashboard, signal.SIGCONT)
+            await heard(2)
+            tasks.cancel_scope.cancel()
+        await child.stop(0.0)
+        return dashboard, seen
+
+    pid, seen = anyio.run(story)
+    assert seen == f"its dashboard (pid {pid}) is stopped"
+    assert told == [(seen, False), ("", False)]
