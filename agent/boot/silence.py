@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.base.addresses import in_url
 from agent.decisions.head.state import WorkerSilent
-from agent.runtime.probes import port_answers
+from agent.runtime.probes import first_answer, port_answers
 from agent.runtime.readiness import reply_evidence
 from agent.runtime.waiting import NotYet, until
 
@@ -20,7 +21,13 @@ if TYPE_CHECKING:
 
 _RETURNS_WITHIN = 0.5
 """An agent that has something to say breaks its connection off, too, and calls at once again."""
-_PROBE = 1.0
+_PROBE = 2.2
+"""Longest that silence is listened to: a lost SYN is sent again after 1 s, and on a line that loses
+30 % and delays the rest by 200 ms, each way, an answer takes 0.4 s at best, and half of all tries
+are lost. With the time to call again it stays below the 3 s within which who is dead is named; that
+takes less, since where a machine lives, but not its agent, the connection is refused at once."""
+_BEYOND = 1.0
+"""What ends at its own limit has no answer: that limit lies beyond ours."""
 _EVERY = 5.0
 _AT_ONCE = 128
 """Where a head is cut off, all its workers fall silent together."""
@@ -66,10 +73,12 @@ class SilenceWatch:
 
         async def agent() -> None:
             url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
-            found["agent"] = await reply_evidence(url, None, "", _PROBE)
+            asked = partial(reply_evidence, url, None, "", _PROBE + _BEYOND)
+            found["agent"] = await first_answer(asked, _PROBE)
 
         async def ray() -> None:
-            found["ray"] = await port_answers(ip, self._ports.node_manager, _PROBE)
+            asked = partial(port_answers, ip, self._ports.node_manager, _PROBE + _BEYOND)
+            found["ray"] = await first_answer(asked, _PROBE)
 
         async with self._room, anyio.create_task_group() as tasks:
             tasks.start_soon(agent)

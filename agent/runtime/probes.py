@@ -7,12 +7,16 @@ import json
 import math
 import os
 from contextlib import suppress
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
 
 from agent.base.addresses import in_url, is_ip
 from agent.runtime.names import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
 
 _LONGEST_REPLY = 1 << 20
 
@@ -36,6 +40,30 @@ async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
                 await stream.aclose()
             return ""
     return why
+
+
+_ASKED_AGAIN_AFTER = (0.0, 0.5, 1.0, 1.5)
+
+
+async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
+    """Ask, and again beside that while nothing is heard; return what the first answer says.
+
+    Where packets are lost, a connection waits for the kernel, which sends a lost SYN again after
+    1 s, and after that a lost request after 3 s; a new connection may come through meanwhile. What
+    says no, such as a refused connection, is an answer as well, and silence alone takes `limit`.
+    """
+    heard: list[str] = []
+    with anyio.move_on_after(limit):
+        async with anyio.create_task_group() as tasks:
+
+            async def one(after: float) -> None:
+                await anyio.sleep(after)
+                heard.append(await ask())
+                tasks.cancel_scope.cancel()
+
+            for after in _ASKED_AGAIN_AFTER:
+                tasks.start_soon(one, after)
+    return heard[0] if heard else f"no answer within {limit:g} s"
 
 
 def reason(error: BaseException) -> str:

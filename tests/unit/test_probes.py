@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from agent.runtime import names
 from agent.runtime.probes import (
     SAMPLE,
+    first_answer,
     judge_reward_reply,
     names_an_address,
     port_answers,
@@ -170,3 +171,40 @@ def test_an_address_is_told_from_a_name(url: str, is_address: object) -> None:
 def test_errors_read_as_a_person_would_say(error: Exception, words: str) -> None:
     """A cause is a few words, never an empty string."""
     assert reason(error) == words
+
+
+def test_a_question_that_is_lost_is_asked_again_beside_it() -> None:
+    """The first connection is taken and never answered, as with a lost packet; a later one is."""
+    asked: list[int] = []
+
+    async def ask() -> str:
+        asked.append(len(asked))
+        if len(asked) == 1:
+            await anyio.sleep_forever()
+        return ""
+
+    assert anyio.run(first_answer, ask, 30.0) == ""
+    assert asked == [0, 1]
+
+
+@pytest.mark.parametrize("says", ["", "connection refused"])
+def test_an_answer_is_not_waited_for_again(says: str) -> None:
+    """Yes or no, it is one: nobody is asked a second time."""
+    asked: list[int] = []
+
+    async def ask() -> str:
+        asked.append(len(asked))
+        return says
+
+    assert anyio.run(first_answer, ask, 30.0) == says
+    assert asked == [0]
+
+
+def test_silence_is_listened_to_until_the_limit() -> None:
+    """Then it is told as such."""
+
+    async def ask() -> str:
+        await anyio.sleep_forever()
+        return ""
+
+    assert anyio.run(first_answer, ask, 0.6) == "no answer within 0.6 s"

@@ -184,6 +184,43 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
     assert told == []
 
 
+def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
+    """Its first connection is never answered; the next one is, and it has not fallen silent."""
+    counter, calls = Counter(), 0
+    (listener,) = bind(["127.0.0.1"], 0)
+
+    async def livez(_request: web.Request) -> web.StreamResponse:
+        nonlocal calls
+        calls += 1
+        if calls == 1:
+            await anyio.sleep_forever()
+        return web.Response()
+
+    async def story() -> None:
+        app = web.Application()
+        app.add_routes([web.get("/livez", livez)])
+        runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await runner.setup()
+        await web.SockSite(runner, listener).start()
+        watch, told = watched(counter, listener.getsockname()[1])
+
+        async def asked_again() -> bool | NotYet:
+            return True if calls > 1 else NotYet()
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(watch.run)
+            with anyio.move_on_after(0.1):
+                await counter.reports.take(WAITS)
+            await until(asked_again, 20.0)
+            await anyio.sleep(2.5)  # longer than silence would be listened to
+            tasks.cancel_scope.cancel()
+        await runner.cleanup()
+        assert told == []
+
+    anyio.run(story)
+    assert calls == 2
+
+
 def test_who_is_overdue() -> None:
     """Neither who waits for news, nor who left or was told already."""
     counter = Counter()
