@@ -24,6 +24,8 @@ _MOST = 256 << 10
 """Bytes of one part."""
 _PATIENCE = 3.0
 """Seconds that one who follows waits for more, below what a caller waits for an answer."""
+_STEP = 0.1
+"""Seconds between two looks for more: an agent that leaves waits for its answers for twice that."""
 _DISK = 2.0
 HEAD = "head"
 """Names the head's own node, whatever it is called."""
@@ -33,9 +35,14 @@ class HeadLogs:
     """What of all nodes' logs the head can give."""
 
     def __init__(
-        self, run: NodeRun, reports: Reports, workers: Callable[[], Iterable[Worker]]
+        self,
+        run: NodeRun,
+        reports: Reports,
+        workers: Callable[[], Iterable[Worker]],
+        is_over: Callable[[], bool],
     ) -> None:
         self._run = run
+        self._is_over = is_over
         self._reports = reports
         self._workers = workers
 
@@ -57,20 +64,23 @@ class HeadLogs:
         return await self._of(here[-1], name)
 
     async def _own(self, path: Path, after: int | None) -> LogPart | str:
-        """Read our own; who follows and has all of it waits a little for more."""
+        """Read our own; who follows and has all of it waits a little for more, or for the end."""
+        was_over = self._is_over()
 
         async def more() -> tuple[bytes, int] | NotYet:
             with anyio.move_on_after(_DISK):
                 read = partial(_read, path, after)
                 found = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
-                return found if found[0] or after is None else NotYet()
+                is_news = found[0] or after is None or self._is_over() != was_over
+                return found if is_news else NotYet()
             return NotYet()
 
         try:
-            data, place = await until(more, _PATIENCE)
+            data, place = await until(more, _PATIENCE, longest=_STEP)
         except TimedOutError:
-            return LogPart("", after or 0)
-        return LogPart(self._run.redactor.clean(data.decode(errors="replace")), place)
+            return LogPart("", after or 0, self._is_over())
+        text = self._run.redactor.clean(data.decode(errors="replace"))
+        return LogPart(text, place, self._is_over())
 
     async def _of(self, worker: Worker, name: str) -> LogPart | str:
         """Have a worker send the end of a log with its next report."""

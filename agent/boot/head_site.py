@@ -27,7 +27,7 @@ def site_of(
     """Return the head's site; where there is no token, a key is left for this node's users."""
     plan = run.plan
     key = control_key.make(run.folder.path) if plan.token is None else None
-    logs = HeadLogs(run, reports, workers)
+    logs = HeadLogs(run, reports, workers, watched.is_over)
     return Site(
         token=plan.token,
         ready=lambda: True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
-from agent.decisions.head.state import WorkerReported
+from agent.decisions.head.state import Phase, WorkerReported
 from agent.decisions.items import HERE
 from agent.record.files import why
 from agent.record.job_lines import JobLines
@@ -51,6 +51,10 @@ class Watched:
             if aside is not None:
                 self._timeline.note_steps(event.worker.key, aside.steps, self._run.now())
                 self.job.known.hear(event.worker.name, aside.known)
+
+    def is_over(self) -> bool:
+        """Say whether the run has its verdict."""
+        return self._look().phase is Phase.LEAVING
 
     def status(self) -> dict[str, object]:
         """Return what everybody may see who may see the status."""

@@ -47,6 +47,8 @@ class LogPart(NamedTuple):
     text: str
     next: int | None
     """Where the next part begins; None where a log comes as its last lines only."""
+    is_over: bool = False
+    """True where the run has its verdict: an agent that falls silent now has left."""
 
 
 class Control(NamedTuple):
@@ -240,7 +242,8 @@ class Site:
         found = await control.log(node, name, None if after is None else int(after))
         if isinstance(found, str):
             return _error(404, found)
-        return web.json_response({"text": found.text, "next": found.next})
+        told = {"text": found.text, "next": found.next, "over": found.is_over}
+        return web.json_response(told)
 
     def _control_for(self, request: web.Request) -> Control | web.StreamResponse:
         """Return what a caller may do beyond looking at the status, or the refusal."""

@@ -13,8 +13,10 @@ from agent.control.sockets import bind
 from agent.record import control_key
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Awaitable, Callable, Iterator
     from pathlib import Path
+
+    Log = Callable[[str, str, int | None], Awaitable[LogPart | str]]
 
 SECONDS = 20.0
 KEY = "0123456789abcdef"
@@ -53,13 +55,13 @@ async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
 class Head:
     """A head's port, which closes once it was told to stop."""
 
-    def __init__(self, token: str | None, key: str | None) -> None:
-        (self.socket,) = bind(["127.0.0.1"], 0)
+    def __init__(self, token: str | None, key: str | None, log: Log, port: int) -> None:
+        (self.socket,) = bind(["127.0.0.1"], port)
         self.port = int(self.socket.getsockname()[1])
         self.stopped = threading.Event()
         self.over = threading.Event()
         self.up = threading.Event()
-        control = Control(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, a_log)
+        control = Control(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log)
         self.site = Site(
             token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control
         )
@@ -77,9 +79,11 @@ class Head:
 
 
 @contextlib.contextmanager
-def a_head(token: str | None = None, key: str | None = KEY) -> Iterator[Head]:
+def a_head(
+    token: str | None = None, key: str | None = KEY, log: Log = a_log, port: int = 0
+) -> Iterator[Head]:
     """Have a head's port served in a thread."""
-    head = Head(token, key)
+    head = Head(token, key, log, port)
     thread = threading.Thread(target=head.live)
     thread.start()
     try:

@@ -32,7 +32,7 @@ READERS = {
 }
 
 READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
-SLEEP = {"agent/control/follow.py"}
+SLEEP = {"agent/control/follow.py", "agent/control/logs.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 LONGEST = 400
 ACTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
@@ -125,7 +125,7 @@ def test_ray_is_imported_late_and_in_one_place(name: str) -> None:
 
 @pytest.mark.parametrize("name", ours())
 def test_nothing_sleeps_for_a_condition(name: str) -> None:
-    """No blocking sleep stands for a condition; `status --watch` alone sleeps, for a person."""
+    """No blocking sleep stands for a condition; what a person watches may sleep."""
     assert not uses(TREES[name], "time", "sleep") or name in SLEEP
 
 

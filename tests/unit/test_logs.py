@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,7 +19,7 @@ from agent.control.server import LogPart
 from agent.decisions.head.state import Worker
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, redactor_for
-from unit.served import KEY, a_head, leave_key
+from unit.served import KEY, SECONDS, a_head, leave_key
 from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
@@ -84,6 +85,64 @@ def test_no_head_and_no_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["logs", "a", "b", "c"]) == 2
 
 
+# --- a log that is followed ---------------------------------------------------------------------
+
+
+async def _first_life(_node: str, _name: str, after: int | None) -> LogPart | str:
+    await anyio.sleep(0.1 if after else 0.0)
+    return LogPart("" if after else "one\n", 4)
+
+
+async def _second_life(_node: str, _name: str, after: int | None) -> LogPart | str:
+    return LogPart("two\n" if after == 4 else "", 8, is_over=True)
+
+
+def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
+    """Follow the job's log in a thread; return it, and where its code will be."""
+    codes: list[int] = []
+    environ = {"AGENT_PORT": str(port)}
+    thread = threading.Thread(
+        target=lambda: codes.append(logs.show(environ, root, [], follow=True))
+    )
+    thread.start()
+    return thread, codes
+
+
+def test_an_agent_that_is_started_again_goes_on_with_the_log(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another agent listens at the same port a moment later; after the verdict its end is ours."""
+    leave_key(tmp_path, KEY)
+    shown = ""
+    with a_head(log=_first_life) as head:
+        thread, codes = _following(head.port, tmp_path)
+        while "one\n" not in shown and thread.is_alive():
+            shown += capsys.readouterr().out
+    with a_head(log=_second_life, port=head.port):
+        while "two\n" not in shown and thread.is_alive():
+            shown += capsys.readouterr().out
+    thread.join(SECONDS)
+    told = capsys.readouterr()
+    assert (codes, shown + told.out, told.err) == ([0], "one\ntwo\n", "")
+
+
+def test_an_agent_that_stays_away_is_given_up(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a verdict nobody knows whether the run has ended: that is said, and is no success."""
+    monkeypatch.setattr(logs, "PATIENCE", 1.0)
+    leave_key(tmp_path, KEY)
+    shown = ""
+    with a_head(log=_first_life) as head:
+        thread, codes = _following(head.port, tmp_path)
+        while "one\n" not in shown and thread.is_alive():
+            shown += capsys.readouterr().out
+    thread.join(SECONDS)
+    assert (codes, shown) == ([69], "one\n")
+    told = capsys.readouterr().err
+    assert "gave no more of the log for 1 s, and no verdict: giving up (connection refused" in told
+
+
 # --- what the head gives -------------------------------------------------------------------------
 
 
@@ -99,7 +158,8 @@ class Asked:
             FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0
         )
         workers = (Worker("k1", "pod1"), Worker("k0", "pod0", gone=True))
-        self.logs = HeadLogs(self.run, self.reports, lambda: workers)
+        self.is_over = False
+        self.logs = HeadLogs(self.run, self.reports, lambda: workers, lambda: self.is_over)
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
@@ -160,6 +220,24 @@ def test_more_is_waited_for(asked: Asked) -> None:
             file.write("two\n")
 
     assert anyio.run(follow) == LogPart("two\n", 8)
+
+
+def test_a_verdict_is_told_at_once(asked: Asked) -> None:
+    """Who waits for more hears of it, before the agent leaves."""
+    asked.job.write_text("one\n")
+
+    async def follow() -> LogPart | str:
+        found: list[LogPart | str] = []
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(end)
+            found.append(await asked.logs.part("head", "job", 4))
+        return found[0]
+
+    async def end() -> None:
+        await anyio.sleep(0.2)
+        asked.is_over = True
+
+    assert anyio.run(follow) == LogPart("", 4, is_over=True)
 
 
 def test_nothing_more(asked: Asked) -> None:
