@@ -13,6 +13,7 @@ import importlib
 import json
 import os
 import queue
+import socket
 import subprocess
 import sys
 import threading
@@ -254,7 +255,7 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     limit = timedelta(seconds=options.within)
     until = _BEGAN + options.within
     place = (options.address, options.port, None)
-    store = dist.TCPStore(*place, is_master=True, timeout=limit, wait_for_workers=False)
+    store = kept_store(dist, options.address, options.port, limit)
     look = dist.TCPStore(*place, is_master=False, timeout=limit)  # the other one is busy waiting
     ranks = Ranks(options)
 
@@ -276,6 +277,21 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     }
     told["codes"] = ranks.end(_PATIENCE if in_time and not told["failed"] else 0.0)
     return told
+
+
+def kept_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  # noqa: ANN401 - torch's
+    """Keep the store on one address, since it asks nobody for a token: torch's own is on all.
+
+    From a socket of ours torch 2.4 to 2.7 takes it only without libuv.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    handle = socket.create_server((address, port), family=family).detach()
+    more: dict[str, object] = {"is_master": True, "timeout": limit, "wait_for_workers": False}
+    more["master_listen_fd"] = handle
+    try:
+        return dist.TCPStore(address, port, None, **more)
+    except NotImplementedError:
+        return dist.TCPStore(address, port, None, **more, use_libuv=False)
 
 
 def _met(store: Any, until: float) -> bool:  # noqa: ANN401 - torch's store

@@ -115,9 +115,7 @@ def _of_preflight(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
 
     Its store has the last port of Ray's workers, which Ray comes to last.
     """
-    store = Listener(
-        str(ports.last_worker), "store of AGENT_PREFLIGHT", "every interface (torch's)", "none"
-    )
+    store = Listener(str(ports.last_worker), "store of AGENT_PREFLIGHT", NODE_IP, "none")
     ranks = Listener("any", "ranks of AGENT_PREFLIGHT", f"{NODE_IP}'s interface", "none")
     return (store, ranks) if topology.is_head else (ranks,)
 

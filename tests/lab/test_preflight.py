@@ -102,6 +102,10 @@ def test_a_stop_amid_it(cluster: Cluster) -> None:
     agents = cluster.agents(PYTHON, "/tmp/job.py")
     for agent in agents:
         await_ranks(agent)
+    store = agents[0].exec(["ss", "-Hltn", "sport = :19999"])
+    assert [line.split()[3] for line in store.stdout.splitlines()] == [
+        f"{cluster.pods[0].ip}:19999"
+    ]
     agents[0].signal(signal.SIGTERM)
     assert ends(agents, 40) == [143, 143], agents[0].tail()
     assert "the job" not in agents[0].stdout()

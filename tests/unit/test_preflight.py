@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import socket
 from dataclasses import replace
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
 import anyio
@@ -12,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.boot.probing import Prober
-from agent.bundled.all_reduce import first_ranks, neighbours, parsed, processes
+from agent.bundled.all_reduce import first_ranks, kept_store, neighbours, parsed, processes
 from agent.checks import Level, examine
 from agent.checks.all_reduce import Share, judged
 from agent.decisions import head, worker
@@ -30,6 +32,7 @@ from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import Seat
 from agent.work.where import Place
 from unit.heads import LIMITS, TICK, Story, goal, nodes, word
+from unit.test_orders import free_port
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -235,11 +238,45 @@ def test_the_plan_shows_it() -> None:
     plan = plan_of({"AGENT_PREFLIGHT": "nccl"}, command=["train"])
     shown = render(plan, Redactor(()))
     assert "19999" in shown
-    assert "store of AGENT_PREFLIGHT: every interface (torch's); guard: none" in shown
+    assert "store of AGENT_PREFLIGHT: {node_ip}; guard: none" in shown
     assert "an all-reduce over all nodes" in shown
     assert "--node '{rank}' --gpus '{gpus}' --within 120 --out" in shown
     assert plan.logs()["preflight"] == "preflight.log"
     assert "AGENT_PREFLIGHT" not in render(plan_of({}, command=["train"]), Redactor(()))
+
+
+class Torch:
+    """Takes a store's socket over, with libuv or without, as a release of torch's does."""
+
+    def __init__(self, *, by_libuv: bool) -> None:
+        self._by_libuv = by_libuv
+        self.listens: tuple[str, int] = ("", 0)
+
+    def TCPStore(  # noqa: N802 - torch's name
+        self,
+        host: str,
+        port: int,
+        _size: None,
+        *,
+        master_listen_fd: int,
+        use_libuv: bool = True,
+        **_more: object,
+    ) -> str:
+        """Listen."""
+        if use_libuv and not self._by_libuv:
+            raise NotImplementedError("does not support initialization with an listen fd")
+        with socket.socket(fileno=master_listen_fd) as own:
+            self.listens = own.getsockname()
+        return f"{host}:{port}"
+
+
+@pytest.mark.parametrize("by_libuv", [True, False])
+def test_the_store_is_on_one_address(*, by_libuv: bool) -> None:
+    """Not on all, as torch's own is: nobody is asked for a token there."""
+    torch, port = Torch(by_libuv=by_libuv), free_port()
+    found = kept_store(torch, "127.0.0.1", port, timedelta(seconds=1))
+    assert found == f"127.0.0.1:{port}"
+    assert torch.listens == ("127.0.0.1", port)
 
 
 def test_without_torch() -> None:
