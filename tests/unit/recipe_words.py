@@ -20,3 +20,12 @@ def flags_of(command: Command, after: int = 3) -> dict[str, tuple[str, ...]]:
         else:
             found[flag] += (word,)
     return found
+
+
+def arguments(command: Command) -> dict[str, str]:
+    """Return the arguments of verl's command by key; none may stand twice."""
+    assert command.argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
+    pairs = [argument.partition("=") for argument in command.argv[3:]]
+    keys = [key.lstrip("+") for key, _, _ in pairs]
+    assert len(keys) == len(set(keys)), "a key stands twice"
+    return {key: value for key, (_, _, value) in zip(keys, pairs, strict=True)}

@@ -6,8 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.recipes.recipe import Asked, Command, MisfitError, NodeSize
+from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
 from agent.work.recipes.search_r1 import make
+from unit.recipe_words import arguments
 
 ACTOR = "actor_rollout_ref.actor"
 MINI, MICRO = f"{ACTOR}.ppo_mini_batch_size", f"{ACTOR}.ppo_micro_batch_size"
@@ -34,15 +35,6 @@ def asked(
         tensor_parallel=tensor_parallel,
         args=args,
     )
-
-
-def arguments(command: Command) -> dict[str, str]:
-    """Return the command's arguments by key."""
-    assert command.argv[:3] == ("python3", "-m", "verl.trainer.main_ppo")
-    pairs = [argument.partition("=") for argument in command.argv[3:]]
-    keys = [key.lstrip("+") for key, _, _ in pairs]
-    assert len(keys) == len(set(keys)), "a key stands twice"
-    return {key: value for key, (_, _, value) in zip(keys, pairs, strict=True)}
 
 
 @pytest.mark.parametrize(

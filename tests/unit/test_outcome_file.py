@@ -1,0 +1,88 @@
+"""outcome.json: what the contract says is in it, and who reads it again."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import TYPE_CHECKING
+
+from agent.base.outcome import Kind, Outcome
+from agent.boot import held
+from agent.record import node_record, outcome_file
+from agent.record.disk_word import DiskWord
+from agent.record.outcome_file import Outage, read_outcome, write_outcome
+from agent.record.run_folder import RunFolder
+from agent.record.run_record import Attempt
+from agent.runtime import parent
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pytest
+
+
+def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
+    """outcome.json has the fields that the contract names, and no half-written twin beside it."""
+    outcome = Outcome(Kind.LOST, 75, "Ray was lost", "running", "ray", "Run again")
+    contract: dict[str, object] = {
+        "kind": "lost",
+        "exit_code": 75,
+        "phase": "running",
+        "culprit": "ray",
+        "reason": "Ray was lost",
+        "remedy": "Run again",
+        "attempts": [],
+        "outages": [],
+    }
+    assert write_outcome(tmp_path, outcome) is None
+    data = json.loads((tmp_path / "outcome.json").read_text())
+    assert {field: data.get(field) for field in contract} == contract
+    attempt = Attempt(1, "run-1", "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75)
+    outage = Outage("reward server", "pod0", "2025-01-01T00:00:00Z")
+    write_outcome(tmp_path, outcome, [attempt], [outage])
+    data = json.loads((tmp_path / "outcome.json").read_text())
+    assert data["attempts"] == [
+        {
+            "number": 1,
+            "start": "2025-01-01T00:00:00Z",
+            "end": "2025-01-01T01:00:00Z",
+            "reason": "lost",
+            "exit_code": 75,
+        }
+    ]
+    assert data["outages"] == [
+        {"service": "reward server", "node": "pod0", "from": "2025-01-01T00:00:00Z", "to": None}
+    ]
+    assert [file.name for file in tmp_path.iterdir()] == ["outcome.json"]
+
+
+def test_an_outcome_that_cannot_be_written_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder that is gone ends nothing: it is a warning."""
+    said: list[str] = []
+    word = DiskWord(lambda sentence, _level: said.append(sentence))
+    monkeypatch.setattr(outcome_file, "disk", word)
+    error = write_outcome(tmp_path / "gone", Outcome(Kind.DONE, 0, "done"))
+    assert isinstance(error, FileNotFoundError)
+    (told,) = said
+    assert told.startswith("outcome.json cannot be written: No such file or directory. ")
+
+
+def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed while it held the pod: its verdict is read; one killed under the job had none."""
+    folder = RunFolder(tmp_path, "run-1", "pod0")
+    folder.own.write(folder.path / node_record.FILE)
+    monkeypatch.setattr(parent, "former", os.getpid)
+    assert held.verdict(tmp_path, "pod0") is None
+    outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
+    write_outcome(folder.path, outcome)
+    assert held.verdict(tmp_path, "pod0") == outcome
+    assert held.verdict(tmp_path, "pod1") is None
+    monkeypatch.setattr(parent, "former", lambda: None)
+    assert held.verdict(tmp_path, "pod0") is None
+    (folder.path / "outcome.json").write_text("[]")
+    assert read_outcome(folder.path) is None
+    folder.close()

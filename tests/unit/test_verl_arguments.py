@@ -1,0 +1,97 @@
+"""verl's recipes and a user's own arguments: they win, or are refused by their names."""
+
+from __future__ import annotations
+
+import pytest
+
+from agent.work.recipes.recipe import MisfitError, Version
+from agent.work.recipes.verl import make
+from unit.recipe_words import arguments
+from unit.verl_asked import MINI, TENSOR, asked
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (("data.train_batch_size=512",), {"data.train_batch_size": "512", MINI: "128"}),
+        ((f"{MINI}=64",), {"data.train_batch_size": "1024", MINI: "64"}),
+        (("data.train_batch_size=96", f"{MINI}=32"), {"data.train_batch_size": "96", MINI: "32"}),
+        (("trainer.nnodes=1",), {"trainer.nnodes": "1", "trainer.n_gpus_per_node": "8"}),
+        (("trainer.n_gpus_per_node=4",), {"trainer.nnodes": "4", TENSOR: "1"}),
+        ((f"{TENSOR}=4",), {TENSOR: "4"}),
+        (("actor_rollout_ref.rollout.n=16",), {"actor_rollout_ref.rollout.n": "16"}),
+        (("trainer.save_freq=5",), {"trainer.save_freq": "5"}),
+        (("+trainer.mine=1",), {"trainer.mine": "1"}),
+    ],
+)
+def test_a_users_argument_replaces_the_recipes_own(
+    args: tuple[str, ...], expected: dict[str, str]
+) -> None:
+    """Once, and what follows from it is sized anew."""
+    command = make(asked("2x8", (0, 9, 1), *args))
+    found = arguments(command)
+    assert {key: found[key] for key in expected} == expected
+    for argument in args:
+        assert command.why[argument.partition("=")[0].lstrip("+")] == "AGENT_JOB_ARGS"
+
+
+@pytest.mark.parametrize(
+    ("version", "argument", "said"),
+    [
+        ((0, 9, 1), "data.train_batch_size=1001", "1002 would do"),
+        ((0, 9, 1), "data.train_batch_size=many", "expected a whole number"),
+        ((0, 9, 1), "trainer.nnodes=3", "would wait without end"),
+        ((0, 9, 1), "trainer.n_gpus_per_node=16", "would wait without end"),
+        ((0, 9, 1), f"{TENSOR}=3", "1, 2, 4 or 8 fits"),
+        ((0, 9, 1), "critic.model.fsdp_config.param_offload=True", "critic.fsdp.param_offload"),
+        ((0, 7, 1), "custom_reward_function.path=/x.py", "reward.custom_reward_function.path"),
+        ((0, 7, 0), "reward.num_workers=4", "has no reward at its root"),
+        ((0, 9, 1), "reward_manager.name=x", "calls it reward.reward_manager.name"),
+        ((0, 9, 1), "reward_model.reward_manager=dapo", "calls it reward.reward_manager.name"),
+        ((0, 9, 1), "trainr.nnodes=2", "has no trainr at its root (trainer?)"),
+        ((0, 9, 1), "trainer.nnode=2", "has no nnode in trainer (trainer.nnodes?)"),
+        ((0, 9, 1), "algorithm.adv_estimator=grop", "verl has no grop (grpo?)"),
+        ((0, 8, 0), "trainer.use_v1=True", "has no use_v1 in trainer"),
+        ((0, 6, 1), "actor_rollout_ref.rollout.seed=1", "has no seed in actor_rollout_ref.rollout"),
+        ((0, 9, 1), "--nnodes=2", "no argument of hydra's"),
+    ],
+)
+def test_an_argument_that_cannot_work_is_refused(
+    version: Version, argument: str, said: str
+) -> None:
+    """By its name, before verl would find it, or wait, or ignore it."""
+    with pytest.raises(MisfitError) as refusal:
+        make(asked("2x8", version, argument))
+    assert said in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("version", "args"),
+    [
+        ((0, 6, 1), ("custom_reward_function.path=/x.py", "reward_model.reward_manager=dapo")),
+        ((0, 8, 0), ("reward_model.num_workers=2",)),
+        ((0, 7, 1), ("critic.model.fsdp_config.param_offload=True",)),
+        ((0, 9, 1), ("trainer.v1.trainer_mode=sync", "hydra.run.dir=/tmp/x")),
+        ((0, 9, 1), ("++algorithm.adv_estimator=mine",)),
+        ((0, 9, 1), ("++trainer.of_tomorrow=1", "+ray_kwargs.ray_init.x=1")),
+        ((0, 9, 1), ("model_engine=megatron", "actor_rollout_ref.actor.megatron.x=1")),
+        ((0, 9, 1), ("actor@actor_rollout_ref.actor=megatron_actor", "critic.megatron.x=1")),
+        ((0, 9, 1), ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=3")),
+    ],
+)
+def test_a_known_key_is_left_to_verl(version: Version, args: tuple[str, ...]) -> None:
+    """What a version has passes, and so does what somebody insists on, or nobody here knows."""
+    assert set(args) <= set(make(asked("2x8", version, *args)).argv)
+
+
+def test_wrong_keys_are_named_together() -> None:
+    """Whoever mends one finds no second."""
+    with pytest.raises(MisfitError, match=r"trainer\.nnode:.*data\.batch_size:"):
+        make(asked("2x8", (0, 9, 1), "trainer.nnode=1", "data.batch_size=1"))
+
+
+def test_a_reward_function_of_ones_own_stands_alone() -> None:
+    """Its path replaces ours, and with it goes what only ours would understand."""
+    own = "reward.custom_reward_function.path=/mine.py"
+    found = arguments(make(asked("2x8", (0, 9, 1), own, scores=True)))
+    assert [key for key in found if "reward" in key] == [own.partition("=")[0]]
