@@ -23,10 +23,10 @@ from aiohttp import web
 from agent.bundled.web_program import (
     SETTINGS_WRONG,
     BadRequestError,
+    add_place,
+    app_of,
+    check_place,
     error,
-    errors_as_json,
-    healthz,
-    hosts_of,
     kind_of,
     run,
 )
@@ -186,10 +186,7 @@ def make_app(index: Index, path: str, max_body: int, default: int) -> web.Applic
             return error(400, str(problem))
         return web.json_response(found)
 
-    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
-    app.router.add_post(path, retrieve)
-    app.router.add_get("/healthz", healthz)
-    return app
+    return app_of(path, max_body, retrieve)
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
@@ -198,18 +195,12 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         description="Find passages for search queries over HTTP, as a stand-in for Search-R1's "
         "retrieval server.",
     )
+    add_place(parser, 8000, "/retrieve", 16)
     add = parser.add_argument
-    add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
-    add("--port", type=int, default=8000, help="0 for any free one (%(default)s)")
-    add("--path", default="/retrieve", help="what to POST to (%(default)s)")
     add("--corpus", help='JSON lines with "contents" (a few facts of its own)')
     add("--topk", type=int, default=_DEFAULT_RESULTS, help="where a request has none (%(default)s)")
-    add("--max-body", type=int, default=16 << 20, help="bytes of a request (16 MiB)")
     options = parser.parse_args(argv)
-    if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
-        parser.error(f"--path: expected a path like /retrieve, got {options.path!r}")
-    if not 0 <= options.port < 65536 or options.max_body < 1:
-        parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
+    check_place(parser, options)
     if not 1 <= options.topk <= _MOST_RESULTS:
         parser.error(f"--topk: expected 1 to {_MOST_RESULTS}")
     return options
@@ -227,7 +218,7 @@ def main(argv: list[str]) -> int:
         print(f"retriever: {problem}", file=sys.stderr)
         return SETTINGS_WRONG
     app = make_app(Index(passages), options.path, options.max_body, options.topk)
-    return run("retriever", app, hosts_of(options.host), options.port, options.path)
+    return run("retriever", app, options.hosts, options.port, options.path)
 
 
 if __name__ == "__main__":

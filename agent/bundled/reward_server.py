@@ -32,10 +32,10 @@ from agent.bundled import maths
 from agent.bundled.second_opinion import NoVerdictError, SecondOpinion, Verdict
 from agent.bundled.web_program import (
     BadRequestError,
+    add_place,
+    app_of,
+    check_place,
     error,
-    errors_as_json,
-    healthz,
-    hosts_of,
     kind_of,
     run,
 )
@@ -233,9 +233,7 @@ def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) ->
         undecided = scorer.has_second_opinion
         return web.json_response(reply_to(scored, dialect, undecided=undecided))
 
-    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
-    app.router.add_post(path, score)
-    app.router.add_get("/healthz", healthz)
+    app = app_of(path, max_body, score)
     app.on_shutdown.append(scorer.give_up)
     app.on_cleanup.append(scorer.close)
     return app
@@ -248,23 +246,16 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         epilog="Where math-verify is installed, `undecided` of the reply's extra_logs is 1 for an "
         "answer on which it spent too much CPU time; that one earns 0.",
     )
+    add_place(parser, 5000, "/get_reward", 64)
     add = parser.add_argument
     limited = "seconds for a batch, then 503 with Retry-After (%(default)g)"
-    add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
-    add("--port", type=int, default=5000, help="0 for any free one (%(default)s)")
-    add("--path", default="/get_reward", help="what to POST to (%(default)s)")
-    add("--max-body", type=int, default=64 << 20, help="bytes of a request (64 MiB)")
     add("--limit", type=float, default=_REQUEST_SECONDS, help=limited)
     spoken = "the keys of a reply to a batch (%(default)s)"
     add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=spoken)
     options = parser.parse_args(argv)
-    if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
-        parser.error(f"--path: expected a path like /get_reward, got {options.path!r}")
-    if not 0 <= options.port < 65536 or options.max_body < 1:
-        parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
+    check_place(parser, options)
     if not 0 < options.limit < math.inf:
         parser.error("--limit: expected seconds, more than 0")
-    options.hosts = hosts_of(options.host)
     return options
 
 

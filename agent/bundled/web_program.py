@@ -14,6 +14,7 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 if TYPE_CHECKING:
+    import argparse
     from collections.abc import Awaitable, Callable, Sequence
 
     from aiohttp.typedefs import Middleware
@@ -55,6 +56,33 @@ def errors_as_json(path: str, max_body: int) -> Middleware:
             return error(413, message)
 
     return answer
+
+
+def app_of(path: str, max_body: int, answer: Handler) -> web.Application:
+    """Build an application: one path that answers, one that tells that it lives."""
+    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
+    app.router.add_post(path, answer)
+    app.router.add_get("/healthz", healthz)
+    return app
+
+
+def add_place(parser: argparse.ArgumentParser, port: int, path: str, mib: int) -> None:
+    """Add where a server listens, and what it takes."""
+    add = parser.add_argument
+    add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
+    add("--port", type=int, default=port, help="0 for any free one (%(default)s)")
+    add("--path", default=path, help="what to POST to (%(default)s)")
+    add("--max-body", type=int, default=mib << 20, help=f"bytes of a request ({mib} MiB)")
+
+
+def check_place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """End with 2 where no server could listen so; have its hosts as a list."""
+    if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
+        usual = parser.get_default("path")
+        parser.error(f"--path: expected a path like {usual}, got {options.path!r}")
+    if not 0 <= options.port < 65536 or options.max_body < 1:
+        parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
+    options.hosts = hosts_of(options.host)
 
 
 async def healthz(_request: web.Request) -> web.Response:

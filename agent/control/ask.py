@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base.addresses import in_url
 from agent.base.ports import port_map
@@ -26,11 +26,10 @@ _NO_AGENT = "whatever listens there is no agent"
 
 def show(environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print the head's status; 69 if no head answers."""
-    settings = load(environ).settings
-    status, evidence, _ = head_of(settings, own_port(settings, port_base(environ, settings)))
-    if status is None:
-        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+    found = find_head(environ)
+    if found is None:
         return 69
+    status = found.status
     try:
         text = json.dumps(status) if as_json else as_text(status)
     except STRANGE:
@@ -43,7 +42,7 @@ def show(environ: Mapping[str, str], *, as_json: bool) -> int:
 def is_live(environ: Mapping[str, str]) -> int:
     """Ask this node's own agent whether it lives, as a container's health check does; else 69."""
     settings = load(environ).settings
-    where = f"127.0.0.1:{own_port(settings, port_base(environ, settings))}"
+    where = f"127.0.0.1:{_own_port(settings, port_base(environ, settings))}"
     answer = ask(f"http://{where}/livez")
     if answer.status == 200:
         return 0
@@ -52,12 +51,30 @@ def is_live(environ: Mapping[str, str]) -> int:
     return 69
 
 
-def own_port(settings: Settings, base: PortBase) -> int:
+class FoundHead(NamedTuple):
+    """A head that answers: its status, its host and port, and this node's settings."""
+
+    status: dict[str, Any]
+    where: str
+    settings: Settings
+
+
+def find_head(environ: Mapping[str, str]) -> FoundHead | None:
+    """Ask the head for its status; None where none answers, which a person is told."""
+    settings = load(environ).settings
+    status, evidence, where = _head_of(settings, _own_port(settings, port_base(environ, settings)))
+    if status is None:
+        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+        return None
+    return FoundHead(status, where, settings)
+
+
+def _own_port(settings: Settings, base: PortBase) -> int:
     """Return the port of this node's agent, which is also the head's."""
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
 
 
-def head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
+def _head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
     """Return the head's status, or None and why; and the host and port that were asked.
 
     The agent of this node is asked first: an ssh shell has no variables that name the head.

@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from agent.checks.finding import Finding, Level
 from agent.checks.folding import whose
-from agent.control.ask import head_of, own_port
+from agent.control.ask import find_head
 from agent.control.keyed import ask_with_key, why_not
 from agent.plan.show import finding_line
-from agent.settings import load
-from agent.topology.platforms import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -21,12 +19,10 @@ if TYPE_CHECKING:
 
 def show(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
     """Print the table; return 0, 78 where something fails, 69 if no head answers."""
-    settings = load(environ).settings
-    port = own_port(settings, port_base(environ, settings))
-    status, evidence, where = head_of(settings, port)
-    if status is None:
-        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+    found = find_head(environ)
+    if found is None:
         return 69
+    _, where, settings = found
     answer = ask_with_key(f"http://{where}/findings", settings, log_root)
     if answer.status != 200:
         why = why_not(answer, "findings are told")

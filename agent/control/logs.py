@@ -8,10 +8,8 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from agent.control.ask import head_of, own_port
+from agent.control.ask import find_head
 from agent.control.keyed import ask_with_key, why_not
-from agent.settings import load
-from agent.topology.platforms import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -35,12 +33,10 @@ class _Part(NamedTuple):
 
 def show(environ: Mapping[str, str], log_root: Path, words: list[str], *, follow: bool) -> int:
     """Print a log; return 0, or 69 where no head answers or it has no such log."""
-    settings = load(environ).settings
-    port = own_port(settings, port_base(environ, settings))
-    status, evidence, where = head_of(settings, port)
-    if status is None:
-        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+    found = find_head(environ)
+    if found is None:
         return 69
+    status, where, settings = found
     node, name = _meant(words, status)
     url = f"http://{where}/logs/{quote(node, safe='')}/{quote(name, safe='')}"
     answer = ask_with_key(url, settings, log_root)

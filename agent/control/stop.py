@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.control.ask import head_of, own_port
+from agent.control.ask import find_head
 from agent.control.http import ask
 from agent.control.keyed import ask_with_key, why_not
 from agent.runtime.waiting import NotYet, TimedOutError, until
-from agent.settings import load
-from agent.topology.platforms import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,12 +23,10 @@ _MARGIN = 10.0
 
 def stop(environ: Mapping[str, str], log_root: Path) -> int:
     """End the run as SIGTERM on the head would; return 0 after its end, 69 if no head answers."""
-    settings = load(environ).settings
-    port = own_port(settings, port_base(environ, settings))
-    status, evidence, where = head_of(settings, port)
-    if status is None:
-        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+    found = find_head(environ)
+    if found is None:
         return 69
+    status, where, settings = found
     answer = ask_with_key(f"http://{where}/stop", settings, log_root, post=True)
     if answer.status != 200:
         why = why_not(answer, "a run is stopped")

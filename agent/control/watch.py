@@ -8,12 +8,10 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol
 
-from agent.control.ask import OF_ANOTHER_VERSION, STRANGE, as_text, head_of, own_port
+from agent.control.ask import OF_ANOTHER_VERSION, STRANGE, as_text, find_head
 from agent.control.follow import Silence, follow
 from agent.control.lasting import lasting
 from agent.control.view import changes, long, plain
-from agent.settings import load
-from agent.topology.platforms import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,12 +35,10 @@ class Screen(Protocol):
 
 def watch(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
     """Show the run until its end: 0; or until its head is gone: 69."""
-    settings = load(environ).settings
-    port = own_port(settings, port_base(environ, settings))
-    status, evidence, where = head_of(settings, port)
-    if status is None:
-        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+    found = find_head(environ)
+    if found is None:
         return 69
+    status, where, settings = found
     with _screen(as_json=as_json) as screen:
         code, last_words = _to_its_end(screen, where, follow(where, status, settings, log_root))
     if last_words:

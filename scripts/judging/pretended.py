@@ -12,12 +12,17 @@ import subprocess
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from agent.settings.jobs import BY_NAME
+from agent.work.recipes.recipe import Asked, NodeSize
+from judging.commands import recipe_of
 from judging.packages import REPO, environment
 from judging.training import LONGEST, QUIET, NotTrainedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
+
+    from agent.work.recipes.recipe import Version
 
 RUN_LIMIT, STOP_LIMIT = 600.0, 60.0
 GPUS, CPUS = 2, 10
@@ -31,6 +36,23 @@ STAND_INS = REPO / "scripts/judging/stand_ins"
 def not_reached(stations: Sequence[tuple[str, str]], out: str) -> list[str]:
     """List the stations that a framework's output does not tell of."""
     return [name for name, pattern in stations if not re.search(pattern, out)]
+
+
+def own_arguments(
+    recipe: str, version: Version, ground: Path, data: str, args: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return what a recipe gives its framework for these GPUs, from what lies on its ground."""
+    asked = Asked(
+        recipe=recipe,
+        nodes=(NodeSize(GPUS, CPUS),),
+        version=version,
+        model=str(ground / "model"),
+        train_data=str(ground / data),
+        checkpoints=str(ground / "checkpoints"),
+        args=args,
+        scores=True,
+    )
+    return recipe_of(BY_NAME[recipe]).make(asked).argv[3:]
 
 
 def run_agent(

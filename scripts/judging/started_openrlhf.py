@@ -11,10 +11,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from agent.settings.jobs import BY_NAME
-from agent.work.recipes.recipe import Asked, NodeSize
-from judging.commands import recipe_of
-from judging.pretended import CPUS, GPUS, not_reached, run_agent
+from judging.pretended import GPUS, not_reached, own_arguments, run_agent
 from judging.training import LONGEST, NotTrainedError, make_ground
 
 if TYPE_CHECKING:
@@ -67,14 +64,4 @@ def start_openrlhf() -> str:
 
 def arguments(ground: Path) -> tuple[str, ...]:
     """Return the recipe's own arguments; the agent fills in the reward server's URL."""
-    asked = Asked(
-        recipe="openrlhf-grpo",
-        nodes=(NodeSize(GPUS, CPUS),),
-        version=(0, 11, 2),
-        model=str(ground / "model"),
-        train_data=str(ground / "train.jsonl"),
-        checkpoints=str(ground / "checkpoints"),
-        args=FEW,
-        scores=True,
-    )
-    return recipe_of(BY_NAME["openrlhf-grpo"]).make(asked).argv[3:]
+    return own_arguments("openrlhf-grpo", (0, 11, 2), ground, "train.jsonl", FEW)

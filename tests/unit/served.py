@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
@@ -14,6 +14,7 @@ from agent.record import control_key
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     Log = Callable[[str, str, int | None], Awaitable[LogPart | str]]
@@ -52,6 +53,19 @@ async def a_log(node: str, name: str, after: int | None) -> LogPart | str:
     return LogPart("".join(parts[place : place + 1]), place + 1)
 
 
+class Lives(Protocol):
+    """What lives in a thread of its own."""
+
+    up: threading.Event
+    over: threading.Event
+
+    def live(self) -> None:
+        """Live until it is over."""
+
+
+_Head = TypeVar("_Head", bound=Lives)
+
+
 class Head:
     """A head's port, which closes once it was told to stop."""
 
@@ -78,12 +92,16 @@ class Head:
         await runner.cleanup()
 
 
-@contextlib.contextmanager
 def a_head(
     token: str | None = None, key: str | None = KEY, log: Log = a_log, port: int = 0
-) -> Iterator[Head]:
+) -> AbstractContextManager[Head]:
     """Have a head's port served in a thread."""
-    head = Head(token, key, log, port)
+    return served(Head(token, key, log, port))
+
+
+@contextlib.contextmanager
+def served(head: _Head) -> Iterator[_Head]:
+    """Have something of a head's live in a thread until the test is over."""
     thread = threading.Thread(target=head.live)
     thread.start()
     try:
@@ -92,6 +110,7 @@ def a_head(
     finally:
         head.over.set()
         thread.join(SECONDS)
+        assert not thread.is_alive()
 
 
 def leave_key(root: Path, key: str) -> None:

@@ -31,6 +31,16 @@ def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
     return next(finding for finding in findings if finding.check == check)
 
 
+def weigh(check: str, environ: dict[str, str], facts: Facts, level: Level, words: str) -> None:
+    """Hold a check's finding against what a row says of it."""
+    finding = found(check, environ, facts)
+    assert finding.level is level
+    assert words in finding.what
+    if environ.keys().isdisjoint(INSIST):
+        assert bool(finding.remedy) is (level is not Level.OK)
+        assert finding.sentence().endswith(finding.remedy)
+
+
 ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     "ray": ("ray", {}, MACHINE, Level.OK, "2.60.0 on Python 3.11.7"),
     "no ray": ("ray", {}, with_ray(MACHINE, version=None), Level.FAIL, "not installed"),
@@ -263,12 +273,7 @@ def test_findings(
     check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
 ) -> None:
     """Each danger has its level and its words; what is wrong and not insisted on, a remedy."""
-    finding = found(check, environ, facts)
-    assert finding.level is level
-    assert words in finding.what
-    if level is not Level.OK and environ.keys().isdisjoint(INSIST):
-        assert finding.remedy
-        assert finding.sentence().endswith(finding.remedy)
+    weigh(check, environ, facts, level, words)
 
 
 def test_every_check_is_run_and_tested() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
@@ -19,6 +18,7 @@ from agent.settings import load
 from agent.work.services_file import parse
 from agent.work.where import Place
 from unit.example_table import EXAMPLE, IN_THE_CONTAINER, make_pods, plan_of, runtime_template
+from unit.free_ports import free_port
 from unit.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch
 from unit.worlds import settings_of
 
@@ -244,11 +244,3 @@ def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
         assert "listening" in retriever.stderr.readline()
         assert anyio.run(probe.ask) == ""
         retriever.terminate()
-
-
-def free_port() -> int:
-    """Return a port on which nobody listens."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        number: int = listener.getsockname()[1]
-        return number

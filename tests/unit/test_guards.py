@@ -10,7 +10,8 @@ import pytest
 
 from agent.control.callers import OPEN_TO_ALL
 from agent.control.page import FILES
-from unit.test_stream import BY_KEY, BY_TOKEN, SECONDS, Head, a_head
+from unit.served import SECONDS
+from unit.test_stream import BY_KEY, BY_TOKEN, Head, a_head
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:

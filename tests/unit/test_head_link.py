@@ -16,7 +16,8 @@ from agent.control.sockets import bind
 from agent.decisions.worker import state as w
 from agent.runtime.names import Unanswered
 from agent.runtime.waiting import NotYet, until
-from unit.test_orders import FIRST, HELLO, free_port
+from unit.free_ports import free_port
+from unit.test_orders import FIRST, HELLO
 
 if TYPE_CHECKING:
     from aiohttp import web

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +18,7 @@ from agent.control.server import Site
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
 from agent.plan.listeners import may_listen_on
+from unit.free_ports import free_port
 from unit.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
@@ -28,13 +28,6 @@ if TYPE_CHECKING:
 REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
 HELLO = Hello("pod1", 1)
 PUBLIC, PRIVATE, OWN = "8.8.8.8", "10.0.0.5", "127.0.0.2"
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def a_plan(**environ: str) -> Plan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import socket
 from typing import TYPE_CHECKING
 
 import anyio
@@ -18,6 +17,7 @@ from agent.decisions import worker
 from agent.decisions.items import StepOver
 from agent.decisions.shared import OrderKind, Said
 from agent.decisions.worker import state as w
+from unit.free_ports import free_port
 from unit.heads import RETRIEVER
 from unit.workers import goal
 
@@ -27,13 +27,6 @@ if TYPE_CHECKING:
 SECONDS = 20.0
 HELLO = Hello("pod1", 1)
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
-
-
-def free_port() -> int:
-    """Return a port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class OneWorker:

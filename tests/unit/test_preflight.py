@@ -31,8 +31,8 @@ from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import Seat
 from agent.work.where import Place
+from unit.free_ports import free_port
 from unit.heads import LIMITS, TICK, Story, goal, nodes, word
-from unit.test_orders import free_port
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:

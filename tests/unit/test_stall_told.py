@@ -27,8 +27,9 @@ from agent.decisions.worker import state as w
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
 from agent.work.where import Place
+from unit.free_ports import free_port
 from unit.heads import goal, word
-from unit.test_orders import OneWorker, free_port, head_at
+from unit.test_orders import OneWorker, head_at
 from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:

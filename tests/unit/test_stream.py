@@ -16,14 +16,13 @@ import pytest
 from agent.control import stream
 from agent.control.server import COOKIE, Control, Site
 from agent.control.sockets import bind
-from unit.served import a_log
+from unit.served import KEY, SECONDS, a_log, served
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
-SECONDS = 20.0
-KEY = "0123456789abcdef"
 BY_KEY = {"Authorization": f"Bearer {KEY}"}
 BY_TOKEN = {"Authorization": f"Bearer {SECRET}"}
 
@@ -61,19 +60,9 @@ class Head:
         await runner.cleanup()
 
 
-@contextlib.contextmanager
-def a_head(token: str | None = None, *, is_head: bool = True) -> Iterator[Head]:
+def a_head(token: str | None = None, *, is_head: bool = True) -> AbstractContextManager[Head]:
     """Have it served in a thread."""
-    head = Head(token, is_head=is_head)
-    thread = threading.Thread(target=head.live)
-    thread.start()
-    try:
-        assert head.up.wait(SECONDS)
-        yield head
-    finally:
-        head.over.set()
-        thread.join(SECONDS)
-        assert not thread.is_alive()
+    return served(Head(token, is_head=is_head))
 
 
 @contextlib.contextmanager

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from agent.control import watch
 from agent.control.follow import Silence
 from browsing.runs import status as run_of
-from unit.served import leave_key
+from unit.served import KEY, leave_key
 from unit.terminal import on_a_terminal
 from unit.test_http import answering, reply
-from unit.test_stream import KEY, Head, a_head
+from unit.test_stream import Head, a_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
