@@ -75,13 +75,13 @@ def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
     """Killed while it held the pod: its verdict is read; one killed under the job had none."""
     folder = RunFolder(tmp_path, "run-1", "pod0")
     folder.own.write(folder.path / node_record.FILE)
-    monkeypatch.setattr(parent, "former", os.getpid)
+    monkeypatch.setattr(parent, "former", lambda: (os.getpid(),))
     assert held.verdict(tmp_path, "pod0") is None
     outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
     write_outcome(folder.path, outcome)
     assert held.verdict(tmp_path, "pod0") == outcome
     assert held.verdict(tmp_path, "pod1") is None
-    monkeypatch.setattr(parent, "former", lambda: None)
+    monkeypatch.setattr(parent, "former", tuple)
     assert held.verdict(tmp_path, "pod0") is None
     (folder.path / "outcome.json").write_text("[]")
     assert read_outcome(folder.path) is None
