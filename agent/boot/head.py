@@ -18,6 +18,7 @@ from agent.boot.head_goal import goal_of
 from agent.boot.head_start import start_ray
 from agent.boot.heard import Heard
 from agent.boot.job_command import Submission, submission
+from agent.boot.job_output import job_output
 from agent.boot.later_head import remembered, watch_record
 from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded, with_memory
@@ -41,7 +42,6 @@ from agent.record.log import say
 from agent.runtime import driver
 from agent.runtime.inbox import Inbox
 from agent.runtime.last_words import in_thread
-from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 from agent.work.services import REWARD, digest, reward_url
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from agent.control.protocol import Bye
     from agent.control.reports import Reports
     from agent.decisions.attempts import Attempt
+    from agent.runtime.output import JobOutput
     from agent.runtime.process import Child
     from agent.work.services import ServiceSpec
 
@@ -73,7 +74,7 @@ class Head:
         self._services = Services(run, self._inbox.put)
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
-        goal = goal_of(run.plan, keeper)
+        goal = goal_of(run.plan, keeper, run.now())
         self._state = head.first_state(goal)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
@@ -212,7 +213,7 @@ class Head:
             verdict=state.told_verdict,
         )
 
-    async def _perform(  # noqa: C901 - one case, one action
+    async def _perform(  # noqa: C901, PLR0912 - one case, one action
         self, action: h.HeadAction, tasks: anyio.abc.TaskGroup, reports: Reports, link: Link
     ) -> None:
         match action:
@@ -220,8 +221,12 @@ class Head:
                 self._run.speak(action)
             case h.Submit(job):
                 await self._submit(link, job, tasks, reports)
+            case h.Follow(job):
+                await self._follow(link, job)
+            case h.Keep(known):
+                self._keeper.keep(known, self._run.now())
             case h.StopJob(job):
-                tasks.start_soon(stop_job, link, job)
+                tasks.start_soon(stop_job, link, job, self._keeper.settled)
             case h.AskNodes(job):
                 nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
                 port = self._plan.ports.node_manager
@@ -303,37 +308,33 @@ class Head:
         self, link: Link, job_id: str, tasks: anyio.abc.TaskGroup, reports: Reports
     ) -> None:
         home = address_of(self._state, REWARD) or self._place.node_ip
-        url = reward_url(self._plan.all_services, replace(self._place, node_ip=home))
-        follows = self._keeper.record.open_attempt is not None
-        made = await submission(
-            self._plan, self._state, self._place, url, self._env, is_followed=follows
-        )
+        made = await self._made(home)
         if not isinstance(made, Submission):
             self._inbox.put(Unfit(made))
             return
         for said in made.said:
             self._run.speak(said)
-        number, nodes = self._state.attempt.number, (*self._state.fleet.alive.values(),)
-        self._keeper.submitted(number, job_id, self._state.checkpoint, nodes)
+        state, nodes = self._state, (*self._state.fleet.alive.values(),)
+        about = (job_id, state.checkpoint, nodes, state.required)
+        self._keeper.submitted(state.attempt.number, *about)
         if isinstance(link, TorchrunLink):
-            run_id = self._keeper.run_id
-            self._output = await link.launch(tasks, self._state, reports, run_id, home)
+            self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
             return
-        session, mirror = self._plan.launch.session, None
-        if session is None:  # the driver's output is on another machine
-            source = mirror = self._run.folder.file("ray-job.log")
-        else:
-            source = driver_log(session, job_id)
-        copy = self._run.folder.file("job.log")
-        if session is not None:
-            self._run.node.in_session(str(source.parents[1]))
-        skip, passed_on = self._run.node.record.passed_on, self._run.node.passed_on
-        rest = WithoutPreamble(job_id, made.line)
-        self._output = JobOutput(
-            *(source, rest, copy), skip=skip, on_passed=passed_on, watcher=self._watched.job
-        )
-        self._output.start()
+        self._output, mirror = job_output(self._run, job_id, made.line, self._watched.job)
         await link.submit(job_id, made.line, made.runtime_env, mirror)
+
+    async def _follow(self, link: Link, job_id: str) -> None:
+        """Go on with a job of an earlier agent's, whoever of its nodes is there now."""
+        made = await self._made(self._place.node_ip, is_followed=True)
+        line = made.line if isinstance(made, Submission) else ""
+        self._output, mirror = job_output(self._run, job_id, line, self._watched.job)
+        await link.follow(job_id, mirror)
+
+    async def _made(self, reward: str, *, is_followed: bool = False) -> Submission | Outcome:
+        url = reward_url(self._plan.all_services, replace(self._place, node_ip=reward))
+        return await submission(
+            self._plan, self._state, self._place, url, self._env, is_followed=is_followed
+        )
 
     async def _clear_away(self, ended: Attempt, link: Link) -> None:
         """Write down an attempt's end, and let nothing of it run beside the next.
@@ -344,6 +345,7 @@ class Head:
         self._run.record(AttemptOver(ended.number, ended.id, ended.end))
         if ended.end is not None:
             self._keeper.attempt_over(ended.end)
+            await self._keeper.settled()
         await self._finish_output()
         link.forget(ended.id)
         left = ""
@@ -372,16 +374,18 @@ class Head:
 
     async def _leave(self, reports: Reports, link: Link, outcome: Outcome) -> Outcome:
         """Tell the workers and take everything down, all within the grace."""
+        self._keeper.leaving(outcome)
         await self._finish_output()
         outcome = await explained(self._run, outcome)
         self._keeper.over(outcome)
+        await self._keeper.settled()
         self._run.outages = self._watched.outages()
         self._run.ended(outcome)
         self._bridge_scope.cancel()
-        budget = self._plan.budget
+        budget, begun = self._plan.budget, self._begun
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
-                may_call = self._may_still_call()
+                may_call = head_port.may_still_call(self._plan, begun.listens, self._state)
                 tasks.start_soon(head_port.farewell, reports, budget.farewell, may_call)
             tasks.start_soon(in_thread, partial(self._watched.leave_trace, outcome), WRITE_LIMIT)
             tasks.start_soon(self._services.stop, budget.services)
@@ -391,10 +395,3 @@ class Head:
                 tasks.start_soon(link.stop_own, budget.ray)
         await self._run.sweep(budget.leftovers)
         return await self._heard.bundled(outcome, self._keeper.attempts, self._state, reports)
-
-    def _may_still_call(self) -> int:
-        """Return how many workers that were never heard of may be about to call."""
-        given = self._plan.topology.given_ray is not None  # its workers run no agent
-        if given or not self._begun.listens:
-            return 0
-        return self._state.fleet.never_heard(self._state.required)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
 
 
-def goal_of(plan: Plan, keeper: RunKeeper) -> h.Goal:
+def goal_of(plan: Plan, keeper: RunKeeper, now: float) -> h.Goal:
     """Take from the plan what the head's decisions need of it."""
     settings, given = plan.settings, plan.topology.given_ray
     expected = plan.topology.expected_workers
@@ -27,6 +27,7 @@ def goal_of(plan: Plan, keeper: RunKeeper) -> h.Goal:
         first_attempt=keeper.next_attempt,
         tried=keeper.record.tried,
         former_nodes=keeper.former_nodes if given is None else (),
+        underway=None if plan.job is None else keeper.underway(now, expected),
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
         steps=plan.steps,

@@ -6,17 +6,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
+from agent.base.outcome import Kind
 from agent.control.sockets import bind
 from agent.plan.listeners import may_listen_on
 from agent.record.log import say
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
 
     from agent.base.outcome import Outcome
     from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Reply
     from agent.control.reports import Reports
+    from agent.decisions.head.state import HeadState
     from agent.plan.plan import Plan
 
 
@@ -56,9 +59,15 @@ def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
 
 def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:
     """Say whose checks refuse, where others will read it."""
-    if not plan.topology.expected_workers:
+    if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
         return refusal
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
+
+
+def may_still_call(plan: Plan, listens: Sequence[socket.socket], state: HeadState) -> int:
+    """Return how many workers that were never heard of may be about to call."""
+    given = plan.topology.given_ray is not None  # its workers run no agent
+    return 0 if given or not listens else state.fleet.never_heard(state.required)
 
 
 async def farewell(reports: Reports, limit: float, may_call: int) -> None:

@@ -78,7 +78,9 @@ async def _begin(run: NodeRun, keeper: RunKeeper, requests: Requests) -> HeadSta
     place = Place(ip, ip, "0", str(run.folder.path))
     env = plan.environment(ip, ip)
     goes_on = run.left is not None and run.left.has_ray
-    unfit = keeper.spent(plan.settings.job_retries) if plan.job is not None else None
+    unfit = keeper.spent(plan.settings.job_retries)
+    if unfit is not None and run.left is not None:
+        run.left.end_ray()
     if unfit is None:
         unfit = make_ready.make_ready(plan, run.left)
     listens = head_port.open_port(plan, ip, unfit)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from agent.boot.left_behind import LeftBehind
     from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
     from agent.record.run_choice import Chosen
@@ -65,8 +66,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         chosen, own = _chosen_run(root, plan, redactor)
         folder = RunFolder(root, chosen.run_id, name, link=False)  # once its port is its own
         left = left_behind(folder, names)
-        has_job = left is not None and left.has_ray
-        keeper = _keeper(root, plan, chosen, own, job_survives=has_job)
+        keeper = _keeper(root, plan, chosen, own, left)
         if left is not None and keeper.is_between_attempts:
             left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
@@ -125,7 +125,10 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str
     claim = plan.topology.claim
     # A platform that starts containers again is no person who wants a new run.
     retries = None if claim.restarts else plan.settings.job_retries
-    chosen = choose_run(root, claim.run_id, own, new_run_id, node=node, retries=retries)
+    resumed = run_to_go_on_with(root, node)
+    chosen = choose_run(
+        root, claim.run_id, own, new_run_id, node=node, retries=retries, resumed=resumed
+    )
     if chosen.notes:
         more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
         say(f"{chosen.notes[-1]}{more}")
@@ -137,13 +140,16 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str
 
 
 def _keeper(
-    root: Path, plan: Plan, chosen: Chosen, fingerprint: str, *, job_survives: bool
+    root: Path, plan: Plan, chosen: Chosen, fingerprint: str, left: LeftBehind | None
 ) -> RunKeeper:
     """Keep the record of the run from now on."""
     from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - a worker needs none of it
 
-    survives = job_survives or plan.topology.given_ray is not None
-    return RunKeeper(root, fingerprint, chosen, job_survives=survives)
+    replaces_agent = left is not None
+    survives = (left is not None and left.has_ray) or plan.topology.given_ray is not None
+    return RunKeeper(
+        root, fingerprint, chosen, job_survives=survives, replaces_agent=replaces_agent
+    )
 
 
 def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

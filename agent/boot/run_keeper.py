@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.attempts import spent
+from agent.decisions.attempts import is_loss, spent
 from agent.record.disk_thread import Latest
 from agent.record.files import FileLock, iso_time, safe
 from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, next_epoch
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
+    from agent.decisions.head.underway import Underway
     from agent.record.run_choice import Chosen
 
 
@@ -25,18 +26,33 @@ class RunKeeper:
 
     `job_survives` where a job outlives its head, on a Ray that others keep: an attempt that was
     left open is then followed again under its own id, and no second job is started beside it.
+    `replaces_agent` where this one goes on for an agent that was killed: what that one had decided
+    stands.
     """
 
     def __init__(
-        self, root: Path, fingerprint: str, chosen: Chosen, *, job_survives: bool = False
+        self,
+        root: Path,
+        fingerprint: str,
+        chosen: Chosen,
+        *,
+        job_survives: bool = False,
+        replaces_agent: bool = False,
     ) -> None:
         self._root = root
         self._writer: Latest[RunRecord] = Latest("run.json", self._write)
         self._lock = chosen.lock  # held for as long as we are there
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
-        if before is not None and not job_survives:
-            before = before.after_a_lost_head(iso_time(time.time()))
+        self._decided: Outcome | None = None
+        if before is not None and before.ending is not None:
+            self._decided = before.ending if replaces_agent else None
+            before = before if replaces_agent else replace(before, ending=None)
+        if before is not None and not job_survives and before.open_attempt is not None:
+            end = before.open_attempt.end_in_sight
+            if replaces_agent and end is not None and not is_loss(end):
+                self._decided = self._decided or end
+            before = before.after_a_lost_head(iso_time(time.time()), end)
         self.record = before or new
         self._writer.start()
 
@@ -53,7 +69,12 @@ class RunKeeper:
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
     def spent(self, retries: int) -> Outcome | None:
-        """Return the end of a run whose attempts are used up: nothing is submitted again."""
+        """Return the end of a run that is decided, or used its attempts up: nothing is submitted.
+
+        Decided by an agent that was killed before it had left; the workers hear it of this one.
+        """
+        if self._decided is not None:
+            return self._decided
         return None if self.record.open_attempt is not None else spent(self.record.tried, retries)
 
     @property
@@ -124,10 +145,42 @@ class RunKeeper:
         submission_id: str,
         checkpoint: int | None = None,
         nodes: tuple[str, ...] = (),
+        required: int | None = None,
     ) -> None:
-        """Note that an attempt begins, from which step on it may go, and on which workers."""
+        """Note that an attempt begins, from which step on it may go, and on which workers.
+
+        So many of these are `required`.
+        """
+        from agent.record.moments import moment  # noqa: PLC0415 - while Ray boots
+
         now = iso_time(time.time())
-        self._keep(self.record.begin(number, submission_id, now, checkpoint, nodes))
+        record = self.record.begin(number, submission_id, now, checkpoint, nodes)
+        began = {"began": moment(0.0), "required": len(nodes) if required is None else required}
+        self._keep(record.knowing(number, began))
+
+    def keep(self, known: Underway, now: float) -> None:
+        """Note what another agent must know that goes on with an attempt; `now` by its clock."""
+        from agent.record.underway import to_data  # noqa: PLC0415 - few runs lose anything
+
+        self._keep(self.record.knowing(known.number, to_data(known, now)))
+
+    def underway(self, now: float, needed: int) -> Underway | None:
+        """Return the attempt that an earlier agent left open; `needed` as the settings have it."""
+        if self.record.open_attempt is None:
+            return None
+        from agent.record.underway import taken_from  # noqa: PLC0415 - few runs go on with one
+
+        return taken_from(self.record.open_attempt, now, needed)
+
+    def leaving(self, end: Outcome) -> None:
+        """Note as what this head is about to leave: an agent that goes on for it says the same."""
+        self._keep(self.record.leaving(end))
+
+    async def settled(self) -> None:
+        """Wait until what was noted is on the disk, though not for long where that stalls."""
+        import anyio  # noqa: PLC0415 - loaded long before
+
+        await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
 
     def served_by(self, nodes: Iterable[str]) -> None:
         """Note who is there while an attempt runs: Ray may use whoever joins."""
@@ -141,13 +194,10 @@ class RunKeeper:
         self._keep(self.record.end_attempt(now, end.reason, end.exit_code))
 
     def over(self, end: Outcome) -> None:
-        """Note how this head's story ended; what a restarted head may go on with has not ended.
-
-        A job's own end, and an end that was asked for by hand, are final. After a loss, or where a
-        scheduler stopped the nodes, the same run may go on.
-        """
+        """Note how this head's story ended; what a restarted head may go on with has not ended."""
+        self.leaving(end)
         self.attempt_over(end)
-        if end.is_jobs_verdict or end.exit_code in {0, 130}:
+        if self.record.is_over:
             self._keep(self.record.ended())
 
     def close(self) -> None:

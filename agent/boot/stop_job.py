@@ -10,6 +10,8 @@ from agent.record.log import say
 from agent.runtime import driver
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from agent.boot.torchrun_head import TorchrunLink
     from agent.bridge.link import RayLink
 
@@ -17,8 +19,14 @@ TAKEN_WITHIN = 5.0
 """A dashboard that answers takes the stop of a job within a second."""
 
 
-async def stop_job(link: RayLink | TorchrunLink, job_id: str) -> None:
-    """Have a job stopped; a dashboard that hangs does not cost it its SIGTERM and its grace."""
+async def stop_job(
+    link: RayLink | TorchrunLink, job_id: str, settled: Callable[[], Awaitable[None]]
+) -> None:
+    """Have a job stopped; a dashboard that hangs does not cost it its SIGTERM and its grace.
+
+    Why it is stopped is `settled` before: an agent that goes on for this one could not tell.
+    """
+    await settled()
     with anyio.move_on_after(TAKEN_WITHIN):
         await link.stop_job(job_id)
         return

@@ -81,6 +81,10 @@ class TorchrunLink:
         self._tell(h.Submitted(state.attempt.id))
         return output
 
+    async def follow(self, job_id: str, _mirror: object = None) -> None:
+        """Follow no job of an earlier agent: the shares of it ended with that."""
+        self._tell(h.NeverSubmitted(job_id))
+
     async def stop_job(self, _job_id: str) -> None:
         """Have every node stop its share."""
         for key, number in self._others.items():

@@ -64,7 +64,7 @@ class Bridge:
         self._start(self._watch_nodes)
         for line in sys.stdin:
             command = json.loads(line)
-            if command["do"] == "submit":
+            if command["do"] in {"submit", "follow"}:
                 self._start(self._run_job, command)
             elif command["do"] == "stop":
                 self._start(self._stop_job, command)
@@ -129,23 +129,11 @@ class Bridge:
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
         job_id = str(command["id"])
-        for _ in beats(self._stop, 0.1):
-            try:
-                self._jobs = self._jobs or Jobs(self._dashboard)
-                if job_id in self._cancelled:
-                    if not self._jobs.know(job_id):
-                        stopped = "stopped before Ray took it"
-                        self._tell(event="stop-taken", id=job_id)
-                        self._tell_unsubmitted(job_id, stopped, cancelled=True)
-                        return
-                else:
-                    self._jobs.submit_once(command)
-                break
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                final = is_final(error)
-                self._tell_unsubmitted(job_id, _first_line(error), final=final)
-                if final:
-                    return
+        follows = command["do"] == "follow"
+        if follows:  # where the dashboard hangs, GCS tells of it all the same
+            self._watch_in_gcs(job_id)
+        if not self._is_taken(command):
+            return
         self._submitted.add(job_id)
         self._tell(event="submitted", id=job_id)
         if job_id in self._cancelled:  # asked while the submission was under way
@@ -153,9 +141,44 @@ class Bridge:
         copying = None
         if command.get("mirror"):
             copying = self._start(self._copy_output, command)
+        if not follows:
+            self._watch_in_gcs(job_id)
+        self._follow(job_id, copying)
+
+    def _watch_in_gcs(self, job_id: str) -> None:
         self._heard[job_id] = time.monotonic()
         self._start(self._follow_in_gcs, job_id)
-        self._follow(job_id, copying)
+
+    def _is_taken(self, command: Mapping[str, Any]) -> bool:
+        """Have Ray take a job, or ask whether it has one that is to be followed; tell if not."""
+        job_id, follows = str(command["id"]), command["do"] == "follow"
+        for _ in beats(self._stop, 0.1):
+            try:
+                self._jobs = self._jobs or Jobs(self._dashboard)
+                if not follows and job_id not in self._cancelled:
+                    self._jobs.submit_once(command)
+                elif not self._jobs.know(job_id):
+                    self._tell_unknown(job_id, follows=follows)
+                    return False
+                break
+            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+                if follows:  # whether or not the dashboard says so, it may run
+                    self._tell(event="job-silent", evidence=_first_line(error))
+                    continue
+                final = is_final(error)
+                self._tell_unsubmitted(job_id, _first_line(error), final=final)
+                if final:
+                    return False
+        return not self._stop.is_set()
+
+    def _tell_unknown(self, job_id: str, *, follows: bool) -> None:
+        """Tell that Ray has no such job; where it was to be stopped, nothing is left to stop."""
+        if job_id in self._cancelled:
+            self._tell(event="stop-taken", id=job_id)
+        if follows:
+            self._tell(event="never-submitted", id=job_id)
+        else:
+            self._tell_unsubmitted(job_id, "stopped before Ray took it", cancelled=True)
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Keep a copy of the driver's log here; without a place for it the job goes on."""

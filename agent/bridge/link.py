@@ -83,6 +83,10 @@ class RayLink:
             mirror=None if mirror is None else str(mirror),
         )
 
+    async def follow(self, job_id: str, mirror: Path | None = None) -> None:
+        """Have a job followed that Ray has already, and its output written to `mirror` if given."""
+        await self._order(do="follow", id=job_id, mirror=None if mirror is None else str(mirror))
+
     async def stop_job(self, job_id: str) -> None:
         """Have the job stopped; return when Ray has taken that."""
         taken = self._taken.setdefault(job_id, anyio.Event())
@@ -154,6 +158,8 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
             )
         case "submitted":
             return h.Submitted(str(data["id"]))
+        case "never-submitted":
+            return h.NeverSubmitted(str(data["id"]))
         case "submit-failed":
             return h.SubmitWaits(
                 str(data["id"]), data["evidence"], data["final"], data["cancelled"]

@@ -40,6 +40,8 @@ class Attempt:
     end: Outcome | None = None
     gone: tuple[str, ...] = ()
     """The nodes that were lost while it ran, by name."""
+    nodes: tuple[str, ...] = ()
+    """The workers that an earlier agent saw while it ran, by name; it may still run there."""
     checkpoint: int | None = None
     """The newest checkpoint's step when it began, as far as known."""
 

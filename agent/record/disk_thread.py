@@ -71,25 +71,38 @@ class Latest(DiskThread, Generic[T]):
         self._value: T | None = None
         self._is_new = False
         self._failed_at = -_PATIENCE
+        self._put = self._tried = 0
+        """How many values came, and up to which of them the writing was tried."""
 
     def put(self, value: T) -> None:
         """Have a value written in place of the last."""
         with self._changed:
             self._value, self._is_new = value, True
-            self._changed.notify()
+            self._put += 1
+            self._changed.notify_all()
+
+    def settle(self, limit: float = 1.0) -> None:
+        """Wait until what came so far was written, or tried to be; not for a disk that stalls."""
+        with self._changed:
+            wanted = self._put
+            if self._thread.is_alive():
+                self._changed.wait_for(lambda: self._tried >= wanted, limit)
 
     def _next(self) -> Callable[[], OSError | None] | None:
         is_early = time.monotonic() < self._failed_at + _PATIENCE and not self._is_new
         if self._value is None or is_early:
             return None
         value, self._value, self._is_new = self._value, None, False
-        return lambda: self._written(value)
+        count = self._put
+        return lambda: self._written(value, count)
 
-    def _written(self, value: T) -> OSError | None:
+    def _written(self, value: T, count: int) -> OSError | None:
         """Write a value; one that could not be is kept for later, unless there is a newer one."""
         error = self._write(value)
-        if error is not None:
-            with self._changed:
+        with self._changed:
+            self._tried = count
+            if error is not None:
                 self._failed_at = time.monotonic()
                 self._value = value if self._value is None else self._value
+            self._changed.notify_all()
         return error

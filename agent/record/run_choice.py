@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from agent.base.errors import PreflightError
 from agent.record.files import Claim, FileLock, numbered, safe, why
 from agent.record.node_record import is_at_work
-from agent.record.run_record import FILE, LOCK, NoRecord, RunRecord, State
+from agent.record.run_record import FILE, LOCK, NoRecord, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -35,7 +35,7 @@ def goes_on(
     """
     if record is None:
         return GoesOn(yes=False, why="it has no record")
-    if record.state is State.ENDED:
+    if record.is_over:
         return GoesOn(yes=False, why="it has ended")
     if record.fingerprint != fingerprint:
         return GoesOn(yes=False, why="it is of another job, or other settings")
@@ -100,15 +100,23 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     *,
     node: str = "",
     retries: int | None = None,
+    resumed: str = "",
 ) -> Chosen:
     """Find the run that goes on, or name a new one; the lock is held from then on.
 
+    `resumed` is the one in which the agent was killed that this one replaces: it goes on, however
+    far it had come.
     The platform's id where it names one, numbered where that run is over or another's; else the
     run that `latest` points to, if its head was this `node` and, with `retries`, an attempt is
     left; else a new id. Two heads that choose at the same time never come to the same run where
     the disk has locks.
     """
     notes: list[str] = []
+    if resumed:
+        lock, candidate = _look(root, resumed)
+        if candidate.claim is not Claim.THEIRS and isinstance(candidate.found, RunRecord):
+            return Chosen(resumed, candidate.found, (), lock)
+        lock.release()
     latest = _latest(root) if platform_run_id is None else None
     if latest is not None:
         lock, candidate = _look(root, latest)

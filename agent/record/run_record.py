@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import replace
+from dataclasses import field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base.outcome import Outcome
 from agent.base.value import dataclass
 from agent.decisions.attempts import Tried
 from agent.record.files import read_small, seconds_between, why, write_atomically
@@ -45,6 +46,18 @@ class Attempt:
     """The newest checkpoint's step when it began."""
     nodes: tuple[str, ...] = ()
     """The workers that were there while it ran, by name."""
+    underway: Mapping[str, object] = field(default_factory=dict)
+    """What another agent must know that goes on with it, as record/underway.py has it."""
+
+    @property
+    def end_in_sight(self) -> Outcome | None:
+        """Return as what it was to end, where its job was being stopped."""
+        stopping = self.underway.get("stopping")
+        as_what = stopping.get("as") if isinstance(stopping, dict) else None
+        try:
+            return Outcome.from_dict(as_what) if isinstance(as_what, dict) else None
+        except (KeyError, ValueError):
+            return None
 
     @property
     def was_lost(self) -> bool:
@@ -90,14 +103,33 @@ class RunRecord:
     attempts: tuple[Attempt, ...] = ()
     ranks: tuple[str, ...] = ()
     """The nodes to which the head gave ranks, from rank 1 on, by name."""
+    ending: Outcome | None = None
+    """As what the head leaves, once that is decided; its workers may not have heard it yet."""
 
     def at_head(self, head: str, epoch: int) -> RunRecord:
         """Return it with the head, and the Ray, that it goes on with."""
         return replace(self, head=head, epoch=epoch, state=State.BOOTING)
 
-    def after_a_lost_head(self, now: str) -> RunRecord:
-        """Return it with the attempt over that a killed head left open."""
+    def after_a_lost_head(self, now: str, end: Outcome | None = None) -> RunRecord:
+        """Return it with the attempt over that a killed head left open.
+
+        `end` is as what it was to end, where its job was being stopped.
+        """
+        if end is not None:
+            return self.end_attempt(now, end.reason, end.exit_code)
         return self.end_attempt(now, "its head was lost", 75)
+
+    def leaving(self, end: Outcome) -> RunRecord:
+        """Return it with the head's end, which stands from now on."""
+        return replace(self, ending=end)
+
+    def knowing(self, number: int, underway: Mapping[str, object]) -> RunRecord:
+        """Return it with what another agent must know of the attempt of this number."""
+        last = self.open_attempt
+        if last is None or last.number != number:
+            return self
+        last = replace(last, underway=underway)
+        return replace(self, attempts=(*self.attempts[:-1], last))
 
     def begin(
         self,
@@ -136,8 +168,20 @@ class RunRecord:
         """Return it with its last attempt over; one that is over keeps its end."""
         if self.open_attempt is None:
             return self
-        last = replace(self.open_attempt, end=end, reason=reason, exit_code=exit_code)
+        last = replace(self.open_attempt, end=end, reason=reason, exit_code=exit_code, underway={})
         return replace(self, attempts=(*self.attempts[:-1], last))
+
+    @property
+    def is_over(self) -> bool:
+        """Say whether no later head goes on with it, though this one may not have left yet.
+
+        A job's own end, and an end that was asked for by hand, are final. After a loss, or where a
+        scheduler stopped the nodes, the same run may go on.
+        """
+        end = self.ending
+        if self.state is State.ENDED or end is None:
+            return self.state is State.ENDED
+        return end.is_jobs_verdict or end.exit_code in {0, 130}
 
     def ended(self) -> RunRecord:
         """Return it over: no later head goes on with it."""
@@ -158,10 +202,12 @@ class RunRecord:
                     "submission_id": attempt.submission_id,
                     "checkpoint": attempt.checkpoint,
                     "nodes": [*attempt.nodes],
+                    **({"underway": attempt.underway} if attempt.underway else {}),
                 }
                 for attempt in self.attempts
             ],
             "ranks": [*self.ranks],
+            "ending": None if self.ending is None else self.ending.to_dict(),
         }
 
     @classmethod
@@ -184,8 +230,9 @@ class RunRecord:
                 state=State(_text(data, "state")),
                 attempts=tuple(map(_attempt, attempts)),
                 ranks=_names(data.get("ranks", [])),
+                ending=None if data.get("ending") is None else Outcome.from_dict(data["ending"]),
             )
-        except (KeyError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             return NoRecord(f"it is no record of a run: {error}")
 
     def write(self, path: Path) -> OSError | None:
@@ -209,6 +256,7 @@ class RunRecord:
 def _attempt(data: object) -> Attempt:
     if not isinstance(data, dict):
         raise ValueError("an attempt is no JSON object")  # noqa: TRY004 - one error type for bad data
+    underway = data.get("underway", {})
     return Attempt(
         number=_whole(data, "number"),
         submission_id=_text(data, "submission_id"),
@@ -218,6 +266,7 @@ def _attempt(data: object) -> Attempt:
         exit_code=None if data["exit_code"] is None else _whole(data, "exit_code"),
         checkpoint=None if data.get("checkpoint") is None else _whole(data, "checkpoint"),
         nodes=_names(data.get("nodes", [])),
+        underway=underway if isinstance(underway, dict) else {},
     )
 
 

@@ -126,6 +126,15 @@ ROWS = (
         ),
     ),
     Row(
+        "agent-amid",
+        "the head's agent is killed after a worker was lost, or while it stops the job for that",
+        "the next one knows of it by run.json: another attempt, or 75 with the worker's name",
+        (
+            KILLED + "test_a_loss_is_remembered_by_the_next_agent",
+            KILLED + "test_killed_while_it_stops_a_job_that_lost_its_worker",
+        ),
+    ),
+    Row(
         "agent-again",
         "the agent is killed four times within ten minutes, or its parent is",
         "70; as on SIGTERM",

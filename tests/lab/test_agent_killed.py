@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -88,6 +88,61 @@ def test_killed_while_everything_boots(cluster: Cluster) -> None:
     assert ends([head, worker], BOOT) == [0, 0]
     assert (cluster.pods[0].tmp / "prepared").read_text().split() == ["prepared"]
     assert "removing a stale Ray" not in head.stderr()
+
+
+DEAF = "trap '' TERM; echo running; while :; do sleep 0.1; done"
+"""Does not stop when it is asked to, so that its stop takes the whole grace."""
+
+
+def attempt(cluster: Cluster) -> dict[str, Any]:
+    """Return the last attempt in the head's run.json."""
+    (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
+    last = json.loads(run.read_text())["attempts"][-1]
+    assert isinstance(last, dict)
+    return last
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_killed_while_it_stops_a_job_that_lost_its_worker(cluster: Cluster) -> None:
+    """The next agent knows why the job is being stopped: 75 with the worker's name, not 143."""
+    cluster.env["AGENT_NODE_GRACE"] = "3s"
+    head, worker = cluster.agents("sh", "-c", DEAF)
+    head.wait_for("^running$", "stdout", timeout=BOOT)
+    worker.kill()
+    await_true(
+        "the stop is on record", lambda: bool(attempt(cluster)["underway"].get("stopping")), 40
+    )
+    kill_agent(head)
+    head.wait_for("stopping the job, as the killed agent did", timeout=30)
+    assert head.wait(60) == 75
+    assert "podb" in last_line(head)
+    outcome = cluster.outcome(0)
+    assert [(one["number"], one["exit_code"]) for one in outcome["attempts"]] == [(1, 75)]
+    assert outcome["culprit"] == "node"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_loss_is_remembered_by_the_next_agent(cluster: Cluster) -> None:
+    """A job that fails within a minute after a worker's loss is made again, whoever saw that."""
+    cluster.env["AGENT_JOB_RETRIES"] = "1"
+    until = "while [ ! -e /tmp/fail ]; do sleep 0.1; done; exit 9"
+    job = f'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; {until}'
+    head, worker = cluster.agents("sh", "-c", job)
+    head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    worker.kill()
+    head.wait_for("lost a needed node", timeout=30)
+    await_true("the loss is on record", lambda: bool(attempt(cluster)["underway"].get("loss")), 10)
+    kill_agent(head)
+    head.wait_for("attempt 1 goes on: its job is followed again", timeout=30)
+    (cluster.pods[0].tmp / "fail").touch()
+    head.wait_for("attempt 1 of 2 is lost: .*lost", timeout=30)
+    again = cluster.agent(1, "sh", "-c", job)
+    assert ends([head, again]) == [7, 7], head.tail()
+    assert head.stdout() == "attempt 1\nattempt 2\n"
+    codes = [one["exit_code"] for one in cluster.outcome(0)["attempts"]]
+    assert codes == [75, 7]
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ from itertools import count
 from typing import TYPE_CHECKING
 
 from agent.decisions import head, worker
-from agent.decisions.attempts import Tried, spent
+from agent.decisions.attempts import Tried, is_loss, spent
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.head.underway import Underway
 from agent.decisions.items import Step
 from agent.decisions.shared import Unfit
 from agent.decisions.worker import state as w
@@ -24,6 +25,8 @@ from unit import heads, workers
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
+
+    from agent.base.outcome import Outcome
 
 GRACE = heads.LIMITS[planned.NODE]
 LIMITS = {
@@ -161,6 +164,10 @@ class World:
         """The attempts that were submitted, in their order."""
         self.attempts: list[tuple[int, tuple[str, ...], bool]] = []
         """The record: number, workers, whether it is over."""
+        self.underway: Underway | None = None
+        """The record of the last of these, its times on the world's clock."""
+        self.ending: Outcome | None = None
+        """The record of how the run is to end, once that was decided."""
         self.listed: dict[int, int] = {}
         """GCS's list: workers by number, with the life of their Ray."""
         self.nodes = [Node(self, n) for n in range(2, 2 + of.expected_workers + spares)]
@@ -202,12 +209,13 @@ class World:
             return
         self.story.take(event, self.now - self.began)
         actions, self.done = self.story.actions[self.done :], len(self.story.actions)
+        agent = self.agent
         for action in actions:
-            if self.performed == self.dies_before and not isinstance(action, h.Leave):
-                self._agent_dies()
+            if self._dies_here():
                 return
-            self.performed += 1
             self._perform(action)
+            if agent != self.agent:
+                return
         self._served_by()
         then = head.deadline(self.story.state)
         if then is not None:
@@ -215,12 +223,20 @@ class World:
         for node in self.nodes:
             self.exchange_soon(node)
 
+    def _dies_here(self) -> bool:
+        """Count something that the agent does; kill it where it is this one's turn."""
+        if self.performed == self.dies_before:
+            self._agent_dies()
+            return True
+        self.performed += 1
+        return False
+
     def _tick(self) -> None:
         then = head.deadline(self.story.state)
         if then is not None and self.now >= self.began + then:
             self.take(heads.TICK)
 
-    def _perform(self, action: h.HeadAction) -> None:
+    def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912 - one case, one action
         agent = self.agent
         match action:
             case h.Submit(job):
@@ -228,20 +244,30 @@ class World:
                 number = int(job.rpartition("-")[2])
                 if number not in [one for one, _, _ in self.attempts]:
                     self.attempts.append((number, names, False))
+                self.underway = Underway(number, self.now, self.story.state.required)
                 self.later(self.random.uniform(0.1, 2), self._begin, agent, number)
+            case h.Follow(job):
+                number = int(job.rpartition("-")[2])
+                self.later(self.random.uniform(0.1, 2), self._follow, agent, number)
+            case h.Keep(known):
+                self.underway = known.later(self.began)
             case h.StopJob(job):
                 grace = self.random.uniform(0, 15)
-                self.later(grace, self._job_ends, agent, job, "STOPPED")
+                self.later(grace, self._job_ends, job, "STOPPED")
             case h.AskNodes(job):
                 silent = {f"pod{n.number}": "no answer" for n in self.nodes if not n.linked}
                 self.later(2, self._tell, agent, h.NodesAsked(job, silent))
             case h.Retry():
                 self._over()
-                self._end_ray()
+                if not self._dies_here():
+                    self._end_ray()
             case h.RestartRay():
                 self.epoch += 1
                 self._boot_ray()
-            case h.Leave():
+            case h.Leave(outcome):
+                self.ending = outcome
+                if self._dies_here():
+                    return
                 self._over()
                 self._end_ray()
                 self.head_lives = False
@@ -254,6 +280,7 @@ class World:
         self.ray_lives, self.ray_is_up, self.driver, self.listed = False, False, 0, {}
 
     def _over(self) -> None:
+        self.underway = None
         self.attempts = [(number, nodes, True) for number, nodes, _ in self.attempts]
 
     def _tell(self, agent: int, event: h.HeadEvent) -> None:
@@ -314,15 +341,25 @@ class World:
         self.take(heads.job(status, code, attempt=number))
         self.later(20, self._speaks_of, agent, number)
 
+    def _follow(self, agent: int, number: int) -> None:
+        """Follow a job that an earlier agent submitted, or had not yet."""
+        if agent != self.agent or not self.ray_is_up:
+            return
+        if number in self.begun:
+            self._begin(agent, number)
+        else:
+            self.take(h.NeverSubmitted(f"run-{number}"))
+
     def _speaks_of(self, agent: int, number: int) -> None:
         """Have Ray speak of a job that runs, again and again."""
         if agent == self.agent and self.driver == number and self.ray_is_up:
             self.take(heads.job("RUNNING", attempt=number))
             self.later(20, self._speaks_of, agent, number)
 
-    def _job_ends(self, agent: int, job: str, status: str, code: int | None = None) -> None:
+    def _job_ends(self, job: str, status: str, code: int | None = None) -> None:
+        """Have Ray end a job, whatever has become of who asked for it."""
         number = int(job.rpartition("-")[2])
-        if agent == self.agent and self.ray_lives and number not in self.job_ends:
+        if self.ray_lives and number not in self.job_ends:
             self.job_ends[number] = status, code
             self.driver = 0 if self.driver == number else self.driver
             self.take(heads.job(status, code, attempt=number))
@@ -403,14 +440,14 @@ class World:
     def job_succeeds(self) -> None:
         """Have the job end well, now or later."""
         if self.driver:
-            self._job_ends(self.agent, f"run-{self.driver}", "SUCCEEDED", 0)
+            self._job_ends(f"run-{self.driver}", "SUCCEEDED", 0)
         if self.head_lives:
             self.later(100, self.job_succeeds)
 
     def job_fails(self, _index: int) -> None:
         """Have the job fail by itself, or for what was lost."""
         if self.driver:
-            self._job_ends(self.agent, f"run-{self.driver}", "FAILED", 1)
+            self._job_ends(f"run-{self.driver}", "FAILED", 1)
 
     def ray_dies(self, index: int) -> None:
         """Have a worker's Ray die."""
@@ -451,22 +488,30 @@ class World:
 
     def _head_is_back(self) -> None:
         """Begin anew from the record, as boot/run.py and boot/run_keeper.py have it."""
+        self.began = self.now
+        known, ending = self.underway, self.ending
         if not self.ray_lives:
+            stopped_as = None if known is None else known.end
+            if stopped_as is not None and not is_loss(stopped_as):
+                ending = ending or stopped_as
             self._over()
         ended = [one for one in self.attempts if one[2]]
         follows = len(ended) < len(self.attempts)
         if self.attempts and not follows:
             self._end_ray()
         tried = tuple(Tried(700.0, "its head was lost") for _ in ended)
+        nodes = self.attempts[-1][1] if self.attempts else ()
+        if follows and known is not None:
+            known = replace(known.later(-self.now), nodes=nodes)
         of = replace(
             self.of,
             tried=tried,
             first_attempt=len(tried) + 1,
-            former_nodes=self.attempts[-1][1] if self.attempts and not follows else (),
+            former_nodes=() if follows else nodes,
+            underway=known if follows else None,
         )
         self.story, self.done, self.head_lives = heads.Story(of, []), 0, True
-        self.began = self.now
-        end = None if follows else spent(tried, of.retries)
+        end = ending or (None if follows else spent(tried, of.retries))
         if end is not None:
             self.take(Unfit(end))
             return

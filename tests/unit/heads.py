@@ -171,8 +171,9 @@ class Story:
 
     @property
     def deeds(self) -> list[h.HeadAction]:
-        """All actions but sentences, and probes, on which nothing depends."""
-        return [action for action in self.actions if not isinstance(action, Said | h.Probe)]
+        """All actions but sentences, and probes and notes, on which nothing depends."""
+        kept = Said | h.Probe | h.Keep
+        return [action for action in self.actions if not isinstance(action, kept)]
 
     @property
     def probes(self) -> list[tuple[str, str, str]]:

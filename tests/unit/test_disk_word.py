@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -53,6 +54,34 @@ def test_a_write_that_does_not_end_is_told_of() -> None:
     since = None
     heard.word.look(200.0)
     assert heard.said[1:] == ["/logs/run/pod0 can be written again"]
+
+
+def test_what_was_put_is_waited_for_but_not_on_a_disk_that_stalls() -> None:
+    """Who must know that it is written waits for that, or until it was tried, or for so long."""
+    stalls, written = threading.Event(), list[int]()
+
+    def write(value: int) -> OSError | None:
+        if value == 3:
+            stalls.wait(60)
+        written.append(value)
+        return OSError(28, "No space left on device") if value == 2 else None
+
+    latest: Latest[int] = Latest("run.json", write)
+    latest.put(1)
+    latest.settle()  # its thread was not started: nobody will write it
+    assert written == []
+    latest.start()
+    for value in (1, 2):
+        latest.put(value)
+        latest.settle(60)
+        assert written[-1] == value
+    latest.put(3)
+    latest.settle(0.05)
+    assert written[-1] == 2
+    stalls.set()
+    latest.settle(60)
+    assert written[-1] == 3
+    latest.close()
 
 
 def test_what_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -103,7 +103,7 @@ def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path
     plan = plan_of(*read(name))
     assert plan.topology.claim.run_id == run
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run-7", None))
-    assert first_state(goal_of(plan, keeper)).attempt.id == job
+    assert first_state(goal_of(plan, keeper, 0.0)).attempt.id == job
     keeper.close()
 
 

@@ -108,10 +108,22 @@ def test_every_story_ends(scenario: Scenario) -> None:
         assert (node.is_gone, node.epoch, node.actors) == (True, None, set())
 
 
+FOR_GOOD = ((40.0, "cut", 0),)
+
+
+@pytest.mark.parametrize("retries", [0, 1, 3])
 @pytest.mark.parametrize(
     "mishaps",
     [
         (),
+        ((40.0, "job_fails", 0),),
+        FOR_GOOD,
+        (*FOR_GOOD, (70.0, "job_fails", 0)),
+        (*FOR_GOOD, (70.0, "job_fails", 0), (400.0, "heal", 0)),
+        (*FOR_GOOD, (150.0, "heal", 0)),
+        ((40.0, "cut", 0), (60.0, "heal", 0), (75.0, "job_fails", 0)),
+        ((40.0, "cut", 0), (60.0, "heal", 0), (160.0, "job_fails", 0)),
+        (*FOR_GOOD, (50.0, "heads_ray_dies", 0)),
         ((40.0, "ray_dies", 0),),
         ((40.0, "heads_ray_dies", 0),),
         ((40.0, "cut", 0), (41.0, "job_fails", 0), (130.0, "heal", 0)),
@@ -121,14 +133,14 @@ def test_every_story_ends(scenario: Scenario) -> None:
     ids=lambda mishaps: "-".join(what for _, what, _ in mishaps) or "nothing",
 )
 def test_an_agent_that_dies_between_two_actions_changes_nothing(
-    mishaps: tuple[tuple[float, str, int], ...],
+    mishaps: tuple[tuple[float, str, int], ...], retries: int
 ) -> None:
     """Replayed from the records it makes no attempt more, and ends the same.
 
-    Not so yet for what only its memory holds: why it stops a job, and which loss came just before
-    a job's own failure. Attempts do not overlap there either, see below.
+    Also between a loss and the job's own failure by it, between the decision to stop a job and that
+    job's end, and while it leaves.
     """
-    scenario = Scenario(2, None, 0, 3, -1, mishaps)
+    scenario = Scenario(2, None, 0, retries, -1, mishaps)
     whole = scenario.play()
     (end,) = whole.story.ends
     for before in range(whole.performed):

@@ -157,7 +157,7 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
     for writer in writers:
         writer.start()
     while any(writer.is_alive() for writer in writers):
-        assert RunRecord.read(path) in {RECORD, long}
+        assert RunRecord.read(path) in [RECORD, long]
     assert [file.name for file in tmp_path.iterdir()] == [FILE]
 
 

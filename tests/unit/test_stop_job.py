@@ -40,14 +40,17 @@ def test_ray_first_then_the_driver(
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     told: list[object] = []
 
+    async def settled() -> None:
+        told.append("settled")
+
     async def story() -> None:
         link = RayLink(argv, {}, lambda: tmp_path / "bridge.log", told.append)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stopping.stop_job(link, "run-1")
+                await stopping.stop_job(link, "run-1", settled)
             tasks.cancel_scope.cancel()
 
     anyio.run(story)
     assert asked == ([] if takes else ["run-1"])
-    assert told == []
+    assert told == ["settled"]

@@ -11,6 +11,7 @@ from agent.decisions.shared import Said
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.decisions.attempts import Attempt
+    from agent.decisions.head.underway import Underway
     from agent.work.torchrun import Seat
 
 
@@ -19,6 +20,20 @@ class Submit:
     """Submit the job under this id; once per attempt."""
 
     id: str
+
+
+@dataclass(frozen=True)
+class Follow:
+    """Follow a job that an earlier agent submitted under this id; submit none."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class Keep:
+    """Write down what a next agent must know, before anything follows from it."""
+
+    known: Underway
 
 
 @dataclass(frozen=True)
@@ -96,6 +111,8 @@ class Leave:
 HeadAction = (
     Said
     | Submit
+    | Follow
+    | Keep
     | StopJob
     | AskNodes
     | RestartRay

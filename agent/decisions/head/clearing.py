@@ -28,6 +28,7 @@ def begun(state: HeadState, now: float) -> HeadState:
         left |= {ip: now for ip in fleet.alive if ip not in fleet.by_ip}
     known = {worker.name for worker in fleet.workers.values()}
     lost_at = now if state.lost_at is None else state.lost_at
+    left |= {name: now for name in state.attempt.nodes if name not in known}
     left |= {name: lost_at for name in state.attempt.gone if name not in known}
     return replace(state, leftovers=left, clearing="it is being ended")
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.decisions.attempts import Tried
+    from agent.decisions.head.underway import Underway
     from agent.node.facts import Facts
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
@@ -51,6 +52,8 @@ class Goal:
     """The attempts of earlier heads of the same run that were lost."""
     former_nodes: tuple[str, ...] = ()
     """The workers that had a part in the last of these, by name."""
+    underway: Underway | None = None
+    """The attempt that an earlier agent submitted and left under way, its Ray being there still."""
     ray: str = OUR_RAY
     """What to call the Ray that must come up."""
     ray_is_given: bool = False

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from agent.base.value import dataclass
 from agent.decisions.head.actions import (
     AskNodes,
+    Follow,
     HeadAction,
+    Keep,
     Leave,
     Probe,
     RestartRay,
@@ -45,8 +47,10 @@ __all__ = [
     "Answered",
     "AskNodes",
     "Fleet",
+    "Follow",
     "Goal",
     "HeadAction",
+    "Keep",
     "Key",
     "Leave",
     "Probe",
@@ -68,8 +72,9 @@ __all__ = [
 
 
 class Phase(str, Enum):
-    """The head's life, in order; another attempt at the job begins anew with the first."""
+    """The head's life, in order; another attempt at the job begins with the second."""
 
+    RESUMING = "resuming"  # a killed agent left a job under way: it is looked for
     BOOTING = "booting"  # Ray, services, prepare step and workers come up side by side
     SUBMITTING = "submitting"
     RUNNING = "running"  # or, without a job, serving
@@ -310,6 +315,13 @@ class Submitted:
 
 
 @dataclass(frozen=True)
+class NeverSubmitted:
+    """Ray knows nothing of an attempt that an earlier agent was about to submit."""
+
+    id: str
+
+
+@dataclass(frozen=True)
 class SubmitWaits:
     """Ray does not take an attempt yet, or refuses it for good."""
 
@@ -367,6 +379,7 @@ HeadEvent = (
     | WorkerReplaced
     | Answered
     | Submitted
+    | NeverSubmitted
     | SubmitWaits
     | JobHeard
     | NodesAsked

@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
     """Do as was asked from outside: stop the job, then leave."""
     outcome = stopped(event.signum, expected=not state.goal.wants_job)
-    if state.phase is Phase.STOPPING:
+    if state.verdict is not None:
         return replace(state, verdict=_without_retry(state, outcome)), ()
     if state.phase is Phase.JUDGING and state.attempt.report is not None:
         return leave(state, verdict_of(state.attempt.report, state.loss), now)
-    submitted = state.goal.wants_job and state.phase in {Phase.RUNNING, Phase.SUBMITTING}
-    if submitted:
+    submitted = state.phase in {Phase.RESUMING, Phase.RUNNING, Phase.SUBMITTING}
+    if submitted and state.goal.wants_job:
         return stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping the job"),))
     return leave(state, outcome, now)
 
@@ -55,7 +55,7 @@ def superseded(state: HeadState, event: h.LaterHead, now: float) -> Decision:
     why = f"superseded: a later head of run {state.goal.run_id} is at work ({event.told_by})"
     remedy = "Nothing, if that one was meant; else give only one node the head's name"
     end = Outcome(Kind.LOST, 75, why, culprit="head", remedy=remedy, is_superseded=True)
-    if state.phase is Phase.STOPPING:
+    if state.verdict is not None:
         return replace(state, verdict=_without_retry(state, end)), ()
     if state.attempt.submitted is None or state.phase is Phase.JUDGING or state.goal.ray_is_given:
         return leave(state, end, now)
@@ -76,8 +76,17 @@ def stop_job(
     if not state.goal.wants_job:
         after, actions = leave(state, verdict, now)
         return after, (*said, *actions)
-    state = replace(state, verdict=replace(verdict, phase=state.phase.value))
-    return state.to(Phase.STOPPING, now), (*said, h.StopJob(state.attempt.id))
+    state, follow = followed(replace(state, verdict=replace(verdict, phase=state.phase.value)), now)
+    return state.to(Phase.STOPPING, now), (*said, *follow, h.StopJob(state.attempt.id))
+
+
+def followed(state: HeadState, now: float) -> Decision:
+    """Have a job followed that an earlier agent submitted, unless that was done."""
+    known = state.goal.underway
+    if state.phase is not Phase.RESUMING or known is None or state.attempt.submitted is not None:
+        return state, ()
+    attempt = replace(state.attempt, submitted=known.submitted, heard=now)
+    return replace(state, attempt=attempt), (h.Follow(attempt.id),)
 
 
 def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -90,7 +99,8 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         state = parts.looked(state, now)
         ended = state.parts.settled
     refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
-    never_ran = refusal is not None and (refusal.cancelled or refusal.final)
+    unknown = isinstance(event, h.NeverSubmitted) and event.id == own
+    never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
     dies_with_ray = refusal is not None and not state.goal.ray_is_given
     over = now >= stop_deadline(state)
     if ended or never_ran or dies_with_ray or over or state.ray.step is Step.LOST:

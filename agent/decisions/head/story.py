@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import Attempt, id_of
-from agent.decisions.head import hangs, parts, probes, retry, services, turns
+from agent.decisions.head import hangs, parts, probes, retry, services, turns, underway
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting
 from agent.decisions.head.notes import note
 from agent.decisions.head.remarks import departed, remarks
+from agent.decisions.head.resuming import resuming
 from agent.decisions.head.running import judging, running, submitting
 from agent.decisions.head.state import HeadEvent, HeadState, Phase
 from agent.decisions.head.stopping import on_stop, stopping, superseded
@@ -40,11 +41,22 @@ def first_state(goal: h.Goal) -> HeadState:
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
             state = with_service(state, (HERE, spec.name), Item())
-    return state
+    return state if goal.underway is None else underway.taken_up(state, goal.underway)
 
 
 def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    """Take in one event; return the new state and what to do about it."""
+    """Take in one event; return the new state and what to do about it.
+
+    What a next agent would have to know is written down before anything else is done.
+    """
+    after, actions = _decided(state, event, now)
+    known = underway.of(after)
+    if known is not None and underway.is_news(state, known):
+        actions = (h.Keep(known), *actions)
+    return after, actions
+
+
+def _decided(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if state.phase is Phase.LEAVING:
         return note(state, event, now), ()
     if isinstance(event, StopAsked):
@@ -89,6 +101,7 @@ def deadline(state: HeadState) -> float | None:
 
 
 _BY_PHASE = {
+    Phase.RESUMING: resuming,
     Phase.BOOTING: booting,
     Phase.SUBMITTING: submitting,
     Phase.RUNNING: running,

@@ -154,6 +154,18 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
     yield from _service_waits(state)
 
 
+def _resuming_waits(state: HeadState) -> Iterator[Wait]:
+    known, attempt = state.goal.underway, state.attempt
+    if state.verdict is not None and known is not None:
+        yield Wait(planned.STOP, "the job to stop", known.stopped_at + _stop_limit(state))
+    elif attempt.submitted is None:
+        yield Wait(planned.HEAD, state.goal.ray, state.until(planned.HEAD), state.ray.evidence)
+    else:
+        until = attempt.heard + state.goal.limits[planned.JOB]
+        what = f"word of attempt {attempt.number} from Ray"
+        yield Wait(planned.JOB, what, until, state.ray.evidence)
+
+
 def _submitting_waits(state: HeadState) -> Iterator[Wait]:
     until = state.since + state.goal.limits[planned.SUBMIT]
     who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
@@ -167,9 +179,13 @@ def _judging_waits(state: HeadState) -> Iterator[Wait]:
 
 def stop_deadline(state: HeadState) -> float:
     """Return by when a job must have stopped; longer, where another attempt waits for that."""
+    return state.since + _stop_limit(state)
+
+
+def _stop_limit(state: HeadState) -> float:
     goal, verdict = state.goal, state.verdict
     follows = verdict is not None and is_loss(verdict) and state.losses < goal.retries
-    return state.since + goal.job_stop_grace + (_KILLED_WITHIN if follows else 0.0)
+    return goal.job_stop_grace + (_KILLED_WITHIN if follows else 0.0)
 
 
 def _stopping_waits(state: HeadState) -> Iterator[Wait]:
@@ -177,6 +193,7 @@ def _stopping_waits(state: HeadState) -> Iterator[Wait]:
 
 
 _WAITS = {
+    Phase.RESUMING: _resuming_waits,
     Phase.BOOTING: _boot_waits,
     Phase.SUBMITTING: _submitting_waits,
     Phase.RUNNING: _running_waits,

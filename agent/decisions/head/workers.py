@@ -181,7 +181,8 @@ class Fleet:
             new = replace(new, look_at=worker.heard + SILENT_AFTER)
         if before is not None and _counts_alike(before, worker):
             return new
-        if before is not None and before.lost:  # it was cut off, and its Ray with it
+        is_back = worker.joined if before is None else before.lost
+        if is_back and self.dead:  # it was cut off, and its Ray with it
             new = new.listing(new.ids, new.dead - new.ids.get(worker.ip, frozenset()))
         if before is not None and before.ip != worker.ip:
             new = new.left_by(before)

@@ -1,0 +1,336 @@
+"""A killed agent's attempt: what is written down of it, and how the next agent goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.base.outcome import Kind, Outcome
+from agent.boot.run_keeper import RunKeeper
+from agent.decisions.head import state as h
+from agent.decisions.head import underway
+from agent.decisions.head.state import Phase
+from agent.decisions.head.underway import Underway
+from agent.record.files import iso_time
+from agent.record.moments import moment, seconds_since
+from agent.record.run_choice import Chosen, choose_run
+from agent.record.run_record import FILE, Attempt, NoRecord, RunRecord, State
+from agent.record.underway import taken_from, to_data
+from unit.heads import (
+    INT,
+    LOST,
+    PAIR,
+    RUNNING,
+    SERVED,
+    SUBMITTED,
+    TERM,
+    TICK,
+    WITH_REWARD,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    word,
+)
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit="node")
+KNOWN = Underway(
+    *(1, 5.0, 2, 40, ("pod2", "pod3"), ("pod2",), frozenset({"id2"})),
+    *("pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
+)
+DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
+
+STOPS: dict[str, tuple[h.Goal, History]] = {
+    "a node is lost for good": (goal(1), [*PAIR, (9, nodes(dead=(2,))), (69, TICK)]),
+    "it is, and another attempt may follow": (
+        goal(1, retries=1),
+        [*PAIR, (9, nodes(dead=(2,))), (69, TICK)],
+    ),
+    "a service is hopeless": (WITH_REWARD, [*SERVED, *DEATHS]),
+    "SIGTERM": (goal(), [*RUNNING, (9, TERM)]),
+    "SIGINT, then SIGTERM": (goal(), [*RUNNING, (9, INT), (10, TERM)]),
+    "a later head": (goal(), [*RUNNING, (9, h.LaterHead(7, "run.json"))]),
+    "SIGTERM while a lost attempt stops": (
+        goal(1, retries=1),
+        [*PAIR, (9, nodes(dead=(2,))), (69, TICK), (70, TERM)],
+    ),
+    "a given Ray falls silent": (goal(given=True), [*RUNNING, (125, TICK)]),
+}
+
+
+def next_agent(story: Story, after: float = 2.0) -> Story:
+    """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
+    kept = [action.known for action in story.actions if isinstance(action, h.Keep)]
+    begun = Underway(1, 4.0, story.state.required)
+    known = (kept[-1] if kept else begun).later(-story.now - after)
+    return Story(replace(story.state.goal, underway=known), [])
+
+
+@pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
+@pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
+def test_a_stop_goes_on_as_it_was_meant(of: h.Goal, history: History, status: str) -> None:
+    """Why a job was stopped decides, whatever Ray says of its end; it is stopped once more."""
+    story = Story(of, history)
+    assert story.state.phase is Phase.STOPPING
+    after = next_agent(story)
+    after.take(nodes(2), 1)
+    assert [type(deed) for deed in after.deeds] == [h.Follow, h.StopJob]
+    code = {"FAILED": 1}.get(status)
+    for one, at in ((story, story.now + 3), (after, 1.5)):
+        one.take(job(status, code), at)
+    assert [end.exit_code for end in after.ends] == [end.exit_code for end in story.ends]
+    assert [end.reason for end in after.ends] == [end.reason for end in story.ends]
+    assert after.state.attempt.number == story.state.attempt.number
+    assert after.state.phase is story.state.phase
+
+
+def test_a_stop_keeps_its_deadline() -> None:
+    """It counts from the decision, and not from the next agent's start."""
+    story = Story(goal(), [*RUNNING, (9, TERM)])
+    after = next_agent(story, after=4.0)
+    after.take(nodes(), 1)
+    after.take(TICK, 11.9)
+    assert after.ends == []
+    after.take(TICK, 12.1)
+    assert [end.exit_code for end in after.ends] == [143]
+
+
+def test_a_job_is_followed_though_its_worker_is_away() -> None:
+    """Nothing is waited for as before a submission: its grace goes on, and ends it."""
+    story = Story(goal(1), [*PAIR, (9, nodes(dead=(2,)))])
+    after = next_agent(story)
+    after.take(nodes(), 1)
+    after.take(SUBMITTED, 2)
+    assert after.state.phase is Phase.RUNNING
+    after.take(job("RUNNING"), 50)
+    after.take(TICK, 57.9)
+    assert not [deed for deed in after.deeds if isinstance(deed, h.StopJob)]
+    after.take(TICK, 58.1)
+    assert after.deeds[-1] == h.StopJob("run-1")
+    after.take(job("STOPPED"), 60)
+    assert [(end.exit_code, end.culprit) for end in after.ends] == [(75, "node")]
+
+
+@pytest.mark.parametrize(("at", "attempt"), [(57.9, 2), (58.1, 1)])
+def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
+    """Also for the agent that did not see it; the worker is back, and GCS never missed it."""
+    silent = h.WorkerSilent("agent2", "no answer")
+    story = Story(goal(1, retries=1), [*PAIR, (9, silent)])
+    after = next_agent(story)
+    after.take(nodes(2), 1)
+    after.take(SUBMITTED, 2)
+    assert after.state.short_since is not None
+    after.take(word(2), 3)
+    assert "all needed nodes are back" in after.said
+    after.take(job("FAILED", 9), at)
+    after.take(h.NodesAsked("run-1"), at + 1)
+    assert after.state.attempt.number == attempt
+    assert [end.exit_code for end in after.ends] == [9] * (attempt == 1)
+
+
+def test_fewer_workers_were_enough() -> None:
+    """A job that was begun without some of its workers does not wait for them now."""
+    story = Story(goal(2, 1), [(3, nodes(2)), (4, word(2)), (200, TICK), (201, SUBMITTED)])
+    after = next_agent(story)
+    after.take(nodes(2), 1)
+    after.take(SUBMITTED, 2)
+    assert (after.state.phase, after.state.short_since) == (Phase.RUNNING, None)
+
+
+RESUMED = replace(goal(1, retries=1), underway=KNOWN.later(-100.0))
+AFRESH = replace(goal(1, retries=1), underway=Underway(1, -50.0, 1, nodes=("pod2",)))
+
+
+def test_its_ray_is_gone() -> None:
+    """The attempt is over: as it was to end, else as lost; who was there is waited for."""
+    story = Story(AFRESH, [(1, h.RayGone("exit 1"))])
+    assert story.state.attempt.number == 2
+    assert list(story.state.leftovers) == ["pod2"]
+    stopped = replace(
+        AFRESH,
+        underway=replace(
+            KNOWN.later(-100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
+        ),
+    )
+    assert [end.exit_code for end in Story(stopped, [(1, h.RayGone("exit 1"))]).ends] == [69]
+
+
+def test_it_was_never_submitted() -> None:
+    """Then it is begun as ever, under its number, once all are there."""
+    story = Story(AFRESH, [(1, nodes()), (2, h.NeverSubmitted("run-1"))])
+    assert story.deeds == [h.Follow("run-1")]
+    assert story.state.phase is Phase.BOOTING
+    story.take(nodes(2), 3)
+    story.take(word(2), 4)
+    assert story.deeds[-1] == h.Submit("run-1")
+
+
+def test_nothing_is_heard_of_it() -> None:
+    """Neither of Ray nor of the job: it is lost in the end."""
+    for history, at in (([], 100), ([(1, nodes(2))], 121)):
+        story = Story(AFRESH, [*history, (at, TICK)])
+        assert [end.exit_code for end in story.ends] == [75]
+
+
+def test_a_stop_is_asked_for_meanwhile() -> None:
+    """The job is followed for that, and stopped."""
+    story = Story(AFRESH, [(1, TERM)])
+    assert [type(deed) for deed in story.deeds] == [h.Follow, h.StopJob]
+    story.take(h.NeverSubmitted("run-1"), 2)
+    assert [end.exit_code for end in story.ends] == [143]
+
+
+def test_what_is_known_is_taken_up_whole() -> None:
+    """An attempt that is followed again is known as before."""
+    story = Story(RESUMED, [(1, nodes(2, 3))])
+    assert underway.of(story.state) == RESUMED.underway
+
+
+# --- what is written down ----------------------------------------------------------------------
+
+
+def open_attempt(known: Underway, now: float) -> Attempt:
+    """Return an attempt as it is read from the disk."""
+    data = json.loads(json.dumps(to_data(known, now)))
+    return Attempt(
+        *(1, "run-1", iso_time(time.time())), checkpoint=40, nodes=KNOWN.nodes, underway=data
+    )
+
+
+def close_to(one: Underway, other: Underway) -> bool:
+    """Say whether they differ in the time that a test takes at most."""
+    assert one.lost_at is not None
+    assert one.short_since is not None
+    assert other.lost_at is not None
+    assert other.short_since is not None
+    mine = (one.submitted, one.lost_at, one.short_since, one.stopped_at)
+    others = (other.submitted, other.lost_at, other.short_since, other.stopped_at)
+    return mine == pytest.approx(others, abs=5.0)
+
+
+@pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
+def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
+    """Its times are placed on the next agent's clock, whatever the wall clock did."""
+    written = open_attempt(KNOWN, 100.0)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    found = taken_from(written, 7.0, 2)
+    wanted = KNOWN.later(7.0 - 100.0)
+    assert close_to(found, wanted)
+    same = ("number", "required", "checkpoint", "nodes", "gone", "dead", "loss", "end")
+    assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
+
+
+def test_another_boot_goes_by_the_wall_clock() -> None:
+    """A machine's monotonic clock means nothing on another."""
+    before = moment(30.0, boot_id="another")
+    assert seconds_since(before, boot_id="this") == pytest.approx(30.0, abs=5.0)
+    with pytest.raises(ValueError, match="no time"):
+        seconds_since({"boot": "another", "seconds": 1.0}, boot_id="this")
+
+
+@pytest.mark.parametrize(
+    "underway", [{}, {"began": 7, "required": "two", "gone": 1, "loss": [], "stopping": {"as": 1}}]
+)
+def test_an_older_record_knows_less(underway: dict[str, object]) -> None:
+    """What it does not say, or nobody can read, is none."""
+    attempt = Attempt(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"), underway=underway)
+    found = taken_from(attempt, 7.0, 3)
+    assert found.submitted == pytest.approx(7.0 - 50.0, abs=5.0)
+    assert (found.required, found.loss, found.lost_at, found.end) == (2, "", None, None)
+    assert not found.is_telling
+
+
+# --- what the next agent makes of it -----------------------------------------------------------
+
+
+def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = None) -> Chosen:
+    """Return the run of an agent that was killed at its first attempt."""
+    keeper = RunKeeper(root, "f" * 16, Chosen("run", None))
+    keeper.new_epoch("pod0")
+    keeper.submitted(1, "run-1", None, ("pod2",), 1)
+    if end is not None:
+        keeper.keep(replace(KNOWN, end=end), 100.0)
+    if leaving is not None:
+        keeper.leaving(leaving)
+    anyio.run(keeper.settled)
+    found = RunRecord.read(root / "run" / FILE)
+    keeper.close()
+    assert isinstance(found, RunRecord)
+    return Chosen("run", found)
+
+
+HOPELESS = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good", "running")
+OWN = Outcome(Kind.JOB_FAILED, 7, "the job failed", "running", "job", is_jobs_verdict=True)
+
+
+def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
+    """A head that goes on with the living job knows why that was being stopped."""
+    (tmp_path / "run").mkdir()
+    chosen = killed(tmp_path, HOPELESS)
+    keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
+    found = keeper.underway(0.0, 1)
+    assert found is not None
+    assert (found.end, found.required, found.nodes) == (HOPELESS, 2, ("pod2",))
+    assert keeper.spent(0) is None
+    keeper.close()
+
+
+@pytest.mark.parametrize(("end", "code"), [(HOPELESS, 69), (OWN, 7), (STOPPED, None), (None, None)])
+def test_a_job_that_is_gone_ends_as_it_was_to(
+    tmp_path: Path, end: Outcome | None, code: int | None
+) -> None:
+    """Where Ray died, too: with what was decided; a loss may be made good by another attempt."""
+    (tmp_path / "run").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), replaces_agent=True)
+    keeper.close()
+    (over,) = keeper.attempts
+    reason = "its head was lost" if end is None else end.reason
+    assert (over.reason, over.exit_code) == (reason, 75 if code is None else code)
+    decided = keeper.spent(1)
+    assert (None if decided is None else decided.exit_code) == code
+    assert keeper.underway(0.0, 1) is None
+
+
+def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Path) -> None:
+    """The next one begins no other run, and says the same; a person who starts it again does."""
+    (tmp_path / "run").mkdir()
+    chosen = killed(tmp_path, leaving=OWN)
+    assert chosen.before is not None
+    keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
+    assert keeper.spent(3) == OWN
+    keeper.over(OWN)
+    keeper.close()
+    (tmp_path / "latest").symlink_to("run")
+    ended = RunRecord.read(tmp_path / "run" / FILE)
+    assert not isinstance(ended, NoRecord)
+    assert ended.state is State.ENDED
+    for before, resumed, run_id in (
+        (ended, "run", "run"),
+        (chosen.before, "", "new"),
+        (ended, "", "new"),
+    ):
+        before.write(tmp_path / "run" / FILE)
+        found = choose_run(tmp_path, None, "f" * 16, lambda: "new", node="pod0", resumed=resumed)
+        assert found.run_id == run_id
+        assert found.lock is not None
+        found.lock.release()
+
+
+def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
+    """What ended a head that may come back does not end the next one."""
+    (tmp_path / "run").mkdir()
+    chosen = killed(tmp_path, leaving=HOPELESS)
+    keeper = RunKeeper(tmp_path, "f" * 16, chosen)
+    keeper.close()
+    assert keeper.spent(1) is None
+    assert keeper.record.ending is None
