@@ -105,8 +105,18 @@ def name_of_code(code: int) -> str:
 
 
 def stopped(signum: int, *, expected: bool) -> Outcome:
-    """Return the end that a signal asked for; `expected` where staying was the whole task."""
-    name = signal.Signals(signum).name
-    if expected:
-        return Outcome(Kind.STOPPED, 0, f"asked to stop by {name}", culprit=name)
-    return Outcome(Kind.STOPPED, 128 + signum, f"asked to stop by {name}", culprit=name)
+    """Return the end that a signal asked for; `expected` where staying was the whole task.
+
+    It is named as what it was; its code tells Ctrl-C from all others, which end as SIGTERM does.
+    """
+    name = name_of_signal(signum)
+    code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+    return Outcome(Kind.STOPPED, 0 if expected else code, f"asked to stop by {name}", culprit=name)
+
+
+def name_of_signal(signum: int) -> str:
+    """Name a signal: 'SIGHUP', or 'signal 37' for most of those that have no fixed use."""
+    try:
+        return signal.Signals(signum).name
+    except ValueError:
+        return f"signal {signum}"

@@ -107,7 +107,9 @@ def _code_of(status: int) -> int:
     if wish is None:
         return 128 - status
     code = 128 + wish
-    _say(f"stopped: asked to stop by {signal.Signals(-status).name} (exit code {code})")
+    from agent.base.outcome import name_of_signal  # noqa: PLC0415 - once all has ended
+
+    _say(f"stopped: asked to stop by {name_of_signal(-status)} (exit code {code})")
     return code
 
 

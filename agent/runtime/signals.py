@@ -12,7 +12,7 @@ from anyio import TASK_STATUS_IGNORED
 from agent.record.log import say
 from agent.runtime import orphans
 from agent.runtime.exiting import exit_now
-from agent.runtime.first_signals import NOTICES, STOPS, hand_to, heed_no_more
+from agent.runtime.first_signals import NOTICES, hand_to, heed_no_more
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,7 +29,7 @@ async def watch(
     *,
     task_status: TaskStatus[None] = TASK_STATUS_IGNORED,
 ) -> None:
-    """Pass on each request to stop, and each notice; a second Ctrl-C ends everything at once.
+    """Pass on each request to stop as it came, and each notice; a second Ctrl-C ends all at once.
 
     Who starts this waits until signals are heard (`await tasks.start(watch, …)`): whatever is
     started before would be left behind by the first of them.
@@ -71,4 +71,4 @@ def _act(signum: int, stop: Callable[[int], None], notify: Callable[[int], None]
     elif signum in NOTICES:
         notify(signum)
     else:
-        stop(STOPS[signum])
+        stop(signum)

@@ -1,7 +1,8 @@
 """A table: role, phase and signal, and what becomes of the run: its code, its time, its rest.
 
-SIGTERM and SIGHUP end it with 143, SIGINT with 130, on every node; what was held ends with its
-verdict. SIGKILL hits the agent alone: its small parent starts another, which goes on.
+SIGTERM and SIGHUP end it with 143, SIGINT with 130, on every node, and its last line names the
+signal; what was held ends with its verdict. SIGKILL hits the agent alone: its small parent starts
+another, which goes on.
 """
 
 from __future__ import annotations
@@ -120,6 +121,8 @@ def test_a_signal(cluster: Cluster, cell: Cell) -> None:
     limit = GRACE if cell.signum is not SIGKILL else BOOT
     assert hit.parent.wait(limit + 10) == code, hit.parent.tail()
     assert time.monotonic() - began < limit
+    if code in {143, 130} and cell.signum is not SIGKILL and cell.phase != "stopping":
+        assert f"asked to stop by {cell.signum.name} " in hit.parent.stderr().splitlines()[-1]
     await_true("nothing is left", lambda: not hit.left(), 10)
     if other is not None:
         _other_leaves(cell, other, code)

@@ -79,13 +79,23 @@ def test_codes_as_a_shell_tells_them(code: int, shell: int, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("signum", "expected", "code"), [(15, False, 143), (2, False, 130), (15, True, 0), (2, True, 0)]
+    ("signum", "expected", "code", "name"),
+    [
+        (15, False, 143, "SIGTERM"),
+        (2, False, 130, "SIGINT"),
+        (1, False, 143, "SIGHUP"),
+        (24, False, 143, "SIGXCPU"),
+        (37, False, 143, "signal 37"),
+        (15, True, 0, "SIGTERM"),
+        (1, True, 0, "SIGHUP"),
+        (2, True, 0, "SIGINT"),
+    ],
 )
-def test_a_stop(signum: int, expected: bool, code: int) -> None:  # noqa: FBT001 - a table's column
-    """A signal ends with 128+n, or with 0 where staying was the whole task."""
+def test_a_stop(signum: int, expected: bool, code: int, name: str) -> None:  # noqa: FBT001 - a table's column
+    """A signal is named as it came; it ends with 143 or 130, or 0 where staying was the task."""
     outcome = stopped(signum, expected=expected)
     assert (outcome.kind, outcome.exit_code) == (Kind.STOPPED, code)
-    assert outcome.culprit in {"SIGTERM", "SIGINT"}
+    assert (outcome.culprit, outcome.reason) == (name, f"asked to stop by {name}")
 
 
 @pytest.mark.parametrize(
