@@ -32,6 +32,24 @@ class PrepareSteps:
     def __init__(self, run: NodeRun) -> None:
         self._run = run
         self._turn = anyio.Lock()
+        self._under_way: set[anyio.CancelScope] = set()
+
+    async def run_unless_stopped(
+        self, step: PrepareStep, place: Place, env: Mapping[str, str]
+    ) -> str | None:
+        """Run a step as `run` does; return None where it was stopped meanwhile."""
+        with anyio.CancelScope() as scope:
+            self._under_way.add(scope)
+            try:
+                return await self.run(step, place, env)
+            finally:
+                self._under_way.discard(scope)
+        return None
+
+    def stop(self) -> None:
+        """Stop what runs, and what waits for its turn; a later run begins when it has ended."""
+        for scope in self._under_way:
+            scope.cancel()
 
     async def run(self, step: PrepareStep, place: Place, env: Mapping[str, str]) -> str:
         """Run a step to its end, unless its marker is there; return '' or how it failed."""

@@ -185,6 +185,8 @@ class Worker:
                 full = self._plan.environment(place.node_ip, place.head_ip)
                 env = environment.for_service(full, self._plan.settings)
                 tasks.start_soon(self._services.serve, spec, place, env, generation)
+            case w.StopSteps():
+                self._steps.stop()
             case w.RunStep(name):
                 step = next(step for step in self._plan.steps if step.name == name)
                 tasks.start_soon(self._run_step, step, self._place())
@@ -256,9 +258,10 @@ class Worker:
         """Run a step and tell how it went; say whether it succeeded."""
         full = self._plan.environment_before_addresses()
         env = environment.for_prepare(full, self._plan.settings)
-        failure = await self._steps.run(step, place, env)
-        self._inbox.put(StepOver(step.name, failure))
-        return not failure
+        failure = await self._steps.run_unless_stopped(step, place, env)
+        if failure is not None:
+            self._inbox.put(StepOver(step.name, failure))
+        return failure == ""
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         """Serve this node's own probes and status: on loopback, and on its address.

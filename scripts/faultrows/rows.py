@@ -212,6 +212,7 @@ ROWS = (
         (
             FENCE + "test_a_worker_that_is_cut_off_fences_itself",
             FENCE + "test_a_fenced_worker_joins_again",
+            FENCE + "test_what_a_fenced_worker_prepares_is_stopped_and_run_again",
         ),
     ),
     Row(

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, await_true
+from scenario import BOOT, Cluster, await_true, ends
 
 if TYPE_CHECKING:
-    from podlab import Container
+    from podlab import Container, ProcessInfo
 
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 
@@ -53,3 +53,25 @@ def test_a_fenced_worker_joins_again(cluster: Cluster) -> None:
     cluster.pods[1].heal()
     head.wait_for("all needed nodes are back", timeout=BOOT)
     assert worker.stderr().count("Ray is up on this node") == 2
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_what_a_fenced_worker_prepares_is_stopped_and_run_again(cluster: Cluster) -> None:
+    """Nothing of it runs while the head is out of reach; then it begins anew, and the job runs."""
+    step = "[ $RUNPOD_POD_ID = poda ] || [ -e /tmp/go ] || sleep 1000"
+    cluster.env |= {"AGENT_PREPARE_EACH": step, "AGENT_NODE_GRACE": "10s"}
+    head, worker = cluster.agents("sh", "-c", "exit 7")
+    head.wait_for("podb last said", timeout=BOOT)
+    await_true("it prepares", lambda: bool(_sleepers(worker)), BOOT)
+    cluster.pods[1].cut()
+    worker.wait_for("nor its GCS was reached for 8 s .*stopping all that runs here", timeout=40)
+    await_true("nothing of it runs", lambda: not _sleepers(worker), 15)
+    (cluster.pods[1].tmp / "go").touch()
+    cluster.pods[1].heal()
+    worker.wait_for("is reached again: running AGENT_PREPARE_EACH from the beginning", timeout=30)
+    assert ends([head, worker]) == [7, 7], head.tail() + worker.tail()
+
+
+def _sleepers(pod: Container) -> list[ProcessInfo]:
+    return [p for p in pod.processes() if p.cmdline == "sleep 1000" and not p.zombie]

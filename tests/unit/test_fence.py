@@ -6,14 +6,24 @@ from dataclasses import replace
 
 import pytest
 
+from agent.decisions import worker
 from agent.decisions.shared import Order, OrderKind
 from agent.decisions.worker import state as w
-from agent.decisions.worker.state import Phase, RayStep, StartRay, StopPart, StopRay, StopServices
+from agent.decisions.worker.state import (
+    Phase,
+    RayStep,
+    RunStep,
+    StartRay,
+    StopPart,
+    StopRay,
+    StopServices,
+    StopSteps,
+)
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import PartEnd, PartOver, Seat
 from unit.heads import RETRIEVER
 from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
-from unit.workers import TICK, History, Story, spoke
+from unit.workers import STEP, TICK, History, Story, goal, spoke
 
 START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
 PART = Order("head1", 2, OrderKind.RUN_PART, "job", 1, seat=Seat(1, (NodeSize(1), NodeSize(1))))
@@ -24,7 +34,8 @@ GCS = spoke(epoch=None)
 
 def stops(story: Story) -> list[w.WorkerAction]:
     """Return what it stopped, in order."""
-    return [deed for deed in story.deeds if isinstance(deed, StopRay | StopPart | StopServices)]
+    kinds = StopRay | StopPart | StopServices | StopSteps
+    return [deed for deed in story.deeds if isinstance(deed, kinds)]
 
 
 def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
@@ -111,3 +122,52 @@ def test_what_is_noticed_late_ends_no_later() -> None:
     assert stops(story) == []
     story.take(TICK, 77)
     assert stops(story) == [StopRay()]
+
+
+PREPARING: History = [(2, spoke(ready=False)), (3, SILENT)]
+"""A worker that prepares, and whose head is out of reach since 3; the fence is at 51."""
+
+
+def test_prepare_steps_end_too_and_are_run_again() -> None:
+    """Another node may have its turn meanwhile; the worker joins only once they are done."""
+    story = Story(goal(prepare=True), [*PREPARING, (50, SILENT)])
+    assert stops(story) == []
+    story.take(TICK, 51)
+    story.take(SILENT, 55)
+    assert stops(story) == [StopSteps()]
+    assert not any(wait.what == STEP.name for wait in worker.waits(story.state))
+    story.take(spoke(), 60)
+    assert story.deeds == [StopSteps(), RunStep(STEP.name)]
+    assert "the head is reached again: running AGENT_PREPARE_EACH from the beginning" in story.said
+    (until,) = [one.deadline for one in worker.waits(story.state) if one.what == STEP.name]
+    assert until == 60 + STEP.within
+    story.take(w.StepOver(STEP.name), 70)
+    story.take(spoke(), 71)
+    assert story.deeds[-1] == StartRay("10.0.0.1")
+
+
+def test_a_step_is_run_again_once() -> None:
+    """The head may order it anew, too: it runs then, or will."""
+    story = Story(goal(prepare=True), [*PREPARING, (51, TICK)])
+    order = Order("head1", 1, OrderKind.RUN_STEP, STEP.name)
+    story.take(w.Ordered(order), 59)
+    story.take(spoke(ready=False), 60)
+    story.take(w.Ordered(replace(order, number=2)), 61)
+    assert story.deeds == [StopSteps(), RunStep(STEP.name)]
+
+
+def test_its_time_does_not_run_while_it_is_stopped() -> None:
+    """What ends the wait for a head that stays away is its own deadline, not the step's."""
+    short = replace(goal(prepare=True), steps=(replace(STEP, within=52.0),))
+    story = Story(short, [*PREPARING, (51, TICK), (53, TICK), (99, TICK)])
+    assert story.ends == []
+    assert story.finish()
+    (end,) = story.ends
+    assert end.exit_code == 69
+    assert "the head pod0" in end.reason
+
+
+def test_a_head_that_was_never_heard_ends_no_preparation() -> None:
+    """Workers may be up long before their head."""
+    story = Story(goal(prepare=True), [(2, SILENT), (60, SILENT), (99, TICK)])
+    assert stops(story) == []

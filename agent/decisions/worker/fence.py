@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.items import Step
-from agent.decisions.shared import Said
+from agent.decisions.items import Item, Step
+from agent.decisions.shared import Said, listed
 from agent.decisions.worker.state import (
     Phase,
     RayStep,
+    RunStep,
     StopPart,
     StopRay,
     StopServices,
+    StopSteps,
     WorkerAction,
     WorkerState,
 )
@@ -53,12 +55,34 @@ def heeded(decision: Decision, now: float) -> Decision:
     stops: tuple[WorkerAction, ...] = (StopServices(),) if _serves(state) else ()
     if _has_part(state):
         stops = (*stops, StopPart())
+    if _prepares(state):
+        stops = (*stops, StopSteps())
+        state = replace(state, halted=frozenset(state.under_way))
     if _has_ray(state):
         stops = (*stops, StopRay())
         state = replace(state, phase=Phase.JOINING, since=now, tries=0, retry_at=None)
         state = replace(state, ray=RayStep.STOPPING, ray_ready=False)
     state = replace(state, fenced=True, fenced_attempt=state.attempt)
     return state, (*actions, said, *stops)
+
+
+def resumed(decision: Decision, now: float) -> Decision:
+    """Run again what was stopped of the preparation, once the head or its GCS is reached.
+
+    Each has its time anew, after those before it.
+    """
+    state, actions = decision
+    if state.fenced or not state.halted or state.phase is Phase.LEAVING:
+        return decision
+    again, steps, until = [], {**state.steps}, now
+    for step in state.goal.steps:
+        if step.name in state.halted:
+            until += step.within
+            steps[step.name] = Item(deadline=until)
+            again.append(step.name)
+    said = Said(f"the head is reached again: running {listed(again)} from the beginning")
+    state = replace(state, steps=steps, halted=frozenset())
+    return state, (*actions, said, *(RunStep(name) for name in again))
 
 
 def outdated(before: WorkerState, decision: Decision) -> Decision:
@@ -74,7 +98,7 @@ def _runs(state: WorkerState) -> bool:
     """Say whether something would be stopped; a head without an agent begins no other attempt."""
     if state.bare or state.fenced:
         return False
-    return _has_ray(state) or _has_part(state) or _serves(state)
+    return _has_ray(state) or _has_part(state) or _serves(state) or _prepares(state)
 
 
 def _has_ray(state: WorkerState) -> bool:
@@ -83,6 +107,11 @@ def _has_ray(state: WorkerState) -> bool:
 
 def _has_part(state: WorkerState) -> bool:
     return state.attempt is not None and state.part is None
+
+
+def _prepares(state: WorkerState) -> bool:
+    """Say whether a step runs here, of which a head knows: before its first word none does."""
+    return bool(state.heard) and bool(state.under_way)
 
 
 def _serves(state: WorkerState) -> bool:

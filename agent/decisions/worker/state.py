@@ -95,6 +95,8 @@ class WorkerState:
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting: frozenset[str] = frozenset()
     """Those of its steps that it runs when the head says so."""
+    halted: frozenset[str] = frozenset()
+    """Those of its steps that were stopped out of the head's reach, and are to be run again."""
     services: Mapping[str, Item] = field(default_factory=dict)
     """What the head had it start."""
     obeyed: Order | None = None
@@ -155,6 +157,16 @@ class WorkerState:
             return self.ray_attempt
         has_part = self.attempt is not None and self.part is None
         return self.attempt or 0 if has_part else 0
+
+    @property
+    def under_way(self) -> tuple[str, ...]:
+        """Return the prepare steps that run here, or wait for one that does."""
+        idle = self.awaiting | self.halted
+        return tuple(
+            name
+            for name, item in self.steps.items()
+            if item.step is Step.PENDING and name not in idle
+        )
 
     @property
     def preparing(self) -> bool:
@@ -264,6 +276,11 @@ class StartService:
 
 
 @dataclass(frozen=True)
+class StopSteps:
+    """Stop all prepare steps here; of those nothing comes back."""
+
+
+@dataclass(frozen=True)
 class RunStep:
     """Run a prepare step of the plan's."""
 
@@ -314,6 +331,7 @@ WorkerAction = (
     | StopRay
     | StopServices
     | StartService
+    | StopSteps
     | RunStep
     | StartPart
     | StopPart

@@ -88,7 +88,8 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     before = state
     state, said = of_silence(note(state, event, now), event, now)
     told = _end_at_any_time(state, event, now) or _BY_PHASE[state.phase](state, event, now)
-    after, actions = fence.heeded(fence.outdated(before, told), now)
+    told = fence.resumed(fence.outdated(before, told), now)
+    after, actions = fence.heeded(told, now)
     return after, (*said, *actions)
 
 
@@ -111,14 +112,10 @@ def waits(state: WorkerState) -> tuple[Wait, ...]:
         until = _turn_until(state)
         what = f"the head to have {listed(sorted(state.awaiting))} run here"
         found.append(Wait("turn", what, until, state.evidence))
-    pending = {
-        name: item
-        for name, item in state.steps.items()
-        if item.step is Step.PENDING and name not in state.awaiting
-    }
-    if pending:
-        until = min(item.deadline or _within(state, name) for name, item in pending.items())
-        found.append(Wait(planned.PREPARE, listed(pending), until))
+    running = state.under_way
+    if running:
+        until = min(state.steps[name].deadline or _within(state, name) for name in running)
+        found.append(Wait(planned.PREPARE, listed(running), until))
     if state.phase is Phase.FINDING and (not state.ray_ready or state.alone):
         heard = state.heard + goal.limits[planned.SILENT_HEAD] if state.heard else 0.0
         until = max(goal.limits[planned.HEAD], heard)
@@ -201,14 +198,11 @@ def _start_service(state: WorkerState, order: Order, last: Order | None) -> Deci
 
 
 def _run_again(state: WorkerState, name: str, now: float) -> Decision:
-    if state.steps[name].step is Step.PENDING and name not in state.awaiting:
-        return state, ()  # it runs
-    under_way = [  # which are run one after another, so that its own time begins after theirs
-        other.deadline or _within(state, one)
-        for one, other in state.steps.items()
-        if other.step is Step.PENDING and one not in state.awaiting
-    ]
-    item = Item(deadline=max([now, *under_way]) + _within(state, name))
+    if name in state.under_way or name in state.halted:
+        return state, ()  # it runs, or will once the fence is over
+    # They are run one after another, so that its own time begins after theirs.
+    others = [state.steps[one].deadline or _within(state, one) for one in state.under_way]
+    item = Item(deadline=max([now, *others]) + _within(state, name))
     steps, awaiting = {**state.steps, name: item}, state.awaiting - {name}
     return replace(state, steps=steps, awaiting=awaiting), (RunStep(name),)
 
@@ -238,7 +232,7 @@ def _end_at_any_time(state: WorkerState, event: WorkerEvent, now: float) -> Deci
                 continue
             reason = f"{name} never came in time: {state.evidence}"
             return _end(state, 69, reason, name)
-        if item.step is Step.PENDING and now >= (item.deadline or _within(state, name)):
+        if name in state.under_way and now >= (item.deadline or _within(state, name)):
             reason = f"{name} never came in time: it still runs"
             end = Outcome(Kind.UNAVAILABLE, 69, reason, culprit=name)
             return _leave(state, end, head_must_hear=True)
