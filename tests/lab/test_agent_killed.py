@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -162,3 +163,24 @@ def test_the_parent_dies(cluster: Cluster) -> None:
         30,
     )
     assert cluster.outcome(0)["exit_code"] == 143
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+def test_who_follows_the_log_sees_it_to_its_end(cluster: Cluster) -> None:
+    """`logs --follow` goes on with the next agent, and ends with the run."""
+    pod = cluster.pods[0]
+    idle, env = pod.start(["sleep", "infinity"]), {**cluster.env, "RUNPOD_POD_ID": pod.name}
+    head = idle.spawn([AGENT, "run", "--", "sh", "-c", COUNTING], env=env)
+    head.wait_for("line 2$", stream="stdout", timeout=BOOT)
+    follower = idle.spawn([AGENT, "logs", "--follow"], env=env)
+    follower.wait_for("line 5$", stream="stdout", timeout=30)
+    everyone = idle.processes()
+    (parent,) = [p.pid for p in everyone if p.host_pid == head.pid]
+    (agent,) = [p for p in everyone if p.ppid == parent and AGENT in p.cmdline]
+    os.kill(agent.host_pid, signal.SIGKILL)
+    head.wait_for("taken over", timeout=20)
+    assert head.wait(BOOT) == 7, head.tail()
+    assert follower.wait(30) == 0, follower.tail()
+    told = [line for line in follower.stdout().splitlines() if line.startswith("line ")]
+    assert [*dict.fromkeys(told)] == [f"line {i}" for i in range(1, 61)]
