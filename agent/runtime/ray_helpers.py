@@ -33,6 +33,9 @@ _NAMES = {
 }
 """By what stands in their command lines; the second is a process of its own in newer Rays only."""
 _LONGEST_ARGUMENTS = 1000
+_BOOTS = 60
+"""So many looks are taken for those that are still to come; then only every so many."""
+_RARELY = 10
 
 
 async def watch_helpers(child: Child, tell: Callable[[str, bool], None]) -> None:
@@ -40,11 +43,11 @@ async def watch_helpers(child: Child, tell: Callable[[str, bool], None]) -> None
 
     Only changes are told.
     """
-    told = ("", False)
+    told, helpers = ("", False), Helpers(child.pid)
 
     async def look() -> NotYet:
         nonlocal told
-        stopped = "" if child.is_stopping else stopped_below(child.pid)
+        stopped = "" if child.is_stopping else helpers.stopped()
         runs = stopped != "" and await anyio.to_thread.run_sync(driver.any_runs)
         if (stopped, runs) != told:
             told = (stopped, runs)
@@ -54,28 +57,43 @@ async def watch_helpers(child: Child, tell: Callable[[str, bool], None]) -> None
     await until(look, None, step=_STEP, longest=_STEP)
 
 
-def stopped_below(pid: int) -> str:
-    """Say which of them is stopped below a `ray start`; '' where none is."""
-    found = [f"{name} (pid {pid})" for name, pid in _helpers(pid) if _is_stopped(pid)]
-    return f"its {found[0]} is stopped" if found else ""
+class Helpers:
+    """Looks at them below one `ray start`; to find them takes 5 ms, to look at them again none."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._known: dict[int, str] = {}
+        self._looks = 0
+
+    def stopped(self) -> str:
+        """Say which of them is stopped; '' where none is."""
+        states = {pid: _state_of(pid) for pid in self._known}
+        is_whole = len(self._known) == len(_NAMES) and all(states.values())
+        self._looks += 1
+        if not is_whole and (self._looks <= _BOOTS or self._looks % _RARELY == 0):
+            self._known = dict(_found_below(self._pid))
+            states = {pid: _state_of(pid) for pid in self._known}
+        pid = next((pid for pid, state in states.items() if state in STOPPED), None)
+        return "" if pid is None else f"its {self._known[pid]} (pid {pid}) is stopped"
 
 
-def _helpers(pid: int) -> Iterator[tuple[str, int]]:
-    """Yield those that are found below a process, which Ray nests in one another."""
+def _found_below(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield them by their pids; Ray nests them in one another."""
     for child in children_of(pid):
         line = _command_line(child)
         name = next((name for mark, name in _NAMES.items() if mark in line), None)
         if name is not None:
-            yield name, child
+            yield child, name
         if any(mark in line for mark in (_RAYLET, _FORKSERVER, _DASHBOARD)):
-            yield from _helpers(child)
+            yield from _found_below(child)
 
 
-def _is_stopped(pid: int) -> bool:
+def _state_of(pid: int) -> str:
+    """Return a process's state as the kernel names it; '' where it is gone."""
     with suppress(OSError, IndexError):
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return stat.rpartition(")")[2].split()[0] in STOPPED
-    return False
+        return stat.rpartition(")")[2].split()[0]
+    return ""
 
 
 def _command_line(pid: int) -> str:

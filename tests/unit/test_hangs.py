@@ -14,7 +14,7 @@ from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.runtime.process import Child
-from agent.runtime.ray_helpers import stopped_below, watch_helpers
+from agent.runtime.ray_helpers import Helpers, watch_helpers
 from agent.runtime.waiting import NotYet, until
 from unit.heads import PAIR, RUNNING, SERVING, SUBMITTED, TICK, History, Story, goal, nodes, word
 
@@ -192,7 +192,7 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
             )
             os.kill(dashboard, signal.SIGSTOP)
             await heard(1)
-            seen = stopped_below(child.pid)
+            seen = Helpers(child.pid).stopped()
             os.kill(dashboard, signal.SIGCONT)
             await heard(2)
             tasks.cancel_scope.cancel()
