@@ -24,6 +24,11 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def mib(size: int) -> str:
+    """Write bytes as a person would read them."""
+    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
+
+
 def without_controls(text: str) -> str:
     """Return a text without what only a terminal understands."""
     return _CONTROLS.sub("", text)

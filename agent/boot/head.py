@@ -321,7 +321,7 @@ class Head:
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
             return
         self._output, mirror = job_output(self._run, job_id, made.line, self._watched.job)
-        await link.submit(job_id, made.line, made.runtime_env, mirror)
+        await link.submit(job_id, made.line, made.runtime_env, mirror, made.upload)
 
     async def _follow(self, link: Link, job_id: str) -> None:
         """Go on with a job of an earlier agent's, whoever of its nodes is there now."""

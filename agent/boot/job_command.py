@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.state import HeadState
     from agent.plan.plan import Plan
+    from agent.work.job import Job
     from agent.work.recipes.recipe import Command, NodeSize
     from agent.work.where import Place
 
@@ -35,6 +36,8 @@ class Submission:
     runtime_env: dict[str, object]
     said: tuple[Said, ...] = ()
     """What a person should know of it."""
+    upload: Mapping[str, object] | None = None
+    """The folder that is sent to Ray, its files and bytes, as far as they were counted."""
 
 
 async def submission(  # noqa: PLR0913 - all that it rests on
@@ -65,7 +68,8 @@ async def submission(  # noqa: PLR0913 - all that it rests on
         checkpoints=job.checkpoints,
     )
     if job.recipe is None:
-        return Submission(entrypoint(fill(job.argv, joined), joined.attempt), job.runtime_env)
+        line = entrypoint(fill(job.argv, joined), joined.attempt)
+        return Submission(line, job.runtime_env, upload=_upload(job))
     try:
         command = job.recipe.command(nodes)
     except MisfitError as error:
@@ -81,7 +85,14 @@ async def submission(  # noqa: PLR0913 - all that it rests on
         said += [*found, *_on_several_disks(plan, state, job.checkpoints)]
     runtime_env = _with_env(job.runtime_env, command, {} if plan.own_ray is None else env)
     line = entrypoint(fill(command.argv, joined), joined.attempt)
-    return Submission(line, runtime_env, tuple(said))
+    return Submission(line, runtime_env, tuple(said), _upload(job))
+
+
+def _upload(job: Job) -> dict[str, object] | None:
+    if job.upload is None:
+        return None
+    folder = str(job.runtime_env["working_dir"])
+    return {"folder": folder, "files": job.upload.files, "size": job.upload.size}
 
 
 def _with_env(

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts, TorchPython
+    from agent.node.upload import Upload
     from agent.plan.plan import Plan
     from agent.settings import Loaded
 
@@ -53,6 +54,7 @@ def plan_of(
     facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
     facts = replace(facts, torch=torch)
     runtime_env: dict[str, object] = {}
+    upload: Upload | None = None
     file = read_services(loaded.settings, problems)
     topology: Topology | None = None
     try:
@@ -61,7 +63,7 @@ def plan_of(
         problems += error.problems
     try:
         if topology is None or topology.is_head:  # a worker may lack the head's files
-            runtime_env = _runtime_env(loaded.settings, environ, ray.folder)
+            runtime_env, upload = _runtime_env(loaded.settings, environ, ray.folder)
     except SettingsError as error:
         problems += error.problems
     problems += _port_clashes(environ, loaded, topology)
@@ -76,7 +78,7 @@ def plan_of(
         model_is_here=Path(loaded.settings.model or "/").exists(),
     )
     facts = job_facts.with_job(facts, loaded, topology)
-    plan = make_plan(loaded, topology, facts, environ, runtime_env, file)
+    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload)
     return replace(plan, findings=(*plan.findings, *job_facts.about_checkpoints(plan)))
 
 
@@ -88,9 +90,11 @@ def _torchruns_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ..
     return problems(loaded.settings, loaded.command, wants_job=wants_job)
 
 
-def _runtime_env(settings: Settings, environ: Mapping[str, str], ray: str) -> dict[str, object]:
+def _runtime_env(
+    settings: Settings, environ: Mapping[str, str], ray: str
+) -> tuple[dict[str, object], Upload | None]:
     if settings.runtime_env is None and settings.working_dir is None:
-        return {}
+        return {}, None
     from agent.boot.runtime_env import read_runtime_env  # noqa: PLC0415 - most runs need none of it
 
     return read_runtime_env(settings, environ, ray)

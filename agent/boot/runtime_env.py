@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem, SettingsError
+from agent.base.words import mib
 from agent.settings.redact import secrets_in
 
 if TYPE_CHECKING:
@@ -26,8 +27,13 @@ _ELSEWHERE = (
 )
 
 
-def read_runtime_env(settings: Settings, environ: Mapping[str, str], ray: str) -> dict[str, object]:
-    """Return the runtime_env from JSON, a file, and the working dir; `ray` is Ray's own folder."""
+def read_runtime_env(
+    settings: Settings, environ: Mapping[str, str], ray: str
+) -> tuple[dict[str, object], Upload | None]:
+    """Return the runtime_env from JSON, a file, and the working dir, and what that would send.
+
+    `ray` is Ray's own folder.
+    """
     found: dict[str, object] = {}
     problems: list[Problem] = []
     try:
@@ -41,10 +47,11 @@ def read_runtime_env(settings: Settings, environ: Mapping[str, str], ray: str) -
             both = f"{_DIR} + {_ENV}"
             problems.append(Problem(both, "a working_dir in each", "one of the two"))
         variable, found = _DIR, {**found, "working_dir": settings.working_dir}
-    problems += _working_dir(variable, found, environ, ray)
-    if problems:
+    upload = _working_dir(variable, found, environ, ray)
+    problems += [upload] if isinstance(upload, Problem) else []
+    if isinstance(upload, Problem) or problems:
         raise SettingsError(tuple(problems))
-    return found
+    return found, upload
 
 
 def _parse(text: str) -> dict[str, object]:
@@ -118,41 +125,35 @@ def _env_vars(found: Mapping[str, object]) -> Iterator[Problem]:
 
 def _working_dir(
     variable: str, found: Mapping[str, object], environ: Mapping[str, str], ray: str
-) -> Iterator[Problem]:
+) -> Upload | Problem | None:
     """Judge a folder that would be sent to the cluster: is it there, and will Ray take it."""
     given = found.get("working_dir")
     if given is None or (isinstance(given, str) and _REMOTE.match(given)):
-        return
+        return None
     folder = Path(str(given))
     if not folder.is_dir():
-        packed = variable == _ENV and folder.is_file()  # Ray takes a zip, too
-        if not packed:
-            yield Problem(
-                variable, f"{str(given)!r}, which is no folder here", "a folder to upload"
-            )
-        return
+        if variable == _ENV and folder.is_file():  # Ray takes a zip, too
+            return None
+        return Problem(variable, f"{str(given)!r}, which is no folder here", "a folder to upload")
     listed = found.get("excludes")
     excludes = [str(line) for line in listed] if isinstance(listed, list) else []
     from agent.node.upload import LIMIT, measure  # noqa: PLC0415 - most runs upload nothing
 
     upload = measure(folder.absolute(), excludes, ray, environ)
     if upload is not None and upload.size > LIMIT:
-        yield Problem(variable, _told(str(given), upload), _remedy(LIMIT))
+        return Problem(variable, _told(str(given), upload), _remedy(LIMIT))
+    return upload
 
 
 def _told(given: str, upload: Upload) -> str:
-    parts = ", ".join(f"{name} {_mib(size)}" for name, size in upload.largest)
+    parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
     least = "" if upload.complete else "at least "
-    return f"{given!r}: {least}{_mib(upload.size)} in {upload.files} files ({parts})"
+    return f"{given!r}: {least}{mib(upload.size)} in {upload.files} files ({parts})"
 
 
 def _remedy(limit: int) -> str:
     return (
-        f"at most {_mib(limit)}, which is what Ray takes of a folder: leave the largest out by "
+        f"at most {mib(limit)}, which is what Ray takes of a folder: leave the largest out by "
         ".gitignore or by excludes in AGENT_RUNTIME_ENV, or have the code in the image or on a "
         "disk of all nodes, and start the agent in it"
     )
-
-
-def _mib(size: int) -> str:
-    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"

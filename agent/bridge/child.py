@@ -8,7 +8,8 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -20,11 +21,12 @@ from agent.bridge.ray_calls import (
     is_final,
     last_finished,
 )
+from agent.bridge.uploads import Upload
 from agent.runtime.beats import beats
 from agent.runtime.keepalive import notice_a_dead_peer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 _HEARTBEAT = 5.0
 _NODES_STEP = 0.1
@@ -32,6 +34,8 @@ _NODES_STEP_LATER = 1.0
 _JOB_STEP = 0.2
 _OUTPUT_STEP = 0.5
 _GCS_STEP = 2.0
+_UPLOAD_STEP = 2.0
+"""An upload that takes less is told when it is over."""
 _DASHBOARD_IS_MUTE = 10.0
 """A dashboard that answers speaks of a job more often than this."""
 _DEAD_WITHIN = 30.0
@@ -156,7 +160,8 @@ class Bridge:
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
                 if not follows and job_id not in self._cancelled:
-                    self._jobs.submit_once(command)
+                    with self._told_of_its_upload(command) as upload:
+                        self._jobs.submit_once(command, upload)
                 elif not self._jobs.know(job_id):
                     self._tell_unknown(job_id, follows=follows)
                     return False
@@ -179,6 +184,22 @@ class Bridge:
             self._tell(event="never-submitted", id=job_id)
         else:
             self._tell_unsubmitted(job_id, "stopped before Ray took it", cancelled=True)
+
+    @contextmanager
+    def _told_of_its_upload(self, command: Mapping[str, Any]) -> Iterator[Upload]:
+        """Tell now and then how far the upload of a job's folder has come, if it takes a while."""
+        upload = Upload(command["upload"], partial(self._tell, event="upload", id=command["id"]))
+        is_over = threading.Event()
+
+        def tell() -> None:
+            while not is_over.wait(_UPLOAD_STEP):
+                upload.tell()
+
+        self._start(tell)
+        try:
+            yield upload
+        finally:
+            is_over.set()
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Keep a copy of the driver's log here; without a place for it the job goes on."""

@@ -73,14 +73,19 @@ class RayLink:
         entrypoint: str,
         runtime_env: Mapping[str, object],
         mirror: Path | None = None,
+        upload: Mapping[str, object] | None = None,
     ) -> None:
-        """Have the job submitted and followed, and its output written to `mirror` if given."""
+        """Have the job submitted and followed, and its output written to `mirror` if given.
+
+        `upload` is what is known of the folder that it brings.
+        """
         await self._order(
             do="submit",
             id=job_id,
             entrypoint=entrypoint,
             runtime_env=runtime_env,
             mirror=None if mirror is None else str(mirror),
+            upload=upload,
         )
 
     async def follow(self, job_id: str, mirror: Path | None = None) -> None:
@@ -142,7 +147,7 @@ class RayLink:
                 self._tell(to_event(data))
 
 
-def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
+def to_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one case, one return
     """Turn one line of the bridge's into an event of the head's story."""
     match data["event"]:
         case "nodes":
@@ -160,6 +165,9 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:
             return h.Submitted(str(data["id"]))
         case "never-submitted":
             return h.NeverSubmitted(str(data["id"]))
+        case "upload":
+            told = {key: value for key, value in data.items() if key != "event"}
+            return h.Uploading(**told)
         case "submit-failed":
             return h.SubmitWaits(
                 str(data["id"]), data["evidence"], data["final"], data["cancelled"]

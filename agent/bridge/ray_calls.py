@@ -7,8 +7,12 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agent.bridge.uploads import watch
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from agent.bridge.uploads import Upload
 
 _RPC_LIMIT = 5.0
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
@@ -63,9 +67,15 @@ class Jobs:
         from ray.job_submission import JobSubmissionClient  # noqa: PLC0415 - as late as can be
 
         self._client = JobSubmissionClient(dashboard)
+        self._upload: Upload | None = None
+        watch(self._client, lambda: self._upload)
 
-    def submit_once(self, job: Mapping[str, Any]) -> None:
-        """Submit, unless this id is there already: a lost answer must not start a second job."""
+    def submit_once(self, job: Mapping[str, Any], upload: Upload | None = None) -> None:
+        """Submit, unless this id is there already: a lost answer must not start a second job.
+
+        `upload` is told what is packed and sent for it.
+        """
+        self._upload = upload
         try:
             self._client.submit_job(
                 entrypoint=job["entrypoint"],
@@ -77,6 +87,8 @@ class Jobs:
                 self._client.get_job_info(job["id"])
                 return
             raise
+        finally:
+            self._upload = None
 
     def know(self, job_id: str) -> bool:
         """Say whether Ray knows a job of this id; raises where Ray does not answer."""

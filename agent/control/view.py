@@ -126,6 +126,7 @@ def _waits(status: Status, passed: float, most: int) -> Section:
         left = wait["seconds_left"] - passed
         # a wait of a boot, a submission or a stop began with its phase
         share = in_phase / max(0.1, in_phase + left) if status["phase"] != _RUNNING else None
+        share = wait.get("share", share)
         rest = f"{long(left)} left"
         cells = (short(wait["what"]), "" if share is None else bar(share), rest, wait["evidence"])
         rows.append(Row(tuple(map(plain, cells)), "busy"))

@@ -29,6 +29,8 @@ class Wait:
     """What is known of it; a function where that takes more than a look."""
     is_following: bool = False
     """True where a story merely goes on: nothing is late, and nobody need be told."""
+    share: float | None = None
+    """How much of it is done, where that is known: that is told as it grows."""
 
     @property
     def evidence(self) -> str:
@@ -46,7 +48,8 @@ class Wait:
         """Return it as a status shows it."""
         left = round(self.deadline - now, 1)
         told = {"what": self.what, "evidence": self.evidence, "seconds_left": left}
-        return {**told, "following": self.is_following}
+        more = {} if self.share is None else {"share": round(self.share, 3)}
+        return {**told, "following": self.is_following, **more}
 
     def over(self, now: float) -> bool:
         """Say whether the deadline has passed."""

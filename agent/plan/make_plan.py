@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
+    from agent.node.upload import Upload
     from agent.plan.plan import Launch
     from agent.plan.torchrun import Torchrun
     from agent.settings import Loaded, Settings
@@ -64,6 +65,7 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
     environ: Mapping[str, str],
     runtime_env: dict[str, object],
     file: ServicesFile = NO_FILE,
+    upload: Upload | None = None,
 ) -> Plan:
     """Decide everything that can be decided now."""
     settings, claim = loaded.settings, topology.claim
@@ -88,6 +90,8 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
     judged = replace(loaded, settings=with_reward(settings, file))
     planned = planned_job(judged, topology, facts, runtime_env)
     job = planned.job
+    if job is not None and upload is not None:
+        job = replace(job, upload=upload)
     return Plan(
         settings=settings,
         topology=topology,

@@ -6,6 +6,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.base.words import mib
 from agent.checks import Level
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
@@ -167,6 +168,8 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         yield f"  checkpoints: {job.checkpoints}"
     if job.runtime_env:
         yield f"  runtime_env: {', '.join(sorted(job.runtime_env))}"
+    if job.upload is not None:
+        yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
 
 
 def _alike(workers: int) -> str:

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Wait
 
 _REMINDER = 30.0
+_PROGRESS = 5.0
+"""So often is told how far something has come whose end is known."""
 _QUIET = 2.0
 
 
@@ -22,6 +24,7 @@ class _Told:
     """What was said of a wait, and when; and when it was last looked at."""
 
     gist: str
+    evidence: str
     at: float
     looked: float
 
@@ -66,9 +69,11 @@ class WaitTeller:
         gist = re.sub(r"\d+", "", evidence)
         if told is not None:
             told.looked = now
-            if gist == told.gist and now < told.at + _REMINDER:
-                return told.at + _REMINDER
-        self._told[wait.what] = _Told(gist, now, now)
+            moves = wait.share is not None and evidence != told.evidence
+            again = told.at + (_PROGRESS if moves else _REMINDER)
+            if gist == told.gist and now < again:
+                return again
+        self._told[wait.what] = _Told(gist, evidence, now, now)
         self._record(Waited(wait.what, wait.deadline, evidence))
         self._say(wait.sentence(now, evidence))
         return now + _REMINDER

@@ -11,6 +11,7 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from agent.node.upload import Upload
     from agent.work.recipe_job import RecipeJob
 
 COMMAND = "command"
@@ -34,6 +35,8 @@ class Job:
     """The absolute folder for its checkpoints."""
     recipe: RecipeJob | None = None
     """What its command is made from, where it is known by name."""
+    upload: Upload | None = None
+    """What Ray would pack of its working_dir."""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import signal
 from typing import TYPE_CHECKING
 
@@ -68,11 +70,14 @@ class Operator:
         """Run the generated command in a Ray container."""
         return container.spawn(["sh", "-c", "exec $KUBERAY_GEN_RAY_START_CMD"])
 
-    def submitter(self, *job: str) -> Container:
+    def submitter(
+        self, *job: str, own: dict[str, str] | None = None, name: str = "rl-8h2pd"
+    ) -> Container:
         """Start the agent as the pod that a RayJob makes to submit its job."""
         env = {
+            **(own or {}),
             "RAY_DASHBOARD_ADDRESS": f"{SERVICE}:8265",
-            "RAY_JOB_SUBMISSION_ID": "rl-8h2pd",
+            "RAY_JOB_SUBMISSION_ID": name,
             "EXPECTED_WORKERS": "1",
             "AGENT_LOG_DIR": "/tmp/logs",
             **self._auth,
@@ -171,3 +176,31 @@ def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
         return "was stopped" in told.stdout + told.stderr
 
     await_true("the job is stopped", stopped, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+def test_an_upload_is_told_as_it_goes(cluster: Cluster) -> None:
+    """Over a slow network: what is sent, how far it is, how long it took; the job has it then."""
+    operator = Operator(cluster, {})
+    for container in (operator.head, operator.worker):
+        operator.start_ray(container)
+    code = cluster.pods[2].tmp / "code"
+    (code / ".git").mkdir(parents=True)
+    (code / ".gitignore").write_text(".git/\n")
+    (code / ".git" / "objects").write_bytes(os.urandom(1 << 20))
+    (cluster.pods[2].tmp / "small").mkdir()
+    (code / "weights.bin").write_bytes(os.urandom(60 << 20))
+    cluster.pods[2].slow_down(40)
+    agent = operator.submitter("wc", "-c", "weights.bin", own={"AGENT_WORKING_DIR": "/tmp/code"})
+    assert agent.wait(BOOT) == 0, agent.tail()
+    assert agent.stdout() == f"{60 << 20} weights.bin\n"
+    said = agent.stderr()
+    begun = said.index("uploading /tmp/code to Ray: 2 files, 60 MiB")
+    sent = [int(n) for n in re.findall(r"sending /tmp/code: (\d+) MiB of 60 MiB", said)]
+    assert len(sent) >= 2
+    assert sent == sorted({*sent})
+    assert begun < said.index("uploaded /tmp/code to Ray: 2 files, 60 MiB, in ")
+    small = operator.submitter("true", own={"AGENT_WORKING_DIR": "/tmp/small"}, name="rl-2")
+    assert small.wait(BOOT) == 0, small.tail()
+    assert small.stderr().count("/tmp/small to Ray") == 1

@@ -36,7 +36,7 @@ env_vars:
 
 def read(**environ: str) -> dict[str, object]:
     """Return the runtime_env of an environment."""
-    return read_runtime_env(settings_of(environ), environ, RAY)
+    return read_runtime_env(settings_of(environ), environ, RAY)[0]
 
 
 def test_none_is_empty() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.decisions import uploading
 from agent.decisions.head import clearing, hangs, parts
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
@@ -74,7 +75,10 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             attempt = replace(state.attempt, gone=(*state.attempt.gone, *silent))
             return replace(state, attempt=attempt, loss=f"lost {why}", lost_at=now)
         case h.SubmitWaits(job, evidence) if job == state.attempt.id:
-            return replace(state, ray=replace(state.ray, evidence=evidence))
+            ray, upload = replace(state.ray, evidence=evidence), uploading.ended(state.upload)
+            return replace(state, ray=ray, upload=upload)
+        case h.Uploading(job) if job == state.attempt.id:
+            return replace(state, upload=uploading.heard(state.upload, event, now))
         case _:
             return state
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.decisions import uploading
 from agent.decisions.head import hangs, liveness
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
@@ -36,6 +37,8 @@ def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadA
         known = liveness.of(before.fleet, before.fleet.workers[event.key])
         if liveness.of(after.fleet, worker) != known:
             found.append(Said(_of_silence(after.fleet, worker), "warning"))
+    if isinstance(event, h.Uploading) and after.upload is not before.upload:
+        found += uploading.said(before.upload, event)
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
         changed = _perhaps_changed(before, after, event)

@@ -12,6 +12,7 @@ from agent.decisions.head.booting import without_ray
 from agent.decisions.head.leaving import leave, leave_with, ray_lost
 from agent.decisions.head.state import Phase
 from agent.decisions.head.stopping import attempt_over, give_the_job_up, stop_job
+from agent.decisions.head.waits import submit_wait
 from agent.decisions.items import Item, Step
 from agent.decisions.shared import Said, Unfit
 from agent.plan import waits as planned
@@ -33,8 +34,9 @@ def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
         why = f"Ray refused the job: {event.evidence}"
         return leave_with(state, now, 78, why, "AGENT_RUNTIME_ENV")
-    if now >= state.since + state.goal.limits[planned.SUBMIT]:
-        why = state.ray.evidence or "no answer from Ray's dashboard"
+    wait = submit_wait(state)
+    if wait.over(now):
+        why = wait.evidence or "no answer from Ray's dashboard"
         reason = f"the job could not be submitted: {why}"
         return give_the_job_up(state, Outcome(Kind.UNAVAILABLE, 69, reason, culprit="ray"), now)
     return state, ()

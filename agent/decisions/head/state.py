@@ -29,6 +29,7 @@ from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
 from agent.decisions.probing import Answered, Preflight, Probes
 from agent.decisions.shared import StopAsked, Tick, Unfit
+from agent.decisions.uploading import Upload, Uploading
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ __all__ = [
     "StopJob",
     "Submit",
     "TakeUp",
+    "Uploading",
     "Worker",
 ]
 
@@ -155,6 +157,8 @@ class HeadState:
     """The nodes' shares of an attempt that torchrun starts."""
     probes: Probes = field(default_factory=Probes)
     """What the nodes were asked to try before the job."""
+    upload: Upload | None = None
+    """How far the last upload for a job has come."""
     preflight: Preflight | None = None
     """The all-reduce before the job, once it was begun."""
     differences: tuple[Finding, ...] = ()
@@ -381,6 +385,7 @@ HeadEvent = (
     | Submitted
     | NeverSubmitted
     | SubmitWaits
+    | Uploading
     | JobHeard
     | NodesAsked
     | OwnPartOver

@@ -25,6 +25,7 @@ _MOST_NAMED = 8
 """So many nodes on which a service is awaited are named one by one; the rest are counted."""
 _STALE = 60.0
 """A worker reports every few seconds; unheard for this long, it prepares nothing any more."""
+_TAKEN = "Ray to take the job"
 _KILLED_WITHIN = 10.0
 """Ray kills a job at the end of its grace; that it is gone is heard a little later."""
 
@@ -166,10 +167,20 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.JOB, what, until, state.ray.evidence)
 
 
+def submit_wait(state: HeadState) -> Wait:
+    """Return what a submission waits for; an upload that moves has longer."""
+    upload, limit = state.upload, state.goal.limits[planned.SUBMIT]
+    if upload is None or upload.last.id != state.attempt.id:
+        who = "torchrun to start" if state.goal.by_torchrun else _TAKEN
+        return Wait(planned.SUBMIT, who, state.since + limit, state.ray.evidence)
+    until = max(state.since, upload.moved) + limit
+    if not upload.is_under_way:
+        return Wait(planned.SUBMIT, _TAKEN, until, state.ray.evidence)
+    return Wait(planned.SUBMIT, _TAKEN, until, upload.evidence, share=upload.share)
+
+
 def _submitting_waits(state: HeadState) -> Iterator[Wait]:
-    until = state.since + state.goal.limits[planned.SUBMIT]
-    who = "torchrun to start" if state.goal.by_torchrun else "Ray to take the job"
-    yield Wait(planned.SUBMIT, who, until, state.ray.evidence)
+    yield submit_wait(state)
     yield from hangs.waits(state)
 
 
