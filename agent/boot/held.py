@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
 
 
+_STANDS = "the agent was killed when its run was over: its verdict stands"
+
+
 def verdict(root: Path, node: str) -> Outcome | None:
     """Return how the run had ended here when the agent was killed that this one replaces."""
     from agent.record.node_record import folder_of  # noqa: PLC0415 - most agents have no former
@@ -26,19 +29,22 @@ def verdict(root: Path, node: str) -> Outcome | None:
 
 def again(outcome: Outcome, *, stays: bool) -> Outcome:
     """Leave with that verdict, or stay with it until a stop is asked for."""
-    say("the agent was killed when its run was over: its verdict stands", "warning")
     if stays and outcome.is_worth_a_hold:
-        say(outcome.sentence())
-        say("holding the pod, which would be started again: stop it when you have what you need")
-        anyio.run(_until_stopped)
+        anyio.run(_until_stopped, outcome)
+    else:
+        say(_STANDS, "warning")
     return outcome
 
 
-async def _until_stopped() -> None:
+async def _until_stopped(outcome: Outcome) -> None:
+    """Listen first: who reads that the pod is held may ask for its end at once."""
     from agent.runtime import signals  # noqa: PLC0415 - same
 
     stopped = anyio.Event()
     async with anyio.create_task_group() as tasks:
         await tasks.start(signals.watch, lambda _signum: stopped.set(), lambda _signum: None)
+        say(_STANDS, "warning")
+        say(outcome.sentence())
+        say("holding the pod, which would be started again: stop it when you have what you need")
         await stopped.wait()
         tasks.cancel_scope.cancel()

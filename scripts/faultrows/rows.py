@@ -128,9 +128,10 @@ ROWS = (
     ),
     Row(
         "agent-amid",
-        "the head's agent is killed after a worker was lost, or while it stops the job for that",
-        "the next one knows of it by run.json: another attempt, or 75 with the worker's name",
+        "the head's agent is killed after a worker was lost, as it stops the job, or as it leaves",
+        "the next knows of it by run.json: another attempt, 75 with the worker's name, the verdict",
         (
+            KILLED + "test_killed_while_it_leaves",
             KILLED + "test_a_loss_is_remembered_by_the_next_agent",
             KILLED + "test_killed_while_it_stops_a_job_that_lost_its_worker",
         ),

@@ -147,6 +147,26 @@ def test_a_loss_is_remembered_by_the_next_agent(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pods(2)
+def test_killed_while_it_leaves(cluster: Cluster) -> None:
+    """The verdict stands: the next agent begins no other run, and the worker hears of it."""
+    until = "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7"
+    head, worker = cluster.agents("sh", "-c", f"echo running; {until}")
+    head.wait_for("^running$", "stdout", timeout=BOOT)
+    (follower,) = agents_in(worker)
+    assert worker.exec(["kill", "-STOP", str(follower.pid)]).returncode == 0  # it hears no goodbye
+    (cluster.pods[0].tmp / "end").touch()
+    head.wait_for("leaving: the job failed with exit code 7", timeout=30)
+    kill_agent(head)
+    head.wait_for(r"starting it again[\s\S]*leaving: the job failed with exit code 7", timeout=30)
+    assert worker.exec(["kill", "-CONT", str(follower.pid)]).returncode == 0
+    assert ends([head, worker], 60) == [7, 7], head.tail() + worker.tail()
+    assert head.stdout() == "running\n"
+    assert [one["exit_code"] for one in cluster.outcome(0)["attempts"]] == [7]
+    assert len([*cluster.pods[0].tmp.glob("logs/2*/run.json")]) == 1
+
+
+@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_the_parent_dies(cluster: Cluster) -> None:
     """Not a pod's first process, the parent may be killed: the agent ends as on SIGTERM."""

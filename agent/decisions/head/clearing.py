@@ -24,11 +24,11 @@ def begun(state: HeadState, now: float) -> HeadState:
     """Note who may still run something of an attempt that is over now."""
     fleet = state.fleet
     left = {key: now for key, worker in fleet.workers.items() if worker.runs}
+    known = {worker.name for worker in fleet.workers.values()}
     if state.goal.owns_ray:  # on a Ray of others GCS's word of the job holds for their nodes
         left |= {ip: now for ip in fleet.alive if ip not in fleet.by_ip}
-    known = {worker.name for worker in fleet.workers.values()}
+        left |= {name: now for name in state.attempt.nodes if name not in known}
     lost_at = now if state.lost_at is None else state.lost_at
-    left |= {name: now for name in state.attempt.nodes if name not in known}
     left |= {name: lost_at for name in state.attempt.gone if name not in known}
     return replace(state, leftovers=left, clearing="it is being ended")
 
