@@ -268,6 +268,9 @@ class World:
                 self.ending = outcome
                 if self._dies_here():
                     return
+                for node in self.nodes:
+                    if node.linked:
+                        node.take(self._word())
                 self._over()
                 self._end_ray()
                 self.head_lives = False
@@ -385,7 +388,7 @@ class World:
         state, own = self.story.state, node.story.state
         if not self.answers(node) or agent != self.agent or node.is_gone:
             return
-        ready = state.gcs_answers and state.ray.step is not Step.LOST
+        ready = self._is_ready()
         news = (agent, self.epoch, state.phase, state.attempt.number, ready)
         report = (own.phase, own.joined, own.runs, own.verdict is not None)
         if node.told == (news, report):
@@ -397,12 +400,27 @@ class World:
         self.take(h.WorkerReported(replace(said.worker, key=node.key, runs=own.runs)))
         if node.agent > 1 and f"agent{n}.{node.agent - 1}" in self.story.state.fleet.workers:
             self.take(h.WorkerReplaced(f"agent{n}.{node.agent - 1}"))
-        spoke = w.HeadSpoke(
-            *(f"10.0.1.{agent}", self.epoch, ready, state.phase.value, state.told_verdict),
+        node.take(self._word())
+
+    def _is_ready(self) -> bool:
+        state = self.story.state
+        return state.gcs_answers and state.ray.step is not Step.LOST
+
+    def _word(self) -> w.HeadSpoke:
+        """Return what the head's agent tells a worker now."""
+        state = self.story.state
+        where = (f"10.0.1.{self.agent}", self.epoch, self._is_ready())
+        return w.HeadSpoke(
+            *(*where, state.phase.value, state.told_verdict),
             attempt=state.attempt.number,
             run_id="run",
         )
-        node.take(spoke)
+
+    @property
+    def codes(self) -> list[int]:
+        """Return with which codes all have left, the head first."""
+        ends = [self.story.ends, *(node.story.ends for node in self.nodes)]
+        return [end.exit_code for (end,) in ends]
 
     # --- what may happen to it ------------------------------------------------------------------
 
