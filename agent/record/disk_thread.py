@@ -81,7 +81,7 @@ class Latest(DiskThread, Generic[T]):
             self._put += 1
             self._changed.notify_all()
 
-    def settle(self, limit: float = 1.0) -> None:
+    def settle(self, limit: float = 0.5) -> None:
         """Wait until what came so far was written, or tried to be; not for a disk that stalls."""
         with self._changed:
             wanted = self._put
