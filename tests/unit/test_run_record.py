@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import PreflightError
+from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.record.files import Claim, iso_time
 from agent.record.node_record import own_record
@@ -53,8 +54,10 @@ RECORDS = st.builds(
             st.none() | st.text(),
             st.text(),
             st.none() | st.integers(),
+            underway=st.dictionaries(st.text(), st.integers() | st.text()),
         )
     ).map(tuple),
+    ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(), st.text()),
 )
 
 
@@ -100,6 +103,8 @@ GOOD = RECORD.begin(1, "4711-1", NOW).to_dict()
         ({"attempts": {}}, "its attempts are no list"),
         ({"attempts": [1]}, "an attempt is no JSON object"),
         ({"attempts": [{}]}, "it is no record of a run: 'number'"),
+        ({"ending": {}}, "it is no record of a run: 'exit_code'"),
+        ({"ending": 7}, "it is no record of a run"),
     ],
 )
 def test_what_is_no_record(tmp_path: Path, change: dict[str, object], words: str) -> None:
