@@ -58,7 +58,8 @@ def head_codes(done: Sequence[Mishap], began: float | None) -> frozenset[int]:
     lost = any(map(loses, done))
     if lost:
         may |= {75, JOB_SAW_A_LOSS}
-    if any(loses(one) or one.what == p.REWARD for one in done if began is None or one.at <= began):
+    slow = {p.REWARD, p.DASHBOARD}  # what has to be started again, or waited for, before the job
+    if any(loses(one) or one.what in slow for one in done if began is None or one.at <= began):
         may.add(69)  # it never came up in time
     if sum(one.what == p.REWARD for one in done) > MOST_DEATHS:
         may.add(69)

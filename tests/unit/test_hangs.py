@@ -57,11 +57,11 @@ CASES: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
         Phase.SUBMITTING,
         ["RestartRay", "Submit"],
     ),
-    "under the submission the attempt is lost": (
+    "under the submission it is waited for": (
         goal(retries=1),
-        [(3, nodes()), (5, STOPPED), (35, TICK)],
-        Phase.BOOTING,
-        ["Submit", "Retry", "RestartRay"],
+        [(3, nodes()), (5, STOPPED), (100, TICK), (101, GOES_ON), (102, SUBMITTED)],
+        Phase.RUNNING,
+        ["Submit"],
     ),
     "a submission that Ray has taken, though it did not say so": (
         goal(),
@@ -144,11 +144,11 @@ def test_it_is_bounded_as_other_restarts_are() -> None:
     assert "its dashboard (pid 7) is stopped for 30 s" in end.reason
 
 
-def test_a_ray_that_is_lost_late_has_the_time_of_a_first_start() -> None:
-    """Workers may be awaited for longer than the head's Ray was."""
+def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
+    """Workers may be awaited for longer than the head's Ray was, and have to join once more."""
     story = Story(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
     assert list(story.kinds()) == ["RestartRay"]
-    assert head.deadline(story.state) == 200  # the workers'
+    assert [wait.deadline for wait in head.waits(story.state)] == [250, 350]  # Ray's, the workers'
     story.take(nodes(2), 160)
     story.take(word(2), 161)
     assert story.state.phase is Phase.SUBMITTING

@@ -85,19 +85,20 @@ def _while_waiting(state: HeadState, now: float) -> Decision:
 def _start_ray_again(state: HeadState, now: float) -> Decision:
     """Start Ray again: on a busy node its own limit of 30 s is passed now and then.
 
-    One that was up, and was lost while others were awaited, has the time of a first start.
+    Where it was up, and was lost while others were awaited, all that is awaited has its time anew:
+    workers have to join once more.
     """
     ray, most = state.ray, state.goal.ray_restarts
-    until = ray.deadline or state.until(planned.HEAD)
     what = "Ray was lost on the head" if ray.answered else "Ray did not start"
-    if ray.restarts >= most or (now >= until and not ray.answered):
+    is_late = now >= state.until(planned.HEAD) and not ray.answered
+    if ray.restarts >= most or is_late:
         return leave_with(state, now, 69, f"{what}: {ray.evidence}", "ray")
-    deadline = now + state.goal.limits[planned.HEAD] if ray.answered else ray.deadline
-    again = Item(restarts=ray.restarts + 1, deadline=deadline)
+    again = Item(restarts=ray.restarts + 1)
     number = f"{again.restarts} of {most}"
     told = f"{what} ({ray.evidence}): try {number}"
     if ray.answered:
         told = f"{what}: {ray.evidence}; starting it again: {number}"
+        state = replace(state, attempt=replace(state.attempt, began=now))
     return without_ray(state, again), (Said(told, "warning"), h.RestartRay())
 
 

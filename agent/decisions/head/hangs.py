@@ -1,7 +1,8 @@
 """What of the head's Ray only hangs, beside GCS and raylet: its dashboard, and its agents.
 
 A job that runs needs none of them. Where one is to be submitted, or nobody's runs, Ray is taken for
-lost after half a minute, and started again as after any death.
+lost after half a minute, and started again as after any death; meanwhile no job is submitted. One
+that is just being submitted may have begun: that waits until its own deadline.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[S
         if before.hang is not None:
             yield Said("Ray goes on: nothing of it is stopped any more")
         return
+    follows = "left alone, since a job runs that does not need it"
     if _is_needed(after):
         limit = round(planned.HANG_LIMIT)
         follows = f"Ray is started again unless it goes on within {limit} s"
-    else:
-        follows = "left alone, since a job runs that does not need it"
+    elif after.phase is Phase.SUBMITTING and not after.hang.beside_job:
+        follows = "the submission of the job waits for it"
     yield Said(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
 
 
@@ -64,8 +66,7 @@ def _is_needed(state: HeadState) -> bool:
     assert state.hang is not None  # noqa: S101 - asked only of what hangs
     if state.phase is Phase.RUNNING and state.goal.wants_job:
         return False
-    in_time = {Phase.BOOTING, Phase.SUBMITTING, Phase.RUNNING}
-    return state.phase in in_time and not state.hang.beside_job
+    return state.phase in {Phase.BOOTING, Phase.RUNNING} and not state.hang.beside_job
 
 
 def _until(state: HeadState) -> float:

@@ -74,8 +74,7 @@ def _needed(state: HeadState) -> Iterator[Wait]:
     if state.ray.step is Step.PENDING:
         before = f"the last one: {state.last_ray}" if state.last_ray else ""
         evidence = "; ".join(filter(None, (state.ray.evidence, before)))
-        until = state.ray.deadline or state.until(planned.HEAD)
-        yield Wait(planned.HEAD, goal.ray, until, evidence)
+        yield Wait(planned.HEAD, goal.ray, state.until(planned.HEAD), evidence)
     yield from hangs.waits(state)
     yield from _service_waits(state)
     yield from _rank_waits(state)
@@ -181,7 +180,6 @@ def submit_wait(state: HeadState) -> Wait:
 
 def _submitting_waits(state: HeadState) -> Iterator[Wait]:
     yield submit_wait(state)
-    yield from hangs.waits(state)
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
