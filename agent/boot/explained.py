@@ -31,8 +31,8 @@ OF_RAY = (
 """Ray's own logs that may tell why it ended."""
 
 
-async def explained(run: NodeRun, outcome: Outcome) -> Outcome:
-    """Return an outcome with the remedy that its logs tell of, where they do."""
+async def explained(run: NodeRun, outcome: Outcome, elsewhere: str = "") -> Outcome:
+    """Return an outcome with the remedy that its logs here tell of, or that was told elsewhere."""
     if outcome.kind not in _EXPLAINED:
         return outcome
     from agent.decisions.remedies import explain  # noqa: PLC0415 - only where a run has failed
@@ -48,6 +48,8 @@ async def explained(run: NodeRun, outcome: Outcome) -> Outcome:
         return _full_disk(run.plan, outcome.kind, of_a_job=bool(told)) or told
 
     told = run.redactor.clean(await in_thread(look, _LIMIT))
+    if not told and outcome.kind is Kind.JOB_FAILED:
+        told = elsewhere
     if not told or told in outcome.remedy:
         return outcome
     return replace(outcome, remedy=". ".join(filter(None, (told, outcome.remedy))))

@@ -376,7 +376,7 @@ class Head:
         """Tell the workers and take everything down, all within the grace."""
         self._keeper.leaving(outcome)
         await self._finish_output()
-        outcome = await explained(self._run, outcome)
+        outcome = await explained(self._run, outcome, self._watched.told_where_it_failed())
         self._keeper.over(outcome)
         await self._keeper.settled()
         self._run.outages = self._watched.outages()

@@ -56,6 +56,11 @@ class Watched:
         """Say whether the run has its verdict."""
         return self._look().phase is Phase.LEAVING
 
+    def told_where_it_failed(self) -> str:
+        """Return what the share of the job that failed first told of it; '' where it did not."""
+        parts = self._look().parts
+        return self.job.known.told_on(parts.of[parts.first].node) if parts.first else ""
+
     def status(self) -> dict[str, object]:
         """Return what everybody may see who may see the status."""
         from agent.boot.head_status import status_of  # noqa: PLC0415 - asked while Ray boots

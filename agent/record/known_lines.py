@@ -49,6 +49,11 @@ class KnownLines:
             self._elsewhere = (*self._elsewhere, (node, shown))
             self._tell(shown.sentence(node), "warning")
 
+    def told_on(self, node: str) -> str:
+        """Return what was told last of a node's share; '' where nothing was."""
+        said = [known.sentence(where) for where, known in self._elsewhere if where == node]
+        return said[-1] if said else ""
+
     def _cleaned(self, known: Known) -> Known:
         """Take secrets out, before the line is cut, and a secret with it."""
         cleaned = replace(known, line=self._clean(known.line), cause=self._clean(known.cause))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -13,6 +14,8 @@ from agent.boot.node_run import NodeRun
 from agent.boot.watched import Watched
 from agent.control.aside import Aside
 from agent.decisions import head
+from agent.decisions.head.shares import Part, Parts
+from agent.decisions.items import HERE
 from agent.decisions.remedies import CAUSES
 from agent.decisions.remedies.live import LIVE, known_in
 from agent.decisions.remedies.noise import NOISE
@@ -20,6 +23,8 @@ from agent.record.job_lines import JobLines
 from agent.record.known_lines import KnownLines
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import PartEnd
 from unit.heads import goal, word
 from unit.test_remedies import LINES, NOISY
 from unit.worlds import SECRET, plan_of
@@ -172,6 +177,8 @@ def test_what_other_nodes_found_is_told_once_in_a_run_with_the_node() -> None:
     lines.hear("podb", (memory, handles))
     assert len(said) == 2
     assert [one["what"][:9] for one in lines.warnings()] == ["the limit", "podb: a G"]
+    assert lines.told_on("podb") == sentence
+    assert lines.told_on("podc") == ""
 
 
 def test_no_secret_and_no_control_character_is_told() -> None:
@@ -233,4 +240,8 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     warnings = watched.more()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
+    assert watched.told_where_it_failed() == ""
+    parts = Parts.begun({HERE: Part("node-a", NodeSize(0)), "agent2": Part("pod2", NodeSize(0))})
+    state = replace(state, parts=parts.ended("agent2", PartEnd(1, 0), 1.0))
+    assert watched.told_where_it_failed().startswith("the job's output on pod2 tells: a GPU ran")
     run.close()

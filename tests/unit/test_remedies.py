@@ -124,6 +124,20 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
     run.close()
 
 
+def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None:
+    """Where the output here tells nothing; a node that was lost explains itself."""
+    there = "the job's output on pod2 tells: a GPU ran out of memory"
+
+    def remedy(kind: Kind) -> str:
+        return anyio.run(explained, run, Outcome(kind, 1, "it failed"), there).remedy
+
+    assert remedy(Kind.JOB_FAILED) == there
+    assert remedy(Kind.LOST) == ""
+    run.folder.file("job.log").write_text("Failed accept4: Too many open files\n")
+    assert remedy(Kind.JOB_FAILED).startswith("job.log tells why: the limit of open")
+    run.close()
+
+
 def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
     """What Ray said earlier is no cause of a job's own end, and is one where Ray was lost."""
     run.folder.file("ray-start.log").write_text("Failed accept4: Too many open files\n")

@@ -75,7 +75,10 @@ def test_json_is_one_object_a_line(tmp_path: Path) -> None:
         head.status = run_of(2)
         with watching(head, tmp_path, "--json") as program:
             assert program.stdout is not None
-            assert json.loads(program.stdout.readline())["phase"] == "running"
+            for line in program.stdout:
+                assert json.loads(line)["phase"] == "running"
+                if json.loads(line)["warnings"] == ["a warning"]:  # the stream's, after the first
+                    break
             head.status = {**run_of(2), **OVER}
             (last,) = program.stdout.read().splitlines()
             assert json.loads(last)["verdict"] == VERDICT

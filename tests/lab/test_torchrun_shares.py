@@ -9,21 +9,21 @@ import pytest
 
 from lab.test_bundle import the_bundle
 from lab.test_torchrun import START, job_log, start
-from scenario import ends
+from scenario import ends, last_line
 
 if TYPE_CHECKING:
     from scenario import Cluster
 
 LIMIT, WRITES = 20, 45
 """Seconds of AGENT_STALL, and for how long only the worker's ranks write."""
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 SCRIPT = f"""
 import os, threading, time
 
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 rank = os.environ["RANK"]
 print("up", rank, flush=True)
 if int(rank) > 1:
-    print(OOM, flush=True)
+    print({OOM!r}, flush=True)
     for step in range(2 * {WRITES}):
         time.sleep(0.5)
         print("step", step, flush=True)
@@ -61,3 +61,15 @@ def test_a_workers_share_is_heard_and_looked_at(cluster: Cluster) -> None:
     found = the_bundle(cluster, 0, head)
     assert found["poda/stacks-1.log"].count("waits_for_the_others") >= 2
     assert "podb: a GPU ran out of memory" in found["status.json"]
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_what_a_failed_share_told_is_the_remedy_everywhere(cluster: Cluster) -> None:
+    """Its node's log explains it there, and at the head the node is named with it."""
+    fails = f"import os\nif os.environ['RANK'] == '3':\n    raise MemoryError({OOM!r})\n"
+    agents = start(cluster, f"{fails}import time\ntime.sleep(600)\n")
+    assert ends(agents, START) == [1, 1], agents[0].tail()
+    assert "the job's output on podb tells: a GPU ran out of memory" in last_line(agents[0])
+    assert "Take a smaller micro batch" in last_line(agents[0])
+    assert "job.log tells why: a GPU ran out of memory" in last_line(agents[1])
