@@ -41,14 +41,14 @@ class LeftBehind:
         return RAY in self._living
 
     def end_ray(self) -> None:
-        """End a Ray that is of no use any more."""
+        """End a Ray that is of no use any more, and what a Ray that is gone left running."""
+        from agent.runtime import driver  # noqa: PLC0415 - most runs need none of it
+
         one = self._living.pop(RAY, None)
         if one is not None:
             say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
-            from agent.runtime import driver  # noqa: PLC0415 - most runs need none of it
-
             orphans.kill_tree(one.pid)
-            driver.end_all()
+        driver.end_all()
 
     @property
     def names(self) -> frozenset[str]:

@@ -67,7 +67,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         folder = RunFolder(root, chosen.run_id, name, link=False)  # once its port is its own
         left = left_behind(folder, names)
         keeper = _keeper(root, plan, chosen, own, left)
-        if left is not None and keeper.is_between_attempts:
+        if left is not None and keeper.has_old_ray:
             left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
         outcome = _live(node_run, keeper)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agent.decisions.attempts import is_loss, spent
 from agent.record.disk_thread import Latest
 from agent.record.files import FileLock, iso_time, safe
-from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, next_epoch
+from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -86,6 +86,11 @@ class RunKeeper:
     def is_between_attempts(self) -> bool:
         """Say whether an attempt is over and no other has begun: the next has a Ray of its own."""
         return bool(self.attempts) and self.record.open_attempt is None
+
+    @property
+    def has_old_ray(self) -> bool:
+        """Say whether a Ray that lives is the one of an attempt that is over."""
+        return self.is_between_attempts and self.record.state is not State.BOOTING
 
     @property
     def former_nodes(self) -> tuple[str, ...]:

@@ -123,6 +123,7 @@ ROWS = (
             KILLED + "test_a_killed_agent_is_started_again_and_follows_on",
             KILLED + "test_killed_while_everything_boots",
             KILLED + "test_who_follows_the_log_sees_it_to_its_end",
+            KILLED + "test_killed_between_two_attempts",
             SERVICES + "test_another_head_takes_over_what_lives_on_a_worker",
         ),
     ),

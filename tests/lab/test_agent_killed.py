@@ -167,6 +167,24 @@ def test_killed_while_it_leaves(cluster: Cluster) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.pods(2)
+def test_killed_between_two_attempts(cluster: Cluster) -> None:
+    """The Ray that was started for the next attempt is taken over; a worker's return begins it."""
+    cluster.env |= {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "3s"}
+    job = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 2 ] && exit 7; sleep 600'
+    head, worker = cluster.agents("sh", "-c", job)
+    head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    worker.kill()
+    head.wait_for(r"is lost[\s\S]*starting Ray's head[\s\S]*waiting for workers", timeout=60)
+    kill_agent(head)
+    head.wait_for(r"ray start \(pid \d+\) lives: taken over", timeout=20)
+    again = cluster.agent(1, "sh", "-c", job)
+    assert ends([head, again]) == [7, 7], head.tail()
+    assert head.stdout() == "attempt 1\nattempt 2\n"
+    assert head.stderr().count("starting Ray's head") == 2
+
+
+@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_the_parent_dies(cluster: Cluster) -> None:
     """Not a pod's first process, the parent may be killed: the agent ends as on SIGTERM."""

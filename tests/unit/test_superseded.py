@@ -97,6 +97,9 @@ def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
     keeper.close()
     again = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record))
     assert (again.is_between_attempts, again.former_nodes) == (True, ("pod1", "pod2"))
+    assert again.has_old_ray
+    again.new_epoch("pod0")
+    assert (again.is_between_attempts, again.has_old_ray) == (True, False)
     again.served_by(["pod4"])
     assert again.former_nodes == ("pod1", "pod2")
     again.close()
