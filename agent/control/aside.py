@@ -9,10 +9,11 @@ from agent.base.latency import BOUNDS, Latency
 from agent.base.value import dataclass
 from agent.control.fields import MOST_ITEMS, number, text, texts
 from agent.decisions.items import Step
-from agent.decisions.known_line import Known
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from agent.decisions.known_line import Known
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ def _known(data: object) -> tuple[Known, ...]:
 
 
 def _known_line(data: object) -> Known:
+    from agent.decisions.known_line import Known  # noqa: PLC0415 - once a job runs
+
     if not isinstance(data, dict):
         raise ValueError("known: expected objects")  # noqa: TRY004 - one error type for bad data
     key, line = text(data, "key", needed=True), text(data, "line")
