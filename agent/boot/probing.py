@@ -30,7 +30,9 @@ _REACH_LIMIT = 3.0
 _TRIES = 3
 _PER_TRY = 2.0
 _AT_ONCE = 64
-_LOOKS = 2
+_LOOKS = 4
+_STEADY = 1.25
+"""A slow way takes as long each time; looks that differ by more tell of a machine that is busy."""
 _SAMPLES_WITHIN = SAMPLE_LIMIT - 3.0
 """A node that had no time says so before the head stops listening."""
 
@@ -111,8 +113,9 @@ class Prober:
         return Answer(REACH, at, "", best)
 
     async def _sample(self, at: str, place: Place) -> Answer:
-        """Draw some MB from a fellow's agent; what looks slow is looked at once more."""
+        """Draw some MB from a fellow's agent; what looks slow is looked at again until it is so."""
         ip, until, best = at or place.head_ip, anyio.current_time() + _SAMPLES_WITHIN, (0, 0.0)
+        before = 0.0
         async with self._one_sample:
             for _ in range(_LOOKS):
                 left, port = until - anyio.current_time(), self._plan.ports.agent
@@ -121,9 +124,10 @@ class Prober:
                 drawn = await draw(ip, port, self._plan.token, self._run_id(), left)
                 if isinstance(drawn, str):
                     return Answer(SAMPLE, at, drawn)
-                best = max(best, drawn, key=_rate)
-                if _rate(best) >= SLOW:
+                best, rate = max(best, drawn, key=_rate), _rate(drawn)
+                if rate >= SLOW or max(before, rate) < _STEADY * min(before, rate):
                     break
+                before = rate
         size, seconds = best
         return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
 

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.boot import probing
 from agent.boot.probing import Prober
 from agent.checks.links import SLOW, Link, slow_links
 from agent.control.protocol import Report
@@ -368,6 +369,33 @@ def test_several_at_once_take_turns() -> None:
     found = anyio.run(story)
     assert len(found) == 3
     assert all(isinstance(one, tuple) for one in found), found
+
+
+@pytest.mark.parametrize(
+    ("looks", "told"),
+    [
+        ([9000], 9000),
+        ([96, 95], 96),
+        ([134, 9000], 9000),
+        ([100, 200, 190], 200),
+        ([100, 200, 100, 400], 400),
+        ([100, 200, 100, 200], 200),
+    ],
+)
+def test_what_is_slow_is_slow_each_time(
+    looks: list[float], told: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A busy machine is slow now and fast then: looks that differ are not the last."""
+    left = [round(mbps * 1e6 / 8) for mbps in looks]
+
+    async def look(*_: object) -> tuple[int, float]:
+        return left.pop(0), 1.0
+
+    monkeypatch.setattr(probing, "draw", look)
+    prober = Prober(plan_of({}), str)
+    answer = anyio.run(prober.probe, SAMPLE, "", Place("127.0.0.1", "127.0.0.1", "1"))
+    assert not left
+    assert answer.size * 8 / 1e6 / answer.seconds == told
 
 
 def test_a_node_measures() -> None:
