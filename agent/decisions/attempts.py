@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ from agent.base.outcome import Kind, Outcome
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from agent.decisions.verdict import JobReport
 
@@ -38,6 +38,13 @@ class Attempt:
     report: JobReport | None = None
     ended: float | None = None
     end: Outcome | None = None
+    places: frozenset[str] = frozenset()
+    """Where its workers were as it was submitted: who joins later is none of them.
+
+    Empty where an earlier agent submitted it, and had nothing to tell of it.
+    """
+    missed: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were lost, be they back or not: address to name."""
     gone: tuple[str, ...] = ()
     """The nodes that were lost while it ran, by name."""
     nodes: tuple[str, ...] = ()

@@ -90,7 +90,7 @@ class NodeRecorder:
     def out_of_reach(self, since: float) -> None:
         """Note since when the head is not reached; 0 where it is."""
         with self._changed:
-            self._note(replace(self._record, unreached=since), urgent=True)
+            self._note(replace(self._record, unreached=since), urgent=False)
 
     def in_run(self, run_id: str) -> None:
         """Note the run that this node has heard of."""

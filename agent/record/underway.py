@@ -26,6 +26,8 @@ def to_data(known: Underway, now: float) -> dict[str, object]:
         "began": at(known.submitted),
         "required": known.required,
         "gone": [*known.gone],
+        "places": sorted(known.places),
+        "missed": {**known.missed},
         "dead": sorted(known.dead),
         "loss": None if known.lost_at is None else {"what": known.loss, "at": at(known.lost_at)},
         "short": at(known.short_since),
@@ -43,6 +45,7 @@ def taken_from(attempt: Attempt, now: float, needed: int) -> Underway:
     began = _by_utc(attempt) if began is None else began
     required, gone, dead = data.get("required"), data.get("gone"), data.get("dead")
     loss, stopping = data.get("loss"), data.get("stopping")
+    missed = data.get("missed")
     lost = _ago(loss, "at") if isinstance(loss, dict) else None
     short = _ago(data, "short")
     stopped = _ago(stopping, "at") if isinstance(stopping, dict) else None
@@ -53,6 +56,8 @@ def taken_from(attempt: Attempt, now: float, needed: int) -> Underway:
         checkpoint=attempt.checkpoint,
         nodes=attempt.nodes,
         gone=_names(gone),
+        places=frozenset(_names(data.get("places"))),
+        missed={ip: str(name) for ip, name in missed.items()} if isinstance(missed, dict) else {},
         dead=frozenset(_names(dead)),
         loss=str(loss.get("what", "")) if isinstance(loss, dict) else "",
         lost_at=None if lost is None else now - lost,

@@ -22,6 +22,7 @@ MEMORY = "tests/lab/test_memory.py::"
 LINKS = "tests/lab/test_links.py::"
 DNS = "tests/lab/test_dns_faults.py::"
 CLOCK = "tests/lab/test_clock.py::"
+SPARE = "tests/lab/test_spare.py::"
 HUNG = "tests/lab/test_hung_dashboard.py::"
 
 
@@ -59,6 +60,12 @@ ROWS = (
         "a worker is lost where no job runs (AGENT_JOB=none)",
         "the cluster stays, and takes it back",
         (ENDS + "test_a_cluster_that_stays_takes_its_worker_back",),
+    ),
+    Row(
+        "worker-spare",
+        "a worker more than the attempt needs joins late, or in place of a lost one",
+        "said that it stays unused until the next attempt, which takes it",
+        (SPARE + "test_a_spare_is_taken_for_the_next_attempt",),
     ),
     Row(
         "head-back",

@@ -272,10 +272,6 @@ PAINS: tuple[Pain, ...] = (
                 "ways between nodes",
                 "tests/lab/test_agreement.py::test_a_slow_link_is_measured_and_named",
             ),
-            checked(
-                "ways between nodes",
-                "tests/lab/test_agreement.py::test_a_slow_link_is_named_while_others_are_awaited",
-            ),
         ),
     ),
     Pain(

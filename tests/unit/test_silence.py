@@ -68,9 +68,10 @@ def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
 
 def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
     """GCS lists it for a while yet: only another node of Ray's says that the new one is in."""
-    again = word(2)
-    again = replace(again, worker=replace(again.worker, key="another"))
-    story = Story(goal(1), [*PAIR, (9, SILENT), (10, h.WorkerReplaced("agent2")), (12, again)])
+    again = h.WorkerReported(replace(word(2).worker, key="another"))
+    boots = h.WorkerReported(replace(again.worker, joined=False))
+    story = Story(goal(1), [*PAIR, (9, SILENT), (10, boots), (10, h.WorkerReplaced("agent2"))])
+    story.take(again, 12)
     story.take(nodes(2), 13)
     assert story.state.fleet.alive == {}
     head, old = nodes(2).nodes
@@ -120,6 +121,20 @@ def test_a_spare_is_taken_for_the_next_attempt() -> None:
     story.take(TICK, 20)
     assert story.deeds[-1] == h.Submit("run-2")
     assert "pod2 was lost and is away; 2 of 2 node(s)" in story.said
+
+
+@pytest.mark.parametrize("comes", [8, 12], ids=["late", "in its place"])
+def test_a_spare_does_not_stand_in(comes: int) -> None:
+    """A job that hangs without one that it had is stopped, though as many are there as it needs."""
+    later: History = [(comes, word(3)), (comes, nodes(2, 3)), (20, nodes(3)), (68, nodes(3))]
+    history = sorted([*PAIR, (9, SILENT), *later], key=lambda one: one[0])
+    story = Story(goal(1, retries=1), history)
+    story.take(TICK, 69)
+    assert "pod3 is one more than the running attempt needs: unused until another" in story.said
+    assert story.deeds[-1] == h.StopJob("run-1")
+    story.take(job("STOPPED"), 70)
+    assert "attempt 1 of 2 is lost: lost a needed node" in story.said
+    assert "pod2" in story.said.partition("attempt 1 of 2 is lost")[2]
 
 
 # --- how it is noticed -------------------------------------------------------------------------

@@ -43,18 +43,22 @@ def remarks(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadA
     if was is not are:
         changed = _perhaps_changed(before, after, event)
         ray = "" if after.goal.by_torchrun else " Ray"
-        joined = [are[ip] for ip in changed if ip in are and ip not in was]
-        found += [Said(f"{name} joined{ray}") for name in joined]
-        found += [Said(_of_spare(name)) for name in joined if _is_spare(before, after)]
+        joined = [ip for ip in changed if ip in are and ip not in was]
+        found += [Said(f"{are[ip]} joined{ray}") for ip in joined]
+        found += [Said(_of_spare(are[ip])) for ip in joined if _is_spare(after, ip)]
         left = [ip for ip in changed if ip in was and ip not in are]
         found += [Said(f"{was[ip]} left{ray}{_doubt(after, ip)}", "warning") for ip in left]
     return found
 
 
-def _is_spare(before: HeadState, after: HeadState) -> bool:
-    """Say whether who joins now is one more than the running attempt has."""
-    runs = after.phase in {Phase.SUBMITTING, Phase.RUNNING} and after.goal.wants_job
-    return runs and before.short_since is None and len(after.fleet.alive) > after.required
+def _is_spare(state: HeadState, ip: str) -> bool:
+    """Say whether who joined there is none of those that the running attempt has, nor one back."""
+    attempt, alive = state.attempt, state.fleet.alive
+    if state.phase not in {Phase.SUBMITTING, Phase.RUNNING} or not state.goal.wants_job:
+        return False
+    if not attempt.places:
+        return len(alive) > state.required
+    return ip not in attempt.places and alive[ip] not in attempt.missed.values()
 
 
 def _of_spare(name: str) -> str:
@@ -76,13 +80,13 @@ def _of_silence(fleet: Fleet, worker: h.Worker) -> str:
     return f"{worker.place} is silent, {life.evidence}; {life.doubt or 'nor does its Ray answer'}"
 
 
-def departed(before: HeadState, after: HeadState, event: HeadEvent) -> list[str]:
-    """Name the nodes that counted and do no more."""
+def departed(before: HeadState, after: HeadState, event: HeadEvent) -> dict[str, str]:
+    """Return the nodes that counted and do no more, address to name."""
     was, are = before.fleet.alive, after.fleet.alive
     if was is are:
-        return []
+        return {}
     changed = _perhaps_changed(before, after, event)
-    return [was[ip] for ip in changed if ip in was and ip not in are]
+    return {ip: was[ip] for ip in changed if ip in was and ip not in are}
 
 
 def _perhaps_changed(before: HeadState, after: HeadState, event: HeadEvent) -> Iterable[str]:

@@ -25,7 +25,7 @@ from agent.decisions.verdict import out_of_memory, verdict_of
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping
 
     from agent.decisions.shared import Wait
     from agent.decisions.verdict import JobReport
@@ -34,14 +34,31 @@ _RECENT = 60.0
 """A job that fails so soon after a loss failed because of it."""
 
 
-def noticed(state: HeadState, left: Sequence[str], now: float) -> HeadState:
-    """Remember that nodes were lost while an attempt ran."""
+def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
+    """Remember that nodes were lost while an attempt ran, by address and name."""
     attempt = state.attempt
     if not left or attempt.submitted is None or attempt.ended is not None:
         return state
-    gone = tuple(dict.fromkeys((*attempt.gone, *left)))
-    loss = f"{listed(left)} {'was' if len(left) == 1 else 'were'} lost"
-    return replace(state, attempt=replace(attempt, gone=gone), loss=loss, lost_at=now)
+    gone = tuple(dict.fromkeys((*attempt.gone, *left.values())))
+    own = {ip: name for ip, name in left.items() if ip in attempt.places}
+    attempt = replace(attempt, gone=gone, missed={**attempt.missed, **own})
+    loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
+    return replace(state, attempt=attempt, loss=loss, lost_at=now)
+
+
+def away(state: HeadState) -> tuple[str, ...]:
+    """Name those of the running attempt that were lost and are not back, here or elsewhere."""
+    missed, alive = state.attempt.missed, state.fleet.alive
+    there = set(alive.values()) if missed else set()
+    return tuple(name for ip, name in missed.items() if ip not in alive and name not in there)
+
+
+def is_short(state: HeadState) -> bool:
+    """Say whether too few workers are there; for those of a running attempt no spare stands in."""
+    places = state.attempt.places
+    if len(state.fleet.alive) < state.required or not places:
+        return len(state.fleet.alive) < state.required
+    return len(places) - len(away(state)) < state.required
 
 
 def recent_loss(state: HeadState, now: float) -> str:

@@ -14,7 +14,7 @@ from agent.decisions.head.state import Phase
 from agent.decisions.head.stopping import attempt_over, give_the_job_up, stop_job
 from agent.decisions.head.waits import submit_wait
 from agent.decisions.items import Item, Step
-from agent.decisions.shared import Said, Unfit
+from agent.decisions.shared import Said, Unfit, listed
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -123,9 +123,10 @@ def _part_over(state: HeadState, now: float) -> Decision:
 
 
 def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    short = bool(state.parts.absent) or len(state.fleet.alive) < state.required
+    short = bool(state.parts.absent) or retry.is_short(state)
     if short and state.short_since is None:
-        gone = parts.missing(state)
+        others_do = len(state.fleet.alive) >= state.required  # and stand in for nobody
+        gone = parts.missing(state) or (listed(retry.away(state)) if others_do else "")
         known = state.fleet.describe_missing(state.required, now)
         loss = f"lost a needed node ({f'{gone}; {known}' if gone else known})"
         grace = round(state.goal.limits[planned.NODE])

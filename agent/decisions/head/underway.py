@@ -6,7 +6,7 @@ being stopped, only this agent knows; so it is written down before anything foll
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
@@ -14,6 +14,8 @@ from agent.decisions.attempts import Attempt, id_of
 from agent.decisions.head.state import Phase
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from agent.base.outcome import Outcome
     from agent.decisions.head.state import HeadState
 
@@ -43,6 +45,10 @@ class Underway:
     """As what it is to end, once its job has stopped."""
     stopped_at: float = 0.0
     """When that was ordered."""
+    places: frozenset[str] = frozenset()
+    """Where its workers were as it was submitted."""
+    missed: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were lost meanwhile: address to name."""
 
     @property
     def is_telling(self) -> bool:
@@ -75,6 +81,8 @@ def of(state: HeadState) -> Underway | None:
         checkpoint=attempt.checkpoint,
         nodes=attempt.nodes,
         gone=attempt.gone,
+        places=attempt.places,
+        missed=attempt.missed,
         dead=state.fleet.dead,
         loss=state.loss,
         lost_at=state.lost_at,
@@ -98,6 +106,8 @@ def taken_up(state: HeadState, known: Underway) -> HeadState:
         id_of(goal.run_id, known.number, goal.submission_id),
         known.number,
         gone=known.gone,
+        places=known.places,
+        missed=known.missed,
         nodes=known.nodes,
         checkpoint=known.checkpoint,
     )

@@ -1,0 +1,39 @@
+"""A worker more than the attempt needs: unused until the next attempt, and then one of it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from scenario import BOOT, Cluster, ends
+
+TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
+"""Hangs at the first attempt, as in a collective, and ends at the second."""
+SPARE = "podc is one more than the running attempt needs: unused until another begins"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+@pytest.mark.parametrize("comes", ["late", "in place of a lost one"])
+def test_a_spare_is_taken_for_the_next_attempt(cluster: Cluster, comes: str) -> None:
+    """One that the attempt has is lost for good: the spare does not stand in, and follows it."""
+    is_late = comes == "late"
+    grace = "15s" if is_late else "60s"  # in which the spare must have joined
+    cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": grace}
+    job = ("sh", "-c", TWICE)
+    head, used = cluster.agent(0, *job), cluster.agent(1, *job)
+    head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    if not is_late:
+        used.kill()
+    spare = cluster.agent(2, *job)
+    head.wait_for(SPARE, timeout=BOOT)
+    if is_late:
+        used.kill()
+    head.wait_for("attempt 1 of 2 is lost: lost a needed node.*podb", timeout=2 * BOOT)
+    assert ends([head, spare], 2 * BOOT) == [7, 7], head.tail()
+    assert head.stdout() == "attempt 1\nattempt 2\n"
+    assert "attempt 2 of 2: podb was lost and is away; 2 of 2 node(s)" in head.stderr()
+    assert "all needed nodes are back" not in head.stderr()
+    (run,) = cluster.pods[0].tmp.glob("logs/2*/run.json")
+    assert json.loads(run.read_text())["attempts"][1]["nodes"] == ["podc"]
