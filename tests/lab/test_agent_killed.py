@@ -158,8 +158,8 @@ def test_killed_while_it_leaves(cluster: Cluster) -> None:
     (cluster.pods[0].tmp / "end").touch()
     head.wait_for("leaving: the job failed with exit code 7", timeout=30)
     kill_agent(head)
-    head.wait_for(r"starting it again[\s\S]*leaving: the job failed with exit code 7", timeout=30)
     assert worker.exec(["kill", "-CONT", str(follower.pid)]).returncode == 0
+    head.wait_for(r"starting it again[\s\S]*leaving: the job failed with exit code 7", timeout=30)
     assert ends([head, worker], 60) == [7, 7], head.tail() + worker.tail()
     assert head.stdout() == "running\n"
     assert [one["exit_code"] for one in cluster.outcome(0)["attempts"]] == [7]
