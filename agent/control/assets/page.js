@@ -10,7 +10,7 @@
   const PHASES = {
     "finding the head": "finding", "joining Ray": "joining", "following the head": "there",
     "silent": "silent", "leaving": "leaving", "left": "leaving",
-    "booting": "joining", "running": "there", "stopping": "leaving",
+    "booting": "joining", "resuming": "joining", "running": "there", "stopping": "leaving",
   };
   const LEGEND = [
     ["finding", "finding the head"], ["joining", "booting, joining Ray"],
@@ -284,7 +284,7 @@
 
   function windowEnd(nodes, now) {
     if (at("whole").checked) return Math.max(now, 1);
-    const running = (status.phases || []).find(([phase]) => !["booting", "submitting"].includes(phase));
+    const running = (status.phases || []).find(([phase]) => !["booting", "resuming", "submitting"].includes(phase));
     const joins = nodes.map(joinedAfter).filter((value) => value !== null);
     const booted = running ? running[1] : now;
     return Math.max(1, Math.min(now, 1.15 * Math.max(booted, ...joins)));
