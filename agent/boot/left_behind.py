@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 class LeftBehind:
     """A killed agent's record, and those of its processes that go on."""
 
-    def __init__(self, record: NodeRecord, names: Iterable[str]) -> None:
+    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
         """Keep what lives under these names; what is of no use to anybody is ended.
 
+        `memory` is what the kernel did in this container meanwhile for want of memory, or ''.
         A node whose Ray is gone begins anew, services included; one that started none, as a node
         that is there for a service only, keeps them.
         """
         self.record = record
+        self._memory = memory
         self._living = {one.name: one for one in living(record) if one != record.agent}
         lost_ray = RAY not in self._living and RAY in {one.name for one in record.started}
         useful = set() if lost_ray else {*names}
@@ -39,6 +41,11 @@ class LeftBehind:
     def has_ray(self) -> bool:
         """Say whether this node's Ray lives on, and nobody has taken it over yet."""
         return RAY in self._living
+
+    @property
+    def out_of_memory(self) -> str:
+        """Return what the kernel did where memory ran out and Ray is gone since; else ''."""
+        return "" if self.has_ray else self._memory
 
     def end_ray(self) -> None:
         """End a Ray that is of no use any more, and what a Ray that is gone left running."""
@@ -81,6 +88,7 @@ def left_behind(folder: RunFolder, names: Iterable[str]) -> LeftBehind | None:
         return None
     kills = oom_kills()
     more = kills.number - record.oom_kills
-    why = f" ({sentence(kills, more)})" if more > 0 else ""
+    told = sentence(kills, more) if more > 0 else ""
+    why = f" ({told})" if told else ""
     say(f"the agent (pid {killed[0]}) was killed{why}: this one goes on in its stead", "warning")
-    return LeftBehind(record, names)
+    return LeftBehind(record, names, told if kills.of_container else "")

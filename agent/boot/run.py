@@ -147,8 +147,12 @@ def _keeper(
 
     replaces_agent = left is not None
     survives = (left is not None and left.has_ray) or plan.topology.given_ray is not None
+    memory = "" if left is None else left.out_of_memory
     return RunKeeper(
-        root, fingerprint, chosen, job_survives=survives, replaces_agent=replaces_agent
+        *(root, fingerprint, chosen),
+        job_survives=survives,
+        replaces_agent=replaces_agent,
+        memory=memory,
     )
 
 

@@ -27,10 +27,11 @@ class RunKeeper:
     `job_survives` where a job outlives its head, on a Ray that others keep: an attempt that was
     left open is then followed again under its own id, and no second job is started beside it.
     `replaces_agent` where this one goes on for an agent that was killed: what that one had decided
-    stands.
+    stands. `memory` is what the kernel did for want of memory, where Ray has ended since: the job
+    would run out of it again.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a run may be found with
         self,
         root: Path,
         fingerprint: str,
@@ -38,6 +39,7 @@ class RunKeeper:
         *,
         job_survives: bool = False,
         replaces_agent: bool = False,
+        memory: str = "",
     ) -> None:
         self._root = root
         self._writer: Latest[RunRecord] = Latest("run.json", self._write)
@@ -49,7 +51,7 @@ class RunKeeper:
             self._decided = before.ending if replaces_agent else None
             before = before if replaces_agent else replace(before, ending=None)
         if before is not None and not job_survives and before.open_attempt is not None:
-            end = before.open_attempt.end_in_sight
+            end = before.open_attempt.end_in_sight or _out_of(memory)
             if replaces_agent and end is not None and not is_loss(end):
                 self._decided = self._decided or end
             before = before.after_a_lost_head(iso_time(time.time()), end)
@@ -218,6 +220,14 @@ class RunKeeper:
     def _keep(self, record: RunRecord) -> None:
         self.record = record
         self._writer.put(record)
+
+
+def _out_of(memory: str) -> Outcome | None:
+    if not memory:
+        return None
+    from agent.decisions.verdict import out_of_memory  # noqa: PLC0415 - few runs end so
+
+    return out_of_memory(memory)
 
 
 def _epoch_above(record: RunRecord, root: Path) -> int:

@@ -301,6 +301,19 @@ def test_a_job_that_is_gone_ends_as_it_was_to(
     assert keeper.underway(0.0, 1) is None
 
 
+def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -> None:
+    """Where the kernel's OOM killer took Ray, too; what had been decided before stands."""
+    (tmp_path / "run").mkdir()
+    for end, code, words in ((None, 75, "ran out of memory"), (HOPELESS, 69, "reward server")):
+        chosen = killed(tmp_path, end)
+        keeper = RunKeeper(tmp_path, "f" * 16, chosen, replaces_agent=True, memory="1 process")
+        keeper.close()
+        decided = keeper.spent(3)
+        assert decided is not None
+        assert (decided.exit_code, decided.is_jobs_verdict) == (code, end is None)
+        assert words in decided.reason
+
+
 def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Path) -> None:
     """The next one begins no other run, and says the same; a person who starts it again does."""
     (tmp_path / "run").mkdir()
