@@ -73,9 +73,10 @@ def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
     cluster.pods[1].slow_down(100)
     cluster.env |= BY_TORCHRUN  # which needs no Ray: the ways are the same
     agents = cluster.agents("sh", "-c", "exec sleep 600")
-    agents[0].wait_for(r"Mbps between", timeout=BOOT)
+    agents[0].wait_for(r"Mbps between \w+ and \w+ and \w+: syncing", timeout=BOOT)
     agents[0].wait_for("the job is started", timeout=BOOT)
-    (told,) = [line for line in agents[0].stderr().splitlines() if "network: " in line]
+    # where one of the two joined much later than the other, that one was told of alone before
+    told = [line for line in agents[0].stderr().splitlines() if " Mbps between " in line][-1]
     found = re.search(r"network: (\d+) Mbps between (\w+) and (\w+) and (\w+): syncing 15 GB", told)
     assert found is not None, told
     assert 60 <= int(found[1]) <= 120
@@ -101,7 +102,7 @@ def test_a_slow_link_is_named_while_others_are_awaited(cluster: Cluster) -> None
     agents[0].signal(signal.SIGTERM)
     assert ends(agents, 40) == [143, 143, 143], agents[0].tail()
     said = agents[0].stderr()
-    assert said.count("network: ") == 2
+    assert said.count(" Mbps between ") == 2  # a way that is full may look long, too
     first = re.search(r"network: \d+ Mbps between ([^:]+): syncing", said)
     assert first is not None
     assert first[1] == f"{head} and {slow}"
