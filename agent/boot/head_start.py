@@ -68,6 +68,7 @@ async def _begin(run: NodeRun, keeper: RunKeeper, requests: Requests) -> HeadSta
     plan = run.plan
     # The port before all else: a second agent on this node ends here, and harms nothing.
     local = bind(["127.0.0.1"], plan.ports.agent)
+    keeper.begin()
     run.folder.become_latest()
     ip = ""
     with requests.guard():

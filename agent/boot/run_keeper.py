@@ -47,6 +47,7 @@ class RunKeeper:
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
         self._decided: Outcome | None = None
+        self._replaces_agent, self._before = replaces_agent, before
         if before is not None and before.ending is not None:
             self._decided = before.ending if replaces_agent else None
             before = before if replaces_agent else replace(before, ending=None)
@@ -57,6 +58,11 @@ class RunKeeper:
             before = before.after_a_lost_head(iso_time(time.time()), end)
         self.record = before or new
         self._writer.start()
+
+    def begin(self) -> None:
+        """Write down what of a former life counts no more, for an agent that follows this one."""
+        if self.record is not self._before and self._before is not None:
+            self._keep(self.record)
 
     @property
     def run_id(self) -> str:
@@ -177,7 +183,10 @@ class RunKeeper:
             return None
         from agent.record.underway import taken_from  # noqa: PLC0415 - few runs go on with one
 
-        return taken_from(self.record.open_attempt, now, needed)
+        found = taken_from(self.record.open_attempt, now, needed)
+        if self._replaces_agent or found.end is None or is_loss(found.end):
+            return found
+        return replace(found, end=None)  # who starts a run again wants it to go on
 
     def leaving(self, end: Outcome) -> None:
         """Note as what this head is about to leave: an agent that goes on for it says the same."""

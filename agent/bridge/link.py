@@ -79,6 +79,7 @@ class RayLink:
 
         `upload` is what is known of the folder that it brings.
         """
+        self.forget(job_id)  # it may have been looked for, in vain
         await self._order(
             do="submit",
             id=job_id,

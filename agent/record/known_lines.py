@@ -39,8 +39,10 @@ class KnownLines:
 
     def hear(self, node: str, found: Iterable[Known]) -> None:
         """Take in, beside that thread, what a node has found: each cause is told once in a run."""
+        from agent.decisions.remedies.live import KEYS  # noqa: PLC0415 - once the job runs
+
         for known in found:
-            if known.key in self._heard:
+            if known.key in self._heard or known.key not in KEYS:
                 continue
             self._heard |= {known.key}
             if any(one.key == known.key for one in self._told):

@@ -181,6 +181,18 @@ def test_nothing_is_heard_of_it() -> None:
         assert [end.exit_code for end in story.ends] == [75]
 
 
+@pytest.mark.parametrize("stopped", [True, False])
+def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None:  # noqa: FBT001 - pytest's parameter
+    """It may live on there, though its stop or Ray's word is long overdue: none runs beside it."""
+    history: History = [(9, nodes(dead=(2,))), (69, TICK)] if stopped else []
+    story = Story(goal(1, given=True, retries=1), [*PAIR, *history])
+    after = next_agent(story, after=300.0)
+    after.take(TICK, 1 if stopped else 1000)
+    after.take(nodes(2), 1001)
+    deeds = [deed for deed in after.deeds if isinstance(deed, h.Follow | h.StopJob | h.Submit)]
+    assert deeds == [h.Follow("run-1"), h.StopJob("run-1")]
+
+
 def test_a_stop_is_asked_for_meanwhile() -> None:
     """The job is followed for that, and stopped."""
     story = Story(AFRESH, [(1, TERM)])
@@ -344,6 +356,23 @@ def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen)
+    keeper.begin()
     keeper.close()
     assert keeper.spent(1) is None
     assert keeper.record.ending is None
+    assert (
+        RunRecord.read(tmp_path / "run" / FILE) == keeper.record
+    )  # one that follows it reads this
+
+
+@pytest.mark.parametrize(("end", "kept"), [(STOPPED, STOPPED), (HOPELESS, None), (OWN, None)])
+def test_who_starts_a_run_again_wants_its_job_to_go_on(
+    tmp_path: Path, end: Outcome, kept: Outcome | None
+) -> None:
+    """On a Ray that outlives its heads; only a job that was lost is still to be stopped."""
+    (tmp_path / "run").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), job_survives=True)
+    found = keeper.underway(0.0, 1)
+    assert found is not None
+    assert found.end == kept
+    keeper.close()

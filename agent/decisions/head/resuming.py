@@ -15,7 +15,7 @@ from agent.decisions.head.booting import booting
 from agent.decisions.head.leaving import leave, ray_lost
 from agent.decisions.head.running import running
 from agent.decisions.head.state import Phase
-from agent.decisions.head.stopping import attempt_over, followed, give_the_job_up
+from agent.decisions.head.stopping import attempt_over, followed, stop_job
 from agent.decisions.head.waits import waits
 from agent.decisions.items import Step
 from agent.decisions.shared import Said, Tick, Unfit
@@ -62,18 +62,22 @@ def _follow(state: HeadState, now: float) -> Decision:
 
 
 def _too_late(state: HeadState, late: Wait, now: float) -> Decision:
-    """End what cannot be looked for: as the killed agent would have ended it, else as lost."""
-    state, _ = followed(state, now)
-    if state.verdict is not None:
-        return attempt_over(state, state.verdict, now)
+    """End what cannot be looked for: as the killed agent would have ended it, else as lost.
+
+    On a Ray that outlives us the job may live all the same: it is told to stop, perhaps once more.
+    """
     why = f"no word of {late.what} since the agent was killed"
-    reason = f"{why}: {late.evidence}" if late.evidence else why
-    return give_the_job_up(state, ray_lost(reason), now)
+    end = state.verdict or ray_lost(f"{why}: {late.evidence}" if late.evidence else why)
+    if state.goal.ray_is_given:
+        return stop_job(state, end, now, (Said(f"{end.reason}: stopping the job"),))
+    decided = state.verdict is not None
+    state, _ = followed(state, now)
+    return (attempt_over if decided else leave)(state, end, now)
 
 
 def _begin_anew(state: HeadState, now: float) -> Decision:
     """Boot as ever, for the same attempt: the agent was killed before it was submitted."""
     attempt = Attempt(state.attempt.id, state.attempt.number, began=now)
     state = replace(state, attempt=attempt, required=state.goal.expected_workers)
-    state = replace(state, short_since=None, loss="", lost_at=None)
+    state = replace(state, short_since=None, loss="", lost_at=None, hangs_since=now)
     return booting(state.to(Phase.BOOTING, now), Tick(), now)

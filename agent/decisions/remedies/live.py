@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 LIVE: tuple[Remedy, ...] = (*NOISE, *(row for row in CAUSES if row.signs))
 """Noise first: what it explains is no cause."""
+KEYS = frozenset(row.key for row in LIVE)
 _MOST_LINES = 100
 """So many lines with a row's sign are looked at in one piece of output."""
 _LONGEST = 2_000
