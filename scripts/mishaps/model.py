@@ -75,8 +75,13 @@ def head_codes(done: Sequence[Mishap], began: float | None) -> frozenset[int]:
 def worker_codes(
     done: Sequence[Mishap], pod: int, head: int | None, began: float | None
 ) -> frozenset[int]:
-    """Return with what a worker may end, whose head ended with this code (None: it never did)."""
-    may = head_codes(done, began) if head is None else {head}
+    """Return with what a worker may end, whose head ended with this code (None: it never did).
+
+    A head whose pod was killed as it left may have told its workers an end: the pod that is started
+    again begins another run, and ends for want of workers.
+    """
+    began_anew = any((o.kind, o.what, o.pod) == (p.KILL, p.POD, p.HEAD) for o in done)
+    may = head_codes(done, began) if head is None or began_anew else {head}
     if any(map(loses, done)):
         may = {*may, 75, 69}  # its own cause is nearer: a head that it lost, or could not join
     return frozenset({*may, 70} if too_often(done, pod) else may)

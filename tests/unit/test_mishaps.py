@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, cast
 
@@ -85,6 +86,8 @@ def test_a_worker_ends_as_its_head_or_by_a_loss_of_its_own() -> None:
     assert worker_codes([WORKER_DIES], 1, 9, 20.0) == {9, 69, 75}
     assert worker_codes([AGENT_DIES] * 4, 1, 7, 20.0) == {7, 70}
     assert worker_codes([AGENT_DIES], 1, None, 20.0) == {7}
+    head_dies = replace(WORKER_DIES, pod=0)
+    assert worker_codes([head_dies], 1, 69, 20.0) == {7, 9, 69, 75}
 
 
 def test_a_wrong_end_is_named_with_what_might_have_been() -> None:
