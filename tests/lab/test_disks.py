@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, await_true, ends, last_line
+from scenario import AGENT, BOOT, ENVIRONMENT, Cluster, await_true, ends, last_line
 from volumes import loop_disk, memory_disk
 
 if TYPE_CHECKING:
@@ -123,9 +123,11 @@ def test_a_full_tmp(cluster: Cluster) -> None:
 def test_a_full_shm(cluster: Cluster) -> None:
     """Ray keeps its objects elsewhere then: a warning with its remedy, and the job's own code."""
     pod = cluster.pods[0]
-    fill = "head -c 2g /dev/zero >/dev/shm/ballast"
-    job = 'import ray; ray.init(log_to_driver=False); print(len(ray.get(ray.put(b"x" * 9000000))))'
-    script = f'{fill}; exec {AGENT} run -- python3 -c "$JOB"'
+    fill = "head -c 2G /dev/zero >/dev/shm/ballast"
+    job = (
+        'import ray; ray.init(logging_level="ERROR"); print(len(ray.get(ray.put(b"x" * 9000000))))'
+    )
+    script = f'{fill}; exec {AGENT} run -- {ENVIRONMENT}/bin/python -c "$JOB"'
     head = pod.start(
         ["sh", "-c", script], env={**cluster.env, "RUNPOD_POD_ID": pod.name, "JOB": job}
     )
