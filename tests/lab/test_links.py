@@ -127,10 +127,15 @@ def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -
 @pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_slow_and_bad_line(cluster: Cluster) -> None:
-    """With 30 % loss and 200 ms delay, boot and job still succeed."""
+    """With 30 % loss and 200 ms delay, boot and job still succeed.
+
+    Whether the worker hears the head's last word is a matter of chance: if not, it leaves soon, too.
+    """
+    cluster.env["AGENT_HEAD_GRACE"] = "20s"
     cluster.pods[1].slow(loss=0.3, delay=0.2)
     head, worker = cluster.agents(*JOB)
     head.wait_for("^round 10$", "stdout", timeout=3 * BOOT)
     (cluster.pods[0].tmp / "enough").touch()
-    assert ends([head, worker], 90) == [7, 7], head.tail()
+    codes = ends([head, worker], 120)
+    assert codes in ([7, 7], [7, 75]), head.tail()
     assert len(cluster.outcome(0)["attempts"]) == 1
