@@ -29,8 +29,8 @@ SIZE = 8 << 20
 SECONDS = 1.0
 """The longest that is looked at."""
 _ENOUGH = 2 << 20
-_FAST = 1e9
-"""Bits a second: a way that shows so much needs no longer look."""
+_FAST = 6e8
+"""Bits a second: a way that shows so much is not slow, and needs no longer look."""
 _CHUNK = 1 << 16
 _QUEUE = 8.0
 _CONNECT = 3.0

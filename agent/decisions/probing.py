@@ -75,6 +75,8 @@ class Probes:
     """Who was asked for a sample of the way from which address, and what came of it."""
     awaited: tuple[tuple[str, str], ...] = ()
     """Those of which nothing came yet: a report is not to cost a look at all others."""
+    early_at: float | None = None
+    """When those that joined measure the ways between them, if others are awaited still."""
     sampled_by: float | None = None
     """When what was heard of them is told; None where nothing is to be told."""
     are_the_last: bool = False

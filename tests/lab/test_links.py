@@ -129,7 +129,7 @@ def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -
 def test_a_slow_and_bad_line(cluster: Cluster) -> None:
     """With 30 % loss and 200 ms delay, boot and job still succeed.
 
-    Whether the worker hears the head's last word is a matter of chance: if not, it leaves soon, too.
+    Whether the worker hears the head's last word is a matter of chance: if not, it leaves soon.
     """
     cluster.env["AGENT_HEAD_GRACE"] = "20s"
     cluster.pods[1].slow(loss=0.3, delay=0.2)

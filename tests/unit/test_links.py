@@ -204,15 +204,17 @@ def test_a_node_that_left_is_not_awaited() -> None:
 
 # --- while others are awaited --------------------------------------------------------------------
 
+Way = tuple[str, str]
 FOUR = replace(goal(4), node="pod1", platform="runpod", facts=MACHINE)
 
 
-def joins(story: Story, n: int, there: list[int], at: float) -> list[tuple[str, str]]:
+def joins(story: Story, n: int, there: list[int], at: float, then: float = 3.0) -> list[Way]:
     """Let a worker join, whose rank is its number less one; return which ways are asked for."""
     before = len(story.probes)
     story.take(word(n, rank=n - 1), at)
     story.take(nodes(*there, n), at)
     there.append(n)
+    story.take(TICK, at + then)  # those that start together are left alone for so long
     return [(who, where) for who, probe, where in story.probes[before:] if probe == SAMPLE]
 
 
@@ -222,15 +224,15 @@ def test_what_is_certain_is_measured_while_others_are_awaited() -> None:
     Ranks 1 and 3 may be neighbours or not: known when rank 2 is there, or nobody else comes.
     """
     story, there = Story(FOUR, []), list[int]()
-    assert joins(story, 2, there, 1.0) == [(HERE, "10.0.0.2"), ("agent2", "")]
-    assert joins(story, 4, there, 2.0) == [(HERE, "10.0.0.4"), ("agent4", "")]
-    ways = joins(story, 3, there, 3.0)
+    assert joins(story, 2, there, 5.0) == [(HERE, "10.0.0.2"), ("agent2", "")]
+    assert joins(story, 4, there, 10.0) == [(HERE, "10.0.0.4"), ("agent4", "")]
+    ways = joins(story, 3, there, 15.0)
     assert ways[2:] == [("agent2", "10.0.0.3"), ("agent3", "10.0.0.4")]
     assert not story.deeds
-    ways = joins(story, 5, there, 4.0)
+    ways = joins(story, 5, there, 20.0)
     assert ways[2:] == [("agent4", "10.0.0.5"), ("agent5", "10.0.0.2")]
     assert story.state.phase is Phase.SUBMITTING
-    assert story.state.probes.sampled_by == 4.0 + planned.SAMPLE_LIMIT
+    assert story.state.probes.sampled_by == 20.0 + planned.SAMPLE_LIMIT
 
 
 @given(st.permutations(range(2, 30)), st.integers(0, 3))
@@ -238,7 +240,7 @@ def test_nothing_is_measured_twice(order: list[int], again: int) -> None:
     """In whatever order they come, the ring closes, and the head has as many ways as it may."""
     story, there = Story(goal(len(order), retries=1), []), list[int]()
     for at, n in enumerate(order):
-        joins(story, n, there, float(at))
+        joins(story, n, there, float(at), then=0.0)
         for _ in range(again):
             story.take(nodes(*there), float(at))
     ways = [(who, at) for who, probe, at in story.probes if probe == SAMPLE]
@@ -253,23 +255,27 @@ def test_nothing_is_measured_twice(order: list[int], again: int) -> None:
 def test_a_slow_way_is_told_while_others_are_awaited() -> None:
     """Early, before the wait is paid for; all of it at the end, once, in place of the first."""
     story, there = Story(FOUR, []), list[int]()
-    joins(story, 2, there, 1.0)
-    story.take(h.Answered(sample("10.0.0.2", 100)), 2.0)
-    story.take(word(2, rank=1, answers=(sample("", 100),)), 3.0)
+    assert story.probes == []
+    joins(story, 2, there, 1.0, then=2.9)
+    assert story.probes == []
+    assert head.deadline(story.state) == 4.0
+    story.take(TICK, 4.0)
+    story.take(h.Answered(sample("10.0.0.2", 100)), 5.0)
+    story.take(word(2, rank=1, answers=(sample("", 100),)), 6.0)
     first = "network: 100 Mbps between pod1 and rank 1 (pod2): "
     assert first in story.said
-    joins(story, 4, there, 4.0)
-    story.take(h.Answered(sample("10.0.0.4", 50)), 5.0)
-    story.take(word(4, rank=3, answers=(sample("", 50),)), 5.0)
+    joins(story, 4, there, 7.0)
+    story.take(h.Answered(sample("10.0.0.4", 50)), 11.0)
+    story.take(word(4, rank=3, answers=(sample("", 50),)), 11.0)
     assert story.said.count("network: ") == 1
     for n in (3, 5):
-        joins(story, n, there, 6.0)
+        joins(story, n, there, 12.0, then=0.0)
     for who, where in [*story.state.probes.awaited]:
         if who == HERE:
-            story.take(h.Answered(sample(where, 9000)), 7.0)
+            story.take(h.Answered(sample(where, 9000)), 13.0)
         else:
             n = int(who.removeprefix("agent"))
-            story.take(word(n, rank=n - 1, answers=(sample(where, 9000),)), 7.0)
+            story.take(word(n, rank=n - 1, answers=(sample(where, 9000),)), 13.0)
     assert story.said.count("network: ") == 2
     last = "50 to 100 Mbps between pod1 and rank 1 (pod2) and rank 3 (pod4)"
     assert f"network: {last}" in story.said
@@ -282,11 +288,11 @@ def test_what_is_told_early_is_not_told_again() -> None:
     """Where nothing slow is added, the first sentence is enough; no word is late but at the end."""
     story, there = Story(replace(PAIR, facts=MACHINE), []), list[int]()
     joins(story, 2, there, 1.0)
-    story.take(h.Answered(sample("10.0.0.2", 100)), 2.0)
-    story.take(TICK, 1.0 + planned.SAMPLE_LIMIT)
+    story.take(h.Answered(sample("10.0.0.2", 100)), 5.0)
+    story.take(TICK, 4.0 + planned.SAMPLE_LIMIT)
     assert "no word" not in story.said
     assert story.said.count("network: ") == 1
-    joins(story, 3, there, 20.0)
+    joins(story, 3, there, 20.0, then=0.0)
     story.take(h.Answered(sample("10.0.0.3", 9000)), 21.0)
     story.take(word(3, rank=2, answers=(sample("", 9000), sample("10.0.0.2", 9000))), 21.0)
     story.take(word(2, rank=1, answers=(sample("10.0.0.3", 9000),)), 21.0)

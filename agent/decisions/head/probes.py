@@ -37,6 +37,8 @@ _MOST_KEPT = 64
 _MOST_NAMED = 8
 _OPEN_PORTS = "Open all TCP ports between the nodes; `pod-agent plan` lists those that are used"
 _ONE_PLACE = "Take nodes of one data center"
+_TOGETHER = 3.0
+"""Pods that start together join within so many seconds: their cores are Ray's until then."""
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 
 
@@ -56,15 +58,24 @@ def after(
     state, measured = samples.told(state, now, partial(_name, state), partial(_name_at, state))
     state, warned = _found(state, measured)
     state, tried = _order(state, reported, now)
-    state, sampled = _early(state, now) if is_count_new else (state, ())
+    state, sampled = _early(state, now, is_count_new=is_count_new)
     return state, (*said, *warned, *tried, *sampled)
 
 
-def _early(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _early(
+    state: HeadState, now: float, *, is_count_new: bool
+) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Have those that joined measure the ways between them while others are awaited."""
+    at = state.probes.early_at
+    if at is None and not is_count_new:
+        return state, ()
     is_early = 0 < len(state.fleet.alive) < state.required
     if state.phase is not h.Phase.BOOTING or not is_early:
-        return state, ()
+        return replace(state, probes=replace(state.probes, early_at=None)), ()
+    if at is None or now < at:
+        at = now + _TOGETHER if at is None else at
+        return replace(state, probes=replace(state.probes, early_at=at)), ()
+    state = replace(state, probes=replace(state.probes, early_at=None))
     return samples.begin(state, now, all_joined=False)
 
 

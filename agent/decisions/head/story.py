@@ -89,8 +89,7 @@ def deadline(state: HeadState) -> float | None:
         times += [item.again_at for item in dead if item.again_at is not None]
         alone = services.alone_deadline(state)
         times += [] if alone is None else [alone]
-    if state.probes.sampled_by is not None:
-        times.append(state.probes.sampled_by)
+    times += [at for at in (state.probes.sampled_by, state.probes.early_at) if at is not None]
     if state.fleet.look_at is not None:
         times.append(state.fleet.look_at)
     if state.phase is Phase.STOPPING and (told := parts.next_look(state)) is not None:
