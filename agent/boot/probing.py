@@ -30,7 +30,9 @@ _REACH_LIMIT = 3.0
 _TRIES = 3
 _PER_TRY = 2.0
 _AT_ONCE = 64
-_LOOKS = 4
+_LOOKS = 3
+_PAUSE = 2.0
+"""Between two looks at a way: cores that were busy with Ray's start may have time by then."""
 _STEADY = 1.25
 """A slow way takes as long each time; looks that differ by more tell of a machine that is busy."""
 _SAMPLES_WITHIN = SAMPLE_LIMIT - 3.0
@@ -116,18 +118,19 @@ class Prober:
         """Draw some MB from a fellow's agent; what looks slow is looked at again until it is so."""
         ip, until, best = at or place.head_ip, anyio.current_time() + _SAMPLES_WITHIN, (0, 0.0)
         before = 0.0
-        async with self._one_sample:
-            for _ in range(_LOOKS):
+        for _ in range(_LOOKS):
+            async with self._one_sample:
                 left, port = until - anyio.current_time(), self._plan.ports.agent
                 if left <= 0:
                     break
                 drawn = await draw(ip, port, self._plan.token, self._run_id(), left)
-                if isinstance(drawn, str):
-                    return Answer(SAMPLE, at, drawn)
-                best, rate = max(best, drawn, key=_rate), _rate(drawn)
-                if rate >= SLOW or max(before, rate) < _STEADY * min(before, rate):
-                    break
-                before = rate
+            if isinstance(drawn, str):
+                return Answer(SAMPLE, at, drawn)
+            best, rate = max(best, drawn, key=_rate), _rate(drawn)
+            if rate >= SLOW or max(before, rate) < _STEADY * min(before, rate):
+                break
+            before = rate
+            await anyio.sleep(_PAUSE)
         size, seconds = best
         return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
 
