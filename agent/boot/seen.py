@@ -22,6 +22,7 @@ class Seen:
         self._latencies: dict[str, Latency] = {}
         self._progress: dict[str, str] = {}
         self._share: JobLines | None = None
+        self._attempt = 0
 
     def answered(self, service: str, seconds: float) -> None:
         """Note that a service answered as it should, and how long that took."""
@@ -35,11 +36,12 @@ class Seen:
         """Forget what a step said: it has ended."""
         self._progress.pop(step, None)
 
-    def share(self) -> JobLines:
-        """Return what looks at the output of this node's share of the job."""
+    def share(self, attempt: int) -> JobLines:
+        """Return what looks at the output of this node's share of an attempt at the job."""
         from agent.record.job_lines import JobLines  # noqa: PLC0415 - where torchrun starts it
 
-        self._share = self._share or JobLines(self._clean)
+        if self._share is None or attempt != self._attempt:
+            self._share, self._attempt = JobLines(self._clean), attempt
         return self._share
 
     @property
@@ -53,7 +55,8 @@ class Seen:
 
         known = {name: item.step for name, item in steps.items()}
         causes = () if self._share is None else self._share.known.causes
-        return Aside(dict(self._latencies), known, dict(self._progress), causes)
+        told = (dict(self._latencies), known, dict(self._progress))
+        return Aside(*told, causes, self._attempt)
 
     def to_tell(self, steps: Mapping[str, Item]) -> Aside | None:
         """Return it for a report; None where there is nothing of it."""

@@ -63,18 +63,18 @@ class Share:
         self._began = size_of(run.folder.file(LOG))
         self._is_stopped = False
         say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
-        output = self._looked_at()
+        output = self._looked_at(attempt)
         self._child = await run.start("torchrun", argv, env, LOG)
         tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
 
-    def _looked_at(self) -> Ways:
+    def _looked_at(self, attempt: int) -> Ways:
         """Look at what is written here; on the head that is done where it is passed on."""
         from agent.runtime.output import Ways, WithoutPreamble  # noqa: PLC0415 - once a job runs
 
         output = Ways()
         if not self._run.plan.topology.is_head:
             source, nothing = self._run.folder.file(LOG), WithoutPreamble.nothing()
-            output.look(source, nothing, self._run.seen.share(), self._began)
+            output.look(source, nothing, self._run.seen.share(attempt), self._began)
         output.start()
         return output
 

@@ -50,7 +50,7 @@ class Watched:
             aside = self.asides.get(event.worker.key)
             if aside is not None:
                 self._timeline.note_steps(event.worker.key, aside.steps, self._run.now())
-                self.job.known.hear(event.worker.name, aside.known)
+                self.job.known.hear(event.worker.name, aside.attempt, aside.known)
 
     def is_over(self) -> bool:
         """Say whether the run has its verdict."""
@@ -58,8 +58,9 @@ class Watched:
 
     def told_where_it_failed(self) -> str:
         """Return what the share of the job that failed first told of it; '' where it did not."""
-        parts = self._look().parts
-        return self.job.known.told_on(parts.of[parts.first].node) if parts.first else ""
+        state = self._look()
+        parts, attempt = state.parts, state.attempt.number
+        return self.job.known.told_on(parts.of[parts.first].node, attempt) if parts.first else ""
 
     def status(self) -> dict[str, object]:
         """Return what everybody may see who may see the status."""

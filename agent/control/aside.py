@@ -27,6 +27,8 @@ class Aside:
     """The last line of each step that runs, without a secret: text of a log."""
     known: tuple[Known, ...] = ()
     """Lines of its share of the job whose cause is known, each cause once."""
+    attempt: int = 0
+    """The attempt that this share is of; 0 where it has none."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire."""
@@ -35,6 +37,7 @@ class Aside:
             "steps": {name: step.value for name, step in self.steps.items()},
             "progress": dict(self.progress),
             "known": [asdict(one) for one in self.known],
+            "attempt": self.attempt,
         }
 
 
@@ -50,6 +53,7 @@ def aside_of(data: object) -> Aside:
         steps={name: Step(step) for name, step in steps.items()},
         progress=texts(data, "progress") or {},
         known=_known(data.get("known")),
+        attempt=int(number(data, "attempt", 0)),
     )
 
 

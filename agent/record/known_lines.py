@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from agent.record.log import say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from agent.decisions.known_line import Known
 
@@ -22,25 +22,34 @@ class KnownLines:
         self._is_over = False
         self._told: tuple[Known, ...] = ()
         self._heard: frozenset[str] = frozenset()
-        """What other nodes have found in their shares of the job."""
+        """What other nodes have found in their shares of one attempt."""
         self._elsewhere: tuple[tuple[str, Known], ...] = ()
         """What was told of that, each with its node."""
+        self._attempt = 0
+        """The last attempt of which they found something."""
+        self._behind = 0
+        """That attempt, when the output here began anew: it is over."""
 
     def look(self, lines: Sequence[bytes]) -> None:
         """Look at whole lines."""
         from agent.decisions.remedies.live import known_in  # noqa: PLC0415 - once the job runs
 
         if self._is_over:
-            self._is_over, self._told = False, ()
-        for known in known_in(lines, self._heard.union(one.key for one in self._told)):
+            self._is_over, self._told, self._behind = False, (), self._attempt
+        heard = self._heard if self._attempt > self._behind else frozenset()
+        for known in known_in(lines, heard.union(one.key for one in self._told)):
             shown = self._cleaned(known)
             self._told = (*self._told, shown)
             self._tell(shown.sentence(), "info" if known.is_noise else "warning")
 
-    def hear(self, node: str, found: Iterable[Known]) -> None:
-        """Take in, beside that thread, what a node has found: each cause is told once in a run."""
+    def hear(self, node: str, attempt: int, found: Sequence[Known]) -> None:
+        """Take in, beside that thread, what a node has found in its share of an attempt."""
         from agent.decisions.remedies.live import KEYS  # noqa: PLC0415 - once the job runs
 
+        if attempt < self._attempt or not found:
+            return
+        if attempt > self._attempt:
+            self._attempt, self._heard, self._elsewhere = attempt, frozenset(), ()
         for known in found:
             if known.key in self._heard or known.key not in KEYS:
                 continue
@@ -51,8 +60,10 @@ class KnownLines:
             self._elsewhere = (*self._elsewhere, (node, shown))
             self._tell(shown.sentence(node), "warning")
 
-    def told_on(self, node: str) -> str:
-        """Return what was told last of a node's share; '' where nothing was."""
+    def told_on(self, node: str, attempt: int) -> str:
+        """Return what was told last of a node's share of an attempt; '' where nothing was."""
+        if attempt != self._attempt:
+            return ""
         said = [known.sentence(where) for where, known in self._elsewhere if where == node]
         return said[-1] if said else ""
 

@@ -47,6 +47,9 @@ def listen() -> None:
     still does nothing here. Ignored SIGCHLDs would cost us every child's exit code.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        # No exception wherever we happen to be: as after SIGTERM, our parent says why we ended.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     for signum in NOTICES:
         signal.signal(signum, _note)
     for ignored in [n for n in STOPS if signal.getsignal(n) is signal.SIG_IGN]:

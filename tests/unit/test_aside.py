@@ -44,7 +44,7 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
     latency = Latency()
     for seconds in answers:
         latency = latency.with_answer(seconds)
-    told = Aside({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,))
+    told = Aside({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,), 2)
     report = Report("id", "10.0.0.2", "following the head", aside=told)
     heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).aside
     assert heard is not None
@@ -106,7 +106,7 @@ def test_a_share_s_known_lines_are_told() -> None:
     """Of its last attempt, without secrets and without noise; when it wrote is known."""
     seen = Seen(lambda text: text.replace("hunter2", "****"))
     assert seen.share_heard is None
-    seen.share().write(
+    seen.share(1).write(
         b"step 1\nOSError: [Errno 28] No space left on device: hunter2\n", lambda _: False
     )
     assert seen.share_heard is not None
@@ -117,9 +117,10 @@ def test_a_share_s_known_lines_are_told() -> None:
         "disk full",
         "OSError: [Errno 28] No space left on device: ****",
     )
-    seen.share().close()
+    assert aside.attempt == 1
+    seen.share(1).close()
     assert seen.aside({}).known == (known,)
-    seen.share().write(b"Export metrics to agent failed\n", lambda _: False)
+    seen.share(2).write(b"Export metrics to agent failed\n", lambda _: False)
     assert seen.to_tell({}) is None
 
 

@@ -158,15 +158,15 @@ def test_each_cause_is_told_once_in_an_attempt() -> None:
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def test_what_other_nodes_found_is_told_once_in_a_run_with_the_node() -> None:
+def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node() -> None:
     """Not once for each node, nor where the head's own share told it, nor without a secret."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
     full, files = f"{OOM} {SECRET}".encode(), b"OSError: [Errno 24] Too many open files: 'x'"
     (memory,), (handles,) = known_in([full]), known_in([files])
-    lines.hear("podb", (memory,))
+    lines.hear("podb", 1, (memory,))
     for node in ("podb", "podc"):
-        lines.hear(node, (memory,))
+        lines.hear(node, 1, (memory,))
     lines.look([full])
     ((sentence, level),) = said
     assert level == "warning"
@@ -174,11 +174,30 @@ def test_what_other_nodes_found_is_told_once_in_a_run_with_the_node() -> None:
     assert "Take a smaller micro batch" in sentence
     assert SECRET not in sentence
     lines.look([files])
-    lines.hear("podb", (memory, handles))
+    lines.hear("podb", 1, (memory, handles))
     assert len(said) == 2
     assert [one["what"][:9] for one in lines.warnings()] == ["the limit", "podb: a G"]
-    assert lines.told_on("podb") == sentence
-    assert lines.told_on("podc") == ""
+    assert lines.told_on("podb", 1) == sentence
+    assert lines.told_on("podc", 1) == ""
+
+
+def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one() -> None:
+    """Nor is it a warning beside what the later one tells; the same cause is told again there."""
+    said: list[tuple[str, str]] = []
+    lines = KnownLines(str, lambda *one: said.append(one))
+    (memory,) = known_in([OOM.encode()])
+    lines.hear("podb", 1, (memory,))
+    lines.hear("podb", 2, ())  # its share begins
+    assert lines.told_on("podb", 2) == ""
+    lines.hear("podc", 2, (memory,))
+    lines.hear("podb", 1, (memory,))  # a report that was long on its way
+    assert len(said) == 2
+    assert lines.told_on("podb", 2) == ""
+    assert lines.told_on("podc", 2) == said[1][0]
+    assert [one["what"][:5] for one in lines.warnings()] == ["podc:"]
+    lines.over()
+    lines.look([OOM.encode()])  # of a third attempt, here
+    assert len(said) == 3
 
 
 def test_no_secret_and_no_control_character_is_told() -> None:
@@ -235,7 +254,7 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     warnings = watched.more()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1] == watched.job.known.warnings()[0]
-    watched.asides = {"agent2": Aside(known=tuple(known_in([OOM.encode()])))}
+    watched.asides = {"agent2": Aside(known=tuple(known_in([OOM.encode()])), attempt=1)}
     watched.note(word(2))
     warnings = watched.more()["warnings"]
     assert isinstance(warnings, list)

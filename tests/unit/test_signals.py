@@ -117,6 +117,21 @@ def test_what_comes_while_we_import_is_told_later() -> None:
     assert told(EARLY) == (0, "-10\n")
 
 
+STRUCK = """
+import os
+from agent.runtime.first_signals import listen
+listen()
+os.kill(os.getpid(), {number})
+print("goes on")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_request_while_we_import_ends_us_at_once(number: int) -> None:
+    """Our parent then says by which; a KeyboardInterrupt would be a 130 without a word."""
+    assert told(STRUCK.format(number=int(number))) == (-number, "")
+
+
 FLOOD = """
 import os, signal, anyio
 from agent.runtime import signals

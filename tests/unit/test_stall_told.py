@@ -70,7 +70,7 @@ def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
     """What was written since the last look is a sign of work; processors tell of the rest."""
-    looks, lines = Looks(run), run.seen.share()
+    looks, lines = Looks(run), run.seen.share(1)
 
     async def look() -> str:
         return await looks.tell(BUSY)
