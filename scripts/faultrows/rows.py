@@ -194,7 +194,8 @@ ROWS = (
     Row(
         "link-bad",
         "a line loses 30 % of all packets, each way, and delays the rest by 200 ms",
-        "boot and job succeed",
+        "boot and job succeed; where Ray does not bear it (`ray start` gives up after 30 s without "
+        "GCS), another attempt does",
         (LINKS + "test_a_slow_and_bad_line",),
     ),
     Row(
