@@ -150,8 +150,7 @@ def find_py_spy(python: str, path: str | None) -> str | None:
 def _below() -> list[psutil.Process]:
     """Return everything below us, parents before their children."""
     with suppress(psutil.Error):
-        below = psutil.Process().children(recursive=True)
-        return sorted(below, key=lambda process: (_age(process), process.pid))
+        return sorted(driver.below(), key=lambda process: (_age(process), process.pid))
     return []
 
 

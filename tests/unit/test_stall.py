@@ -61,6 +61,27 @@ def test_each_attempt_is_told_of_once() -> None:
     assert Quiet(1, 3.0).worked(None) == Quiet(1, 3.0)
 
 
+IN_ITS_STEAD = """
+from agent.runtime import parent
+from agent.runtime.job_processes import of_the_job
+parent._former = {former}
+print([one.process.pid for one in of_the_job(None) if one.what == "ray::Trainer"])
+"""
+
+
+@pytest.mark.parametrize("former", [(1,), ()])
+def test_what_a_killed_agent_left_is_looked_at_by_the_next(former: tuple[int, ...]) -> None:
+    """It is below our parent then: who looked only below us would take the job for idle."""
+    left = ["ray::Trainer", "-c", "input()"]
+    with subprocess.Popen(left, executable=sys.executable, stdin=subprocess.PIPE) as trainer:
+        try:
+            argv = [sys.executable, "-c", IN_ITS_STEAD.format(former=former)]
+            found = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=60)
+        finally:
+            trainer.kill()
+    assert found.stdout == f"{[trainer.pid] if former else []}\n"
+
+
 STACKS_OF_ONE = """\
 driver (pid 7):
 Process 7: python train.py
