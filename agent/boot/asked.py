@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+import anyio
+
 from agent.boot.explained import logs_of_ray
 from agent.boot.looks import LOOKS, STACKS, Looks
 from agent.boot.probing import Prober
 from agent.control.fields import LONGEST_TAIL, LONGEST_TEXT
 from agent.control.protocol import MOST_ANSWERS
+from agent.decisions.probing import ALL_REDUCE
 from agent.plan.plan import AGENT_LOG
 from agent.record.log import say
 from agent.runtime.last_words import in_thread
@@ -48,6 +51,7 @@ class Asked:
         self._run = run
         self._prober = prober_of(run)
         self._looks = Looks(run)
+        self._sharing: tuple[anyio.CancelScope, anyio.Event] | None = None
         self._logs: dict[str, str] = {}
         self._answers: list[Answer] = []
         self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])
@@ -74,9 +78,32 @@ class Asked:
         seat: Seat | None = None,
     ) -> None:
         """Try what the head wants tried."""
-        answer = await self._prober.probe(probe, at, place, seat)
+        if probe == ALL_REDUCE:
+            answer = await self._share_alone(place, seat)
+        else:
+            answer = await self._prober.probe(probe, at, place, seat)
+        if answer is None:
+            return
         self._answers.append(answer)  # to the list of now: others arrived in the meantime
         tell()
+
+    async def _share_alone(self, place: Place, seat: Seat | None) -> Answer | None:
+        """Take part in the all-reduce; an earlier share of this node's, whose head is gone, ends.
+
+        It tells nothing then: what it could tell would be taken for the word of this one.
+        """
+        before, now = self._sharing, (anyio.CancelScope(), anyio.Event())
+        self._sharing = now
+        if before is not None:
+            before[0].cancel()
+            await before[1].wait()
+        self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
+        try:
+            with now[0]:
+                return await self._prober.probe(ALL_REDUCE, "", place, seat)
+            return None
+        finally:
+            now[1].set()
 
     async def log(self, name: str, tell: Callable[[], None]) -> None:
         """Get ready for a report what the head wants to see: the end of a log, or a look."""

@@ -37,7 +37,7 @@ from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, versions
-from agent.record.events import AttemptOver, ByeHeard, PhaseEntered
+from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
 from agent.runtime import driver
 from agent.runtime.inbox import Inbox
@@ -190,8 +190,7 @@ class Head:
             self._state, actions = head.decide(self._state, event, self._run.now())
             self._watched.note(event)
             self._heard.note(event, before, self._state, reports)
-            if self._state.phase is not before:
-                self._run.record(PhaseEntered(self._state.phase.value))
+            self._run.in_phase(self._state.phase.value)
             for action in actions:
                 if not isinstance(action, h.Leave):
                     await self._perform(action, tasks, reports, link)
@@ -320,6 +319,7 @@ class Head:
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
             return
+        self._run.node.passed_on(0)  # what a killed agent passed on was another attempt's
         self._output, mirror = job_output(self._run, job_id, made.line, self._watched.job)
         await link.submit(job_id, made.line, made.runtime_env, mirror, made.upload)
 

@@ -10,6 +10,7 @@ from agent.record.log import say
 from agent.record.node_record import NodeRecord, living, run_of
 from agent.runtime import orphans, parent
 from agent.runtime.memory_watch import sentence
+from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -36,6 +37,10 @@ class LeftBehind:
         useful = set() if lost_ray else {*names}
         for name in {*self._living} - useful:
             orphans.kill_tree(self._living.pop(name).pid)
+        if TORCHRUN in {one.name for one in record.started}:  # ranks are in sessions of their own
+            from agent.work.torchrun import RANKS_MARK  # noqa: PLC0415 - most runs need none of it
+
+            orphans.kill_marked(RANKS_MARK, lambda id_: id_.startswith(f"{record.run_id}-"))
 
     @property
     def has_ray(self) -> bool:

@@ -66,6 +66,7 @@ class NodeRun:
         """When services did not answer, for the outcome."""
         self.bundle: str | None = None
         """The file with all that tells of a failure, '' where none could be made."""
+        self._phase = ""
         self.left = left
         """What a killed agent left behind, in whose stead this one goes on."""
         own = folder.own if left is None else folder.own.taken_over(left.record)
@@ -117,6 +118,14 @@ class NodeRun:
     def record(self, event: object) -> None:
         """Keep an event for later."""
         self._recorder.note(event)
+
+    def in_phase(self, phase: str) -> None:
+        """Keep which phase the story is in, if that is news; a killed agent leaves it in any."""
+        from agent.record.events import PhaseEntered  # noqa: PLC0415 - as with the recorder
+
+        if phase != self._phase:
+            self._phase = phase
+            self.record(PhaseEntered(phase))
 
     def child_ended(self, child: Child) -> None:
         """Keep that a child is gone: its pid may be another's soon."""

@@ -16,7 +16,7 @@ from agent.runtime.last_words import in_thread
 from agent.work.job import Joined, fill, sizes
 from agent.work.services import reward_url
 from agent.work.torch_failure import closes_by_itself, first_failure, words_in
-from agent.work.torchrun import PartEnd, PartOver
+from agent.work.torchrun import RANKS_MARK, PartEnd, PartOver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from agent.work.where import Place
 
 LOG = JOB_LOG
-_MARK = "TORCHELASTIC_RUN_ID"
-"""What every rank has in its environment: the attempt's id, by which torchrun is told to meet."""
 _LOOKED_LIMIT = 2.0
 _LONGEST_END = 1 << 20
 """So much of the end of its output is searched for torchrun's word of a failure."""
@@ -118,7 +116,9 @@ class Share:
         code = await child.wait()
         self._run.child_ended(child)
         if code != 0:  # one that was killed leaves its ranks, each in a session of its own
-            for name in await anyio.to_thread.run_sync(orphans.kill_marked, _MARK, attempt_id):
+            for name in await anyio.to_thread.run_sync(
+                orphans.kill_marked, RANKS_MARK, attempt_id.__eq__
+            ):
                 say(f"torchrun had left {name} running: killed", "warning")
         text, told = await self._said(), await in_thread(lambda: _text_of(errors))
         await anyio.to_thread.run_sync(output.finish, _LOOKED_LIMIT)  # told with the end, or before

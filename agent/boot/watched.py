@@ -50,7 +50,8 @@ class Watched:
             aside = self.asides.get(event.worker.key)
             if aside is not None:
                 self._timeline.note_steps(event.worker.key, aside.steps, self._run.now())
-                self.job.known.hear(event.worker.name, aside.attempt, aside.known)
+                if aside.attempt == self._look().attempt.number:  # else of a share that is over
+                    self.job.known.hear(event.worker.name, aside.attempt, aside.known)
 
     def is_over(self) -> bool:
         """Say whether the run has its verdict."""

@@ -34,7 +34,6 @@ from agent.plan import environment
 from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
 from agent.plan.services import alone_ranks
-from agent.record.events import PhaseEntered
 from agent.record.log import say
 from agent.runtime import driver, signals
 from agent.runtime.inbox import Inbox
@@ -148,8 +147,7 @@ class Worker:
                 self._run.record(event)
             before = self._state
             self._state, actions = worker.decide(self._state, event, self._run.now())
-            if self._state.phase is not before.phase:
-                self._run.record(PhaseEntered(self._state.phase.value))
+            self._run.in_phase(self._state.phase.value)
             note_reach(self._run, before, self._state)
             for action in actions:
                 if isinstance(action, w.Leave):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from agent.runtime import orphans, parent
+from agent.runtime import orphans
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,7 +30,7 @@ _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the leader of the session of a job's driver, if it runs below us."""
     with suppress(psutil.Error, OSError):
-        leaders = [process for process in below() if _is_started_by_ray(process)]
+        leaders = [process for process in orphans.below() if _is_started_by_ray(process)]
         ids = {process: _job_of(process) for process in leaders}
         named = [process for process, job in ids.items() if job == submission_id]
         # A program that gives itself a long title overwrites its environment with it.
@@ -43,7 +43,7 @@ def find_driver(submission_id: str) -> psutil.Process | None:
 def any_runs() -> bool:
     """Say whether the driver of any job runs below us, whoever has submitted it."""
     with suppress(psutil.Error, OSError):
-        leaders = [process for process in below() if _is_started_by_ray(process)]
+        leaders = [process for process in orphans.below() if _is_started_by_ray(process)]
         return any(_job_of(process) != "" for process in leaders)
     return False
 
@@ -51,22 +51,13 @@ def any_runs() -> bool:
 def end_all() -> list[str]:
     """Kill what still runs below us of jobs and workers whose Ray is gone; return who that was."""
     with suppress(psutil.Error, OSError):
-        own, everyone = psutil.Process(), below()
+        own, everyone = psutil.Process(), orphans.below()
         inherited = own.environ()
         marked = [process for process in everyone if _is_of_a_job(process, inherited)]
         sessions = {_session_of(process) for process in marked} - {_session_of(own), None}
         left = [one for one in everyone if one in marked or _session_of(one) in sessions]
         return [name for process in left for name in orphans.kill(process)]
     return []
-
-
-def below() -> list[psutil.Process]:
-    """List what runs below us; what an agent left in whose stead we are is below our parent."""
-    own = psutil.Process()
-    ours = own.children(recursive=True)
-    above = own.parent() if parent.former() else None
-    others = [] if above is None else above.children(recursive=True)
-    return [*ours, *({*others} - {*ours, own})]
 
 
 def _is_of_a_job(process: psutil.Process, inherited: Mapping[str, str]) -> bool:

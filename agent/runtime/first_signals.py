@@ -57,6 +57,12 @@ def listen() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
+def note_requests() -> None:
+    """Note requests to stop, too, until they are handed to somebody, and do not die of them."""
+    for signum in [n for n in STOPS if signal.getsignal(n) is not _disregard]:
+        signal.signal(signum, _note)
+
+
 def hand_to(tell: Callable[[int], None]) -> None:
     """Hand every signal to a function from now on, what was noted before included.
 
@@ -65,8 +71,7 @@ def hand_to(tell: Callable[[int], None]) -> None:
     global _tell  # noqa: PLW0603 - a process has one handler
     listen()
     _tell = tell
-    for signum in [n for n in STOPS if signal.getsignal(n) is not _disregard]:
-        signal.signal(signum, _note)
+    note_requests()
     signal.signal(signal.SIGCHLD, _note)
     while _early:
         tell(_early.pop())

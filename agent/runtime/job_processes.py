@@ -13,8 +13,9 @@ import anyio
 import psutil
 
 from agent.node.gpu_use import busy
-from agent.runtime import driver
+from agent.runtime import driver, orphans
 from agent.runtime.tool import output_of
+from agent.work.torchrun import RANKS_MARK
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +28,6 @@ _NO_ACTORS = (
     *("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::DashboardHead"),
 )
 """Ray's own, and workers that wait for work (2.60)."""
-_RANKS_MARK = "TORCHELASTIC_RUN_ID"
 _FIRST = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02
 """Of a core: what may be used by processes that only wait, all together and each."""
@@ -150,7 +150,7 @@ def find_py_spy(python: str, path: str | None) -> str | None:
 def _below() -> list[psutil.Process]:
     """Return everything below us, parents before their children."""
     with suppress(psutil.Error):
-        return sorted(driver.below(), key=lambda process: (_age(process), process.pid))
+        return sorted(orphans.below(), key=lambda process: (_age(process), process.pid))
     return []
 
 
@@ -172,7 +172,7 @@ def _role(process: psutil.Process) -> str:
         title = process.cmdline()[0]
         if title.startswith(_RAYS):
             return "" if title.startswith(_NO_ACTORS) else title.strip()[:100]
-        if _RANKS_MARK in process.environ():
+        if RANKS_MARK in process.environ():
             return f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
     return ""
 

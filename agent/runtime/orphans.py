@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
+from agent.runtime import parent
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 _PR_SET_CHILD_SUBREAPER = 36
 _DIES_WITHIN = 5.0
@@ -85,6 +86,15 @@ async def stop_descendants(grace: float) -> list[str]:
     return names
 
 
+def below() -> list[psutil.Process]:
+    """List what runs below us; what an agent left in whose stead we are is below our parent."""
+    own = psutil.Process()
+    ours = own.children(recursive=True)
+    above = own.parent() if parent.former() else None
+    others = [] if above is None else above.children(recursive=True)
+    return [*ours, *({*others} - {*ours, own})]
+
+
 def kill_session(leader: int) -> None:
     """Kill what is left of a session whose leader has ended, though it was no child of ours."""
     for process in psutil.process_iter():
@@ -106,12 +116,12 @@ def kill_tree(pid: int) -> None:
         psutil.wait_procs(tree, timeout=_DIES_WITHIN)
 
 
-def kill_marked(variable: str, text: str) -> list[str]:
-    """Kill what runs below us with this in its environment; return who that was."""
+def kill_marked(variable: str, is_meant: Callable[[str], bool]) -> list[str]:
+    """Kill what runs below us with such a variable in its environment; return who that was."""
     return [
         name
         for process in _descendants()
-        if _has(process, variable, text)
+        if is_meant(_value_in(process, variable))
         for name in kill(process)
     ]
 
@@ -135,15 +145,14 @@ async def _gone(limit: float) -> bool:
 
 def _descendants() -> list[psutil.Process]:
     with suppress(psutil.Error):
-        everyone = psutil.Process().children(recursive=True)
-        return [process for process in everyone if _lives(process)]
+        return [process for process in below() if _lives(process)]
     return []
 
 
-def _has(process: psutil.Process, variable: str, text: str) -> bool:
+def _value_in(process: psutil.Process, variable: str) -> str:
     with suppress(psutil.Error, OSError):
-        return process.environ().get(variable) == text
-    return False
+        return str(process.environ().get(variable, ""))
+    return ""
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -13,7 +13,7 @@ import signal
 import time
 from contextlib import suppress
 
-from agent.runtime.first_signals import LEFT_TO_A_SHELL, STOPS
+from agent.runtime.first_signals import LEFT_TO_A_SHELL, STOPS, note_requests
 
 MOST_DEATHS = 3
 """An agent that is killed more often within `WITHIN` seconds is not started again."""
@@ -131,6 +131,8 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
     _word = word
     os.setsid()  # a terminal's Ctrl-C then reaches the agent once, through its parent
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if killed:  # a job may live, which is to be stopped in order: nobody else would do that
+        note_requests()
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # children would inherit the other
     if os.getppid() != parent:  # it died before it could be watched
         os.kill(os.getpid(), signal.SIGTERM)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from agent.settings import Settings
     from agent.work.recipes.recipe import NodeSize
 
+RANKS_MARK = "TORCHELASTIC_RUN_ID"
+"""What every rank has in its environment: the attempt's id, by which torchrun is told to meet."""
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _ITSELF = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")

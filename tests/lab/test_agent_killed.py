@@ -186,6 +186,42 @@ def test_killed_between_two_attempts(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.pods(1)
+def test_killed_together_with_its_ray(cluster: Cluster) -> None:
+    """The next attempt's output is passed on from its beginning, however much there was before."""
+    cluster.env["AGENT_JOB_RETRIES"] = "1"
+    job = '[ "$AGENT_ATTEMPT" = 2 ] && echo second && exit 7; seq 3000; sleep 600'
+    (head,) = cluster.agents("sh", "-c", job)
+    head.wait_for("^3000$", "stdout", timeout=BOOT)
+    for process in head.processes():
+        if process.name in {"gcs_server", "raylet"}:
+            os.kill(process.host_pid, signal.SIGKILL)
+    kill_agent(head)
+    assert head.wait(2 * BOOT) == 7, head.tail()
+    told = head.stdout().splitlines()
+    assert told[-1] == "second"
+    assert [*dict.fromkeys(told)] == [*map(str, range(1, 3001)), "second"]
+    (copy,) = cluster.pods[0].tmp.glob("logs/2*/poda/job.log")
+    assert copy.read_text().splitlines()[-1] == "second"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_right_after_its_death(cluster: Cluster, signum: signal.Signals) -> None:
+    """The next agent stops the job in order, though it was not up yet when it was asked to."""
+    job = f"trap 'sleep 1; echo cleaned; exit 0' TERM; {FOREVER}"
+    head, worker = cluster.agents("sh", "-c", job)
+    head.wait_for("^running$", "stdout", timeout=BOOT)
+    kill_agent(head)
+    head.wait_for("starting it again", timeout=10)
+    head.signal(signum)
+    code = 128 + signum
+    assert ends([head, worker], 60) == [code, code], head.tail() + worker.tail()
+    assert head.stdout() == "running\ncleaned\n"
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
 def test_the_parent_dies(cluster: Cluster) -> None:
     """Not a pod's first process, the parent may be killed: the agent ends as on SIGTERM."""
     pod = cluster.pods[0]

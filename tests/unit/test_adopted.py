@@ -105,6 +105,26 @@ def test_another_process_of_that_pid_is_left_alone() -> None:
     os.kill(pid, 9)
 
 
+def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each is in a session of its own, below our parent where the agent was killed with it."""
+    monkeypatch.setattr(parent, "_former", (1,))
+    rank, other = (
+        orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
+    )
+    monkeypatch.setattr(orphans, "below", lambda: [*map(psutil.Process, (rank, other))])
+    anyio.run(is_so, lambda: all(psutil.Process(p).name() == "sleep" for p in (rank, other)))
+    torchrun = subprocess.Popen(["sleep", "60"])
+    record = record_with(torchrun=torchrun.pid)
+    torchrun.kill()
+    torchrun.wait()
+    try:
+        LeftBehind(record, (RAY,))
+        anyio.run(is_so, lambda: not lives(rank))
+        assert lives(other)
+    finally:
+        os.kill(other, 9)
+
+
 def record_with(**pids: int) -> NodeRecord:
     """Return the record of an agent that is gone, and started these."""
     own = own_record("pod0", "run-1")

@@ -72,11 +72,11 @@ def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
         for mark in ("run-1", "run-2")
     ]
     try:
-        (name,) = orphans.kill_marked("RUN_ID", "run-1")
+        (name,) = orphans.kill_marked("RUN_ID", "run-1".__eq__)
         assert name == f"sleep (pid {started[0].pid})"
         assert started[0].wait(10) == -signal.SIGKILL
         assert started[1].poll() is None
-        assert orphans.kill_marked("RUN_ID", "run-1") == []
+        assert orphans.kill_marked("RUN_ID", "run-1".__eq__) == []
     finally:
         for process in started:
             process.kill()

@@ -107,6 +107,24 @@ def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
     assert len(lives(tmp_path)) == 1
 
 
+def test_a_stop_is_kept_until_the_next_agent_listens(tmp_path: Path) -> None:
+    """In a killed agent's stead: what that had started is to be stopped in order, by somebody."""
+    body = """
+    from agent.runtime import first_signals
+    if lived == 1:
+        os.kill(os.getpid(), 9)
+    os.kill(os.getpid(), 15)
+    os.kill(os.getpid(), 2)
+    heard = []
+    first_signals.hand_to(heard.append)
+    print(sorted(heard), file=sys.stderr)
+    sys.exit(6)
+    """
+    process = run(tmp_path, body)
+    assert process.wait(20) == 6
+    assert said(tmp_path).splitlines()[-1] == "[2, 15]"
+
+
 def test_requests_are_handed_down(tmp_path: Path) -> None:
     """What the parent is asked, the agent hears."""
     body = """

@@ -13,6 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.boot import asked as asked_module
+from agent.boot.asked import Asked
+from agent.boot.node_run import NodeRun
 from agent.boot.probing import Prober
 from agent.bundled.all_reduce import first_ranks, kept_store, neighbours, parsed, processes
 from agent.checks import Level, examine
@@ -27,6 +30,7 @@ from agent.decisions.worker import state as w
 from agent.node.facts import TorchPython
 from agent.plan import waits as planned
 from agent.plan.show import render
+from agent.record.run_folder import RunFolder
 from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import Seat
@@ -37,6 +41,7 @@ from unit.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 ASKED = replace(goal(2), node="abc1", preflight=True)
 JOINED: list[tuple[float, h.HeadEvent]] = [(1.0, word(3)), (1.0, word(2)), (2.0, nodes(2, 3))]
@@ -231,6 +236,38 @@ def test_the_share_is_its_own_affair() -> None:
     prober = Prober(plan_of({}), str, str, share)
     assert anyio.run(prober.probe, ALL_REDUCE, "", place, seat).evidence == "no torch"
     assert asked == [(seat, place)]
+
+
+def test_another_head_s_all_reduce_ends_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its agent was killed amid it: the old share is gone before the new one, and tells nothing."""
+    seat, place = Seat(1, (NodeSize(8),) * 2), Place("10.0.0.2", "10.0.0.1", "1")
+    happened: list[str] = []
+
+    async def share(_seat: Seat, _place: Place) -> Answer:
+        happened.append("begins")
+        try:
+            await anyio.sleep(60 if len(happened) == 1 else 0)
+        finally:
+            happened.append("is over")
+        return Answer(ALL_REDUCE, "", "of the second")
+
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["train"])
+    monkeypatch.setattr(asked_module, "prober_of", lambda _run: Prober(plan, str, str, share))
+    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    asked = Asked(run)
+
+    async def story() -> None:
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(asked.probe, ALL_REDUCE, "", place, lambda: None, seat)
+            await anyio.wait_all_tasks_blocked()
+            await asked.probe(ALL_REDUCE, "", place, lambda: None, seat)
+
+    anyio.run(story)
+    run.close()
+    assert happened == ["begins", "is over", "begins", "is over"]
+    assert [one.evidence for one in asked.to_send()[1]] == ["of the second"]
 
 
 def test_the_plan_shows_it() -> None:

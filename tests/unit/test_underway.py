@@ -376,3 +376,16 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
     assert found is not None
     assert found.end == kept
     keeper.close()
+
+
+def test_a_service_of_a_job_that_lives_was_ready_before() -> None:
+    """Where it dies before it has answered the next agent, it is started again, and no verdict."""
+    after = next_agent(Story(WITH_REWARD, SERVED))
+    after.take(nodes(), 1.0)
+    after.take(job("RUNNING"), 1.0)
+    after.take(LOST, 2.0)
+    assert not [one for one in after.actions if isinstance(one, h.Leave | h.StopJob)]
+    (again,) = [one for one in after.actions if isinstance(one, h.StartService)]
+    assert again.generation == 2
+    fresh = Story(WITH_REWARD, [(1.0, LOST)])
+    assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.Leave)] == [69]

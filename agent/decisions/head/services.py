@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
 
 
+def begun(goal: h.Goal) -> Item:
+    """Return a service as it is at first; under a job that lives it was ready before."""
+    return Item(answered=goal.underway is not None)
+
+
 def order(
     state: HeadState, event: HeadEvent, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -30,7 +35,7 @@ def order(
     if worker.gone or worker.refused:
         return state, ()
     missing = {
-        (worker.key, spec.name): Item(deadline=now + spec.within)
+        (worker.key, spec.name): replace(begun(state.goal), deadline=now + spec.within)
         for spec in state.goal.services
         if spec.where.includes(worker.number, is_head=False)
         and state.services.get((worker.key, spec.name)) is None

@@ -40,7 +40,7 @@ def first_state(goal: h.Goal) -> HeadState:
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            state = with_service(state, (HERE, spec.name), Item())
+            state = with_service(state, (HERE, spec.name), services.begun(goal))
     return state if goal.underway is None else underway.taken_up(state, goal.underway)
 
 
