@@ -131,6 +131,7 @@ ROWS = (
             KILLED + "test_killed_while_everything_boots",
             KILLED + "test_who_follows_the_log_sees_it_to_its_end",
             KILLED + "test_killed_between_two_attempts",
+            KILLED + "test_killed_together_with_its_ray",
             SERVICES + "test_another_head_takes_over_what_lives_on_a_worker",
         ),
     ),
@@ -142,6 +143,7 @@ ROWS = (
             KILLED + "test_killed_while_it_leaves",
             KILLED + "test_a_loss_is_remembered_by_the_next_agent",
             KILLED + "test_killed_while_it_stops_a_job_that_lost_its_worker",
+            KILLED + "test_a_stop_right_after_its_death",
         ),
     ),
     Row(

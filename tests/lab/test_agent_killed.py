@@ -217,7 +217,7 @@ def test_a_stop_right_after_its_death(cluster: Cluster, signum: signal.Signals) 
     head.signal(signum)
     code = 128 + signum
     assert ends([head, worker], 60) == [code, code], head.tail() + worker.tail()
-    assert head.stdout() == "running\ncleaned\n"
+    assert head.stdout().endswith("cleaned\n")
 
 
 @pytest.mark.slow
