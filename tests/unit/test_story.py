@@ -10,12 +10,16 @@ import pytest
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
+from agent.boot.node_run import NodeRun
 from agent.cli import main
 from agent.decisions.head.state import ServiceGone, ServiceReady, Worker, WorkerReported
 from agent.record import events as e
 from agent.record.outcome_file import write_outcome
+from agent.record.run_folder import RunFolder
 from agent.record.run_record import RunRecord
 from agent.record.story import explain
+from agent.settings.redact import Redactor
+from unit.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -175,3 +179,14 @@ def test_the_verb(
     assert capsys.readouterr().out == last
     assert len(last.splitlines()) == 10
     assert json.loads((run / "run.json").read_text())["head"] == "pod0"
+
+
+def test_the_phase_that_a_killed_agent_left_is_where_the_next_begins(tmp_path: Path) -> None:
+    """Its first phase is an event, too: a worker that follows at once was never finding a head."""
+    plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
+    run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
+    for phase in ("following", "following", "leaving"):
+        run.in_phase(phase)
+    run.close()
+    found = [one for _, one in e.read_events(run.folder.path) if isinstance(one, e.PhaseEntered)]
+    assert found == [e.PhaseEntered("following"), e.PhaseEntered("leaving")]
