@@ -118,7 +118,9 @@ class Prober:
         """Draw some MB from a fellow's agent; what looks slow is looked at again until it is so."""
         ip, until, best = at or place.head_ip, anyio.current_time() + _SAMPLES_WITHIN, (0, 0.0)
         before = 0.0
-        for _ in range(_LOOKS):
+        for look in range(_LOOKS):
+            if look:
+                await anyio.sleep(_PAUSE)
             async with self._one_sample:
                 left, port = until - anyio.current_time(), self._plan.ports.agent
                 if left <= 0:
@@ -130,7 +132,6 @@ class Prober:
             if rate >= SLOW or max(before, rate) < _STEADY * min(before, rate):
                 break
             before = rate
-            await anyio.sleep(_PAUSE)
         size, seconds = best
         return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
 

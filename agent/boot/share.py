@@ -13,6 +13,7 @@ from agent.plan.plan import JOB_LOG
 from agent.record.log import say
 from agent.runtime import orphans
 from agent.runtime.last_words import in_thread
+from agent.settings.jobs import TORCHRUN
 from agent.work.job import Joined, fill, sizes
 from agent.work.services import reward_url
 from agent.work.torch_failure import closes_by_itself, first_failure, words_in
@@ -62,7 +63,7 @@ class Share:
         self._is_stopped = False
         say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
         output = self._looked_at(attempt)
-        self._child = await run.start("torchrun", argv, env, LOG)
+        self._child = await run.start(TORCHRUN, argv, env, LOG)
         tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
 
     def _looked_at(self, attempt: int) -> Ways:

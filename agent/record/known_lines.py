@@ -46,9 +46,7 @@ class KnownLines:
         """Take in, beside that thread, what a node has found in its share of an attempt."""
         from agent.decisions.remedies.live import KEYS  # noqa: PLC0415 - once the job runs
 
-        if attempt < self._attempt or not found:
-            return
-        if attempt > self._attempt:
+        if found and attempt != self._attempt:
             self._attempt, self._heard, self._elsewhere = attempt, frozenset(), ()
         for known in found:
             if known.key in self._heard or known.key not in KEYS:

@@ -107,7 +107,6 @@ def test_another_process_of_that_pid_is_left_alone() -> None:
 
 def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each is in a session of its own, below our parent where the agent was killed with it."""
-    monkeypatch.setattr(parent, "_former", (1,))
     rank, other = (
         orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
     )

@@ -155,6 +155,7 @@ def test_each_cause_is_told_once_in_an_attempt() -> None:
     assert len(said) == 3
 
 
+FILES = b"OSError: [Errno 24] Too many open files: 'x'"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
@@ -162,7 +163,7 @@ def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node() -> No
     """Not once for each node, nor where the head's own share told it, nor without a secret."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
-    full, files = f"{OOM} {SECRET}".encode(), b"OSError: [Errno 24] Too many open files: 'x'"
+    full, files = f"{OOM} {SECRET}".encode(), FILES
     (memory,), (handles,) = known_in([full]), known_in([files])
     lines.hear("podb", 1, (memory,))
     for node in ("podb", "podc"):
@@ -190,7 +191,6 @@ def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one() -> None
     lines.hear("podb", 2, ())  # its share begins
     assert lines.told_on("podb", 2) == ""
     lines.hear("podc", 2, (memory,))
-    lines.hear("podb", 1, (memory,))  # a report that was long on its way
     assert len(said) == 2
     assert lines.told_on("podb", 2) == ""
     assert lines.told_on("podc", 2) == said[1][0]
@@ -259,6 +259,9 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     warnings = watched.more()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
+    watched.asides = {"agent2": Aside(known=tuple(known_in([FILES])), attempt=0)}
+    watched.note(word(2))  # of a share that is over
+    assert watched.more()["warnings"] == warnings
     assert watched.told_where_it_failed() == ""
     parts = Parts.begun({HERE: Part("node-a", NodeSize(0)), "agent2": Part("pod2", NodeSize(0))})
     state = replace(state, parts=parts.ended("agent2", PartEnd(1, 0), 1.0))
