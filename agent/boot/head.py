@@ -321,7 +321,7 @@ class Head:
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
             return
-        self._run.node.passed_on(0)  # what a killed agent passed on was another attempt's
+        self._run.node.output_begins()  # what a killed agent passed on was another attempt's
         self._output, mirror = job_output(self._run, job_id, made.line, self._watched.job)
         await link.submit(job_id, made.line, made.runtime_env, mirror, made.upload)
 
@@ -370,7 +370,7 @@ class Head:
             drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)
             self._output = None
-            self._run.node.passed_on(0)  # a further attempt's output begins anew
+            self._run.node.output_begins()  # that of a further attempt
 
     # --- the end --------------------------------------------------------------------------------
 
