@@ -105,8 +105,7 @@ class Worker:
             else:
                 tasks.start_soon(self._serve, sockets)
                 if plan.own_ray is not None:
-                    pruned = ("the removal of old sessions", prune, plan.own_ray.session)
-                    tasks.start_soon(self._run.best_effort, *pruned)
+                    tasks.start_soon(prune, plan.own_ray.session, self._run.best_effort)
                 if plan.steps:
                     tasks.start_soon(self._prepare)
             leave = await self._decide(tasks, link)
