@@ -99,6 +99,9 @@ def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
         [*PAIR, (10, h.RayGone("exit 1"))],
         [*PAIR, GONE, (69, TICK), (70, job("STOPPED"))],
         [*PAIR, (10, job("FAILED", None, "the supervisor died")), (11, ASKED)],
+        [*PAIR, (126, TICK)],
+        [(0, h.RayGone("exit 1", OUT)), *PAIR, GONE, FAILED],
+        [(0, word(3, memory=OUT)), (1, word(3, gone=True, memory=OUT)), *PAIR, GONE, FAILED],
     ],
 )
 def test_a_loss_is_followed_by_another_attempt(history: History) -> None:

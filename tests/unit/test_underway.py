@@ -174,11 +174,22 @@ def test_it_was_never_submitted() -> None:
     assert story.deeds[-1] == h.Submit("run-1")
 
 
-def test_nothing_is_heard_of_it() -> None:
-    """Neither of Ray nor of the job: it is lost in the end."""
-    for history, at in (([], 100), ([(1, nodes(2))], 121)):
-        story = Story(AFRESH, [*history, (at, TICK)])
-        assert [end.exit_code for end in story.ends] == [75]
+@pytest.mark.parametrize(
+    ("history", "what"),
+    [
+        ([(1, h.RaySilent("refused")), (100, TICK)], "Ray on this node: refused"),
+        ([(1, nodes(2)), (121, TICK)], "the status of attempt 1 from Ray"),
+    ],
+)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: str) -> None:
+    """The attempt is lost; another follows where AGENT_JOB_RETRIES allows it."""
+    story = Story(replace(AFRESH, retries=retries), history)
+    assert [end.exit_code for end in story.ends] == [75] * (1 - retries)
+    assert story.state.attempt.number == 1 + retries
+    end = story.state.earlier[0].end if retries else story.ends[0]
+    assert end is not None
+    assert end.reason == f"timed out after the agent was killed, waiting for {what}"
 
 
 @pytest.mark.parametrize("stopped", [True, False])

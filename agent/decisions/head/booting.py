@@ -127,7 +127,9 @@ def _go_on(state: HeadState, now: float) -> Decision:
         return state.to(Phase.RUNNING, now), (ready,)
     attempt = replace(state.attempt, submitted=now, heard=now, checkpoint=state.checkpoint)
     attempt = replace(attempt, places=frozenset(state.fleet.alive))
-    state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
+    # what ran out of memory during the boot does not explain the end of the job
+    fleet = state.fleet.without_memory()
+    state = replace(state, attempt=attempt, memory="", fleet=fleet).to(Phase.SUBMITTING, now)
     doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
     ready = Said(f"{nodes} ready: {doing}")
     again = (Said(retry.sentence(state)),) if attempt.number > 1 else ()

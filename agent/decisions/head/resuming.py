@@ -66,13 +66,12 @@ def _too_late(state: HeadState, late: Wait, now: float) -> Decision:
 
     On a Ray that outlives us the job may live all the same: it is told to stop, perhaps once more.
     """
-    why = f"no word of {late.what} since the agent was killed"
+    why = f"timed out after the agent was killed, waiting for {late.what}"
     end = state.verdict or ray_lost(f"{why}: {late.evidence}" if late.evidence else why)
     if state.goal.ray_is_given:
         return stop_job(state, end, now, (Said(f"{end.reason}: stopping the job"),))
-    decided = state.verdict is not None
     state, _ = followed(state, now)
-    return (attempt_over if decided else leave)(state, end, now)
+    return attempt_over(state, end, now)
 
 
 def _begin_anew(state: HeadState, now: float) -> Decision:

@@ -122,7 +122,6 @@ def another(
         short_since=None,
         loss="",
         lost_at=None,
-        memory="",
         verdict=None,
     )
     return state.to(Phase.BOOTING, now), (said, h.Retry(ended, attempt))

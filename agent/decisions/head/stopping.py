@@ -63,10 +63,10 @@ def superseded(state: HeadState, event: h.LaterHead, now: float) -> Decision:
 
 
 def give_the_job_up(state: HeadState, outcome: Outcome, now: float) -> Decision:
-    """End an attempt of which Ray says nothing; a Ray that outlives us must not go on with it."""
+    """End an attempt of which Ray reports nothing; on a given Ray its job must be stopped first."""
     if state.goal.ray_is_given:
         return stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping it"),))
-    return leave(state, outcome, now)
+    return attempt_over(state, outcome, now)
 
 
 def stop_job(

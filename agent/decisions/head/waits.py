@@ -162,7 +162,7 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.HEAD, state.goal.ray, state.until(planned.HEAD), state.ray.evidence)
     else:
         until = attempt.heard + state.goal.limits[planned.JOB]
-        what = f"word of attempt {attempt.number} from Ray"
+        what = f"the status of attempt {attempt.number} from Ray"
         yield Wait(planned.JOB, what, until, state.ray.evidence)
 
 

@@ -258,6 +258,11 @@ class Fleet:
             self, workers=workers, facts=facts, findings=findings, preparing=preparing
         ).left_by(worker)
 
+    def without_memory(self) -> Fleet:
+        """Forget what the kernel did so far for want of memory."""
+        workers = {k: replace(w, memory="") if w.memory else w for k, w in self.workers.items()}
+        return replace(self, workers=workers)
+
     def left_by(self, worker: Worker) -> Fleet:
         """Take an agent away from its address."""
         if self.by_ip.get(worker.ip) != worker.key:
