@@ -225,7 +225,7 @@ class Head:
             case h.Keep(known):
                 self._keeper.keep(known, self._run.now())
             case h.StopJob(job):
-                tasks.start_soon(stop_job, link, job, self._keeper.settled)
+                tasks.start_soon(stop_job, link, job, self._keeper.settled, self._inbox.put)
             case h.AskNodes(job):
                 nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
                 port = self._plan.ports.node_manager

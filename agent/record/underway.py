@@ -32,6 +32,7 @@ def to_data(known: Underway, now: float) -> dict[str, object]:
         "loss": None if known.lost_at is None else {"what": known.loss, "at": at(known.lost_at)},
         "short": at(known.short_since),
         "stopping": stopping,
+        "signaled": known.signaled,
     }
 
 
@@ -64,6 +65,8 @@ def taken_from(attempt: Attempt, now: float, needed: int) -> Underway:
         short_since=None if short is None else now - short,
         end=attempt.end_in_sight,
         stopped_at=now - (stopped or 0.0),
+        signaled=data.get("signaled") is True,
+        id=attempt.submission_id,
     )
 
 

@@ -119,6 +119,31 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     assert "2 of 2 node(s)" in story.said
 
 
+def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> None:
+    """Its success came before the stop: no other attempt follows, and the code is 0."""
+    for retries in (0, 1):
+        story = Story(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
+        assert story.deeds[-1] == h.StopJob("run-1")
+        story.take(job("SUCCEEDED", 0), 70)
+        (end,) = story.ends
+        assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
+        assert "the job succeeded; before that, lost a needed node" in end.reason
+
+
+def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
+    """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
+    history = [*PAIR, GONE, (69, TICK), (74, h.DriverSignaled("run-1"))]
+    story = Story(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in story.ends] == [75]
+
+
+@pytest.mark.parametrize("history", [[(9, TERM)], [GONE, (69, TICK), (70, TERM)]])
+def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
+    """A signal decides the exit code, before a loss as after one."""
+    story = Story(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in story.ends] == [143]
+
+
 def test_a_lost_node_that_is_back_is_named() -> None:
     """One line says what the next attempt does, and why."""
     story = Story(goal(2, retries=2), [(3, nodes(2, 3)), (3, word(2)), (3, word(3))])

@@ -46,6 +46,7 @@ STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit=
 KNOWN = Underway(
     *(1, 5.0, 2, 40, ("pod2", "pod3"), ("pod2",), frozenset({"id2"})),
     *("pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
+    id="run-1",
 )
 DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
 
@@ -78,7 +79,7 @@ def next_agent(story: Story, after: float = 2.0) -> Story:
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
 def test_a_stop_goes_on_as_it_was_meant(of: h.Goal, history: History, status: str) -> None:
-    """Why a job was stopped decides, whatever Ray says of its end; it is stopped once more."""
+    """Why a job was stopped decides, unless it succeeded before; it is stopped once more."""
     story = Story(of, history)
     assert story.state.phase is Phase.STOPPING
     after = next_agent(story)
@@ -243,13 +244,16 @@ def close_to(one: Underway, other: Underway) -> bool:
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
 def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """Its times are placed on the next agent's clock, whatever the wall clock did."""
-    written = open_attempt(KNOWN, 100.0)
+    written = open_attempt(replace(KNOWN, signaled=True), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     found = taken_from(written, 7.0, 2)
-    wanted = KNOWN.later(7.0 - 100.0)
+    wanted = replace(KNOWN.later(7.0 - 100.0), signaled=True)
     assert close_to(found, wanted)
-    same = ("number", "required", "checkpoint", "nodes", "gone", "dead", "loss", "end")
+    same = (
+        *("id", "number", "required", "checkpoint", "nodes", "gone"),
+        *("dead", "loss", "end", "signaled"),
+    )
     assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
 
 

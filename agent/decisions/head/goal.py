@@ -37,7 +37,7 @@ class Goal:
     first_attempt: int = 1
     """The number of the first attempt: those of an earlier head of the same run count."""
     submission_id: str | None = None
-    """The id by which a given Ray's owner will look for the job."""
+    """The id by which a given Ray's owner will look for the job: that of the first attempt."""
     services: tuple[ServiceSpec, ...] = ()
     """Those of the whole run, wherever they live."""
     steps: tuple[PrepareStep, ...] = ()

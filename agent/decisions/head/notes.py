@@ -68,6 +68,8 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return _note_service(state, (node, name), generation, (Step.LOST, evidence), now)
         case h.JobHeard(job, report) if job == state.attempt.id:
             return replace(state, attempt=state.attempt.heard_at(now, report))
+        case h.DriverSignaled(job) if job == state.attempt.id:
+            return replace(state, attempt=replace(state.attempt, signaled=True))
         case h.Submitted(job) if job == state.attempt.id:
             return replace(state, attempt=state.attempt.heard_at(now, None))
         case h.NodesAsked(job, silent) if job == state.attempt.id and silent:

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.actions import (
     AskNodes,
     Follow,
@@ -47,6 +48,7 @@ __all__ = [
     "RAY_RESTARTS",
     "Answered",
     "AskNodes",
+    "DriverSignaled",
     "Fleet",
     "Follow",
     "Goal",
@@ -387,6 +389,7 @@ HeadEvent = (
     | SubmitWaits
     | Uploading
     | JobHeard
+    | DriverSignaled
     | NodesAsked
     | OwnPartOver
 )
