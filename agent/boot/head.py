@@ -227,9 +227,7 @@ class Head:
             case h.StopJob(job):
                 tasks.start_soon(stop_job, link, job, self._keeper.settled, self._inbox.put)
             case h.AskNodes(job):
-                nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
-                port = self._plan.ports.node_manager
-                tasks.start_soon(ask_nodes, job, nodes, port, self._inbox.put)
+                tasks.start_soon(ask_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():
                 await self._start_ray_again(tasks, link)
             case h.StartService(name, node, generation) if node == HERE:

@@ -51,6 +51,8 @@ class Attempt:
     """The workers that an earlier agent saw while it ran, by name; it may still run there."""
     checkpoint: int | None = None
     """The newest checkpoint's step when it began, as far as known."""
+    doubt: str = ""
+    """Which nodes of a given Ray did not answer after its job failed, and why."""
     signaled: bool = False
     """True once the agent itself sent SIGTERM to its driver: an exit code of 0 is no success then.
     """

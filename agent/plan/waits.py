@@ -54,6 +54,9 @@ SUBMIT_LIMIT = 120.0
 SILENCE_LIMIT = 120.0
 JOIN_LIMIT = 120.0
 ASK_LIMIT = 5.0
+GCS_LIMIT = 75.0
+"""GCS reports a node as dead 15 s after its Ray was killed, 65 s after its network was lost (2.60).
+"""
 PROBE_LIMIT = 10.0
 SAMPLE_LIMIT = 10.0
 PREFLIGHT_LIMIT = 120.0

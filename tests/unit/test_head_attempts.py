@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from agent.base.outcome import Kind
+from agent.decisions import head
 from agent.decisions.attempts import Tried, in_vain, pause_after, spent
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
@@ -117,6 +118,35 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     assert story.deeds[-1] == h.Submit("run-2")
     assert "attempt 2 of 2: " in story.said
     assert "2 of 2 node(s)" in story.said
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
+    """Where one does not answer, a job's failure is final once GCS had its time to miss it."""
+    story = Story(goal(1, given=True, retries=retries), [*PAIR, FAILED])
+    assert story.deeds[-1] == h.AskNodes("run-1")
+    story.take(SILENT, 12)
+    assert story.state.phase is Phase.JUDGING
+    (wait,) = head.waits(story.state)
+    why = "pod2: connection refused"
+    assert wait.sentence(12) == f"waiting for GCS to report a lost node, {why} (73 s left)"
+    if is_lost:
+        story.take(nodes(dead=(2,)), 72)
+    else:
+        story.take(TICK, 84.9)
+        assert story.state.phase is Phase.JUDGING
+        story.take(TICK, 85.1)
+    assert story.state.attempt.number == (2 if is_lost and retries else 1)
+    reasons = [end.reason for end in story.ends]
+    assert [end.exit_code for end in story.ends] == [1] * len(reasons)
+    assert all(("before that, pod2 was lost" in reason) == is_lost for reason in reasons)
+
+
+def test_a_failure_on_a_given_ray_is_final_where_all_nodes_answer() -> None:
+    """Nothing is waited for then."""
+    story = Story(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
+    assert [end.exit_code for end in story.ends] == [1]
 
 
 def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> None:

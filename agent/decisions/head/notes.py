@@ -74,6 +74,8 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return replace(state, attempt=state.attempt.heard_at(now, None))
         case h.NodesAsked(job, silent) if job == state.attempt.id and silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
+            if state.goal.ray_is_given:  # a network policy may keep them out of reach
+                return replace(state, attempt=replace(state.attempt, doubt=why))
             attempt = replace(state.attempt, gone=(*state.attempt.gone, *silent))
             return replace(state, attempt=attempt, loss=f"lost {why}", lost_at=now)
         case h.SubmitWaits(job, evidence) if job == state.attempt.id:

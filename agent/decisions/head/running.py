@@ -12,7 +12,7 @@ from agent.decisions.head.booting import without_ray
 from agent.decisions.head.leaving import leave, leave_with, ray_lost
 from agent.decisions.head.state import Phase
 from agent.decisions.head.stopping import attempt_over, give_the_job_up, stop_job
-from agent.decisions.head.waits import submit_wait
+from agent.decisions.head.waits import submit_wait, waits
 from agent.decisions.items import Item, Step
 from agent.decisions.shared import Said, Unfit, listed
 from agent.plan import waits as planned
@@ -76,11 +76,15 @@ def _job_over(state: HeadState, report: JobReport, now: float) -> Decision:
 
 
 def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    """Hold a failure back until all nodes were asked whether they are there, or too long."""
+    """Hold a failure back until all nodes were asked whether they are there, or too long.
+
+    A node of a given Ray that does not answer is lost only if GCS reports it so.
+    """
     report = state.attempt.report
     assert report is not None  # noqa: S101 - entered only with a job's end
     asked = isinstance(event, h.NodesAsked) and event.id == state.attempt.id
-    if asked or retry.recent_loss(state, now) or now >= state.since + planned.ASK_LIMIT:
+    late = any(wait.over(now) for wait in waits(state))
+    if (asked and not state.attempt.doubt) or late or retry.recent_loss(state, now):
         return attempt_over(state, retry.judged(state, report, now), now)
     return state, ()
 

@@ -183,7 +183,12 @@ def _submitting_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    yield Wait(planned.ASK, "word from every node", state.since + planned.ASK_LIMIT)
+    doubt = state.attempt.doubt
+    if doubt:
+        what, until = "GCS to report a lost node", state.since + planned.GCS_LIMIT
+        yield Wait(planned.ASK, what, until, doubt)
+    else:
+        yield Wait(planned.ASK, "word from every node", state.since + planned.ASK_LIMIT)
 
 
 def stop_deadline(state: HeadState) -> float:
