@@ -77,6 +77,7 @@ class HeadLink:
         self._followed = was_at
         """The address of the head that was followed last."""
         self._said: Report | None = None
+        self._sequence = 0
         self._news = -1
         self._changed = anyio.Event()
         self._silent_since: float | None = None
@@ -160,7 +161,7 @@ class HeadLink:
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _Unheard | None:
         """Send one report and take the reply; a change here cuts the wait for news short."""
         self._changed = anyio.Event()
-        self._said = report = self._report(source_towards(ip) or "")
+        self._said = report = self._next_report(ip)
         hold = LONGEST_HOLD if self._news >= 0 else 0.0
         unheard: _Unheard | None = None  # also where it was cut short
         async with anyio.create_task_group() as group:
@@ -173,6 +174,11 @@ class HeadLink:
             unheard = await self._send(session, ip, report, hold)
             group.cancel_scope.cancel()
         return unheard
+
+    def _next_report(self, ip: str) -> Report:
+        """Return a report with its number: the head drops one that its successor overtook."""
+        self._sequence += 1
+        return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
 
     async def _send(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
@@ -272,7 +278,7 @@ class HeadLink:
                 ip = self._ip or await self._where()
                 if ip is None:
                     return NotYet(self._unresolved)
-                report = self._report(source_towards(ip) or "")
+                report = self._next_report(ip)
                 unheard = await self._send(session, ip, report, 0.0)
                 return True if unheard is None else NotYet(unheard.evidence)
 

@@ -110,6 +110,8 @@ class Report:
     """The attempt of which something may run on its node; 0 where nothing does."""
     epoch: int = 0
     """The highest that it has heard of in its run; 0 before any."""
+    sequence: int = 0
+    """Its number among all of the agent's reports, from 1 on; 0 where they have none."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire: little, where there is little to say."""
@@ -147,6 +149,7 @@ class Report:
             alone=flag(data, "alone"),
             runs=int(number(data, "runs", 0)),
             epoch=int(number(data, "epoch", 0)),
+            sequence=int(number(data, "sequence", 0)),
         )
 
 

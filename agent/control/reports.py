@@ -54,6 +54,8 @@ class _Known:
     heard: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
+    sequence: int = 0
+    """The number of the last report that was taken in; 0 where its reports have none."""
     is_silent: bool = False
     """True once it was told to have fallen silent, until it speaks again."""
     wake: anyio.Event = field(default_factory=anyio.Event)
@@ -151,13 +153,20 @@ class Reports:
             return self._to_a_stranger()
         if self._is_outranked(report, known.hello):
             return replace(self._reply, verdict=None)
+        if 0 < report.sequence <= known.sequence:  # its successor overtook it
+            return self._answer(known)
         self._note(known, report)
         if known.refusal:
-            return replace(self._reply, refusal=known.refusal)
+            return self._answer(known)
         obeyed = report.obeyed if report.obeyed_by == self._id else 0
         known.orders = [order for order in known.orders if order.number > obeyed]
         if report.news == self._reply.news and report.hold > 0 and not known.orders:
             await self._hold(known, report)
+        return self._answer(known)
+
+    def _answer(self, known: _Known) -> Reply:
+        if known.refusal:
+            return replace(self._reply, refusal=known.refusal)
         return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
@@ -310,6 +319,7 @@ class Reports:
         if report.aside is not None:
             self.asides[report.id] = report.aside
         known.heard, known.ip, known.is_silent = self._clock(), report.ip, False
+        known.sequence = report.sequence
         known.spoke.set()
         known.spoke = anyio.Event()
         self._replace_others(report.id, known.hello, _SILENT)

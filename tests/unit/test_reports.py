@@ -106,6 +106,38 @@ def test_a_report_is_held_until_there_is_news() -> None:
     assert [reply.verdict for reply in replies] == [DONE, DONE]
 
 
+@pytest.mark.parametrize("news", [-1, 0])
+def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) -> None:
+    """It is answered at once: what it says of its node was outdated when it arrived."""
+    counter = Counter()
+    counter.take(replace(POD1, sequence=1))
+    counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
+    counter.take(replace(BEAT, sequence=3, phase="following the head", joined=True))
+    counter.now += 5
+    for sequence in (2, 3):
+        late = replace(BEAT, sequence=sequence, obeyed=1, hold=LATE, news=news, bye=BYE)
+        reply = anyio.run(within_soon, counter.reports, late)
+        assert [order.name for order in reply.orders] == ["retriever"]
+    assert [worker.joined for worker in counter.heard] == [False, True]
+    assert (counter.byes, counter.reports.byes, counter.heard[-1].heard) == ([], {}, 12.5)
+    counter.take(replace(BEAT, sequence=4, bye=BYE))
+    assert counter.heard[-1].gone
+
+
+def test_reports_without_numbers_are_taken_as_they_come() -> None:
+    """An agent of the version before has none."""
+    counter = Counter()
+    for joined in (False, True, False):
+        counter.take(replace(POD1, joined=joined))
+    assert [worker.joined for worker in counter.heard] == [False, True, False]
+
+
+async def within_soon(reports: Reports, report: Report) -> Reply:
+    """Take a report that must not be held."""
+    with anyio.fail_after(LATE / 10):
+        return await reports.take(report)
+
+
 def test_patience_ends() -> None:
     """Without news a held report is answered when its patience ends, with what there is."""
     counter = Counter()
