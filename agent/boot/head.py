@@ -112,7 +112,8 @@ class Head:
         expected = Expected(*versions(plan), services, record.fingerprint)
         if plan.torchrun is None:
             expected = replace(expected, job="")  # only the head has it
-        first = head_port.first_reply(self._keeper, self._state.attempt.number, plan.ports.gcs)
+        number = self._state.attempt.number
+        first = await head_port.first_reply(self._keeper, number, plan.ports.gcs)
         ranks = Ranks(record.ranks, self._keeper.given_ranks)
         reports = Reports(
             *(first, expected, self._inbox.put, run.now),
@@ -244,6 +245,7 @@ class Head:
                 reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
             case h.TakeUp(run_id, attempts, epoch):
                 self._take_up(run_id, attempts, epoch)
+                await self._keeper.settled()
             case h.Retry(ended):
                 await self._clear_away(ended, link)
                 tasks.start_soon(self._look_after, ended.number)
@@ -271,6 +273,7 @@ class Head:
             await stop_ray(hung, 0.0)
             await self._forget_ray(link)
         self._keeper.new_epoch(self._plan.topology.node_name)
+        await self._keeper.settled()
         self._ray = await start_ray(self._run, self._place, self._env)
         tasks.start_soon(self._watch_ray, self._ray)
 

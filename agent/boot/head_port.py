@@ -40,11 +40,12 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
         return []  # the refusal at hand says more
 
 
-def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
-    """Return what workers hear before anything was decided."""
+async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
+    """Return the reply that workers get before anything was decided, once its epoch is on disk."""
     from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
     from agent.decisions.head.state import Phase  # noqa: PLC0415 - same
 
+    await keeper.settled()
     where, fingerprint = (keeper.epoch, keeper.run_id), keeper.record.fingerprint
     return Reply(
         *where,

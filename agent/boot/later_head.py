@@ -34,4 +34,4 @@ def remembered(keeper: RunKeeper, run_id: str, attempt: int, epoch: int) -> RunR
     """Return what a worker that outlived its head tells us; None where our own record says more."""
     if keeper.has_record_of(run_id):
         return None
-    return RunRemembered(run_id, attempt, epoch if epoch > keeper.epoch else 0)
+    return RunRemembered(run_id, attempt, epoch if epoch > keeper.record.epoch else 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from agent.base.outcome import Kind
@@ -53,6 +54,25 @@ def test_a_job_that_stops_already_is_not_made_again() -> None:
     assert [(end.exit_code, end.is_superseded) for end in asked.ends] == [(143, False)]
 
 
+def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(tmp_path: Path) -> None:
+    """Else an agent that is killed in between leaves one that is superseded by its own epoch."""
+    first = RunRecord("run", "f" * 16, 5)
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", first), replaces_agent=True)
+    (tmp_path / "run").mkdir()
+    assert keeper.epoch == 5
+    keeper.new_epoch("pod0")
+    assert keeper.epoch == 5
+    anyio.run(keeper.settled)
+    found = RunRecord.read(tmp_path / "run" / FILE)
+    assert isinstance(found, RunRecord)
+    assert keeper.epoch == found.epoch > 5
+    keeper.take_up("old", 1, keeper.epoch + 10)
+    assert keeper.epoch == found.epoch
+    anyio.run(keeper.settled)
+    assert keeper.epoch == found.epoch + 11
+    keeper.close()
+
+
 def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     """What is on the disk with a higher epoch is told, and not written over."""
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
@@ -61,7 +81,7 @@ def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     keeper.submitted(1, "run-1")
     keeper.close()
     assert keeper.later_epoch() == 0
-    later = RunRecord("run", "f" * 16, keeper.epoch + 1, head="pod0")
+    later = RunRecord("run", "f" * 16, keeper.record.epoch + 1, head="pod0")
     assert later.write(tmp_path / "run" / FILE) is None
     assert keeper.later_epoch() == later.epoch
     slow = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record), job_survives=True)
@@ -74,14 +94,14 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     """Where its clock is behind, the epoch that its workers know is exceeded all the same."""
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
     keeper.new_epoch("pod0")
-    before = keeper.epoch + 1_000_000
-    assert remembered(keeper, "old", 1, keeper.epoch - 5) == h.RunRemembered("old", 1)
+    before = keeper.record.epoch + 1_000_000
+    assert remembered(keeper, "old", 1, keeper.record.epoch - 5) == h.RunRemembered("old", 1)
     told = remembered(keeper, "old", 0, before)
     assert told == h.RunRemembered("old", 0, before)
     story = Story(goal(1), [(1, told)])
     assert story.deeds == [h.TakeUp("old", 0, before)]
     keeper.take_up("old", 0, before)
-    assert keeper.epoch == before + 1
+    assert keeper.record.epoch == before + 1
     keeper.submitted(1, "old-1")
     assert remembered(keeper, "old", 1, before) is None
     keeper.close()
