@@ -46,15 +46,14 @@ async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
     from agent.decisions.head.state import Phase  # noqa: PLC0415 - same
 
     await keeper.settled()
-    where, fingerprint = (keeper.epoch, keeper.run_id), keeper.record.fingerprint
     return Reply(
-        *where,
+        *(keeper.epoch, keeper.run_id),
         phase=Phase.BOOTING.value,
         ray_ready=False,
         gcs_port=gcs_port,
         news=0,
         attempt=attempt,
-        fingerprint=fingerprint,
+        fingerprint=keeper.proof(attempt - 1),
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agent.decisions.attempts import is_loss, spent
 from agent.record.disk_thread import Latest
 from agent.record.files import FileLock, iso_time, safe
-from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch
+from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch, proof_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -114,6 +114,10 @@ class RunKeeper:
         or its own former epoch would supersede it.
         """
         return self._epoch
+
+    def proof(self, submitted: int) -> str:
+        """Return what workers show to a later head of this job, after so many attempts."""
+        return proof_of(self.record.fingerprint, self.run_id, submitted, self.epoch)
 
     def new_epoch(self, head: str) -> None:
         """Name the Ray that is about to start."""

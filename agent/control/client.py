@@ -121,11 +121,14 @@ class HeadLink:
             step = min(step * 1.5, _LONGEST_STEP)
 
     async def _tell_former(self, session: aiohttp.ClientSession, ip: str) -> None:
-        """Let the head that was followed before hear of the later one, if it lives still."""
+        """Report the later head to the one that was followed before, if that one is still there.
+
+        The hello names the run to which the epoch belongs.
+        """
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
         assert self._said is not None  # noqa: S101 - one was followed, by reports
-        body = replace(self._said, epoch=self._epoch).to_dict()
+        body = replace(self._said, epoch=self._epoch, hello=self._hello()).to_dict()
         with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
             async with session.post(f"http://{self._at(ip)}{REPORT_PATH}", json=body):
                 pass
@@ -219,6 +222,8 @@ class HeadLink:
             self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
             return None
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
+            # By the hello a head whose disk was lost, and whose clock is behind, raises its epoch.
+            self._says_hello = True
             later = "a later one of the same run was heard before"
             return _Unheard(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._take(ip, reply)

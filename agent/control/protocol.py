@@ -52,6 +52,7 @@ class Hello:
     attempt: int = 0
     """The last attempt that was submitted, as far as it knows."""
     fingerprint: str = ""
+    """That of the last reply: it proves run, attempt and epoch to a later head of the same job."""
     job: str = ""
     """A digest of the job's command, where every node starts its share of it by torchrun."""
     torch: str = ""
@@ -165,6 +166,7 @@ class Reply:
     news: int
     attempt: int = 1
     fingerprint: str = ""
+    """A digest of the job, the run, the last submitted attempt and the epoch."""
     verdict: Outcome | None = None
     refusal: str = ""
     held: bool = False

@@ -33,13 +33,13 @@ from unit.worlds import plan_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.control.protocol import Reply
+    from agent.control.protocol import Hello, Reply
 
 BACK = spoke(epoch=2, ip="10.0.0.9")
 NOT_READY = spoke(epoch=2, ip="10.0.0.9", ready=False)
 OTHER = spoke(epoch=2, run="another")
 MEMORY = h.RunRemembered("old", 1)
-KNOWING = replace(HELLO, run_id="old", attempt=1, fingerprint="same")
+KNOWING = replace(HELLO, run_id="old", attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,12 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
     """Until then no reply names another run to it."""
     remembered: list[tuple[str, int, int]] = []
 
-    def on_memory(run_id: str, attempt: int, epoch: int) -> bool:
-        remembered.append((run_id, attempt, epoch))
+    def on_memory(hello: Hello, epoch: int) -> bool:
+        remembered.append((hello.run_id, hello.attempt, epoch))
         return True
 
-    first = replace(FIRST, fingerprint="same")
     expected = Expected("2.60.0", "3.11.7", "", "abc")
-    reports = Reports(first, expected, lambda _event: None, lambda: 1.0, on_memory=on_memory)
+    reports = Reports(FIRST, expected, lambda _event: None, lambda: 1.0, on_memory=on_memory)
     replies: list[Reply] = []
 
     async def ask() -> None:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 
 from agent.base.outcome import Kind
+from agent.boot.head_port import first_reply
 from agent.boot.later_head import remembered
 from agent.boot.run_keeper import RunKeeper
+from agent.control.protocol import Hello
 from agent.decisions.head import state as h
 from agent.record.run_choice import Chosen
-from agent.record.run_record import FILE, RunRecord
+from agent.record.run_record import FILE, RunRecord, proof_of
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job
 
 if TYPE_CHECKING:
@@ -95,15 +98,41 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
     keeper.new_epoch("pod0")
     before = keeper.record.epoch + 1_000_000
-    assert remembered(keeper, "old", 1, keeper.record.epoch - 5) == h.RunRemembered("old", 1)
-    told = remembered(keeper, "old", 0, before)
+    lower = keeper.record.epoch - 5
+    assert remembered(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
+    told = remembered(keeper, of_run("old", 0, before), before)
     assert told == h.RunRemembered("old", 0, before)
     story = Story(goal(1), [(1, told)])
     assert story.deeds == [h.TakeUp("old", 0, before)]
     keeper.take_up("old", 0, before)
     assert keeper.record.epoch == before + 1
     keeper.submitted(1, "old-1")
-    assert remembered(keeper, "old", 1, before) is None
+    assert remembered(keeper, of_run("old", 1, before), before) is None
+    keeper.close()
+
+
+def of_run(run_id: str, attempt: int, epoch: int) -> Hello:
+    """Return the hello of a worker that outlived a head of this job."""
+    proof = proof_of("f" * 16, run_id, attempt, epoch)
+    return Hello("pod1", 1, run_id=run_id, attempt=attempt, fingerprint=proof)
+
+
+def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
+    """What the head's replies hold proves their own run, attempt and epoch, and nothing else."""
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    keeper.new_epoch("pod0")
+    anyio.run(keeper.settled)
+    reply = anyio.run(first_reply, keeper, 1, 6379)
+    own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
+    assert remembered(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
+    assert Story(goal(1), [(1, h.RunRemembered("run", 0))]).deeds == []
+    for evil, epoch in (
+        (replace(own, run_id="evil"), reply.epoch),
+        (replace(own, attempt=10**15), reply.epoch),
+        (own, reply.epoch + 1),
+        (replace(own, run_id="evil", fingerprint=""), 0),
+    ):
+        assert remembered(keeper, evil, epoch) is None
     keeper.close()
 
 
