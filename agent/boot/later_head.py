@@ -35,7 +35,7 @@ async def watch_record(keeper: RunKeeper, tell: Callable[[LaterHead], None]) -> 
 def memory_of(
     keeper: RunKeeper, tell: Callable[[RunRemembered], None]
 ) -> Callable[[Hello, int], bool]:
-    """Return what takes in the run that a worker comes from; it says whether that is decided on."""
+    """Return a callback for workers' hellos and epochs: it returns whether a decision follows."""
 
     def take(hello: Hello, epoch: int) -> bool:
         known = remembered(keeper, hello, epoch)
@@ -47,7 +47,7 @@ def memory_of(
 
 
 def remembered(keeper: RunKeeper, hello: Hello, epoch: int) -> RunRemembered | None:
-    """Return the run that a worker knows which outlived its head, and followed it in this epoch.
+    """Return the run of a worker that outlived its head; `epoch` is the last that it followed.
 
     None where its proof is not of this job, or where our own record says more.
     """

@@ -179,7 +179,7 @@ class HeadLink:
         return unheard
 
     def _next_report(self, ip: str) -> Report:
-        """Return a report with its number: the head drops one that its successor overtook."""
+        """Return a report with its number: the head drops one that arrives after its successor."""
         self._sequence += 1
         return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
 

@@ -158,7 +158,7 @@ class Reports:
             return self._to_a_stranger()
         if self._is_outranked(report, report.hello or known.hello):
             return replace(self._reply, verdict=None)
-        if 0 < report.sequence <= known.sequence:  # its successor overtook it
+        if 0 < report.sequence <= known.sequence:  # it arrives after its successor
             return self._answer(known)
         self._note(known, report)
         obeyed = report.obeyed if report.obeyed_by == self._id else 0
@@ -173,9 +173,9 @@ class Reports:
         return replace(self._reply, refusal=known.refusal, orders=orders, rank=known.rank)
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
-        """Say whether a worker of this run follows a later head, and tell of that if it is proven.
+        """Return whether a worker of this run follows a later head; emit LaterHead if it is proven.
 
-        Without a token anyone may send a report. A hello names the run that the epoch belongs to.
+        Without a token anyone can send a report. A hello names the run that the epoch belongs to.
         """
         epoch, run_id = self._reply.epoch, self._reply.run_id
         if report.epoch <= epoch or hello.run_id not in {"", run_id}:
