@@ -19,7 +19,7 @@ from agent.boot.head_start import start_ray
 from agent.boot.heard import Heard
 from agent.boot.job_command import Submission, submission
 from agent.boot.job_output import job_output
-from agent.boot.later_head import remembered, watch_record
+from agent.boot.later_head import memory_of, watch_record
 from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded, with_memory
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
@@ -112,13 +112,15 @@ class Head:
         expected = Expected(*versions(plan), services, record.fingerprint)
         if plan.torchrun is None:
             expected = replace(expected, job="")  # only the head has it
-        first = head_port.first_reply(self._keeper, self._state.attempt.number, plan.ports.gcs)
+        number = self._state.attempt.number
+        first = await head_port.first_reply(self._keeper, number, plan.ports.gcs)
         ranks = Ranks(record.ranks, self._keeper.given_ranks)
         reports = Reports(
             *(first, expected, self._inbox.put, run.now),
             on_bye=self._on_bye,
             ranks=ranks,
-            on_memory=self._on_memory,
+            on_memory=memory_of(self._keeper, self._inbox.put),
+            has_token=plan.token is not None,
         )
         self._watched.asides = reports.asides
         site = site_of(
@@ -163,13 +165,6 @@ class Head:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
 
-    def _on_memory(self, run_id: str, attempt: int, epoch: int) -> bool:
-        """Hear of a run from a worker that outlived its head; say whether that is weighed."""
-        known = remembered(self._keeper, run_id, attempt, epoch)
-        if known is not None:
-            self._inbox.put(known)
-        return known is not None
-
     def _take_up(self, run_id: str, attempts: int, epoch: int) -> None:
         self._keeper.take_up(run_id, attempts, epoch)
         self._run.belongs_to(run_id)
@@ -202,11 +197,13 @@ class Head:
 
     def _publish(self, reports: Reports) -> None:
         state = self._state
+        submitted = state.attempt.number - (state.phase is h.Phase.BOOTING)
         reports.publish(
             epoch=self._keeper.epoch,
             run_id=self._keeper.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
+            fingerprint=self._keeper.proof(submitted),
             ray_ready=(state.gcs_answers and state.ray.step is not Step.LOST)
             or state.goal.by_torchrun,  # which has no Ray to wait for
             verdict=state.told_verdict,
@@ -242,6 +239,7 @@ class Head:
                 reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
             case h.TakeUp(run_id, attempts, epoch):
                 self._take_up(run_id, attempts, epoch)
+                await self._keeper.settled()
             case h.Retry(ended):
                 await self._clear_away(ended, link)
                 tasks.start_soon(self._look_after, ended.number)
@@ -269,6 +267,7 @@ class Head:
             await stop_ray(hung, 0.0)
             await self._forget_ray(link)
         self._keeper.new_epoch(self._plan.topology.node_name)
+        await self._keeper.settled()
         self._ray = await start_ray(self._run, self._place, self._env)
         tasks.start_soon(self._watch_ray, self._ray)
 

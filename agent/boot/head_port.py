@@ -40,20 +40,20 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
         return []  # the refusal at hand says more
 
 
-def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
-    """Return what workers hear before anything was decided."""
+async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
+    """Return the reply that workers get before anything was decided, once its epoch is on disk."""
     from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
     from agent.decisions.head.state import Phase  # noqa: PLC0415 - same
 
-    where, fingerprint = (keeper.epoch, keeper.run_id), keeper.record.fingerprint
+    await keeper.settled()
     return Reply(
-        *where,
+        *(keeper.epoch, keeper.run_id),
         phase=Phase.BOOTING.value,
         ray_ready=False,
         gcs_port=gcs_port,
         news=0,
         attempt=attempt,
-        fingerprint=fingerprint,
+        fingerprint=keeper.proof(attempt - 1),
     )
 
 

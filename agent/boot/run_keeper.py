@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from agent.decisions.attempts import is_loss, spent
 from agent.record.disk_thread import Latest
 from agent.record.files import FileLock, iso_time, safe
-from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch
+from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch, proof_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -57,6 +57,7 @@ class RunKeeper:
                 self._decided = self._decided or end
             before = before.after_a_lost_head(iso_time(time.time()), end)
         self.record = before or new
+        self._epoch = self.record.epoch
         self._writer.start()
 
     def begin(self) -> None:
@@ -107,8 +108,16 @@ class RunKeeper:
 
     @property
     def epoch(self) -> int:
-        """Return the name of the Ray that was started last; a later one has a higher number."""
-        return self.record.epoch
+        """Return the number of the head's Ray that workers may follow; a later one has a higher.
+
+        It changes with `settled` alone: the next agent must find on the disk what workers follow,
+        or its own former epoch would supersede it.
+        """
+        return self._epoch
+
+    def proof(self, submitted: int) -> str:
+        """Return what workers show to a later head of this job, after so many attempts."""
+        return proof_of(self.record.fingerprint, self.run_id, submitted, self.epoch)
 
     def new_epoch(self, head: str) -> None:
         """Name the Ray that is about to start."""
@@ -196,7 +205,9 @@ class RunKeeper:
         """Wait until what was noted is on the disk, though not for long where that stalls."""
         import anyio  # noqa: PLC0415 - loaded long before
 
+        epoch = self.record.epoch
         await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
+        self._epoch = max(self._epoch, epoch)
 
     def served_by(self, nodes: Iterable[str]) -> None:
         """Note who is there while an attempt runs: Ray may use whoever joins."""

@@ -16,7 +16,7 @@ from agent.boot.asked import Asked
 from agent.boot.clear_away import clear_away
 from agent.boot.explained import explained
 from agent.boot.hello import hello_of
-from agent.boot.kept_ray import kept_ray, note_reach
+from agent.boot.kept_ray import had_agent, kept_ray, note_reach
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.old_sessions import prune
 from agent.boot.prepare_steps import PrepareSteps
@@ -69,7 +69,7 @@ class Worker:
         self._services = Services(run, self._inbox.put)
         self._steps = PrepareSteps(run)
         self._share = Share(run, self._inbox.put)
-        self._state = worker.first_state(self._goal(), kept_ray(run))
+        self._state = worker.first_state(self._goal(), kept_ray(run), has_agent=had_agent(run))
         self._reply: Reply | None = None
         """The head's last word, for the hello to a head that was started anew."""
         self._asked = Asked(run)

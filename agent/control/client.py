@@ -77,6 +77,7 @@ class HeadLink:
         self._followed = was_at
         """The address of the head that was followed last."""
         self._said: Report | None = None
+        self._sequence = 0
         self._news = -1
         self._changed = anyio.Event()
         self._silent_since: float | None = None
@@ -120,11 +121,14 @@ class HeadLink:
             step = min(step * 1.5, _LONGEST_STEP)
 
     async def _tell_former(self, session: aiohttp.ClientSession, ip: str) -> None:
-        """Let the head that was followed before hear of the later one, if it lives still."""
+        """Report the later head to the one that was followed before, if that one is still there.
+
+        The hello names the run to which the epoch belongs.
+        """
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
         assert self._said is not None  # noqa: S101 - one was followed, by reports
-        body = replace(self._said, epoch=self._epoch).to_dict()
+        body = replace(self._said, epoch=self._epoch, hello=self._hello()).to_dict()
         with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
             async with session.post(f"http://{self._at(ip)}{REPORT_PATH}", json=body):
                 pass
@@ -160,7 +164,7 @@ class HeadLink:
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _Unheard | None:
         """Send one report and take the reply; a change here cuts the wait for news short."""
         self._changed = anyio.Event()
-        self._said = report = self._report(source_towards(ip) or "")
+        self._said = report = self._next_report(ip)
         hold = LONGEST_HOLD if self._news >= 0 else 0.0
         unheard: _Unheard | None = None  # also where it was cut short
         async with anyio.create_task_group() as group:
@@ -173,6 +177,11 @@ class HeadLink:
             unheard = await self._send(session, ip, report, hold)
             group.cancel_scope.cancel()
         return unheard
+
+    def _next_report(self, ip: str) -> Report:
+        """Return a report with its number: the head drops one that arrives after its successor."""
+        self._sequence += 1
+        return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
 
     async def _send(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
@@ -213,6 +222,8 @@ class HeadLink:
             self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
             return None
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
+            # By the hello a head whose disk was lost, and whose clock is behind, raises its epoch.
+            self._says_hello = True
             later = "a later one of the same run was heard before"
             return _Unheard(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._take(ip, reply)
@@ -272,7 +283,7 @@ class HeadLink:
                 ip = self._ip or await self._where()
                 if ip is None:
                     return NotYet(self._unresolved)
-                report = self._report(source_towards(ip) or "")
+                report = self._next_report(ip)
                 unheard = await self._send(session, ip, report, 0.0)
                 return True if unheard is None else NotYet(unheard.evidence)
 

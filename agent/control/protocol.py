@@ -52,6 +52,7 @@ class Hello:
     attempt: int = 0
     """The last attempt that was submitted, as far as it knows."""
     fingerprint: str = ""
+    """That of the last reply: it proves run, attempt and epoch to a later head of the same job."""
     job: str = ""
     """A digest of the job's command, where every node starts its share of it by torchrun."""
     torch: str = ""
@@ -110,6 +111,8 @@ class Report:
     """The attempt of which something may run on its node; 0 where nothing does."""
     epoch: int = 0
     """The highest that it has heard of in its run; 0 before any."""
+    sequence: int = 0
+    """Its number among all of the agent's reports, from 1 on; 0 where they have none."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes over the wire: little, where there is little to say."""
@@ -147,6 +150,7 @@ class Report:
             alone=flag(data, "alone"),
             runs=int(number(data, "runs", 0)),
             epoch=int(number(data, "epoch", 0)),
+            sequence=int(number(data, "sequence", 0)),
         )
 
 
@@ -162,6 +166,7 @@ class Reply:
     news: int
     attempt: int = 1
     fingerprint: str = ""
+    """A digest of the job, the run, the last submitted attempt and the epoch."""
     verdict: Outcome | None = None
     refusal: str = ""
     held: bool = False

@@ -35,6 +35,8 @@ HELD = "held"
 _WEIGHED_WITHIN = 5.0
 _SILENT = LONGEST_HOLD + 5.0
 """An agent that lives is heard of more often than this."""
+_MOST_AHEAD = 24 * 3600 * 1000
+"""By how many milliseconds a later head's clock, and so its epoch, may be ahead of this one's."""
 
 
 @dataclass
@@ -54,6 +56,8 @@ class _Known:
     heard: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
+    sequence: int = 0
+    """The number of the last report that was taken in; 0 where its reports have none."""
     is_silent: bool = False
     """True once it was told to have fallen silent, until it speaks again."""
     wake: anyio.Event = field(default_factory=anyio.Event)
@@ -83,7 +87,9 @@ class Reports:
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
         ranks: Ranks | None = None,
-        on_memory: Callable[[str, int, int], bool] = lambda _run_id, _attempt, _epoch: False,
+        on_memory: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
+        *,
+        has_token: bool = False,
     ) -> None:
         self._reply = reply
         self._expected = expected
@@ -92,6 +98,7 @@ class Reports:
         self._on_bye = on_bye
         self._ranks = ranks or Ranks()
         self._on_memory = on_memory
+        self._has_token = has_token
         self._weighed = anyio.Event()
         self._broken_off: Inbox[str] = Inbox(str)
         self._id = secrets.token_hex(8)
@@ -144,28 +151,39 @@ class Reports:
         if report.hello is not None and known is None and not self._is_over:
             hello = _with_clock(report.hello, time.time())  # before anything takes its time
             await self._weigh(hello, report.epoch)
-            if hello.run_id == self._reply.run_id and self._is_outranked(report, hello):
+            if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
             known = self._known.get(report.id) or self._welcome(report.id, hello)
         if known is None:
             return self._to_a_stranger()
-        if self._is_outranked(report, known.hello):
+        if self._is_outranked(report, report.hello or known.hello):
             return replace(self._reply, verdict=None)
+        if 0 < report.sequence <= known.sequence:  # it arrives after its successor
+            return self._answer(known)
         self._note(known, report)
-        if known.refusal:
-            return replace(self._reply, refusal=known.refusal)
         obeyed = report.obeyed if report.obeyed_by == self._id else 0
         known.orders = [order for order in known.orders if order.number > obeyed]
-        if report.news == self._reply.news and report.hold > 0 and not known.orders:
+        may_hold = report.hold > 0 and not known.orders and not known.refusal
+        if may_hold and report.news == self._reply.news:
             await self._hold(known, report)
-        return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
+        return self._answer(known)
+
+    def _answer(self, known: _Known) -> Reply:
+        orders = () if known.refusal else tuple(known.orders)
+        return replace(self._reply, refusal=known.refusal, orders=orders, rank=known.rank)
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
-        """Say whether a worker of this run has a later head, and tell of that."""
-        is_of_another_run = hello.run_id not in {"", self._reply.run_id}
-        if report.epoch <= self._reply.epoch or is_of_another_run:
+        """Return whether a worker of this run follows a later head; emit LaterHead if it is proven.
+
+        Without a token anyone can send a report. A hello names the run that the epoch belongs to.
+        """
+        epoch, run_id = self._reply.epoch, self._reply.run_id
+        if report.epoch <= epoch or hello.run_id not in {"", run_id}:
             return False
-        self._tell(LaterHead(report.epoch, f"{hello.name} follows it"))
+        latest = max(epoch, int(time.time() * 1000)) + _MOST_AHEAD
+        names_run = report.hello is not None and report.hello.run_id == run_id
+        if self._has_token and names_run and report.epoch <= latest:
+            self._tell(LaterHead(report.epoch, f"{hello.name} follows it"))
         return True
 
     def refuse(self, why: str) -> Reply:
@@ -239,12 +257,12 @@ class Reports:
 
         Until then no reply may name another run to it: it would leave.
         """
-        if not hello.run_id or hello.fingerprint != self._reply.fingerprint:
+        if not hello.run_id:
             return
         if self._weighed.is_set():
             self._weighed = anyio.Event()
         weighed = self._weighed
-        if self._on_memory(hello.run_id, hello.attempt, epoch):
+        if self._on_memory(hello, epoch):
             with anyio.move_on_after(_WEIGHED_WITHIN):
                 await weighed.wait()
 
@@ -310,6 +328,7 @@ class Reports:
         if report.aside is not None:
             self.asides[report.id] = report.aside
         known.heard, known.ip, known.is_silent = self._clock(), report.ip, False
+        known.sequence = report.sequence
         known.spoke.set()
         known.spoke = anyio.Event()
         self._replace_others(report.id, known.hello, _SILENT)

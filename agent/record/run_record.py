@@ -295,6 +295,15 @@ def next_epoch(previous: int | None, now_ms: int) -> int:
     return now_ms if previous is None else max(previous + 1, now_ms)
 
 
+def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
+    """Return what proves to another head of the same job how far its run had come.
+
+    Replies hold it instead of the fingerprint: whoever reads one can prove nothing else by it.
+    """
+    text = json.dumps([fingerprint, run_id, attempt, epoch])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 # --- what a run is, without its secrets --------------------------------------------------------
 
 

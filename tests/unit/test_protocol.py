@@ -62,6 +62,7 @@ REPORTS = st.builds(
     obeyed=st.integers(0, 99),
     obeyed_by=PRINTABLE,
     news=st.integers(-1, 10**9),
+    sequence=st.integers(0, 10**9),
     hold=st.floats(0, LONGEST_HOLD),
     hello=st.none() | HELLOS,
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),

@@ -85,6 +85,8 @@ class WorkerState:
     evidence: str = "not asked yet"
     head_ip: str | None = None
     epoch: int | None = None
+    has_agent: bool = False
+    """True once a head's agent answered: an answer of GCS alone proves nothing from then on."""
     bare: bool = False
     """True where the head is a plain `ray start --head` without an agent."""
     ray_ready: bool = False

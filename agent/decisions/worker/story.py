@@ -41,21 +41,23 @@ _HELD = 15.0
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 
-def first_state(goal: Goal, kept: KeptRay | None = None) -> WorkerState:
+def first_state(goal: Goal, kept: KeptRay | None = None, *, has_agent: bool = False) -> WorkerState:
     """Return the worker's first state; where a killed agent left its Ray behind, the one of that.
 
     Its node has never left: the head must not take it for lost, nor for cleared.
+    `has_agent` where a head's agent answered the killed one.
     """
     if kept is None:
         awaiting = frozenset(step.name for step in by_order(goal.steps))
         steps = {step.name: Item() for step in goal.steps}
-        return WorkerState(goal, steps=steps, awaiting=awaiting)
+        return WorkerState(goal, steps=steps, awaiting=awaiting, has_agent=has_agent)
     return WorkerState(
         goal,
         phase=Phase.FOLLOWING,
         evidence="not asked yet by the agent that goes on",
         head_ip=kept.head_ip,
         epoch=kept.epoch,
+        has_agent=True,
         steps={step.name: Item().ready() for step in goal.steps},  # they are over before a join
         ray=RayStep.UP,
         run_id=kept.run_id,
@@ -245,7 +247,7 @@ def _is_of_another_run(state: WorkerState, event: HeadSpoke) -> bool:
 
 
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    if isinstance(event, HeadSpoke) and not event.held:
+    if isinstance(event, HeadSpoke) and event.epoch is not None and not event.held:
         state = replace(state, epoch=event.epoch)
     if state.bare and state.ray_ready and state.awaiting:
         return _prepare_unasked(state, now)
