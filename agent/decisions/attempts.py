@@ -39,7 +39,7 @@ class Attempt:
     ended: float | None = None
     end: Outcome | None = None
     places: frozenset[str] = frozenset()
-    """Where its workers were as it was submitted: who joins later is none of them.
+    """Where its workers were as it was submitted, spares of a size apart: who joins later is none.
 
     Empty where an earlier agent submitted it, and had nothing to tell of it.
     """

@@ -126,8 +126,7 @@ def _go_on(state: HeadState, now: float) -> Decision:
         ready = Said(f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)")
         return state.to(Phase.RUNNING, now), (ready,)
     attempt = replace(state.attempt, submitted=now, heard=now, checkpoint=state.checkpoint)
-    attempt = replace(attempt, places=frozenset(state.fleet.alive))
-    state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
+    state = retry.with_required(replace(state, attempt=attempt)).to(Phase.SUBMITTING, now)
     doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
     ready = Said(f"{nodes} ready: {doing}")
     again = (Said(retry.sentence(state)),) if attempt.number > 1 else ()

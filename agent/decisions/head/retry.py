@@ -46,6 +46,28 @@ def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
     return replace(state, attempt=attempt, loss=loss, lost_at=now)
 
 
+def with_required(state: HeadState) -> HeadState:
+    """Fix which workers an attempt requires as it is submitted, and how many of them.
+
+    One that is sized for its nodes requires each worker that its size counts: one that is lost
+    leaves ranks without a peer, however few workers were expected. Where more were expected than
+    its size counts, it requires all that joined. In a job without a size any worker may be a spare.
+    """
+    places, required = frozenset(state.fleet.alive), state.required
+    if state.goal.is_sized:
+        sized = _sized(state)
+        places = sized if len(sized) >= required else places
+        required = len(places)
+    return replace(state, attempt=replace(state.attempt, places=places), required=required)
+
+
+def _sized(state: HeadState) -> frozenset[str]:
+    """Return the workers that the job's size counts: those with GPUs, where any node has some."""
+    alive = frozenset(state.fleet.alive)
+    having = {ip for ip in (state.ray_head, *alive) if ip in state.sizes and state.sizes[ip].gpus}
+    return alive & having if having else alive
+
+
 def away(state: HeadState) -> tuple[str, ...]:
     """Name those of the running attempt that were lost and are not back, here or elsewhere."""
     missed, alive = state.attempt.missed, state.fleet.alive
@@ -55,6 +77,8 @@ def away(state: HeadState) -> tuple[str, ...]:
 
 def is_short(state: HeadState) -> bool:
     """Say whether too few workers are there; for those of a running attempt no spare stands in."""
+    if state.goal.by_torchrun:
+        return bool(state.parts.absent)
     places = state.attempt.places
     if len(state.fleet.alive) < state.required or not places:
         return len(state.fleet.alive) < state.required

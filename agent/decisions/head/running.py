@@ -123,7 +123,7 @@ def _part_over(state: HeadState, now: float) -> Decision:
 
 
 def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    short = bool(state.parts.absent) or retry.is_short(state)
+    short = retry.is_short(state)
     if short and state.short_since is None:
         others_do = len(state.fleet.alive) >= state.required  # and stand in for nobody
         gone = parts.missing(state) or (listed(retry.away(state)) if others_do else "")
