@@ -314,7 +314,7 @@ class Head:
         for said in made.said:
             self._run.speak(said)
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
-        about = (job_id, state.checkpoint, nodes, state.required)
+        about = (job_id, state.checkpoint, nodes, state.required, state.attempt.places)
         self._keeper.submitted(state.attempt.number, *about)
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)

@@ -13,7 +13,7 @@ from agent.record.files import FileLock, iso_time, safe
 from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from agent.base.outcome import Outcome
@@ -152,23 +152,28 @@ class RunKeeper:
             lock.take()
             self._lock = lock
 
-    def submitted(
+    def submitted(  # noqa: PLR0913 - what a next agent must know of it
         self,
         number: int,
         submission_id: str,
         checkpoint: int | None = None,
         nodes: tuple[str, ...] = (),
         required: int | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         """Note that an attempt begins, from which step on it may go, and on which workers.
 
-        So many of these are `required`.
+        So many of those at its `places`, address to name, are `required`.
         """
         from agent.record.moments import moment  # noqa: PLC0415 - while Ray boots
 
         now = iso_time(time.time())
         record = self.record.begin(number, submission_id, now, checkpoint, nodes)
-        began = {"began": moment(0.0), "required": len(nodes) if required is None else required}
+        began = {
+            "began": moment(0.0),
+            "required": len(nodes) if required is None else required,
+            "places": {**(places or {})},
+        }
         self._keep(record.knowing(number, began))
 
     def keep(self, known: Underway, now: float) -> None:

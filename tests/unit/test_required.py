@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from agent.boot.head_goal import goal_of
@@ -12,7 +13,20 @@ from agent.boot.run_keeper import RunKeeper
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.record.run_choice import Chosen
-from unit.heads import HEAD, NODES, PREPARED, SUBMITTED, History, Story, goal, job, nodes, word
+from agent.record.run_record import FILE, RunRecord
+from unit.heads import (
+    HEAD,
+    NODES,
+    PREPARED,
+    SUBMITTED,
+    TICK,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    word,
+)
 from unit.shares import DONE, by_torchrun, tells
 from unit.worlds import plan_of
 
@@ -25,6 +39,7 @@ THREE: History = [
     *((5, SUBMITTED), (6, job("RUNNING"))),
 ]
 """One worker is expected, and two have joined when the job is submitted."""
+TWO: History = [(2, word(2)), (3, nodes(2)), (5, SUBMITTED), (6, job("RUNNING"))]
 ONE_LOST: History = [*THREE, (9, nodes(2, dead=(3,)))]
 
 
@@ -100,3 +115,62 @@ def test_every_share_of_torchrun_is_required() -> None:
     assert "lost a needed node (pod3; 1 of 2 joined" in lost.said
     over = Story(of, [*begun, (6, tells(3, DONE, 6)), (7, tells(3, DONE, 7, gone=True))])
     assert over.state.short_since is None
+
+
+# --- after the death of the head's agent -------------------------------------------------------
+
+
+def goes_on(story: Story, tmp_path: Path, after: float = 2.0) -> Story:
+    """Return the story of the agent that follows a killed one, by what `run.json` has."""
+    (tmp_path / "run").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    attempt = story.state.attempt
+    workers = (*story.state.fleet.alive.values(),)
+    keeper.submitted(1, attempt.id, None, workers, story.state.required, attempt.places)
+    anyio.run(keeper.settled)
+    found = RunRecord.read(tmp_path / "run" / FILE)
+    keeper.close()
+    assert isinstance(found, RunRecord)
+    again = RunKeeper(tmp_path, "f" * 16, Chosen("run", found), job_survives=True)
+    known = again.underway(0.0, 1)
+    again.close()
+    assert known is not None
+    known = replace(known, submitted=(attempt.submitted or 0.0) - story.now - after)
+    return Story(replace(story.state.goal, underway=known), [])
+
+
+def test_a_spare_does_not_stand_in_for_a_worker_lost_with_the_agent(tmp_path: Path) -> None:
+    """A worker left and another joined while no agent ran: the job hangs, and is stopped."""
+    after = goes_on(Story(goal(1, retries=1), TWO), tmp_path)
+    after.take(nodes(3, dead=(2,)), 1)
+    after.take(word(3), 1.5)
+    after.take(SUBMITTED, 2)
+    assert "lost a needed node (pod2" in after.said
+    after.take(job("RUNNING"), 60)
+    after.take(TICK, 62)
+    assert after.deeds[-1] == h.StopJob("run-1")
+    after.take(job("STOPPED"), 63)
+    assert "attempt 1 of 2 is lost: lost a needed node (pod2" in after.said
+
+
+def test_a_worker_that_is_back_at_another_address_is_back(tmp_path: Path) -> None:
+    """Its name tells, as where the agent was never killed."""
+    after = goes_on(Story(goal(1), TWO), tmp_path)
+    after.take(nodes(3, dead=(2,)), 1)
+    back = replace(word(3).worker, name="pod2")
+    after.take(SUBMITTED, 2)
+    after.take(h.WorkerReported(back), 3)
+    assert "all needed nodes are back" in after.said
+
+
+def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
+    """Nothing is lost where all are there still, nor where a record knows no places."""
+    after = goes_on(Story(goal(1), TWO), tmp_path)
+    known = after.state.goal.underway
+    assert known is not None
+    older = replace(after.state.goal, underway=replace(known, places={}))
+    before = Story(older, [])
+    for story, there in ((after, 2), (before, 3)):
+        story.take(nodes(there), 1)
+        story.take(SUBMITTED, 2)
+        assert (story.state.phase, story.state.loss) == (Phase.RUNNING, "")

@@ -46,6 +46,13 @@ def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
     return replace(state, attempt=attempt, loss=loss, lost_at=now)
 
 
+def noticed_late(state: HeadState, now: float) -> HeadState:
+    """Remember those of its workers that an attempt lost while no agent was there to see it."""
+    attempt, alive = state.attempt, state.fleet.alive
+    seen = {*alive, *attempt.missed}
+    return noticed(state, {ip: w for ip, w in attempt.places.items() if ip not in seen}, now)
+
+
 def with_required(state: HeadState) -> HeadState:
     """Fix which workers an attempt requires as it is submitted, and how many of them.
 
@@ -53,7 +60,7 @@ def with_required(state: HeadState) -> HeadState:
     leaves ranks without a peer, however few workers were expected. Where more were expected than
     its size counts, it requires all that joined. In a job without a size any worker may be a spare.
     """
-    places, required = frozenset(state.fleet.alive), state.required
+    places, required = state.fleet.alive, state.required
     if state.goal.is_sized:
         sized = _sized(state)
         places = sized if len(sized) >= required else places
@@ -61,11 +68,11 @@ def with_required(state: HeadState) -> HeadState:
     return replace(state, attempt=replace(state.attempt, places=places), required=required)
 
 
-def _sized(state: HeadState) -> frozenset[str]:
+def _sized(state: HeadState) -> Mapping[str, str]:
     """Return the workers that the job's size counts: those with GPUs, where any node has some."""
-    alive = frozenset(state.fleet.alive)
+    alive = state.fleet.alive
     having = {ip for ip in (state.ray_head, *alive) if ip in state.sizes and state.sizes[ip].gpus}
-    return alive & having if having else alive
+    return {ip: name for ip, name in alive.items() if ip in having} if having else alive
 
 
 def away(state: HeadState) -> tuple[str, ...]:
