@@ -126,7 +126,7 @@ class Head:
             lambda: (*self._state.fleet.workers.values(),),
         )
         tasks.start_soon(run.watch_machine)
-        tasks.start_soon(self._heard.watch, reports, link, lambda: self._state)
+        tasks.start_soon(self._heard.watch, reports, link, lambda: self._state, self._inbox.put)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_record, self._keeper, self._inbox.put)
         tasks.start_soon(show_live, self._watched, plan.settings.log)

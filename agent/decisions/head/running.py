@@ -15,6 +15,7 @@ from agent.decisions.head.stopping import attempt_over, give_the_job_up, stop_jo
 from agent.decisions.head.waits import submit_wait
 from agent.decisions.items import Item, Step
 from agent.decisions.shared import Said, Unfit, listed
+from agent.decisions.stall import StalledSinceLoss
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     over = _over_by_itself(state, event, now)
     if over is not None:
         return over
+    stalled = _stalled_since_loss(state, event)
+    if stalled is not None:
+        said = Said(f"{stalled.reason}: stopping the job", "warning")
+        return stop_job(state, stalled, now, (said,))
     state, said = _watch_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.short_since if state.goal.wants_job else None
@@ -99,6 +104,17 @@ def _over_by_itself(state: HeadState, event: HeadEvent, now: float) -> Decision 
         silent = round(now - state.attempt.heard)
         return give_the_job_up(state, ray_lost(f"Ray said nothing of the job for {silent} s"), now)
     return None
+
+
+def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
+    """Return the end of an attempt whose actors were lost with a node that may be back."""
+    attempt = state.attempt
+    is_own = isinstance(event, StalledSinceLoss) and event.attempt == attempt.number
+    if not is_own or not attempt.gone:
+        return None
+    gone = f"{listed(attempt.gone)} {'was' if len(attempt.gone) == 1 else 'were'} lost"
+    reason = f"the job shows no sign of work for {event.duration} since {gone} (AGENT_STALL)"
+    return Outcome(Kind.LOST, 75, reason, culprit="node")
 
 
 def _serve_again(state: HeadState, now: float) -> Decision:
