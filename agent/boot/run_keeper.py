@@ -44,6 +44,7 @@ class RunKeeper:
         self._root = root
         self._writer: Latest[RunRecord] = Latest("run.json", self._write)
         self._lock = chosen.lock  # held for as long as we are there
+        self._former_head = chosen.former_head
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
         self._decided: Outcome | None = None
@@ -102,8 +103,13 @@ class RunKeeper:
 
     @property
     def former_nodes(self) -> tuple[str, ...]:
-        """Return the workers of the last attempt, where another follows it."""
-        return self.attempts[-1].nodes if self.is_between_attempts else ()
+        """Return the nodes that may still run the last attempt, where another follows it.
+
+        Its workers; and its head, where the driver runs, unless that is known to be over.
+        """
+        if not self.is_between_attempts:
+            return ()
+        return (*self.attempts[-1].nodes, *filter(None, [self._former_head]))
 
     @property
     def epoch(self) -> int:
@@ -168,7 +174,8 @@ class RunKeeper:
         from agent.record.moments import moment  # noqa: PLC0415 - while Ray boots
 
         now = iso_time(time.time())
-        record = self.record.begin(number, submission_id, now, checkpoint, nodes)
+        lock = 0 if self._lock is None else self._lock.inode
+        record = self.record.begin(number, submission_id, now, checkpoint, nodes, lock)
         began = {
             "began": moment(0.0),
             "required": len(nodes) if required is None else required,

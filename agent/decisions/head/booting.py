@@ -51,7 +51,7 @@ def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Deci
         return None if vain is None else leave(state, vain, now)
     if not isinstance(event, h.RunRemembered) or not retry.is_news(state, event):
         return None
-    state, taken_up, over = retry.take_up(state, event)
+    state, taken_up, over = retry.take_up(state, event, now)
     after, actions = booting(state, Tick(), now) if over is None else leave(state, over, now)
     return after, (*taken_up, *actions)
 

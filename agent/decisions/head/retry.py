@@ -71,8 +71,10 @@ def with_required(state: HeadState) -> HeadState:
 def _sized(state: HeadState) -> Mapping[str, str]:
     """Return the workers that the job's size counts: those with GPUs, where any node has some."""
     alive = state.fleet.alive
-    having = {ip for ip in (state.ray_head, *alive) if ip in state.sizes and state.sizes[ip].gpus}
-    return {ip: name for ip, name in alive.items() if ip in having} if having else alive
+    having = {ip for ip, size in state.sizes.items() if size.gpus}
+    if having.isdisjoint({state.ray_head, *alive}):
+        return alive
+    return {ip: name for ip, name in alive.items() if ip in having}
 
 
 def away(state: HeadState) -> tuple[str, ...]:
@@ -173,9 +175,10 @@ def is_news(state: HeadState, event: h.RunRemembered) -> bool:
 
 
 def take_up(
-    state: HeadState, event: h.RunRemembered
+    state: HeadState, event: h.RunRemembered, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
     """Go on with the run that a worker remembers; the end of the run where no attempt is left."""
+    state = clearing.taken_up(state, event.attempt, now)
     tried = (Tried(math.inf, "its head was lost"),) * event.attempt
     number = event.attempt + 1
     attempt = replace(state.attempt, id=id_of(event.run_id, number), number=number)

@@ -57,8 +57,8 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
         return over
     stalled = _stalled_since_loss(state, event)
     if stalled is not None:
-        said = Said(f"{stalled.reason}: stopping the job", "warning")
-        return stop_job(state, stalled, now, (said,))
+        told = Said(f"{stalled.reason}: stopping the job", "warning")
+        return stop_job(state, stalled, now, (told,))
     state, said = _watch_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.short_since if state.goal.wants_job else None
@@ -109,8 +109,9 @@ def _over_by_itself(state: HeadState, event: HeadEvent, now: float) -> Decision 
 def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
     """Return the end of an attempt whose actors were lost with a node that may be back."""
     attempt = state.attempt
-    is_own = isinstance(event, StalledSinceLoss) and event.attempt == attempt.number
-    if not is_own or not attempt.gone:
+    if not isinstance(event, StalledSinceLoss) or event.attempt != attempt.number:
+        return None
+    if not attempt.gone:
         return None
     gone = f"{listed(attempt.gone)} {'was' if len(attempt.gone) == 1 else 'were'} lost"
     reason = f"the job shows no sign of work for {event.duration} since {gone} (AGENT_STALL)"
