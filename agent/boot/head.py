@@ -128,7 +128,7 @@ class Head:
             lambda: (*self._state.fleet.workers.values(),),
         )
         tasks.start_soon(run.watch_machine)
-        tasks.start_soon(self._heard.watch, reports, link, lambda: self._state)
+        tasks.start_soon(self._heard.watch, reports, link, lambda: self._state, self._inbox.put)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_record, self._keeper, self._inbox.put)
         tasks.start_soon(show_live, self._watched, plan.settings.log)
@@ -311,7 +311,7 @@ class Head:
         for said in made.said:
             self._run.speak(said)
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
-        about = (job_id, state.checkpoint, nodes, state.required)
+        about = (job_id, state.checkpoint, nodes, state.required, state.attempt.places)
         self._keeper.submitted(state.attempt.number, *about)
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import state as h
+from agent.work.job import is_sized
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ def goal_of(plan: Plan, keeper: RunKeeper, now: float) -> h.Goal:
         expected_workers=expected,
         least_workers=(settings.min_workers or 0) if partial_run else expected,
         wants_job=plan.job is not None,
+        is_sized=plan.torchrun is not None or (plan.job is not None and is_sized(plan.job)),
         run_id=keeper.run_id,
         first_attempt=keeper.next_attempt,
         tried=keeper.record.tried,

@@ -13,7 +13,7 @@ from agent.record.files import FileLock, iso_time, safe
 from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch, proof_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from agent.base.outcome import Outcome
@@ -44,6 +44,7 @@ class RunKeeper:
         self._root = root
         self._writer: Latest[RunRecord] = Latest("run.json", self._write)
         self._lock = chosen.lock  # held for as long as we are there
+        self._former_head = chosen.former_head
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
         self._decided: Outcome | None = None
@@ -103,8 +104,13 @@ class RunKeeper:
 
     @property
     def former_nodes(self) -> tuple[str, ...]:
-        """Return the workers of the last attempt, where another follows it."""
-        return self.attempts[-1].nodes if self.is_between_attempts else ()
+        """Return the nodes that may still run the last attempt, where another follows it.
+
+        Its workers; and its head, where the driver runs, unless that is known to be over.
+        """
+        if not self.is_between_attempts:
+            return ()
+        return (*self.attempts[-1].nodes, *filter(None, [self._former_head]))
 
     @property
     def epoch(self) -> int:
@@ -161,23 +167,29 @@ class RunKeeper:
             lock.take()
             self._lock = lock
 
-    def submitted(
+    def submitted(  # noqa: PLR0913 - what a next agent must know of it
         self,
         number: int,
         submission_id: str,
         checkpoint: int | None = None,
         nodes: tuple[str, ...] = (),
         required: int | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         """Note that an attempt begins, from which step on it may go, and on which workers.
 
-        So many of these are `required`.
+        So many of those at its `places`, address to name, are `required`.
         """
         from agent.record.moments import moment  # noqa: PLC0415 - while Ray boots
 
         now = iso_time(time.time())
-        record = self.record.begin(number, submission_id, now, checkpoint, nodes)
-        began = {"began": moment(0.0), "required": len(nodes) if required is None else required}
+        lock = 0 if self._lock is None else self._lock.inode
+        record = self.record.begin(number, submission_id, now, checkpoint, nodes, lock)
+        began = {
+            "began": moment(0.0),
+            "required": len(nodes) if required is None else required,
+            "places": {**(places or {})},
+        }
         self._keep(record.knowing(number, began))
 
     def keep(self, known: Underway, now: float) -> None:

@@ -38,8 +38,8 @@ class Attempt:
     report: JobReport | None = None
     ended: float | None = None
     end: Outcome | None = None
-    places: frozenset[str] = frozenset()
-    """Where its workers were as it was submitted: who joins later is none of them.
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Its workers as it was submitted, address to name: who joins later is none of them.
 
     Empty where an earlier agent submitted it, and had nothing to tell of it.
     """

@@ -46,6 +46,10 @@ class Attempt:
     """The newest checkpoint's step when it began."""
     nodes: tuple[str, ...] = ()
     """The workers that were there while it ran, by name."""
+    head: str = ""
+    """The node of the head that submitted it, by name; '' in an older record."""
+    lock: int | None = None
+    """The inode of the run's lock as that head held it; 0 where it held none, None if unknown."""
     underway: Mapping[str, object] = field(default_factory=dict)
     """What another agent must know that goes on with it, as record/underway.py has it."""
 
@@ -131,18 +135,25 @@ class RunRecord:
         last = replace(last, underway=underway)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
-    def begin(
+    def begin(  # noqa: PLR0913 - what a record has of an attempt
         self,
         number: int,
         submission_id: str,
         start: str,
         checkpoint: int | None = None,
         nodes: tuple[str, ...] = (),
+        lock: int = 0,
     ) -> RunRecord:
         """Return it with an attempt that begins, or that an earlier head began and left open."""
         if self.open_attempt is not None and self.open_attempt.number == number:
             return replace(self, state=State.RUNNING)
-        attempt = Attempt(number, submission_id, start, checkpoint=checkpoint, nodes=nodes)
+        attempt = Attempt(
+            *(number, submission_id, start),
+            checkpoint=checkpoint,
+            nodes=nodes,
+            head=self.head,
+            lock=lock,
+        )
         return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
 
     def served_by(self, nodes: tuple[str, ...]) -> RunRecord:
@@ -202,6 +213,8 @@ class RunRecord:
                     "submission_id": attempt.submission_id,
                     "checkpoint": attempt.checkpoint,
                     "nodes": [*attempt.nodes],
+                    "head": attempt.head,
+                    "lock": attempt.lock,
                     **({"underway": attempt.underway} if attempt.underway else {}),
                 }
                 for attempt in self.attempts
@@ -266,6 +279,8 @@ def _attempt(data: object) -> Attempt:
         exit_code=None if data["exit_code"] is None else _whole(data, "exit_code"),
         checkpoint=None if data.get("checkpoint") is None else _whole(data, "checkpoint"),
         nodes=_names(data.get("nodes", [])),
+        head=_text({"head": "", **data}, "head"),
+        lock=None if data.get("lock") is None else _whole(data, "lock"),
         underway=underway if isinstance(underway, dict) else {},
     )
 

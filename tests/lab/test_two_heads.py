@@ -69,6 +69,8 @@ def test_a_second_head_supersedes_the_first(cluster: Cluster, told_by: str, shar
     why = {"run.json": "run.json has its epoch", "the worker": "podb follows it"}.get(told_by)
     assert ("superseded: a later head of run" in last_line(first)) == (why is not None)
     assert (why or "lost a needed node") in last_line(first)
-    assert ends([second, worker]) == [7, 7], second.tail() + worker.tail()
+    assert second.stdout() == "", "attempt 2 began beside attempt 1"
+    second.wait_for("the end of attempt 1 on .*, out of reach", timeout=20)
+    assert ends([second, worker], 2 * BOOT) == [7, 7], second.tail() + worker.tail()
     assert second.stdout() == "attempt 2\n"
     assert first.stdout() == "attempt 1\n"

@@ -147,6 +147,7 @@ def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
     story = heads.Story(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
     assert story.deeds == [h.TakeUp("old", 1)]
     story.take(heads.nodes(), 3)
+    story.take(heads.TICK, 61)
     assert story.deeds[-1] == h.Submit("old-2")
     assert "attempt 2 of 2: its head was lost" in story.said
 

@@ -9,6 +9,7 @@ from agent.base.outcome import shell_code
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.stall import StalledSinceLoss
 from unit.heads import (
     INT,
     PREPARED,
@@ -44,6 +45,7 @@ FINE = [
     *times(3, *PREPARED),
     *times(2, h.RayHangs()),
     *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
+    *times(1, StalledSinceLoss(1, "30 min"), StalledSinceLoss(2, "30 min")),
     *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
 ]
 BAD = [

@@ -55,10 +55,18 @@ def test_each_attempt_is_told_of_once() -> None:
     told = Quiet(1, 0.0, is_told=True)
     assert not told.wants_a_look(LIMIT, 1e6)
     assert not told.is_over(LIMIT, 1e6)
-    assert following(told, 1, 5.0) is told
-    assert following(told, 2, 5.0) == Quiet(2, 5.0)
-    assert following(told, None, 5.0) is None
+    assert following(told, 1, 5.0, lost_a_node=False) is told
+    assert following(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
+    assert following(told, None, 5.0, lost_a_node=False) is None
     assert Quiet(1, 3.0).worked(None) == Quiet(1, 3.0)
+
+
+def test_a_loss_begins_a_new_time() -> None:
+    """What was quiet before it was lost for another reason; the first loss counts, and is told."""
+    told = Quiet(1, 0.0, is_told=True)
+    since = following(told, 1, 5.0, lost_a_node=True)
+    assert since == Quiet(1, 5.0, lost_a_node=True)
+    assert following(since, 1, 9.0, lost_a_node=True) is since
 
 
 IN_ITS_STEAD = """

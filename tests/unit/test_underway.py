@@ -71,7 +71,8 @@ STOPS: dict[str, tuple[h.Goal, History]] = {
 def next_agent(story: Story, after: float = 2.0) -> Story:
     """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
     kept = [action.known for action in story.actions if isinstance(action, h.Keep)]
-    begun = Underway(1, 4.0, story.state.required)
+    state = story.state
+    begun = Underway(1, 4.0, state.required, places=state.attempt.places)
     known = (kept[-1] if kept else begun).later(-story.now - after)
     return Story(replace(story.state.goal, underway=known), [])
 
@@ -275,6 +276,21 @@ def test_an_older_record_knows_less(underway: dict[str, object]) -> None:
     assert found.submitted == pytest.approx(7.0 - 50.0, abs=5.0)
     assert (found.required, found.loss, found.lost_at, found.end) == (2, "", None, None)
     assert not found.is_telling
+
+
+@pytest.mark.parametrize(
+    ("places", "read"),
+    [
+        ({"10.0.0.2": "pod2"}, {"10.0.0.2": "pod2"}),
+        (["10.0.0.2"], {"10.0.0.2": "10.0.0.2"}),
+        (7, {}),
+        (None, {}),
+    ],
+)
+def test_an_older_record_has_places_without_names(places: object, read: dict[str, str]) -> None:
+    """Then a worker is known by its address alone."""
+    attempt = Attempt(1, "run-1", iso_time(time.time()), underway={"places": places})
+    assert taken_from(attempt, 7.0, 1).places == read
 
 
 # --- what the next agent makes of it -----------------------------------------------------------

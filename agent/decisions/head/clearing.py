@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from agent.decisions.head.workers import Worker
 
 
+_FORMER_HEAD = "the former head"
+"""Where the driver of a run ran of which this head has no record."""
+
+
 def begun(state: HeadState, now: float) -> HeadState:
     """Note who may still run something of an attempt that is over now."""
     fleet = state.fleet
@@ -31,6 +35,13 @@ def begun(state: HeadState, now: float) -> HeadState:
     lost_at = now if state.lost_at is None else state.lost_at
     left |= {name: lost_at for name in state.attempt.gone if name not in known}
     return replace(state, leftovers=left, clearing="it is being ended")
+
+
+def taken_up(state: HeadState, attempt: int, now: float) -> HeadState:
+    """Note that a head of which only workers know may still run the last attempt that it made."""
+    if not attempt or state.goal.ray_is_given:
+        return state
+    return replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
 
 
 def heard(state: HeadState, worker: Worker) -> HeadState:

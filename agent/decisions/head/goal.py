@@ -33,6 +33,8 @@ class Goal:
     least_workers: int = 0
     """Fewer do, once the workers' deadline has passed."""
     wants_job: bool = True
+    is_sized: bool = False
+    """True where the job is made for the nodes that joined: then it needs each that it counts."""
     run_id: str = "run"
     first_attempt: int = 1
     """The number of the first attempt: those of an earlier head of the same run count."""

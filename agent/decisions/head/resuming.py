@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import Attempt
+from agent.decisions.head import retry
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting
 from agent.decisions.head.leaving import leave, ray_lost
@@ -41,7 +42,8 @@ def resuming(  # noqa: PLR0911 - one case, one return
         return _begin_anew(state, now)
     if isinstance(event, h.Submitted | h.JobHeard) and event.id == own:
         said = Said(f"attempt {state.attempt.number} goes on: its job is followed again")
-        after, actions = running(state.to(Phase.RUNNING, now), event, now)
+        state = retry.noticed_late(state.to(Phase.RUNNING, now), now)
+        after, actions = running(state, event, now)
         return after, (said, *actions)
     late = next((wait for wait in waits(state) if wait.over(now)), None)
     if late is not None:

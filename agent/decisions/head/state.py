@@ -30,6 +30,7 @@ from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
 from agent.decisions.probing import Answered, Preflight, Probes
 from agent.decisions.shared import StopAsked, Tick, Unfit
+from agent.decisions.stall import StalledSinceLoss
 from agent.decisions.uploading import Upload, Uploading
 from agent.work.recipes.recipe import NodeSize
 
@@ -392,4 +393,5 @@ HeadEvent = (
     | DriverSignaled
     | NodesAsked
     | OwnPartOver
+    | StalledSinceLoss
 )

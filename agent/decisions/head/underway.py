@@ -45,8 +45,8 @@ class Underway:
     """As what it is to end, once its job has stopped."""
     stopped_at: float = 0.0
     """When that was ordered."""
-    places: frozenset[str] = frozenset()
-    """Where its workers were as it was submitted."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Its workers as it was submitted, address to name."""
     missed: Mapping[str, str] = field(default_factory=dict)
     """Those of them that were lost meanwhile: address to name."""
     signaled: bool = False
