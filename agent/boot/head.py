@@ -54,7 +54,6 @@ if TYPE_CHECKING:
     from agent.decisions.attempts import Attempt
     from agent.runtime.output import JobOutput
     from agent.runtime.process import Child
-    from agent.work.services import ServiceSpec
 
     Link = RayLink | TorchrunLink
 
@@ -74,7 +73,8 @@ class Head:
         self._services = Services(run, self._inbox.put)
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
-        goal = goal_of(run.plan, keeper, run.now())
+        self._steps = PrepareSteps(run)
+        goal = goal_of(run.plan, keeper, run.now(), run.done)
         self._state = head.first_state(goal)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
@@ -156,10 +156,8 @@ class Head:
             tasks.start_soon(watch_gcs, *gcs, 1.0, self._inbox.put, self._awaits_ray)
         tasks.start_soon(self._follow_ray, link)
         tasks.start_soon(self._look_after, 0)
-        for spec in self._plan.services:
-            tasks.start_soon(self._serve, spec)
-        if self._plan.steps:
-            tasks.start_soon(self._prepare)
+        for action in head.first_actions(self._state):
+            self._begin(tasks, action)
 
     def _on_bye(self, name: str, bye: Bye) -> None:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
@@ -227,8 +225,8 @@ class Head:
                 tasks.start_soon(ask_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():
                 await self._start_ray_again(tasks, link)
-            case h.StartService(name, node, generation) if node == HERE:
-                tasks.start_soon(self._serve, self._plan_service(name), generation)
+            case h.StartService(node=node) | h.RunStep(node=node) if node == HERE:
+                self._begin(tasks, action)
             case h.StartService(name, node, generation):
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.RunStep(name, node):
@@ -244,12 +242,20 @@ class Head:
                 await self._clear_away(ended, link)
                 tasks.start_soon(self._look_after, ended.number)
 
-    async def _serve(self, spec: ServiceSpec, generation: int = 1) -> None:
+    def _begin(self, tasks: anyio.abc.TaskGroup, action: h.HeadAction) -> None:
+        """Start something on this node."""
+        match action:
+            case Said():
+                self._run.speak(action)
+            case h.StartService(name, _, generation):
+                tasks.start_soon(self._serve, name, generation)
+            case h.RunStep(name):
+                tasks.start_soon(self._prepare, name)
+
+    async def _serve(self, name: str, generation: int) -> None:
+        spec = next(spec for spec in self._plan.services if spec.name == name)
         env = environment.for_service(self._env, self._plan.settings)
         await self._services.serve(spec, self._place, env, generation)
-
-    def _plan_service(self, name: str) -> ServiceSpec:
-        return next(spec for spec in self._plan.services if spec.name == name)
 
     # --- what comes up --------------------------------------------------------------------------
 
@@ -289,14 +295,10 @@ class Head:
         with self._bridge_scope:
             await link.run()
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, name: str) -> None:
+        step = next(step for step in self._plan.steps if step.name == name)
         env = environment.for_prepare(self._env, self._plan.settings)
-        steps = PrepareSteps(self._run)
-        for step in self._plan.steps:
-            failure = await steps.run(step, self._place, env)
-            self._inbox.put(h.StepOver(step.name, failure))
-            if failure:
-                return
+        self._inbox.put(h.StepOver(name, await self._steps.run(step, self._place, env)))
 
     # --- the job --------------------------------------------------------------------------------
 

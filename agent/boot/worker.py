@@ -41,7 +41,6 @@ from agent.runtime.probes import port_answers
 from agent.runtime.ray_parts import RayParts
 from agent.runtime.waiting import NotYet, until
 from agent.settings.jobs import NO_JOB
-from agent.work.prepare import by_order
 from agent.work.where import Place
 
 if TYPE_CHECKING:
@@ -106,8 +105,11 @@ class Worker:
                 tasks.start_soon(self._serve, sockets)
                 if plan.own_ray is not None:
                     tasks.start_soon(prune, plan.own_ray.session)
-                if plan.steps:
-                    tasks.start_soon(self._prepare)
+                for step in plan.steps:
+                    if step.name in self._state.under_way:
+                        tasks.start_soon(self._run_step, step, Place())
+                for said in worker.first_words(self._state):
+                    self._run.speak(said)
             leave = await self._decide(tasks, link)
             leave = replace(leave, outcome=await explained(self._run, leave.outcome))
             outcome = await self._leave(link, leave)
@@ -245,21 +247,13 @@ class Worker:
         await clear_away("Ray", None)
         self._inbox.put(w.RayExited(await parts.end_sentence(code)))
 
-    async def _prepare(self) -> None:
-        """Run what needs no order of the head's."""
-        ordered = by_order(self._plan.steps)
-        for step in self._plan.steps:
-            if step not in ordered and not await self._run_step(step, Place()):
-                return
-
-    async def _run_step(self, step: PrepareStep, place: Place) -> bool:
-        """Run a step and tell how it went; say whether it succeeded."""
+    async def _run_step(self, step: PrepareStep, place: Place) -> None:
+        """Run a step and tell how it went."""
         full = self._plan.environment_before_addresses()
         env = environment.for_prepare(full, self._plan.settings)
         failure = await self._steps.run_unless_stopped(step, place, env)
         if failure is not None:
             self._inbox.put(StepOver(step.name, failure))
-        return failure == ""
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         """Serve this node's own probes and status: on loopback, and on its address.

@@ -34,7 +34,9 @@ class Item:
     answered: bool = False
     """True once it was ready, whatever came after."""
     deadline: float | None = None
-    """By when a restarted one must be ready; the first start has the plan's own limit."""
+    """By when it must be ready, where the plan's own limit does not count from the beginning."""
+    began: float = 0.0
+    """When it was started, where it waited for others before."""
     generation: int = 1
     """Counts its starts: word of an earlier one says nothing of this one."""
     restarted: float | None = None

@@ -96,8 +96,10 @@ Group = tuple[str, str]
 class Turns:
     """How far each worker has come with the steps that it runs by order, and who waits for whom."""
 
-    done: Mapping[str, int] = field(default_factory=dict)
-    """By a worker's agent: how many of them are over there."""
+    done: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By a worker's agent: those that are over there."""
+    asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Likewise: those that it was ordered to run, or that are in a queue."""
     queues: Mapping[Group, tuple[str, ...]] = field(default_factory=dict)
     """Who is to run a step on a disk; the first of them does so now."""
 
@@ -128,6 +130,8 @@ class HeadState:
     services: Roster = field(default_factory=Roster)
     given_up: frozenset[Key] = frozenset()
     """Services that the run goes on without: nobody is to start them again."""
+    waiting: frozenset[Key] = frozenset()
+    """Services, and steps of the head's own, that wait for others and are not started yet."""
     outages: tuple[Outage, ...] = ()
     """When services did not answer, the latest of them."""
     steps: Mapping[Key, Item] = field(default_factory=dict)

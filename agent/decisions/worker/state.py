@@ -97,6 +97,8 @@ class WorkerState:
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting: frozenset[str] = frozenset()
     """Those of its steps that it runs when the head says so."""
+    waiting: frozenset[str] = frozenset()
+    """Those that wait for others of its steps, and are not started yet."""
     halted: frozenset[str] = frozenset()
     """Those of its steps that were stopped out of the head's reach, and are to be run again."""
     services: Mapping[str, Item] = field(default_factory=dict)
@@ -162,8 +164,8 @@ class WorkerState:
 
     @property
     def under_way(self) -> tuple[str, ...]:
-        """Return the prepare steps that run here, or wait for one that does."""
-        idle = self.awaiting | self.halted
+        """Return the prepare steps that run here."""
+        idle = self.awaiting | self.waiting | self.halted
         return tuple(
             name
             for name, item in self.steps.items()
