@@ -106,7 +106,7 @@ class Plan:
 
         return gpus_of(self.settings, self.facts.gpus, self.environ)
 
-    def there_are(self, after: tuple[str, ...]) -> tuple[str, ...]:
+    def of_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:
         """Return the steps and services of these names that this run has, as far as known here."""
         known = {step.name for step in self.all_steps} | {s.name for s in self.all_services}
         return tuple(name for name in after if name in known)

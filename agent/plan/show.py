@@ -136,7 +136,7 @@ def _services(plan: Plan, place: Place) -> Iterator[str]:
 
 def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
     """Show what must be done or ready before something starts."""
-    names = plan.there_are(after)
+    names = plan.of_this_run(after)
     if names:
         yield f"  starts after {listed(names)}"
 

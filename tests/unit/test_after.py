@@ -90,7 +90,7 @@ def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_star
     story.take(h.StepOver(PREPARE_EACH), 90)
     assert starts(story) == [f"{PREPARE} {HERE}"]
     (server, step) = head.waits(story.state)
-    assert (server.what, server.evidence) == (REWARD, f"which waits for {PREPARE}")
+    assert (server.what, server.evidence) == (REWARD, f"not started, waits for {PREPARE}")
     assert (step.what, step.deadline) == (PREPARE, 190.0)
     story.take(TICK, 180)
     story.take(h.StepOver(PREPARE), 185)
@@ -236,7 +236,7 @@ def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
     story.take(TICK, 1004)
     (end,) = story.ends
     assert end.exit_code == 69
-    assert end.reason.startswith("cache on pod2 never came in time: which waits for")
+    assert end.reason.startswith("cache on pod2 never came in time: not started, waits for")
 
 
 def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
@@ -301,50 +301,55 @@ def test_a_node_whose_step_fails_is_named() -> None:
 
 ROWS = (EACH, MAKE, DATA, replace(ASKED, after=(PREPARE,)), FINDER, ON_RANK)
 AFTER = {row.name: row.after for row in ROWS}
-KINDS = st.sampled_from(["over", "fails", "ready", "gone", "word", "left", "tick"])
-EVENTS = st.lists(
-    st.tuples(KINDS, st.sampled_from([row.name for row in ROWS]), st.sampled_from([2, 3]))
-)
+ON_EVERY_NODE = {row.name for row in ROWS if row.where.kind == "every"}
 
 
-@given(EVENTS)
+@given(st.lists(st.tuples(st.integers(0, 20), st.booleans())))
 def test_nothing_starts_too_early_and_nothing_waits_for_ever(
-    events: list[tuple[str, str, int]],
+    choices: list[tuple[int, bool]],
 ) -> None:
-    """Whatever happens: what a start depends on is done or ready; left alone, the run ends."""
+    """Whatever is done, ready or fails: a start has all that it needs; left alone, the run ends."""
     story = Story(of(*ROWS, workers=2), [(1, nodes(2, 3))])
-    done: dict[str, set[str]] = {HERE: set(), "agent2": set(), "agent3": set()}
-    begun = set(begins(story))
-    for at, (kind, name, n) in enumerate(events, 2):
-        before = len(starts(story))
-        is_step = name in {PREPARE_EACH, PREPARE, "data"}
-        if kind in {"over", "fails"} and is_step and f"RunStep {name}" in begun:
-            story.take(h.StepOver(name, "exit code 1" if kind == "fails" else ""), at)
-        elif kind in {"ready", "gone"} and f"StartService {name}" in begun:
-            ready = kind == "ready"
-            story.take(h.ServiceReady(name) if ready else h.ServiceGone(name, "exit code 1"), at)
-        elif kind in {"word", "left"}:
-            key = f"agent{n}"
-            if name in {PREPARE_EACH, *(one.split()[0] for one in starts(story) if key in one)}:
-                done[key].add(name)
-            pending = " ".join({PREPARE_EACH, "data"} - done[key])
-            said = says(n, *done[key], at=at, rank=n - 1, pending=pending)
-            assert isinstance(said, h.WorkerReported)
-            story.take(replace(said, worker=replace(said.worker, gone=kind == "left")), at)
+    for n in (2, 3):
+        story.take(says(n, rank=n - 1, pending=f"{PREPARE_EACH} data", at=1), 1)
+    runs = [(PREPARE_EACH, node, 1) for node in (HERE, "agent2", "agent3")]
+    words = {(name, node): Step.PENDING for name, node, _ in runs}
+    words |= {("data", node): Step.PENDING for node in ("agent2", "agent3")}
+    seen = 0
+    for at, (choice, is_well) in enumerate(choices, 2):
+        new = [d for d in story.deeds[seen:] if isinstance(d, h.StartService | h.RunStep)]
+        seen = len(story.deeds)
+        for deed in new:
+            for name in AFTER[deed.name]:
+                home = deed.node if name in ON_EVERY_NODE else HERE
+                assert words.get((name, home)) is Step.READY, (deed, name)
+            number = deed.generation if isinstance(deed, h.StartService) else 1
+            runs.append((deed.name, deed.node, number))
+            words[deed.name, deed.node] = Step.PENDING
+        if not runs or story.ends:
+            break
+        name, node, number = runs.pop(choice % len(runs))
+        words[name, node] = Step.READY if is_well else Step.LOST
+        is_step = any(row.name == name for row in (EACH, MAKE, DATA))
+        failure = "" if is_well else "exit code 1"
+        if node != HERE:
+            items = tuple(
+                ItemWord(what, step, generation=number if what == name else 1)
+                for (what, where), step in words.items()
+                if where == node
+            )
+            gone = is_step and not is_well
+            n = int(node.removeprefix("agent"))
+            story.take(word(n, rank=n - 1, heard=at, items=items, gone=gone), at)
+        elif is_step:
+            story.take(h.StepOver(name, failure), at)
+        elif is_well:
+            story.take(h.ServiceReady(name), at)
+            runs.append((name, node, number))  # and may die later
         else:
-            story.take(TICK, at)
-        if kind in {"over", "ready"} and name:
-            items = {**story.state.steps, **story.state.services.items}
-            done[HERE] = {one for (node, one), i in items.items() if node == HERE and i.answered}
-        for one in starts(story)[before:]:
-            started, node = one.split()[0] if " server" not in one else REWARD, one.split()[-1]
-            begun |= {f"RunStep {started}", f"StartService {started}"} if node == HERE else set()
-            for needed in AFTER[started]:
-                home = node if needed in {PREPARE_EACH, "data", RETRIEVER} else HERE
-                assert needed in done[home], (started, needed)
+            story.take(h.ServiceGone(name, failure), at)
     assert story.finish(200)
-    ended = story.state.phase is Phase.LEAVING or not story.state.waiting
-    assert ended, story.state
+    assert story.ends or not story.state.waiting
 
 
 # --- on a worker ---------------------------------------------------------------------------------
@@ -363,7 +368,7 @@ def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
     assert story.state.under_way == (PREPARE_EACH,)
     (one, other) = worker.waits(story.state)[:2]
     assert (one.what, other.what, other.evidence) == (
-        *(PREPARE_EACH, "last", f"which waits for {PREPARE_EACH}"),
+        *(PREPARE_EACH, "last", f"not started, waits for {PREPARE_EACH}"),
     )
     story.take(w.StepOver(PREPARE_EACH), 95)
     assert story.deeds == [w.RunStep("last")]

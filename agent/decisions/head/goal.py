@@ -47,8 +47,7 @@ class Goal:
     disks: Mapping[str, str] = field(default_factory=dict)
     """On which disk of the head's each marker of its steps lies."""
     longest_prepare: float = 0.0
-    """How long a worker may prepare, as long as it is heard of, and how long anything may wait
-    for others before it starts."""
+    """How long a worker may prepare, as long as it is heard of; nothing waits longer to start."""
     done: frozenset[str] = frozenset()
     """The head's own prepare steps that a killed agent of this node has finished."""
     retries: int = 0

@@ -105,7 +105,7 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
         if len(nodes) == 1:
             (key,) = ((node, name) for node in nodes)
             evidence = state.services.items[key].evidence
-            known = f"which {evidence}" if key in state.waiting else evidence
+            known = f"not started, {evidence}" if key in state.waiting else evidence
             yield Wait(name, service_title(state, key), until, known)
         else:
             what = f"{name} on {state.goal.service(name).where.sentence()}"
@@ -153,7 +153,7 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
         if until is None:
             until = state.attempt.began + state.goal.step(name).within
         if key in state.waiting:
-            yield Wait(name, name, until, f"which {item.evidence}")
+            yield Wait(name, name, until, f"not started, {item.evidence}")
         else:
             running.setdefault(until, []).append(name)
     for until, names in running.items():

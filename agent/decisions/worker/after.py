@@ -48,7 +48,7 @@ def waits(state: WorkerState, until: float) -> Iterator[Wait]:
     for step in state.goal.steps:
         if step.name in state.waiting:
             missing = listed(_unmet(state, step))
-            yield Wait(step.name, step.name, until, f"which waits for {missing}")
+            yield Wait(step.name, step.name, until, f"not started, waits for {missing}")
 
 
 def needed(state: WorkerState) -> str:
