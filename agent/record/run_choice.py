@@ -161,9 +161,9 @@ def _going_on(root: Path, name: str, before: RunRecord, lock: FileLock, *notes: 
 
 
 def _may_run_elsewhere(run: Path, node: str) -> bool:
-    """Say whether what a node's agents started in a run may still run, out of our sight.
+    """Say whether what a node's agents started in a run may still run, and is not visible here.
 
-    Not where they left in good order, nor where their processes would be seen here.
+    It cannot where the agents exited in good order, nor where their processes would be visible.
     """
     here, folders = read_place(), (run / name for name in numbered(safe(node)))
     records = [NodeRecord.read(one / NODE) for one in takewhile(Path.is_dir, folders)]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 _FORMER_HEAD = "the former head"
-"""Where the driver of a run ran of which this head has no record."""
+"""The name for its node, where only workers remember the run."""
 
 
 def begun(state: HeadState, now: float) -> HeadState:
@@ -38,7 +38,7 @@ def begun(state: HeadState, now: float) -> HeadState:
 
 
 def taken_up(state: HeadState, attempt: int, now: float) -> HeadState:
-    """Note that a head of which only workers know may still run the last attempt that it made."""
+    """Count the node of a head of which this one has no record: its last attempt may still run."""
     if not attempt or state.goal.ray_is_given:
         return state
     return replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})

@@ -47,7 +47,7 @@ def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
 
 
 def noticed_late(state: HeadState, now: float) -> HeadState:
-    """Remember those of its workers that an attempt lost while no agent was there to see it."""
+    """Count the workers of an attempt that left while no agent of the head ran as lost."""
     attempt, alive = state.attempt, state.fleet.alive
     seen = {*alive, *attempt.missed}
     return noticed(state, {ip: w for ip, w in attempt.places.items() if ip not in seen}, now)
