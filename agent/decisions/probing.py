@@ -10,6 +10,7 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.base.ranges import Bytes, Required, Seconds
     from agent.checks.all_reduce import Share
     from agent.checks.finding import Finding
 
@@ -28,14 +29,14 @@ PROBES = (SCORE, REACH, SAMPLE)
 class Answer:
     """How one try went."""
 
-    probe: str
+    probe: Required
     at: str
     """The address of the fellow node that was tried; '' for the head's."""
     evidence: str = ""
     """Why it failed; '' where it did not."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """How long it took; of several tries the shortest."""
-    size: int = 0
+    size: Bytes = 0
     """How many bytes came in that time, where that was the question."""
     words: str = ""
     """What came of it, where more is to be said: of the head's own tries alone."""
