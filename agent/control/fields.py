@@ -41,8 +41,9 @@ class UnreadableError(ValueError):
 
 def read(kind: type[T], data: object) -> T:
     """Return the value of this type; raises ValueError naming the field that is wrong."""
-    value: Any = _reader(kind)(data)
-    return value  # type: ignore[no-any-return]  # a reader makes what it is asked for
+    hint: Any = kind
+    value: T = _reader(hint)(data)  # type: ignore[assignment]  # it makes what it is asked for
+    return value
 
 
 # --- by type -------------------------------------------------------------------------------------
@@ -51,18 +52,19 @@ def read(kind: type[T], data: object) -> T:
 @cache
 def _reader(hint: Any) -> Reader:  # noqa: ANN401, C901, PLR0911 - any type; one case, one return
     """Return what reads a type; what that costs is paid once."""
-    origin, marks = get_origin(hint), ()
+    origin, marks = get_origin(hint), list[object]()
     if origin is Annotated:
         hint, *marks = get_args(hint)
         origin = get_origin(hint)
+    args = get_args(hint)
     if origin in {Union, types.UnionType}:
         return _optional(hint)
     if origin is Literal:
-        return _one_of({one: one for one in get_args(hint)})
+        return _one_of({one: one for one in args})
     if origin is tuple:
-        return _items(get_args(hint), _first(Most, marks, ITEMS))
+        return _items(args, _first(Most, marks, ITEMS))
     if isinstance(origin, type) and issubclass(origin, abc.Mapping):
-        return _mapping(*get_args(hint), _first(Most, marks, ITEMS))
+        return _mapping(args[0], args[1], _first(Most, marks, ITEMS))
     if hint in {int, float}:
         return _number(hint, _first(Range, marks, None))
     if hint is str:
@@ -183,11 +185,11 @@ def _pairs(
 
 
 def _object(kind: type) -> Reader:
-    """Read a dataclass; what a later version has beside its fields is left out."""
+    """Read a dataclass: a text that is not sent is '', and what is no field is left out."""
     hints = hints_of(kind, with_ranges=True)
     inner = {one.name: _reader(hints[one.name]) for one in fields(kind)}
     absent = {
-        one.name: None
+        one.name: "" if hints[one.name] is str else None
         for one in fields(kind)
         if one.default is MISSING and one.default_factory is MISSING
     }

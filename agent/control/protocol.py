@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agent.decisions.items import ItemWord
     from agent.decisions.probing import Answer
     from agent.decisions.shared import Order
+    from agent.work.torchrun import Seat
 
 VERSION = 2
 """Of these messages; agents of different versions refuse each other by name."""
@@ -53,7 +54,7 @@ LARGEST_REPORT = 1 << 18
 LARGEST_HELLO = 96 << 10
 """In characters; it is kept for as long as its agent is."""
 MOST_ANSWERS = 16
-MOST_ORDERS = 4_096
+MOST_ORDERS = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,13 @@ class Hello:
     """Its clock as this is said, in seconds since 1970."""
     findings: tuple[Finding, ...] = ()
     """What its own checks found as it was started."""
+
+    def arrived(self, now: float) -> Hello:
+        """Return it with how far its clock is ahead of this node's, the way here included."""
+        if self.clock is None or self.facts is None:
+            return self
+        outfit = replace(self.facts.outfit, clock_ahead=self.clock - now)
+        return replace(self, facts=replace(self.facts, outfit=outfit))
 
 
 @dataclass(frozen=True)
@@ -146,7 +154,7 @@ class Report:
             raise ValueError(f"hello: expected at most {LARGEST_HELLO} characters of JSON")
         if isinstance(part, dict):  # on the wire its end lies beside the attempt's number
             data = {**data, "part": {"end": part, **part}}
-        return read(cls, {"ip": "", **data})
+        return read(cls, data)
 
 
 @dataclass(frozen=True)
@@ -186,7 +194,10 @@ class Reply:
     def from_dict(cls, data: object) -> Reply:
         """Read a reply; raises ValueError naming the field that is wrong."""
         reply = read(cls, data)
-        return replace(reply, orders=tuple(map(_checked, reply.orders)))
+        for at, order in enumerate(reply.orders):
+            if order.seat is not None:
+                _check(order.seat, f"orders[{at}].seat")
+        return reply
 
 
 def skew(data: object, whose: str) -> str:
@@ -234,11 +245,9 @@ def _as_json(value: object) -> object:
     return [_as_json(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _checked(order: Order) -> Order:
-    """Return an order whose seat is one of its nodes; raises UnreadableError otherwise."""
-    seat = order.seat
-    if seat is not None and not seat.rank < len(seat.nodes):
-        raise UnreadableError(f"a rank below {len(seat.nodes)}", "orders.seat.rank")
-    if seat is not None and seat.reward_ip and not is_ip(seat.reward_ip):
-        raise UnreadableError("an address", "orders.seat.reward_ip")
-    return order
+def _check(seat: Seat, field: str) -> None:
+    """Refuse a seat that is none of its nodes'."""
+    if not seat.rank < len(seat.nodes):
+        raise UnreadableError("a rank below the number of its nodes", field)
+    if seat.reward_ip and not is_ip(seat.reward_ip):
+        raise UnreadableError("an address", f"{field}.reward_ip")

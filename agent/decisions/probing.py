@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
@@ -85,3 +85,18 @@ class Probes:
     slow: Finding | None = None
     """What was told of slow ways last."""
     findings: tuple[Finding, ...] = ()
+
+    def without(self, key: str, ip: str) -> Probes:
+        """Forget an agent that is no more; `ip` is its address where no other node has that."""
+
+        def stays(pair: tuple[str, str]) -> bool:
+            return pair[0] != key and (not ip or pair[1] != ip)
+
+        return replace(
+            self,
+            asked=self.asked - {key},
+            open={node: until for node, until in self.open.items() if node != key},
+            reached=frozenset(filter(stays, self.reached)),
+            samples={pair: one for pair, one in self.samples.items() if stays(pair)},
+            awaited=tuple(filter(stays, self.awaited)),
+        )
