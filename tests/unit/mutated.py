@@ -103,8 +103,6 @@ def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]
         inner = inner[step]
     if value is not MISSING:
         inner[path[-1]] = value
-    elif isinstance(inner, list):
-        inner.pop(path[-1])
     else:
         del inner[path[-1]]
     return changed  # type: ignore[no-any-return]  # it is a copy of the message

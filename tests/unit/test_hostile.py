@@ -18,7 +18,6 @@ from agent.decisions.head import state as h
 from agent.decisions.probing import SAMPLE, Answer
 from agent.decisions.shared import Order, OrderKind, Tick
 from agent.node.facts import Folder
-from agent.record import log
 from agent.record.events import Dropped
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import PartEnd, PartOver, Seat
@@ -173,7 +172,6 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect what the guard logs."""
     lines: list[str] = []
     monkeypatch.setattr("agent.boot.outside.say", lambda text, _level: lines.append(text))
-    assert log.say
     return lines
 
 
