@@ -23,6 +23,7 @@ from agent.boot.later_head import memory_of, watch_record
 from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded, with_memory
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
+from agent.boot.outside import Guard
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.ray_watch import watch_ray
 from agent.boot.run_services import Services
@@ -32,17 +33,18 @@ from agent.boot.watched import Watched
 from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head import state as h
+from agent.decisions.head.notes import is_needed
 from agent.decisions.head.services import address_of
 from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
 from agent.plan import environment
-from agent.plan.plan import BRIDGE, versions
+from agent.plan.plan import BRIDGE
 from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
 from agent.runtime import driver
 from agent.runtime.inbox import Inbox
 from agent.runtime.last_words import in_thread
-from agent.work.services import REWARD, digest, reward_url
+from agent.work.services import REWARD, reward_url
 
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
@@ -76,6 +78,7 @@ class Head:
         self._steps = PrepareSteps(run)
         goal = goal_of(run.plan, keeper, run.now(), run.done)
         self._state = head.first_state(goal)
+        self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
         self._prober = prober_of(run)
@@ -106,21 +109,19 @@ class Head:
         from agent.boot.shown import show_live  # noqa: PLC0415 - same
         from agent.boot.silence import SilenceWatch  # noqa: PLC0415 - same
         from agent.control.ranks import Ranks  # noqa: PLC0415 - same
-        from agent.control.reports import Expected, Reports  # noqa: PLC0415 - same
+        from agent.control.reports import Reports  # noqa: PLC0415 - same
+        from agent.control.room import Room, most_agents  # noqa: PLC0415 - same
 
-        services, record = digest(plan.all_services, plan.steps), self._keeper.record
-        expected = Expected(*versions(plan), services, record.fingerprint)
-        if plan.torchrun is None:
-            expected = replace(expected, job="")  # only the head has it
         number = self._state.attempt.number
         first = await head_port.first_reply(self._keeper, number, plan.ports.gcs)
-        ranks = Ranks(record.ranks, self._keeper.given_ranks)
+        most = most_agents(plan.topology.expected_workers)
         reports = Reports(
-            *(first, expected, self._inbox.put, run.now),
+            *(first, head_port.expected_of(plan, self._keeper), self._inbox.put, run.now),
             on_bye=self._on_bye,
-            ranks=ranks,
+            ranks=Ranks(self._keeper.record.ranks, self._keeper.given_ranks, most),
             on_memory=memory_of(self._keeper, self._inbox.put),
             has_token=plan.token is not None,
+            room=Room(most, run.now, lambda key: is_needed(self._state, key, run.now())),
         )
         self._watched.asides = reports.asides
         site = site_of(
@@ -180,7 +181,7 @@ class Head:
             if self._news.is_news(event, self._state.fleet):
                 self._run.record(as_recorded(event))
             before = self._state.phase
-            self._state, actions = head.decide(self._state, event, self._run.now())
+            event, self._state, actions = self._guard.decided(self._state, event, self._run.now())
             self._watched.note(event)
             self._heard.note(event, before, self._state, reports)
             self._run.in_phase(self._state.phase.value)

@@ -55,6 +55,8 @@ class Heard:
 
     def note(self, event: HeadEvent, before: Phase, state: HeadState, reports: Reports) -> None:
         """Ask for logs where what has happened may soon be hard to tell."""
+        if isinstance(event, h.WorkerReplaced):
+            self._complaints.pop(event.key, None)
         if isinstance(event, h.WorkerReported):
             for name in self._worth_a_look(event.worker):
                 reports.order(event.worker.key, OrderKind.SEND_LOG, name)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from agent.base.ranges import ITEMS, MOST_ADDRESSES, MOST_INTERFACES
 from agent.control.protocol import Hello
 from agent.plan.plan import versions
 from agent.settings.jobs import TORCHRUN
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.control.protocol import Reply
+    from agent.node.facts import Facts
     from agent.plan.plan import Plan
 
 
@@ -38,12 +41,27 @@ def hello_of(plan: Plan, last: Reply | None, attempt: int, clean: Callable[[str]
         run_id="" if last is None else last.run_id,
         attempt=attempt,
         fingerprint="" if last is None else last.fingerprint,
-        facts=plan.facts,
+        facts=as_told(plan.facts),
         clock=time.time(),
         findings=tuple(
             replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
         ),
     )
+
+
+def as_told(facts: Facts) -> Facts:
+    """Return a machine's facts with no more of its long lists than a hello may have.
+
+    A machine of Kubernetes has thousands of interfaces and addresses, the first of which are its
+    own; a folder for temporary files may have as many names in it.
+    """
+    first = islice(facts.interfaces.items(), MOST_INTERFACES)
+    interfaces = {name: found[:MOST_ADDRESSES] for name, found in first}
+    folder = facts.ray_temp
+    if folder is not None:
+        folder = replace(folder, strangers=folder.strangers[: ITEMS.items])
+    reserved = facts.reserved_ports[: ITEMS.items]
+    return replace(facts, interfaces=interfaces, reserved_ports=reserved, ray_temp=folder)
 
 
 def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:

@@ -19,6 +19,7 @@ from agent.boot.hello import hello_of
 from agent.boot.kept_ray import had_agent, kept_ray, note_reach
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.old_sessions import prune
+from agent.boot.outside import Guard
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.run_services import Services
 from agent.boot.share import Share
@@ -69,6 +70,7 @@ class Worker:
         self._steps = PrepareSteps(run)
         self._share = Share(run, self._inbox.put)
         self._state = worker.first_state(self._goal(), kept_ray(run), has_agent=had_agent(run))
+        self._guard = Guard(worker.decide, w.FROM_OUTSIDE, run.record)
         self._reply: Reply | None = None
         """The head's last word, for the hello to a head that was started anew."""
         self._asked = Asked(run)
@@ -148,7 +150,7 @@ class Worker:
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
             before = self._state
-            self._state, actions = worker.decide(self._state, event, self._run.now())
+            event, self._state, actions = self._guard.decided(self._state, event, self._run.now())
             self._run.in_phase(self._state.phase.value)
             note_reach(self._run, before, self._state)
             for action in actions:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from agent.base.addresses import in_url
+from agent.base.words import escaped
+from agent.control.fields import UnreadableError
 from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Hello, Reply, Report, skew
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
@@ -212,14 +214,11 @@ class HeadLink:
             text = await _text_of(answer)
             if answer.status != 200:
                 return self._not_taken(ip, answer.status, text)
-            try:
-                data = json.loads(text)
-                refusal = skew(data, "the head")
-                reply = None if refusal else Reply.from_dict(data)
-            except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-                return _Unheard(f"{self._at(ip)} does not speak as a head's agent")
-        if reply is None:
-            self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
+            reply = _reply_in(text)
+        if isinstance(reply, _Unheard):
+            return reply._replace(evidence=f"{self._at(ip)} {reply.evidence}")
+        if isinstance(reply, str):
+            self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=reply))
             return None
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
             # By the hello a head whose disk was lost, and whose clock is behind, raises its epoch.
@@ -237,7 +236,7 @@ class HeadLink:
             same = "run the same version of pod-agent on all nodes"
             self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=f"{theirs}: {same}"))
             return None
-        said = text.strip()[:200] if why is None else why
+        said = escaped(text.strip()[:200]) if why is None else why
         evidence = f"{self._at(ip)} answered {status} {said}".strip()
         return _Unheard(evidence, from_an_agent=why is not None)
 
@@ -310,6 +309,18 @@ async def _text_of(answer: aiohttp.ClientResponse) -> str:
     return b"".join(parts)[:_LONGEST_ANSWER].decode(errors="replace")
 
 
+def _reply_in(text: str) -> Reply | str | _Unheard:
+    """Return the reply in an answer; why it is refused, or why there is none."""
+    try:
+        data = json.loads(text)
+        return skew(data, "the head") or Reply.from_dict(data)
+    except UnreadableError as error:
+        is_agents = isinstance(data, dict)
+        return _Unheard(f"does not speak as a head's agent ({error})", from_an_agent=is_agents)
+    except (ValueError, RecursionError):
+        return _Unheard("does not speak as a head's agent")
+
+
 def _error_in(text: str) -> str | None:
     """Return the complaint of an agent's answer; None where no agent speaks so."""
     try:
@@ -317,4 +328,4 @@ def _error_in(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     error = data.get("error") if isinstance(data, dict) else None
-    return error[:200] if isinstance(error, str) else None
+    return escaped(error[:200]) if isinstance(error, str) else None

@@ -12,6 +12,7 @@ import anyio
 from agent.base.value import dataclass
 from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
 from agent.control.ranks import Ranks
+from agent.control.room import LEAST, Room
 from agent.decisions.head.state import (
     LaterHead,
     WorkerIntroduced,
@@ -88,6 +89,7 @@ class Reports:
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
         ranks: Ranks | None = None,
         on_memory: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
+        room: Room | None = None,
         *,
         has_token: bool = False,
     ) -> None:
@@ -99,6 +101,7 @@ class Reports:
         self._ranks = ranks or Ranks()
         self._on_memory = on_memory
         self._has_token = has_token
+        self._room = room or Room(LEAST, clock, lambda _key: False)
         self._weighed = anyio.Event()
         self._broken_off: Inbox[str] = Inbox(str)
         self._id = secrets.token_hex(8)
@@ -149,7 +152,7 @@ class Reports:
         """Take one report in; answer when there is news, or when its patience ends."""
         known = self._known.get(report.id)
         if report.hello is not None and known is None and not self._is_over:
-            hello = _with_clock(report.hello, time.time())  # before anything takes its time
+            hello = report.hello.arrived(time.time())  # before anything takes its time
             await self._weigh(hello, report.epoch)
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
@@ -273,6 +276,7 @@ class Reports:
     def _welcome(self, key: str, hello: Hello) -> _Known:
         """Get to know an agent, which may be a later life of one that is known."""
         self._replace_others(key, hello, 0.0)
+        self._make_room()
         own, theirs = self._expected, (hello.ray, hello.python, hello.torch)
         refusal = disagreement((own.ray, own.python, own.torch), theirs)
         if not refusal and hello.services != self._expected.services:
@@ -295,7 +299,34 @@ class Reports:
     def _rank_of(self, hello: Hello) -> int:
         """Give a node its rank; living namesakes keep theirs."""
         others = self._namesakes.get((hello.name, hello.rank), [])
-        return self._ranks.of(hello.name, {self._known[other].rank for other in others})
+        held = {self._known[other].rank for other in others}
+        return self._ranks.of(hello.name, held, lambda: {one.rank for one in self._known.values()})
+
+    def _make_room(self) -> None:
+        """Forget those that departed first of too many; raises where no room is left."""
+        for key in self._room.made(len(self._known), self._departed):
+            self._forget(key)
+            self._tell(WorkerReplaced(key))
+
+    def _departed(self) -> dict[str, float]:
+        """Return who has left, was refused or is silent, and when each was heard last."""
+        silent = self._clock() - _SILENT
+        known = ((key, one) for key, one in self._known.items() if not one.waiting)
+        return {
+            key: one.heard
+            for key, one in known
+            if one.said_goodbye or one.refusal or one.heard <= silent
+        }
+
+    def _forget(self, key: str) -> None:
+        known = self._known.pop(key)
+        node = (known.hello.name, known.hello.rank)
+        self._namesakes[node].remove(key)
+        if not self._namesakes[node]:
+            del self._namesakes[node]
+        self.logs = {at: text for at, text in self.logs.items() if at[0] != key}
+        self.asides.pop(key, None)
+        self.byes.pop(key, None)
 
     def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
         """Forget agents of the same name and rank that no longer live.
@@ -306,11 +337,7 @@ class Reports:
         for other in [one for one in namesakes if one != key]:
             known = self._known[other]
             if not known.waiting and self._clock() - known.heard >= silent_for:
-                namesakes.remove(other)
-                del self._known[other]
-                self.logs = {at: text for at, text in self.logs.items() if at[0] != other}
-                self.asides.pop(other, None)
-                self.byes.pop(other, None)
+                self._forget(other)
                 self._replaced.append(other)
 
     def _note(self, known: _Known, report: Report) -> None:
@@ -363,14 +390,6 @@ def _is_awaited(known: _Known) -> bool:
     """Say whether an agent should call, and is not known to be silent."""
     silent_by_right = known.said_goodbye or bool(known.refusal) or known.waiting > 0
     return not silent_by_right and not known.is_silent
-
-
-def _with_clock(hello: Hello, now: float) -> Hello:
-    """Note by how much a node's clock is ahead of this one's, the way of its hello included."""
-    if hello.clock is None or hello.facts is None:
-        return hello
-    outfit = replace(hello.facts.outfit, clock_ahead=hello.clock - now)
-    return replace(hello, facts=replace(hello.facts, outfit=outfit))
 
 
 def _worker(known: _Known, report: Report, now: float) -> Worker:

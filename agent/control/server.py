@@ -18,6 +18,7 @@ from aiohttp.http import HttpProcessingError
 from agent.control import callers, page
 from agent.control.metrics import metrics
 from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
+from agent.control.room import TooManyAgentsError
 from agent.control.sample import PATH as SAMPLE_PATH
 from agent.control.sample import Samples
 from agent.control.stream import MOST, Stream
@@ -271,7 +272,11 @@ class Site:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        return web.json_response((await self._reports.take(report)).to_dict())
+        try:
+            reply = await self._reports.take(report)
+        except TooManyAgentsError:
+            return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
+        return web.json_response(reply.to_dict())
 
 
 async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[web.BaseSite]:

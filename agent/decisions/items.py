@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Count, Name
 
 HERE = "head"
 """Stands for the head's own node where a worker's would be named by its agent's id."""
@@ -93,10 +97,10 @@ class Outage:
 class ItemWord:
     """A worker's word of something that it was ordered to run."""
 
-    name: str
+    name: Name
     step: Step
     evidence: str = ""
-    generation: int = 1
+    generation: Count = 1
 
 
 # --- what can happen to them ---------------------------------------------------------------------

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Required
 
 _SHOWN = 160
 
@@ -11,7 +16,7 @@ _SHOWN = 160
 class Known:
     """A line that was met."""
 
-    key: str
+    key: Required
     line: str
     cause: str
     what_to_do: str

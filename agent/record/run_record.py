@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import field, replace
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Outcome
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 FILE = "run.json"
 LOCK = ".head.lock"
 _VERSION = 1
+MOST_NODES = 20_000
+"""So many workers of an attempt are kept by name; EXPECTED_WORKERS allows 10,000."""
 
 
 class State(str, Enum):
@@ -161,7 +164,10 @@ class RunRecord:
         last = self.open_attempt
         if last is None or set(nodes) <= set(last.nodes):
             return self
-        last = replace(last, nodes=(*dict.fromkeys((*last.nodes, *nodes)),))
+        new = dict.fromkeys((*last.nodes, *nodes))
+        if len(new) > MOST_NODES:  # who is there now, and the latest of the others
+            new = dict.fromkeys((*nodes, *reversed(last.nodes)))
+        last = replace(last, nodes=(*islice(new, MOST_NODES),))
         return replace(self, attempts=(*self.attempts[:-1], last))
 
     @property

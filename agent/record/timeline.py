@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST = 32
 """So many phases of a node are kept: the first one and the last ones."""
+MOST_FORMER = 256
+"""So many nodes whose agents were replaced, the last ones."""
 MOST_ITEMS = 64
 """So many services and steps of a node."""
 _OF_A_SERVICE = {Step.PENDING: "starting", Step.READY: "ready", Step.LOST: "down"}
@@ -118,8 +120,11 @@ class Timeline:
         spans = self.nodes.pop(key, [])
         self.items.pop(key, None)
         name, _ = self.names.pop(key, ("", None))
-        if spans:
-            self.former[name] = [*self.former.get(name, []), *spans][-MOST:]
+        if not spans:
+            return
+        self.former[name] = [*self.former.pop(name, []), *spans][-MOST:]
+        if len(self.former) > MOST_FORMER:
+            del self.former[next(iter(self.former))]
 
 
 def _enter(spans: list[Span], phase: str, now: float) -> None:

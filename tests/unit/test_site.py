@@ -393,4 +393,4 @@ def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "getaddrinfo", here)
     found, evidence = ask.status_at(f"my-own-alias:{bare.number}", settings_of({}))
-    assert (found, evidence) == (STATUS, "")
+    assert (found, evidence) == ({**STATUS, "phase": "joining \\ud800 Ray"}, "")

@@ -11,6 +11,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import with_service
 from agent.decisions.items import HERE, Item, Outage, Step
+from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.decisions.head.state import HeadEvent, HeadState, Key, Worker
@@ -87,6 +88,17 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return state
 
 
+def is_needed(state: HeadState, key: str, now: float) -> bool:
+    """Say whether the run may need what is known of an agent, even if that has departed."""
+    worker = state.fleet.workers.get(key)
+    if worker is None:
+        return False
+    is_away = worker.gone or worker.refused or now >= worker.heard + state.goal.limits[planned.NODE]
+    if not is_away or state.fleet.counts(worker):
+        return True
+    return key in state.leftovers or key in state.parts.of or key in state.services.homes.values()
+
+
 def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
     """Take in a report, and the word of what that worker runs by order."""
     before = state.fleet.workers.get(worker.key)
@@ -107,9 +119,15 @@ def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
     """Take away an agent that is no more, and what ran there."""
+    worker = state.fleet.workers.get(key)
     left = {name: since for name, since in state.leftovers.items() if name != key}
     state = replace(state, leftovers=left) if len(left) < len(state.leftovers) else state
-    return replace(_without_services(state, key), fleet=state.fleet.without(key))
+    fleet = state.fleet.without(key)
+    is_elsewhere = worker is None or worker.ip in fleet.by_ip or worker.ip in fleet.ids
+    probes = state.probes.without(key, "" if worker is None or is_elsewhere else worker.ip)
+    given_up = frozenset(one for one in state.given_up if one[0] != key)
+    state = replace(state, fleet=fleet, probes=probes, given_up=given_up)
+    return _without_services(state, key)
 
 
 def _without_services(state: HeadState, key: str) -> HeadState:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Wait
     from agent.decisions.verdict import JobReport
 
+MOST_GONE = 20_000
+"""So many lost nodes of an attempt are known by name, the last ones."""
 _RECENT = 60.0
 """A job that fails so soon after a loss failed because of it."""
 
@@ -39,7 +41,7 @@ def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
     attempt = state.attempt
     if not left or attempt.submitted is None or attempt.ended is not None:
         return state
-    gone = tuple(dict.fromkeys((*attempt.gone, *left.values())))
+    gone = tuple(dict.fromkeys((*attempt.gone, *left.values())))[-MOST_GONE:]
     own = {ip: name for ip, name in left.items() if ip in attempt.places}
     attempt = replace(attempt, gone=gone, missed={**attempt.missed, **own})
     loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"

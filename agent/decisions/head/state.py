@@ -313,7 +313,7 @@ class WorkerSilent:
 
 @dataclass(frozen=True)
 class WorkerReplaced:
-    """An agent turned out to be a later life of the same node: this one is no more."""
+    """An agent is no more: its node has a later one, or it departed and nothing needs it."""
 
     key: str
 
@@ -399,3 +399,5 @@ HeadEvent = (
     | OwnPartOver
     | StalledSinceLoss
 )
+FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
+"""Those that only repeat what another node has sent."""

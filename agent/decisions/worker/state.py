@@ -250,6 +250,8 @@ WorkerEvent = (
     | ServiceGone
     | PartOver
 )
+FROM_OUTSIDE = (HeadSpoke, Ordered)
+"""Those that only repeat what the head has sent."""
 
 # --- what can be done --------------------------------------------------------------------------
 
