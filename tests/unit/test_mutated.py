@@ -42,7 +42,7 @@ from unit.worlds import MACHINE, plan_of
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-MOST_CALLS = 10_000
+MOST_CALLS = 20_000
 """Of functions, for one message: what it costs does not grow with a number in it."""
 COSTLY = {"10**15", "a long text", "a long list"}
 OF_REPORT, OF_REPLY = [*places(Report)], [*places(Reply)]
