@@ -41,7 +41,8 @@ def prober_of(run: NodeRun) -> Prober:
 
         return await share(run, seat, place)
 
-    return Prober(run.plan, run.redactor.clean, lambda: run.run_id, all_reduce)
+    clean, best_effort = run.redactor.clean, run.best_effort
+    return Prober(run.plan, clean, lambda: run.run_id, all_reduce, best_effort)
 
 
 class Asked:

@@ -131,8 +131,9 @@ class Head:
         tasks.start_soon(run.watch_machine)
         tasks.start_soon(self._heard.watch, reports, link, lambda: self._state, self._inbox.put)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
-        tasks.start_soon(watch_record, self._keeper, self._inbox.put)
-        tasks.start_soon(show_live, self._watched, plan.settings.log)
+        tasks.start_soon(watch_record, run, self._keeper, self._inbox.put)
+        style = plan.settings.log
+        tasks.start_soon(run.best_effort, "the live view", show_live, self._watched, style)
         runner = await site.open([*begun.local, *begun.listens])
         try:
             outcome = await self._decide(tasks, reports, link)
@@ -150,7 +151,8 @@ class Head:
         if self._plan.own_ray is not None:
             from agent.boot.old_sessions import prune  # noqa: PLC0415 - while Ray boots
 
-            tasks.start_soon(prune, self._plan.own_ray.session)
+            run, session = self._run, self._plan.own_ray.session
+            tasks.start_soon(run.best_effort, "the removal of old sessions", prune, session)
         given = self._plan.topology.given_ray
         if given is not None:  # others start it, sooner or later
             gcs = (given.gcs_host, given.gcs_port)
@@ -360,7 +362,7 @@ class Head:
     async def _look_after(self, attempt: int) -> None:
         from agent.boot.saved import look_after  # noqa: PLC0415 - while Ray boots
 
-        self._inbox.put(await look_after(self._plan, attempt))
+        self._inbox.put(await look_after(self._run, attempt))
 
     async def _finish_output(self) -> None:
         """Pass on what is left of an attempt's output."""

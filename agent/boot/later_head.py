@@ -16,18 +16,22 @@ from agent.runtime.waiting import NotYet, until
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Hello
 
 _EVERY = 3.0
 
 
-async def watch_record(keeper: RunKeeper, tell: Callable[[LaterHead], None]) -> None:
+async def watch_record(run: NodeRun, keeper: RunKeeper, tell: Callable[[LaterHead], None]) -> None:
     """Read the run's record now and then, and tell of a later head that has written it."""
 
+    async def read() -> int:
+        return await anyio.to_thread.run_sync(keeper.later_epoch, abandon_on_cancel=True)
+
     async def look() -> int | NotYet:
-        epoch = await anyio.to_thread.run_sync(keeper.later_epoch, abandon_on_cancel=True)
-        return epoch or NotYet()
+        epoch = await run.best_effort("a look for a later head's record", read)
+        return epoch if isinstance(epoch, int) and epoch else NotYet()
 
     tell(LaterHead(await until(look, None, step=_EVERY, longest=_EVERY), "run.json has its epoch"))
 

@@ -67,9 +67,14 @@ class StallWatch:
         if not self._limit or self._run.plan.job is None:
             return
         pause = step(self._limit)
-        await until(self._once, None, step=pause, longest=pause)
 
-    async def _once(self) -> NotYet:
+        async def turn() -> NotYet:
+            await self._run.best_effort("a look for a job without a sign of work", self._once)
+            return NotYet()
+
+        await until(turn, None, step=pause, longest=pause)
+
+    async def _once(self) -> None:
         """Take in what is known of the attempt that runs; look at the nodes where it is quiet."""
         state, now = self._look(), self._run.now()
         runs = state.phase is Phase.RUNNING
@@ -80,7 +85,6 @@ class StallWatch:
         if quiet is not None and quiet.wants_a_look(self._limit, now):
             quiet = await self._looked(quiet, state)
         self._quiet = quiet
-        return NotYet()
 
     async def _looked(self, quiet: Quiet, state: HeadState) -> Quiet:
         """Look for work on all nodes, then at Ray's tasks; tell of a job that shows neither."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agent.base.outcome import Kind
@@ -9,7 +11,9 @@ from agent.decisions import head
 from agent.decisions.attempts import Tried, in_vain, pause_after, spent
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.head.underway import Underway
 from agent.decisions.verdict import JobReport
+from agent.plan import waits as planned
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
 
 GONE = (9, nodes(dead=(2,)))
@@ -172,6 +176,18 @@ def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
     """A signal decides the exit code, before a loss as after one."""
     story = Story(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
     assert [end.exit_code for end in story.ends] == [143]
+
+
+def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
+    """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
+    lost = Underway(1, -50.0, 2)
+    of = replace(goal(2, least=1, retries=9), underway=lost, tried=(Tried(1.0),) * 5)
+    story = Story(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, word(2)), (201, TICK)])
+    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in story.said
+    (wait,) = head.waits(story.state)
+    assert (wait.key, wait.deadline) == (planned.PAUSE, 301.0)
+    story.take(TICK, 301)
+    assert story.deeds[-1] == h.Submit("run-2")
 
 
 def test_a_lost_node_that_is_back_is_named() -> None:

@@ -91,8 +91,7 @@ def watch(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ..
 def lost_alone(state: HeadState, now: float) -> Outcome | None:
     """Say which node that is there for a needed service only is lost: Ray knows nothing of it."""
     for spec, worker in _alone(state):
-        silent = now - worker.heard
-        if silent >= state.goal.limits[planned.NODE]:
+        if now >= worker.heard + state.goal.limits[planned.NODE]:  # as the deadline is reckoned
             why = f"lost a needed node ({worker.place}, which runs {spec.name})"
             reason = f"{why}, longer than AGENT_NODE_GRACE"
             return Outcome(Kind.LOST, 75, reason, culprit="node")

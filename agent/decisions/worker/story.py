@@ -102,6 +102,8 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
 def deadline(state: WorkerState) -> float | None:
     """Return when the state must be looked at again though nothing happens."""
+    if state.phase is Phase.LEAVING:
+        return None
     times = [wait.deadline for wait in waits(state)]
     until = fence.deadline(state)
     times += [] if until is None else [until]
