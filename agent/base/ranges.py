@@ -42,6 +42,8 @@ ITEMS = Most(64)
 Name = Annotated[str, Text(253, is_needed=True)]
 """What DNS allows."""
 Required = Annotated[str, Text(2_000, is_needed=True)]
+Shown = Annotated[str, Text(500)]
+"""A line that a person is shown."""
 LONGEST_TAIL = 16 << 10
 Tail = Annotated[str, Text(LONGEST_TAIL, has_lines=True)]
 
@@ -70,12 +72,10 @@ Moment = Annotated[float, Range(0, 1e12)]
 Difference = Annotated[float, Range(-1e12, 1e12)]
 """Seconds between two moments."""
 
-MOST_INTERFACES, MOST_ADDRESSES = 128, 4
-"""Of a machine that has more, a hello leaves the rest out."""
-Interfaces = Annotated[
-    Mapping[str, Annotated[tuple[str, ...], Most(MOST_ADDRESSES)]], Most(MOST_INTERFACES)
-]
-"""Addresses by interface."""
+MOST_ADDRESSES = 4
+"""Of a machine with more at one interface, or a name with more, a hello leaves the rest out."""
+Addresses = Mapping[str, Annotated[tuple[str, ...], Most(MOST_ADDRESSES)]]
+"""By interface or by name."""
 SEATS = Most(20_000)
 """Nodes that share a job: EXPECTED_WORKERS allows 10,000."""
 Variables = Annotated[Mapping[str, str], Most(256)]

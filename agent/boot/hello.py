@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from agent.base.ranges import ITEMS, MOST_ADDRESSES, MOST_INTERFACES
+from agent.base.ranges import ITEMS, MOST_ADDRESSES
 from agent.control.protocol import Hello
 from agent.plan.plan import versions
 from agent.settings.jobs import TORCHRUN
@@ -17,6 +17,7 @@ from agent.work.services import digest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.base.ranges import Addresses
     from agent.control.protocol import Reply
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
@@ -55,13 +56,20 @@ def as_told(facts: Facts) -> Facts:
     A machine of Kubernetes has thousands of interfaces and addresses, the first of which are its
     own; a folder for temporary files may have as many names in it.
     """
-    first = islice(facts.interfaces.items(), MOST_INTERFACES)
-    interfaces = {name: found[:MOST_ADDRESSES] for name, found in first}
-    folder = facts.ray_temp
+    folder, most = facts.ray_temp, ITEMS.items
     if folder is not None:
-        folder = replace(folder, strangers=folder.strangers[: ITEMS.items])
-    reserved = facts.reserved_ports[: ITEMS.items]
-    return replace(facts, interfaces=interfaces, reserved_ports=reserved, ray_temp=folder)
+        folder = replace(folder, strangers=folder.strangers[:most])
+    return replace(
+        facts,
+        interfaces=_first(facts.interfaces),
+        known_names=_first(facts.known_names),
+        reserved_ports=facts.reserved_ports[:most],
+        ray_temp=folder,
+    )
+
+
+def _first(found: Addresses) -> Addresses:
+    return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), ITEMS.items)}
 
 
 def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:

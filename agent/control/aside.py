@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.base.latency import Latency
-    from agent.base.ranges import Attempt
+    from agent.base.ranges import Attempt, Shown
     from agent.decisions.items import Step
     from agent.decisions.known_line import Known
 
@@ -23,7 +23,7 @@ class Aside:
     latencies: Mapping[str, Latency] = field(default_factory=dict)
     """By service."""
     steps: Mapping[str, Step] = field(default_factory=dict)
-    progress: Mapping[str, str] = field(default_factory=dict)
+    progress: Mapping[str, Shown] = field(default_factory=dict)
     """The last line of each step that runs, without a secret: text of a log."""
     known: tuple[Known, ...] = ()
     """Lines of its share of the job whose cause is known, each cause once."""

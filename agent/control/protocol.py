@@ -51,7 +51,7 @@ LONGEST_HOLD = 10.0
 """Longest that the head holds a report back while it has nothing new to say."""
 LARGEST_REPORT = 1 << 18
 """In bytes; a goodbye has the ends of all logs."""
-LARGEST_HELLO = 96 << 10
+LARGEST_HELLO = 48 << 10
 """In characters; it is kept for as long as its agent is."""
 MOST_ANSWERS = 16
 MOST_ORDERS = 1 << 16

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-LEAST = 512
+LEAST = 256
 _DEPARTED = 8
 """Of so many agents one may be kept though it has departed."""
 _LOOK_EVERY = 32

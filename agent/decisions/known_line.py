@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
-    from agent.base.ranges import Required
+    from agent.base.ranges import Required, Shown
 
 _SHOWN = 160
 
@@ -17,9 +17,9 @@ class Known:
     """A line that was met."""
 
     key: Required
-    line: str
-    cause: str
-    what_to_do: str
+    line: Shown
+    cause: Shown
+    what_to_do: Shown
     is_noise: bool = False
 
     def sentence(self, node: str = "") -> str:

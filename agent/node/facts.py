@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.base.ranges import (
+        Addresses,
         Bytes,
         Count,
         Cpus,
         Difference,
         Gpus,
-        Interfaces,
         Limit,
         Moment,
         Port,
@@ -151,7 +151,7 @@ class Facts:
     """What this machine is and allows."""
 
     hostname: str
-    interfaces: Interfaces
+    interfaces: Addresses
     """IP addresses by the interface that carries them, loopback included."""
     ray: RayPython = RayPython(sys.executable, "", None)
     """The Python that has Ray, and that Ray: our own, but for an image that keeps them apart."""
@@ -208,7 +208,7 @@ class Facts:
     """What is there already where Ray's temp dir is to be kept."""
     disks: Mapping[str, str] = field(default_factory=dict)
     """Which disk each path lies on that prepare steps mark, named alike where nodes share it."""
-    known_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    known_names: Addresses = field(default_factory=dict)
     """Names that had to be looked up to know the role or the address, and what was found."""
     framework: Framework | None = None
     """The framework of the recipe that was asked for, where it has one."""
