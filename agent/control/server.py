@@ -101,7 +101,11 @@ class Site:
         app.on_response_prepare.append(_harden)
         app.add_routes(self.routes())
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.2, handler_cancellation=True
+            app,
+            access_log=None,
+            shutdown_timeout=0.2,
+            handler_cancellation=True,
+            auto_decompress=False,  # aiohttp would inflate a body before the token is checked
         )
         await runner.setup()
         await listen(runner, sockets)
