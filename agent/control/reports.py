@@ -160,6 +160,11 @@ class Reports:
             await self._hold(known, report)
         return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
 
+    def is_welcome(self, key: str) -> bool:
+        """Say whether an agent's reports are accepted."""
+        known = self._known.get(key)
+        return known is not None and not known.refusal
+
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Say whether a worker of this run has a later head, and tell of that."""
         is_of_another_run = hello.run_id not in {"", self._reply.run_id}
