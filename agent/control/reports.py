@@ -175,6 +175,11 @@ class Reports:
         orders = () if known.refusal else tuple(known.orders)
         return replace(self._reply, refusal=known.refusal, orders=orders, rank=known.rank)
 
+    def is_welcome(self, key: str) -> bool:
+        """Say whether an agent's reports are accepted."""
+        known = self._known.get(key)
+        return known is not None and not known.refusal
+
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Return whether a worker of this run follows a later head; emit LaterHead if it is proven.
 
