@@ -19,7 +19,8 @@ import pytest
 from agent.boot.make_ready import raise_open_files
 from agent.control import connections
 from agent.control.connections import MOST_OF_A_PEER
-from unit.test_site import BEARER, REPORT, SECONDS, served
+from agent.control.protocol import Hello, Report
+from unit.test_site import BEARER, SECONDS, served
 from unit.test_stream import BY_TOKEN, a_head, reading, told
 from unit.worlds import SECRET
 
@@ -76,8 +77,9 @@ def closed(opened: Sequence[socket.socket], least: int) -> int:
 
 def report_of(number: int, port: int, token: str | None) -> bytes:
     """Return a worker's first report, as it is sent."""
-    hello = {**REPORT["hello"], "name": f"pod{number}", "rank": number}
-    body = json.dumps({**REPORT, "id": f"agent{number}", "hello": hello}).encode()
+    hello = Hello(f"pod{number}", number)
+    report = Report(f"agent{number}", "10.0.0.2", "joining Ray", hello=hello)
+    body = json.dumps(report.to_dict()).encode()
     bearer = f"Authorization: {BEARER['Authorization']}\r\n" if token else ""
     head = f"POST /report HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{bearer}"
     head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
