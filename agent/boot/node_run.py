@@ -106,6 +106,11 @@ class NodeRun:
 
         return WaitTeller(self.record, say)
 
+    @property
+    def done(self) -> tuple[str, ...]:
+        """Return the prepare steps that a killed agent has finished here."""
+        return () if self.left is None else self.left.record.done
+
     def now(self) -> float:
         """Return the run's clock: seconds since the agent's start."""
         return time.monotonic() - self.started

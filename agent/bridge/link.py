@@ -179,6 +179,7 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one cas
                         *(n["id"], n["ip"], n["head"], n["gpus"], n["alive"]),
                         cpus=n["cpus"],
                         memory=n["memory"],
+                        port=n["port"],
                     )
                     for n in data["nodes"]
                 )

@@ -13,6 +13,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.underway import Underway
 from agent.decisions.probing import ALL_REDUCE, SCORE, Answer
+from agent.decisions.stall import StalledSinceLoss
 from agent.work.where import Where
 from unit.heads import (
     INT,
@@ -52,6 +53,7 @@ FINE = [
     *times(3, *PREPARED),
     *times(2, h.RayHangs()),
     *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
+    *times(1, StalledSinceLoss(1, "30 min"), StalledSinceLoss(2, "30 min")),
     *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
 ]
 BAD = [

@@ -54,7 +54,7 @@ def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Deci
         return None if vain is None else leave(state, vain, now)
     if not isinstance(event, h.RunRemembered) or not retry.is_news(state, event):
         return None
-    state, taken_up, over = retry.take_up(state, event)
+    state, taken_up, over = retry.take_up(state, event, now)
     after, actions = booting(state, Tick(), now) if over is None else leave(state, over, now)
     return after, (*taken_up, *actions)
 
@@ -147,8 +147,10 @@ def _go_on(state: HeadState, now: float) -> Decision:
         ready = Said(f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)")
         return state.to(Phase.RUNNING, now), (ready,)
     attempt = replace(state.attempt, submitted=now, heard=now, checkpoint=state.checkpoint)
-    attempt = replace(attempt, places=frozenset(state.fleet.alive))
-    state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
+    # what ran out of memory during the boot does not explain the end of the job
+    fleet = state.fleet.without_memory()
+    state = replace(state, attempt=attempt, memory="", fleet=fleet)
+    state = retry.with_required(state).to(Phase.SUBMITTING, now)
     doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
     ready = Said(f"{nodes} ready: {doing}")
     again = (Said(retry.sentence(state)),) if attempt.number > 1 else ()
