@@ -6,11 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from unit.test_node_record import await_true
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 LIFE = """
@@ -39,14 +44,19 @@ run.close()
 OUTPUT = b"a line of the job\n" * 100
 
 
-def begin_life(root: Path) -> subprocess.Popen[bytes]:
-    """Start an agent's part of it."""
-    return subprocess.Popen(
+@contextmanager
+def life(root: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start an agent's part of it; killed at the end in any case."""
+    with subprocess.Popen(
         [sys.executable, "-c", LIFE, root],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
-    )
+    ) as agent:
+        try:
+            yield agent
+        finally:
+            agent.kill()
 
 
 def recorded(record: Path, field: str) -> int:
@@ -66,17 +76,18 @@ def test_each_copy_resumes_where_it_was(tmp_path: Path, *, is_older: bool) -> No
     folder = tmp_path / "run-1" / "node-a"
     folder.mkdir(parents=True)
     record, copy = folder / "node.json", folder / "job.log"
-    (folder / "ray-job.log").write_bytes(OUTPUT)
+    (folder / "ray-job.run-1-1.log").write_bytes(OUTPUT)
     os.mkfifo(copy)  # without a reader it blocks its writer, as a disk that stalls does
-    first = begin_life(tmp_path)
-    await_true(lambda: recorded(record, "passed_on") == len(OUTPUT), 30)
-    first.kill()
-    assert first.communicate()[0] == OUTPUT
+    with life(tmp_path) as first:
+        await_true(lambda: recorded(record, "passed_on") == len(OUTPUT), 30)
+        first.kill()
+        assert first.communicate()[0] == OUTPUT
     copy.unlink()
     if is_older:
         known = json.loads(record.read_text())
         known.pop("copied", None)
         record.write_text(json.dumps(known))
-    assert begin_life(tmp_path).communicate(b"\n", 60)[0] == b""
+    with life(tmp_path) as second:
+        assert second.communicate(b"\n", 60)[0] == b""
     written = copy.read_bytes() if copy.exists() else b""
     assert written == (b"" if is_older else OUTPUT)
