@@ -160,7 +160,7 @@ class Reports:
             await self._hold(known, report)
         return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
 
-    def is_welcome(self, key: str) -> bool:
+    def accepts(self, key: str) -> bool:
         """Say whether an agent's reports are accepted."""
         known = self._known.get(key)
         return known is not None and not known.refusal

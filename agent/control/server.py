@@ -282,10 +282,10 @@ class Site:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        if self._reports.is_welcome(report.id):  # it may be held for longer than a stranger may
+        if self._reports.accepts(report.id):  # before it is held
             trust(request)
         reply = await self._reports.take(report)
-        if self._reports.is_welcome(report.id):
+        if self._reports.accepts(report.id):
             trust(request)
         return web.json_response(reply.to_dict())
 
