@@ -43,11 +43,12 @@ class Agent:
         self.world.note(self.machine.label, f"{type(self).__name__} begins")
         return self.node
 
-    def go(self, work: Coroutine[Any, Any, Any]) -> None:
+    def go(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         """Do something beside all else."""
         task = self.machine.run(work)
         self._tasks.append(task)
         task.add_done_callback(self._over)
+        return task
 
     def _over(self, task: asyncio.Task[Any]) -> None:
         self._tasks.remove(task)

@@ -268,6 +268,7 @@ class HeadAgent(Agent):
         elif self.plan.own_ray is not None:
             await asyncio.sleep(self.world.random.uniform(0.1, _GOOD_STOP))
             self.node.end_ray()
+            self.bridge.renew()
             self.inbox.discard(h.RayNodes, h.GcsOpen, h.RaySilent, h.RayHangs, h.RayGone)
         self.inbox.put(h.Cleared(ended.number))
         self.go(self._look_after(ended.number))
@@ -282,7 +283,7 @@ class HeadAgent(Agent):
         self.keeper.over(outcome)
         await self.keeper.settled()
         await self.dies_here()
-        self.bridge.forget_all()
+        self.bridge.renew()
         if not outcome.is_superseded:
             calls = may_still_call(self.plan, [None], self.state)  # type: ignore[list-item]  # it listens
             await self.reports.farewell(self.plan.budget.farewell, calls)
@@ -299,6 +300,7 @@ class Bridge:
         self._agent, self._world = agent, agent.world
         self._told: tuple[Any, ...] | None = None
         self._jobs: set[str] = set()
+        self._asks: list[asyncio.Task[Any]] = []
         self._cancelled: set[str] = set()
         self._reported: dict[str, JobReport] = {}
         self._of: Cluster | None = None
@@ -365,7 +367,7 @@ class Bridge:
 
     def submit(self, id_: str) -> None:
         """Have a job submitted and followed."""
-        self._agent.go(self._submit(id_))
+        self._asks.append(self._agent.go(self._submit(id_)))
 
     async def _submit(self, id_: str) -> None:
         state = self._agent.state
@@ -389,7 +391,7 @@ class Bridge:
 
     def follow(self, id_: str) -> None:
         """Have a job followed that an earlier agent submitted, or was about to."""
-        self._agent.go(self._follow(id_))
+        self._asks.append(self._agent.go(self._follow(id_)))
 
     async def _follow(self, id_: str) -> None:
         await asyncio.sleep(self._world.random.uniform(0.05, 1.5))
@@ -417,6 +419,8 @@ class Bridge:
         """Ask no more about a job."""
         self._jobs.discard(id_)
 
-    def forget_all(self) -> None:
-        """Ask no more about any."""
+    def renew(self) -> None:
+        """Begin anew, as another bridge that knows nothing of the Ray before."""
         self._jobs.clear()
+        for ask in self._asks:
+            ask.cancel()

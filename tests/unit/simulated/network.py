@@ -57,7 +57,8 @@ class Network:
         """Pairs of machines that do not reach each other."""
         self.is_bad = False
         self.doubles = False
-        self._calls: set[Call] = set()
+        self._calls: dict[Call, None] = {}
+        """In their order, which a set would not keep: a seed is one world."""
 
     def reaches(self, one: Machine, other: Machine) -> bool:
         """Say whether packets get from one machine to another and back."""
@@ -83,7 +84,7 @@ class Network:
         if dst.serves is None:
             raise ConnectionRefusedError(111, "connection refused")
         text, call = json.dumps(body), Call(src, dst)
-        self._calls.add(call)
+        self._calls[call] = None
         call.server = dst.run(self._arrives(call, text))
         if self.doubles and self._world.random.random() < 0.1:
             again = Call(src, dst)
@@ -96,7 +97,7 @@ class Network:
             self._world.later(self.delay(), call.break_off)
             raise
         finally:
-            self._calls.discard(call)
+            del self._calls[call]
 
     async def _arrives(self, call: Call, text: str, pause: float = 0.0) -> None:
         await asyncio.sleep(pause + self.delay())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 from typing import TYPE_CHECKING, Any, cast
 
 from agent.boot.hello import hello_of
@@ -33,7 +32,7 @@ class WorkerAgent(Agent):
         """Live its whole story."""
         node, plan = self.begin(), self.world.plan(self.machine)
         self.plan = plan
-        self.id = f"{self.machine.name}-{secrets.token_hex(4)}"
+        self.id = f"{self.machine.name}-{self.world.count()}"
         self.reply: Reply | None = None
         self._answers: list[Answer] = []
         self._sent: tuple[Answer, ...] = ()
@@ -114,9 +113,7 @@ class WorkerAgent(Agent):
                     task.cancel()
             case w.RunStep(name):
                 step = next(one for one in self.plan.steps if one.name == name)
-                self._under_way.append(self.machine.run(self._run_step(step)))
-                self._tasks.append(self._under_way[-1])
-                self._under_way[-1].add_done_callback(self._over)
+                self._under_way.append(self.go(self._run_step(step)))
             case w.StartPart(attempt, seat):
                 self.world.start_share(self.machine, attempt, len(seat.nodes))
             case w.StopPart():
