@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unit.simulated.worlds import broken_rules
+from unit.simulated.playing import broken_rules
 
 WORLDS, AT_ONCE = 2000, 50
 

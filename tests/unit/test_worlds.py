@@ -10,7 +10,7 @@ import os
 
 import pytest
 
-from unit.simulated.worlds import broken_rules
+from unit.simulated.playing import broken_rules
 
 _FIRST, _, _LAST = os.environ.get("POD_AGENT_WORLDS", "0-99").partition("-")
 SEEDS = range(int(_FIRST), int(_LAST or _FIRST) + 1)
