@@ -190,6 +190,8 @@ class Execution:
     def __init__(self, machine: Machine, step: PrepareStep) -> None:
         self.machine, self.step = machine, step
         self.disk = machine.world.disk_of(machine)
+        self.is_unasked = False
+        """True where a worker runs it that has never had a reply of an agent."""
         machine.world.rules.step_begins(self)
         machine.steps.add(self)
 

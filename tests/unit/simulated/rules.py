@@ -93,13 +93,14 @@ class Rules:
     def step_begins(self, new: Execution) -> None:
         """A step with a marker runs once on a disk: neither again, nor twice at once."""
         agent = new.machine.agent
-        if new.step.once is None or (agent is not None and self._takes_it_for_bare(agent)):
+        new.is_unasked = agent is not None and self._takes_it_for_bare(agent)
+        if new.step.once is None or new.is_unasked:
             return
         machines = [one for one in self._world.machines if one.is_on and one.code is None]
-        others = [run for one in machines for run in one.steps if run.disk == new.disk]
-        at_once = [run.machine.name for run in others if run.step.once == new.step.once]
-        if at_once:
-            how = f"{new.step.name} on {new.machine.name} beside {at_once}"
+        others = [run for one in machines for run in one.steps if not run.is_unasked]
+        same = [run for run in others if (run.disk, run.step.once) == (new.disk, new.step.once)]
+        if same:
+            how = f"{new.step.name} on {new.machine.name} beside {same[0].machine.name}"
             self.breaks("a step runs once on a disk", how)
 
     def _takes_it_for_bare(self, agent: Agent) -> bool:

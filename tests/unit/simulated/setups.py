@@ -60,8 +60,16 @@ FAULTS = {
         *("stop_worker", "stop_head"),
     ),
     GIVEN: (
-        *("kill_head_agent", "kill_head_agent", "node_dies", "node_dies", "node_blinks"),
-        *("head_restarts", "mute_ray", "job_fails", "slow_disks", "stop_head"),
+        *("kill_head_agent", "kill_head_agent", "kill_head_agent", "node_dies", "node_dies"),
+        *(
+            "node_blinks",
+            "node_blinks",
+            "head_restarts",
+            "mute_ray",
+            "job_fails",
+            "slow_disks",
+            "stop_head",
+        ),
     ),
 }
 PAUSES = (0.0, 0.5, 2.0, 5.0, 12.0, 40.0, 55.0, 61.0, 100.0)
@@ -81,7 +89,7 @@ once = "/data/.done"
 def setup_of(seed: int) -> Setup:
     """Draw a world."""
     draw = Random(seed)  # noqa: S311 - worlds, no secret
-    kind = draw.choice((RAY, RAY, RAY, RAY, TORCHRUN, GIVEN))
+    kind = draw.choice((RAY, RAY, RAY, RAY, RAY, TORCHRUN, GIVEN, GIVEN))
     workers = draw.choice((1, 1, 2, 2, 3))
     retries = draw.choice((0, 1, 1, 2, 3))
     environ = {
