@@ -199,15 +199,16 @@ class Rules:
             self.breaks("a head is superseded by another alone", end.reason)
         retries_left = state.losses < self._world.setup.retries and not self._stopped
         was_under_way = end.phase in {phase.value for phase in [*Phase][2:6]} | {"resuming"}
-        unsure = self._world.given is not None and self._world.now < self._world.given.mute_until
-        is_final = end.attempts_are_used_up or unsure  # a job that may live has no successor
+        given = self._world.given
+        unsure = given is not None and self._world.now < given.mute_until + _QUIET
+        is_final = end.attempts_are_used_up or unsure  # what may live has no successor
         if is_loss(end) and retries_left and was_under_way and not is_final:
             self.breaks("a loss is followed by another attempt", end.reason)
         if end.kind is Kind.BUG:
             self.breaks("no bug", end.reason)
         if end.is_jobs_verdict:
             self._of_the_last_attempt(state, end, retries_left=retries_left)
-        if self._world.given is not None and not end.is_superseded:
+        if self._world.given is not None and not end.is_superseded and not unsure:
             running = [job.id for job in self._world.given.jobs.values() if job.has_driver]
             if running:
                 self.breaks("nothing runs after the end", f"{running}")
