@@ -121,7 +121,7 @@ def setup_of(seed: int) -> Setup:
         kills.add(("pod0", draw.randint(1, 30)))
     if draw.random() < 0.15:
         kills.add(("pod1", draw.randint(1, 20)))
-    if draw.random() < 0.2:
+    if draw.random() < 0.35:
         faults.append((0.0, "slow_disks", 0))
     skews = draw.choice(((0.0, 0.0), (0.0, 0.0), SKEWS, (-5.0, 5.0)))
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
