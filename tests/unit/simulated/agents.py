@@ -27,7 +27,6 @@ class Agent:
         self.files: list[LateFile[Any]] = []
         self._tasks: list[asyncio.Task[Any]] = []
         self._preparing = asyncio.Lock()
-        self.performed = 0
 
     def start(self) -> None:
         """Begin."""
@@ -62,7 +61,6 @@ class Agent:
 
     async def dies_here(self) -> None:
         """Count an action; be killed before it where it is this one's turn."""
-        self.performed += 1
         label = self.machine.label
         before = self.world.performed[label] = self.world.performed.get(label, 0) + 1
         if (label, before) in self.world.setup.kills:

@@ -53,8 +53,6 @@ class Network:
         self._world = world
         self.cut_off: set[str] = set()
         """Machines that reach no other."""
-        self.apart: set[frozenset[str]] = set()
-        """Pairs of machines that do not reach each other."""
         self.is_bad = False
         self.doubles = False
         self._calls: dict[Call, None] = {}
@@ -64,8 +62,7 @@ class Network:
         """Say whether packets get from one machine to another and back."""
         if one is other:
             return one.is_on
-        names = {one.label, other.label}
-        is_cut = bool(names & self.cut_off) or frozenset(names) in self.apart
+        is_cut = {one.label, other.label} & self.cut_off
         return one.is_on and other.is_on and not is_cut
 
     def delay(self) -> float:

@@ -13,6 +13,7 @@ from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE
 from agent.decisions.shared import StopAsked, Tick
 from agent.decisions.worker import state as w
+from unit.simulated.rays import Job
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from unit.simulated.agents import Agent, End
     from unit.simulated.head_agent import HeadAgent
     from unit.simulated.machines import Execution, Group
-    from unit.simulated.rays import Job
     from unit.simulated.worker_agent import WorkerAgent
     from unit.simulated.world import World
 
@@ -32,10 +32,6 @@ _MOST_LIVES_KEPT = 4
 """So many agents of one name may be known at a time."""
 TWO_HEADS = 45.0
 """How long a former head may take to end its own job beside a later head's."""
-
-
-class BrokenRuleError(AssertionError):
-    """A world in which a rule does not hold."""
 
 
 class Rules:
@@ -207,25 +203,24 @@ class Rules:
         if end.kind is Kind.BUG:
             self.breaks("no bug", end.reason)
         if end.is_jobs_verdict:
-            self._of_the_last_attempt(state, end, retries_left=retries_left)
+            self._of_the_last_attempt(end, retries_left=retries_left)
         if self._world.given is not None and not end.is_superseded and not unsure:
             running = [job.id for job in self._world.given.jobs.values() if job.has_driver]
             if running:
                 self.breaks("nothing runs after the end", f"{running}")
         self._bounded(state)
 
-    def _of_the_last_attempt(self, state: h.HeadState, end: Outcome, *, retries_left: bool) -> None:
+    def _of_the_last_attempt(self, end: Outcome, *, retries_left: bool) -> None:
+        """Look that a run which ends with its job ends with the last attempt's own end."""
         last = self._attempts[-1] if self._attempts else None
-        if last is None or self._world.has_two_heads:
+        if not isinstance(last, Job) or self._world.has_two_heads:
             return
-        code = getattr(last, "code", None)
-        if hasattr(last, "code") and code is not None and code != end.exit_code:
-            how = f"{last.id} ended with {code}, the run with {end.exit_code}"
+        if last.code is not None and last.code != end.exit_code:
+            how = f"{last.id} ended with {last.code}, the run with {end.exit_code}"
             self.breaks("the verdict is the last attempt's", how)
-        if getattr(last, "status", "") == "RUNNING" and last.lives:
+        if last.status == "RUNNING" and last.lives:
             self.breaks("the verdict is the last attempt's", f"{last.id} runs on")
-        fell = getattr(last, "fell_by_loss", False) and end.exit_code == 1
-        if fell and retries_left and state.goal.wants_job:
+        if last.fell_by_loss and end.exit_code == 1 and retries_left:
             self.breaks("a job that fell by a loss is tried again", end.reason)
 
     def _bounded(self, state: h.HeadState) -> None:

@@ -61,15 +61,8 @@ FAULTS = {
     ),
     GIVEN: (
         *("kill_head_agent", "kill_head_agent", "kill_head_agent", "node_dies", "node_dies"),
-        *(
-            "node_blinks",
-            "node_blinks",
-            "head_restarts",
-            "mute_ray",
-            "job_fails",
-            "slow_disks",
-            "stop_head",
-        ),
+        *("node_blinks", "node_blinks", "head_restarts", "mute_ray", "job_fails"),
+        *("slow_disks", "stop_head"),
     ),
 }
 PAUSES = (0.0, 0.5, 2.0, 5.0, 12.0, 40.0, 55.0, 61.0, 100.0)
