@@ -282,7 +282,7 @@ class LateFile(Generic[T]):
         self._machine = HERE.get()
         self._agent = self._machine.agent
         self._value: T | None = None
-        self._slow = self._machine.world.random.uniform(0.05, 4)
+        self._slow = self._machine.world.random.uniform(0.05, 0.9 * _SETTLED_WITHIN)
         assert self._agent is not None
         self._agent.files.append(self)
 

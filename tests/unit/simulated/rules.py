@@ -43,8 +43,8 @@ class Rules:
         self._attempts: list[Job | Group] = []
         self._ticks: Counter[str] = Counter()
         self._ticked_at: dict[str, float] = {}
-        self._succeeded: set[str] = set()
-        """The heads that have had word of a success."""
+        self._succeeded: set[tuple[str, int]] = set()
+        """The heads, and which boots of them, that have had word of a success."""
         self._stopped = False
         self._known: set[str] = set()
         """Workers that have had a reply of an agent."""
@@ -68,7 +68,9 @@ class Rules:
         for other in self._attempts:
             if other is not new and other.lives:
                 self._meets(other, new)
-        if self._succeeded and not self._world.has_two_heads:
+        the_head = self._world.head
+        knows = (the_head.label, the_head.boots) in self._succeeded
+        if knows and not self._world.has_two_heads:
             self.breaks("success is final", f"attempt {new.id} begins after it")
         setup = self._world.setup
         most = setup.retries + 1
@@ -95,7 +97,7 @@ class Rules:
         machines = [one for one in self._world.machines if one.is_on and one.code is None]
         others = [run for one in machines for run in one.steps if not run.is_unasked]
         same = [run for run in others if (run.disk, run.step.once) == (new.disk, new.step.once)]
-        if same:
+        if same and not self._world.has_two_heads:
             how = f"{new.step.name} on {new.machine.name} beside {same[0].machine.name}"
             self.breaks("a step runs once on a disk", how)
 
@@ -141,7 +143,7 @@ class Rules:
             counts = verdict is None or (is_loss(verdict) and not self._stopped)
             live = before.phase is not Phase.BOOTING and before.attempt.ended is None
             if event.report.succeeded and counts and live:
-                self._succeeded.add(agent.machine.label)
+                self._succeeded.add((agent.machine.label, agent.machine.boots))
         if isinstance(event, h.WorkerReported):
             self._in_order(event.worker)
         self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.Leave)}
@@ -189,7 +191,7 @@ class Rules:
         """Look at how a head leaves."""
         state = agent.state
         self._world.note(agent.machine.label, f"the run ends: {end.sentence()}")
-        if agent.machine.label in self._succeeded and end.exit_code != 0:
+        if (agent.machine.label, agent.machine.boots) in self._succeeded and end.exit_code != 0:
             self.breaks("success is final", end.reason)
         if end.is_superseded and not self._world.has_two_heads:
             self.breaks("a head is superseded by another alone", end.reason)
