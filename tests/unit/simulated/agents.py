@@ -61,10 +61,9 @@ class Agent:
 
     async def dies_here(self) -> None:
         """Count an action; be killed before it where it is this one's turn."""
-        label = self.machine.label
-        before = self.world.performed[label] = self.world.performed.get(label, 0) + 1
-        if (label, before) in self.world.setup.kills:
-            self.world.note(self.machine.label, f"agent is killed before its action {before}")
+        place = self.world.counted(self.machine.label, "actions")
+        if place in self.world.setup.kills:
+            self.world.note(self.machine.label, f"agent is killed before its action {place[1]}")
             self.machine.kill_agent()
             await asyncio.sleep(0)
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _MOST_DEATHS = 3
+RUN = "run.json"
 _SETTLED_WITHIN = 0.5
 
 
@@ -277,8 +278,8 @@ class LateFile(Generic[T]):
     Stands for the thread that writes `run.json`.
     """
 
-    def __init__(self, _name: str, write: Callable[[T], object]) -> None:
-        self._write = write
+    def __init__(self, name: str, write: Callable[[T], object]) -> None:
+        self._name, self._write = name, write
         self._machine = HERE.get()
         self._agent = self._machine.agent
         self._value: T | None = None
@@ -292,9 +293,12 @@ class LateFile(Generic[T]):
     def put(self, value: T) -> None:
         """Have a value written in place of the last."""
         is_first, self._value = self._value is None, value
+        world, label = self._machine.world, self._machine.label
+        is_lost = self._name == RUN and world.counted(label, RUN) in world.setup.lost_writes
+        if is_lost:
+            world.later(self._slow * world.random.random(), self._kill)
         if is_first:
-            world = self._machine.world
-            pause = self._slow if world.disks_are_slow else 0.01
+            pause = self._slow if world.disks_are_slow or is_lost else 0.01
             asyncio.get_running_loop().call_later(pause, self.flush)
 
     def flush(self) -> None:
@@ -302,6 +306,12 @@ class LateFile(Generic[T]):
         value, self._value = self._value, None
         if value is not None and self._machine.agent is self._agent:
             self._write(value)
+
+    def _kill(self) -> None:
+        """Kill the agent while this write is under way."""
+        if self._machine.agent is self._agent:
+            self._machine.world.note(self._machine.label, f"agent is killed as it writes {RUN}")
+            self._machine.kill_agent()
 
     def settle(self) -> None:
         """Wait until all was written: in a thread, for which `in_thread` stands."""

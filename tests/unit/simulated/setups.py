@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -40,6 +40,9 @@ class Setup:
     clocks: tuple[tuple[float, float], ...]
     faults: tuple[tuple[float, str, int], ...]
     kills: frozenset[tuple[str, int]] = field(default_factory=frozenset)
+    """Before which of its actions, counted from the world's beginning, an agent is killed."""
+    lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
+    """While it writes which version of its run.json it is."""
 
 
 SKEWS = (-300.0, 300.0)
@@ -118,7 +121,7 @@ def setup_of(seed: int) -> Setup:
         faults.append((0.0, "slow_disks", 0))
     skews = draw.choice(((0.0, 0.0), (0.0, 0.0), SKEWS, (-5.0, 5.0)))
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
-    return Setup(
+    made = Setup(
         kind=kind,
         workers=workers,
         spares=draw.choice((0, 0, 1, 1, 2)),
@@ -137,3 +140,5 @@ def setup_of(seed: int) -> Setup:
         faults=tuple(faults),
         kills=frozenset(kills),
     )
+    writes = {("pod0", draw.randint(1, 8))} if draw.random() < 0.15 else set()
+    return replace(made, lost_writes=frozenset(writes))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections import Counter
 from dataclasses import fields, is_dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -49,7 +50,7 @@ class World:
         self.network = Network(self)
         self.rules = Rules(self)
         self.faults = Faults(self)
-        self.performed: dict[str, int] = {}
+        self._counts: Counter[tuple[str, str]] = Counter()
         self.markers: set[tuple[str, str]] = set()
         self.disks_are_slow = self.has_two_heads = False
         self.gcs_port = 6379
@@ -85,6 +86,11 @@ class World:
         """Return another number."""
         self._count += 1
         return self._count
+
+    def counted(self, label: str, what: str) -> tuple[str, int]:
+        """Count something that happens to a machine; return the machine and how often it did."""
+        self._counts[label, what] += 1
+        return label, self._counts[label, what]
 
     # --- machines -------------------------------------------------------------------------------
 
