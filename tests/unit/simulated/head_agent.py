@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,9 @@ from agent.boot.silence import SilenceWatch
 from agent.control.protocol import Report, skew
 from agent.control.ranks import Ranks
 from agent.control.reports import Expected, Reports
-from agent.decisions import head
+from agent.decisions import head, stall
 from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE, Step
 from agent.decisions.probing import ALL_REDUCE, Answer
 from agent.decisions.shared import OrderKind, Unfit
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 RUNS = Path("/dev/null/runs")
 """No folder can be made there: what is written goes to the machine's own files."""
 _HEARTBEAT = 10.0
+RAYLET_PORT = 8267
 REDUCED = json.dumps(
     {
         "failed": [],
@@ -74,11 +77,12 @@ class HeadAgent(Agent):
         if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
             self._start_ray()
         self.state = head.first_state(goal_of(plan, keeper, node.now()))
-        self.reports = self._reports(plan)
+        self.reports = await self._reports(plan)
         self.bridge = Bridge(self)
         machine.serves = self._serves
         self.go(SilenceWatch(self.reports, plan.ports, self.inbox.put).run())
         self.go(self._watch_record())
+        self.go(self._watch_stall(plan.settings.stall))
         if unfit is None:
             self._bring_up()
         else:
@@ -103,12 +107,12 @@ class HeadAgent(Agent):
             replaces_agent=left is not None,
         )
 
-    def _reports(self, plan: Plan) -> Reports:
+    async def _reports(self, plan: Plan) -> Reports:
         record, keeper = self.keeper.record, self.keeper
         job = record.fingerprint if plan.torchrun is not None else ""
         expected = Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
         return Reports(
-            first_reply(keeper, self.state.attempt.number, plan.ports.gcs),
+            await first_reply(keeper, self.state.attempt.number, plan.ports.gcs),
             *(expected, self.inbox.put, self.node.now),
             ranks=Ranks(record.ranks, keeper.given_ranks),
             on_memory=self._on_memory,
@@ -133,6 +137,21 @@ class HeadAgent(Agent):
         while not (epoch := self.keeper.later_epoch()):  # noqa: ASYNC110 - a look at a disk
             await asyncio.sleep(3.0)
         self.inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
+
+    async def _watch_stall(self, limit: float) -> None:
+        """Tell of a job that shows no sign of work since a node was lost, as boot/stall.py does."""
+        quiet: stall.Quiet | None = None
+        while True:
+            await asyncio.sleep(stall.step(limit))
+            state, now = self.state, self.node.now()
+            number = state.attempt.number if state.phase is Phase.RUNNING else None
+            quiet = stall.following(quiet, number, now, lost_a_node=bool(state.attempt.gone))
+            if quiet is not None and self.world.rules.job_works:
+                quiet = quiet.worked(now)
+            if quiet is not None and quiet.is_over(limit, now):
+                quiet = replace(quiet, is_told=True)
+                if quiet.lost_a_node:
+                    self.inbox.put(stall.StalledSinceLoss(quiet.attempt, f"{limit:g} s"))
 
     def _bring_up(self) -> None:
         self.go(self._look_after(0))
@@ -193,11 +212,11 @@ class HeadAgent(Agent):
             case h.StopJob(job):
                 self.go(self._stop_job(job))
             case h.AskNodes(job):
-                nodes = {} if self.plan.own_ray is None else dict(self.state.fleet.alive)
-                self.go(ask_nodes(job, nodes, self.plan.ports.node_manager, self.inbox.put))
+                self.go(ask_nodes(job, self.state.fleet, self.inbox.put))
             case h.RestartRay():
                 self.node.end_ray()
                 self.keeper.new_epoch(self.plan.topology.node_name)
+                await self.keeper.settled()
                 self._start_ray()
             case h.StartService(name, node, generation) if node == HERE:
                 self.serve(name, generation)
@@ -212,6 +231,7 @@ class HeadAgent(Agent):
             case h.TakeUp(run_id, attempts, epoch):
                 self.keeper.take_up(run_id, attempts, epoch)
                 self.node.note(run_id=run_id)
+                await self.keeper.settled()
             case h.Retry(ended):
                 await self._clear_away(ended)
             case _:
@@ -230,7 +250,7 @@ class HeadAgent(Agent):
 
     def _submit(self, job: str) -> None:
         state, names = self.state, (*self.state.fleet.alive.values(),)
-        about = (job, state.checkpoint, names, state.required)
+        about = (job, state.checkpoint, names, state.required, state.attempt.places)
         self.keeper.submitted(state.attempt.number, *about)
         if not state.goal.by_torchrun:
             self.bridge.submit(job)
@@ -348,7 +368,7 @@ class Bridge:
         alive = cluster.listed.values()
         nodes = (
             *((h.RayNode("head", cluster.machine.ip, is_head=True),) if cluster.is_up else ()),
-            *(h.RayNode(one.id, one.machine.ip) for one in alive),
+            *(h.RayNode(one.id, one.machine.ip, port=RAYLET_PORT) for one in alive),
             *(h.RayNode(one.id, one.machine.ip, alive=False) for one in cluster.dead.values()),
         )
         if cluster.has_gcs and nodes != self._told:

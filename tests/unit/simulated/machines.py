@@ -224,6 +224,11 @@ class Group:
         if len(self.shares) == self.size:
             self.world.later(self.world.setup.job_seconds, self._all_end)
 
+    @property
+    def is_stuck(self) -> bool:
+        """Say whether it comes to nothing any more."""
+        return self.is_broken and self.world.setup.on_loss == HANGS
+
     def _meet_in_time(self) -> None:
         if len(self.shares) < self.size:
             self.breaks(None)
@@ -380,6 +385,10 @@ class NodeLife:
         """Note that Ray was started here."""
         others = tuple(one for one in self.record.started if one.name != RAY)
         self.note(started=(*others, Started(RAY, self.machine.world.count(), 1)))
+
+    def in_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
+        """Note to which Ray of the head's the one here belongs."""
+        self.note(epoch=epoch, head_ip=head_ip, attempt=attempt)
 
     def out_of_reach(self, since: float) -> None:
         """Note since when the head is out of reach."""

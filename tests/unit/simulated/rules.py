@@ -61,6 +61,11 @@ class Rules:
 
     # --- what runs ------------------------------------------------------------------------------
 
+    @property
+    def job_works(self) -> bool:
+        """Say whether something of a job goes on."""
+        return any(one.lives and not one.is_stuck for one in self._attempts)
+
     def begins(self, new: Job | Group) -> None:
         """One attempt at a time, anywhere; and no more than were allowed."""
         if new not in self._attempts:

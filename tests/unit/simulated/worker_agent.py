@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
 from agent.boot.hello import hello_of
-from agent.boot.kept_ray import kept_ray, note_reach
+from agent.boot.kept_ray import had_agent, kept_ray, note_reach
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.decisions import worker
@@ -40,7 +40,7 @@ class WorkerAgent(Agent):
         self._under_way: list[asyncio.Task[Any]] = []
         self._says_bye = False
         run = cast("NodeRun", node)
-        self.state = worker.first_state(self._goal(), kept_ray(run))
+        self.state = worker.first_state(self._goal(), kept_ray(run), has_agent=had_agent(run))
         if self.state.ray is not w.RayStep.UP:
             node.end_ray()
         elif self.machine.raylet is not None and self.machine.raylet.is_up:
@@ -131,7 +131,7 @@ class WorkerAgent(Agent):
 
     def _start_ray(self, head_ip: str) -> None:
         epoch, machine = self.state.epoch or 0, self.machine
-        self.node.note(epoch=epoch, head_ip=head_ip, attempt=self.state.ray_attempt)
+        self.node.in_epoch(epoch, head_ip, self.state.ray_attempt)
         at = self.world.at(head_ip)
         if at is None or at.cluster is None or machine.raylet is not None:
             self.inbox.put(w.RayExited("no head there"))
