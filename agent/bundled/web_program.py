@@ -43,6 +43,8 @@ def errors_as_json(path: str, max_body: int) -> Middleware:
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
+            return error(415, "Content-Encoding: send the body without compression")
         try:
             return await handler(request)
         except web.HTTPNotFound:
@@ -128,7 +130,12 @@ async def _serve(
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_LAST_REQUESTS_SECONDS)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=_LAST_REQUESTS_SECONDS,
+        auto_decompress=False,  # a small body would take any amount of memory
+    )
     await runner.setup()
     try:
         urls = []

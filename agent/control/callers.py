@@ -44,6 +44,8 @@ def refusal(
     """Say why a call is refused before anything is read of it; a token guards all but posts."""
     if path in OPEN_TO_ALL:
         return None
+    if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
+        return Refusal(415, "Content-Encoding: send the body without compression")
     host = headers.get("Host")
     if not guarded and host is not None and not _is_ours(_name_in(host), names):
         known = ", ".join(sorted(names))

@@ -16,8 +16,10 @@ from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
 from agent.control import callers, page
+from agent.control.connections import CONNECTIONS, Connections, Listener, timed, trust
 from agent.control.metrics import metrics
 from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
+from agent.control.room import TooManyAgentsError
 from agent.control.sample import PATH as SAMPLE_PATH
 from agent.control.sample import Samples
 from agent.control.stream import MOST, Stream
@@ -97,11 +99,16 @@ class Site:
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
         """Serve on sockets that are bound already; the caller cleans the runner up."""
         logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
-        app = web.Application(client_max_size=LARGEST_REPORT, middlewares=[self._admit])
+        app = web.Application(client_max_size=LARGEST_REPORT, middlewares=[timed, self._admit])
+        app[CONNECTIONS] = Connections()
         app.on_response_prepare.append(_harden)
         app.add_routes(self.routes())
         runner = web.AppRunner(
-            app, access_log=None, shutdown_timeout=0.2, handler_cancellation=True
+            app,
+            access_log=None,
+            shutdown_timeout=0.2,
+            handler_cancellation=True,
+            auto_decompress=False,  # aiohttp would inflate a body before the token is checked
         )
         await runner.setup()
         await listen(runner, sockets)
@@ -159,9 +166,13 @@ class Site:
         return guard
 
     def _may_enter(self, request: web.Request) -> bool:
-        if self._token is None or _same(_bearer(request), self._token):
+        if self._token is None:
             return True
-        return _same(request.cookies.get(COOKIE, ""), _ticket(self._token))
+        ticket = request.cookies.get(COOKIE, "")
+        if not _same(_bearer(request), self._token) and not _same(ticket, _ticket(self._token)):
+            return False
+        trust(request)
+        return True
 
     async def _livez(self, _request: web.Request) -> web.StreamResponse:
         return web.json_response({"ok": True})
@@ -252,6 +263,7 @@ class Site:
             return _error(409, "this node is no head: ask the head's")
         if self._token is None and not _has_key(request, control.key):
             return _error(401, "token needed, or on this node itself the key in its run folder")
+        trust(request)
         return control
 
     def _html(self, body: bytes, status: int = 200) -> web.StreamResponse:
@@ -271,12 +283,20 @@ class Site:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        return web.json_response((await self._reports.take(report)).to_dict())
+        if self._reports.is_welcome(report.id):  # it may be held for longer than a stranger may
+            trust(request)
+        try:
+            reply = await self._reports.take(report)
+        except TooManyAgentsError:
+            return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
+        if self._reports.is_welcome(report.id):
+            trust(request)
+        return web.json_response(reply.to_dict())
 
 
 async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[web.BaseSite]:
     """Serve on these sockets too; return what serves them, each to be stopped by itself."""
-    sites: list[web.BaseSite] = [web.SockSite(runner, listener) for listener in sockets]
+    sites: list[web.BaseSite] = [Listener(runner, listening) for listening in sockets]
     for site in sites:
         await site.start()
     return sites

@@ -9,6 +9,8 @@ from agent.runtime.keepalive import notice_a_dead_peer
 
 DEAD_WITHIN = 3.0
 """A held report says nothing for seconds, and a pod that is lost does not say goodbye."""
+BACKLOG = 1024
+"""Callers that the kernel keeps until they are accepted."""
 
 
 def bind(addresses: list[str], port: int) -> list[socket.socket]:
@@ -23,7 +25,7 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
         listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
         try:
             listener.bind((address, port))
-            listener.listen(1024)
+            listener.listen(BACKLOG)
         except OSError as error:
             for taken in sockets:
                 taken.close()

@@ -1,0 +1,252 @@
+"""Connections to the agent's port: strangers that hold them, and clients that may."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import resource
+import select
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.boot.make_ready import raise_open_files
+from agent.control import connections
+from agent.control.connections import MOST_OF_A_PEER
+from agent.control.protocol import Hello, Report
+from unit.test_site import BEARER, SECONDS, served
+from unit.test_stream import BY_TOKEN, a_head, reading, told
+from unit.worlds import SECRET
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+ROOT = Path(__file__).parents[2]
+HALF = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
+LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+LONG = 16 << 20
+FLOOD = MOST_OF_A_PEER + 300
+
+
+@pytest.fixture(autouse=True)
+def _enough_files() -> None:
+    """Have descriptors for both ends of all connections."""
+    raise_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+
+
+@contextlib.contextmanager
+def connected(
+    port: int, count: int = 1, source: str = "127.0.0.1", said: bytes = b""
+) -> Iterator[list[socket.socket]]:
+    """Open connections from one address, and send something on each."""
+    with contextlib.ExitStack() as stack:
+        opened = []
+        for _ in range(count):
+            one = socket.create_connection(("127.0.0.1", port), SECONDS, (source, 0))
+            opened.append(stack.enter_context(one))
+            with contextlib.suppress(ConnectionError):  # it may be closed already
+                one.sendall(said)
+        yield opened
+
+
+def is_closed(one: socket.socket) -> bool:
+    """Say whether the server closed a connection without an answer; wait until it does."""
+    try:
+        return one.recv(1000) == b""
+    except ConnectionError:
+        return True
+
+
+def closed(opened: Sequence[socket.socket], least: int) -> int:
+    """Wait until so many connections were closed; return how many are."""
+    poll, left = select.poll(), {one.fileno() for one in opened}
+    for one in opened:
+        poll.register(one, select.POLLIN)
+    while len(opened) - len(left) < least and (ready := poll.poll(SECONDS * 1000)):
+        for number, _ in ready:
+            poll.unregister(number)
+            left.discard(number)
+    return len(opened) - len(left)
+
+
+def report_of(number: int, port: int, token: str | None) -> bytes:
+    """Return a worker's first report, as it is sent."""
+    hello = Hello(f"pod{number}", number)
+    report = Report(f"agent{number}", "10.0.0.2", "joining Ray", hello=hello)
+    body = json.dumps(report.to_dict()).encode()
+    bearer = f"Authorization: {BEARER['Authorization']}\r\n" if token else ""
+    head = f"POST /report HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{bearer}"
+    head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def status_on(one: socket.socket, request: bytes = b"") -> int:
+    """Send a request, or the rest of one; return the status of the answer."""
+    one.sendall(request)
+    with http.client.HTTPResponse(one) as answer:
+        answer.begin()
+        answer.read()
+        return answer.status
+
+
+@pytest.mark.parametrize("said", [b"", b"GET", HALF])
+def test_a_header_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection without a complete first header is closed."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    with served(None) as port, connected(port.number, said=said) as (one,):
+        assert is_closed(one)
+
+
+def test_a_header_that_drips_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline counts from the start of the connection, not from the last byte."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 1.0)
+    with served(None) as port, connected(port.number, said=HALF) as (one,):
+        sent = 0
+        while sent < 200 and not select.select([one], [], [], 0.1)[0]:
+            one.sendall(b"x")
+            sent += 1
+        assert sent < 200
+        assert is_closed(one)
+
+
+@pytest.mark.parametrize("said", [b"", HALF])
+def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After an answer the next complete header has its deadline; until then it may be reused."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    with served(None) as port, connected(port.number) as (one,):
+        for _ in range(3):
+            assert status_on(one, LIVEZ) == 200
+        one.sendall(said)
+        assert is_closed(one)
+
+
+def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the deadlines are, `/events` goes on."""
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    with a_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
+        for number in range(5):  # the head looks at its status every half second
+            head.status["phase"] = f"phase {number}"
+            while told(answer)["phase"] != f"phase {number}":
+                pass
+
+
+def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long answer may take longer than a connection may be idle."""
+    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    with a_head() as head:
+        head.status["text"] = "x" * (LONG)
+        with connected(head.port) as (one,):
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            one.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+            size, step = 0, threading.Event()
+            while size < LONG and (piece := one.recv(1 << 16)):
+                size += len(piece)
+                step.wait(0.015)
+            assert size >= LONG
+
+
+@pytest.mark.parametrize("token", [None, SECRET])
+def test_a_flood_from_one_address(token: str | None) -> None:
+    """The oldest connections of a flood are closed; others are served meanwhile, its own too."""
+    with served(token) as port, connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
+        assert closed(flood, FLOOD - MOST_OF_A_PEER) == FLOOD - MOST_OF_A_PEER
+        assert port.ask("GET", "/livez").status == 200
+        assert status_on(flood[-1], b"\r\n\r\n") == 200
+
+
+FEW_FILES = 300
+PROCESS = """
+import os, resource, sys
+import anyio
+from agent.control import connections
+from agent.control.server import Site
+from agent.control.sockets import bind
+
+connections.HEADER_SECONDS = 600.0
+
+def status():
+    return {"open": len(os.listdir("/proc/self/fd"))}
+
+async def serve():
+    (listening,) = bind(["127.0.0.1"], 0)
+    runner = await Site(token=None, ready=lambda: True, status=status).open([listening])
+    print(listening.getsockname()[1], flush=True)
+    await anyio.to_thread.run_sync(sys.stdin.read)
+    await runner.cleanup()
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (int(sys.argv[1]), int(sys.argv[1])))
+anyio.run(serve)
+"""
+
+
+@contextlib.contextmanager
+def served_with(files: int) -> Iterator[int]:
+    """Serve in a process that may open so many files; give its port."""
+    command = [sys.executable, "-c", PROCESS, str(files)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe) as process:
+        assert process.stdout is not None
+        try:
+            yield int(process.stdout.readline())
+        finally:
+            process.communicate(timeout=SECONDS)
+
+
+def test_a_flood_leaves_descriptors() -> None:
+    """Connections from many addresses take half the descriptors; the rest is the agent's own."""
+    with served_with(FEW_FILES) as port, contextlib.ExitStack() as stack:
+        flood = [
+            one
+            for last in range(2, 12)
+            for one in stack.enter_context(connected(port, 40, f"127.0.0.{last}", HALF))
+        ]
+        assert closed(flood, len(flood) - FEW_FILES // 2) >= len(flood) - FEW_FILES // 2
+        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=SECONDS)
+        with contextlib.closing(connection):
+            connection.request("GET", "/status")
+            answer = connection.getresponse()
+            assert answer.status == 200
+            assert json.loads(answer.read())["open"] < FEW_FILES * 2 // 3
+
+
+@pytest.mark.parametrize("token", [None, SECRET])
+def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
+    """They call at the same time, and each keeps its connection, whoever else is there."""
+    with (
+        served(token) as port,
+        connected(port.number, 1000, "127.0.0.2") as workers,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(2):
+            for number, one in enumerate(workers):
+                one.sendall(report_of(number, port.number, token))
+            assert {status_on(one) for one in workers} == {200}
+            others = stack.enter_context(connected(port.number, 100, "127.0.0.2", HALF))
+            assert status_on(others[-1], b"\r\n\r\n") == 200
+
+
+def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all connections are in use, an address with many gives way to one with few."""
+    monkeypatch.setattr(connections, "MOST", 40)
+    with served(None) as port, contextlib.ExitStack() as stack:
+
+        def worker(number: int, source: str) -> socket.socket:
+            (one,) = stack.enter_context(connected(port.number, source=source))
+            assert status_on(one, report_of(number, port.number, None)) == 200
+            return one
+
+        other = worker(0, "127.0.0.3")
+        crowd = [worker(number, "127.0.0.2") for number in range(1, 40)]
+        (refused,) = stack.enter_context(connected(port.number, source="127.0.0.2"))
+        assert is_closed(refused)
+        assert port.ask("GET", "/livez").status == 200
+        assert is_closed(crowd[0])
+        for one in (other, *crowd[1:]):
+            assert status_on(one, LIVEZ) == 200
