@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from agent.base.value import dataclass
@@ -26,7 +27,7 @@ class Agent:
         self.inbox: Inbox[Any] = Inbox(lambda event: event)
         self.files: list[LateFile[Any]] = []
         self._tasks: list[asyncio.Task[Any]] = []
-        self._preparing = asyncio.Lock()
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     def start(self) -> None:
         """Begin."""
@@ -74,8 +75,8 @@ class Agent:
 
     async def prepared(self, step: PrepareStep) -> str:
         """Run a prepare step, unless that was done; return '' or how it failed."""
-        async with self._preparing:
-            if self.node.left is not None and step.name in self.node.left.record.done:
+        async with self._turns[step.name]:
+            if step.name in self.node.done:
                 return ""
             if (self.world.disk_of(self.machine), step.once) in self.world.markers:
                 return ""

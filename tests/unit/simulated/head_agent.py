@@ -9,27 +9,27 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.boot.head_goal import goal_of
-from agent.boot.head_port import first_reply, may_still_call
-from agent.boot.later_head import remembered
+from agent.boot.head_port import expected_of, first_reply, may_still_call
+from agent.boot.later_head import memory_of
 from agent.boot.lost_nodes import ask_nodes
 from agent.boot.run_keeper import RunKeeper
 from agent.boot.silence import SilenceWatch
 from agent.control.protocol import Report, skew
 from agent.control.ranks import Ranks
-from agent.control.reports import Expected, Reports
+from agent.control.reports import Reports
+from agent.control.room import Room, most_agents
 from agent.decisions import head, stall
 from agent.decisions.head import state as h
+from agent.decisions.head.notes import is_needed
 from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE, Step
 from agent.decisions.probing import ALL_REDUCE, Answer
 from agent.decisions.shared import OrderKind, Unfit
 from agent.decisions.verdict import JobReport
-from agent.plan.plan import versions
 from agent.record.run_choice import Chosen, goes_on
 from agent.record.run_record import FILE, RunRecord, fingerprint
 from agent.settings.jobs import launcher
 from agent.work.job import jobs_own
-from agent.work.services import digest
 from agent.work.torchrun import Seat
 from unit.simulated.agents import Agent
 from unit.simulated.rays import Cluster
@@ -76,7 +76,7 @@ class HeadAgent(Agent):
         node.note(run_id=keeper.run_id)
         if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
             self._start_ray()
-        self.state = head.first_state(goal_of(plan, keeper, node.now()))
+        self.state = head.first_state(goal_of(plan, keeper, node.now(), node.done))
         self.reports = await self._reports(plan)
         self.bridge = Bridge(self)
         machine.serves = self._serves
@@ -100,29 +100,27 @@ class HeadAgent(Agent):
         if left is None and not goes_on(before, own, self.machine.name).yes:
             before = None
         run_id = self.world.new_run_id() if before is None else before.run_id
+        former_head = (
+            "" if before is None or self.world.is_former_gone(self.machine) else before.head
+        )
         given = plan.topology.given_ray is not None
         return RunKeeper(
-            *(RUNS, own, Chosen(run_id, before)),
+            *(RUNS, own, Chosen(run_id, before, former_head=former_head)),
             job_survives=given or (left is not None and left.has_ray),
             replaces_agent=left is not None,
         )
 
     async def _reports(self, plan: Plan) -> Reports:
-        record, keeper = self.keeper.record, self.keeper
-        job = record.fingerprint if plan.torchrun is not None else ""
-        expected = Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
+        number, now = self.state.attempt.number, self.node.now
+        most = most_agents(plan.topology.expected_workers)
         return Reports(
-            await first_reply(keeper, self.state.attempt.number, plan.ports.gcs),
-            *(expected, self.inbox.put, self.node.now),
-            ranks=Ranks(record.ranks, keeper.given_ranks),
-            on_memory=self._on_memory,
+            await first_reply(self.keeper, number, plan.ports.gcs),
+            *(expected_of(plan, self.keeper), self.inbox.put, now),
+            ranks=Ranks(self.keeper.record.ranks, self.keeper.given_ranks, most),
+            on_memory=memory_of(self.keeper, self.inbox.put),
+            has_token=self.world.setup.has_token,
+            room=Room(most, now, lambda key: is_needed(self.state, key, now())),
         )
-
-    def _on_memory(self, run_id: str, attempt: int, epoch: int) -> bool:
-        known = remembered(self.keeper, run_id, attempt, epoch)
-        if known is not None:
-            self.inbox.put(known)
-        return known is not None
 
     async def _serves(self, text: str) -> str:
         """Answer a report, as control/server.py does."""
@@ -155,13 +153,21 @@ class HeadAgent(Agent):
 
     def _bring_up(self) -> None:
         self.go(self._look_after(0))
-        for spec in self.plan.services:
-            self.serve(spec.name, 1)
-        self.go(self._prepare())
+        for action in head.first_actions(self.state):
+            self._begin(action)
 
-    async def _prepare(self) -> None:
-        for step in self.plan.steps:
-            self.inbox.put(h.StepOver(step.name, await self.prepared(step)))
+    def _begin(self, action: h.HeadAction) -> None:
+        match action:
+            case h.StartService(name, _, generation):
+                self.serve(name, generation)
+            case h.RunStep(name):
+                self.go(self._prepare(name))
+            case _:
+                pass
+
+    async def _prepare(self, name: str) -> None:
+        step = next(one for one in self.plan.steps if one.name == name)
+        self.inbox.put(h.StepOver(name, await self.prepared(step)))
 
     async def _look_after(self, attempt: int) -> None:
         await asyncio.sleep(self.world.random.uniform(0, 0.2))
@@ -195,6 +201,7 @@ class HeadAgent(Agent):
             run_id=self.keeper.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
+            fingerprint=self.keeper.proof(state.attempt.number - (state.phase is Phase.BOOTING)),
             ray_ready=ready or state.goal.by_torchrun,
             verdict=state.told_verdict,
         )
@@ -218,8 +225,8 @@ class HeadAgent(Agent):
                 self.keeper.new_epoch(self.plan.topology.node_name)
                 await self.keeper.settled()
                 self._start_ray()
-            case h.StartService(name, node, generation) if node == HERE:
-                self.serve(name, generation)
+            case h.StartService(node=node) | h.RunStep(node=node) if node == HERE:
+                self._begin(action)
             case h.StartService(name, node, generation):
                 self.reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.RunStep(name, node):

@@ -371,7 +371,7 @@ class NodeLife:
 
     @property
     def _path(self) -> str:
-        return f"{self.machine.name}/node.json"
+        return f"{self.machine.label}/node.json"
 
     def _write(self, record: NodeRecord) -> None:
         self.machine.files[self._path] = json.dumps(record.to_dict())
@@ -393,6 +393,11 @@ class NodeLife:
     def out_of_reach(self, since: float) -> None:
         """Note since when the head is out of reach."""
         self.note(unreached=since)
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """Return the prepare steps that a killed agent has finished here."""
+        return () if self.left is None else self.left.record.done
 
     def now(self) -> float:
         """Return the run's clock."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,7 @@ class Setup:
     """Before which of its actions, counted from the world's beginning, an agent is killed."""
     lost_writes: frozenset[tuple[str, int]] = field(default_factory=frozenset)
     """While it writes which version of its run.json it is."""
+    has_token: bool = False
 
 
 SKEWS = (-300.0, 300.0)
@@ -80,6 +81,7 @@ command = "make"
 where = "{step}"
 once = "/data/.done"
 """
+AFTER = '= 8000\nafter = ["data"]'
 
 
 def setup_of(seed: int) -> Setup:
@@ -121,7 +123,7 @@ def setup_of(seed: int) -> Setup:
         faults.append((0.0, "slow_disks", 0))
     skews = draw.choice(((0.0, 0.0), (0.0, 0.0), SKEWS, (-5.0, 5.0)))
     clocks = [(draw.uniform(*skews), draw.uniform(-1e-4, 1e-4)) for _ in range(12)]
-    made = Setup(
+    return Setup(
         kind=kind,
         workers=workers,
         spares=draw.choice((0, 0, 1, 1, 2)),
@@ -133,12 +135,12 @@ def setup_of(seed: int) -> Setup:
         fails_within=draw.choice((1.5, 10.0, 30.0)),
         step_seconds=draw.choice((1.0, 10.0, 30.0)),
         environ=environ,
-        services=services,
         shared_data=draw.random() < 0.6,
         fixed_run_id=draw.random() < 0.5,
         clocks=tuple(clocks),
         faults=tuple(faults),
         kills=frozenset(kills),
+        lost_writes=frozenset({("pod0", draw.randint(1, 8))} if draw.random() < 0.15 else ()),
+        services=services.replace("= 8000", AFTER) if draw.random() < 0.4 else services,
+        has_token=draw.random() < 0.5,
     )
-    writes = {("pod0", draw.randint(1, 8))} if draw.random() < 0.15 else set()
-    return replace(made, lost_writes=frozenset(writes))

@@ -14,7 +14,6 @@ from agent.decisions.items import StepOver
 from agent.decisions.probing import ALL_REDUCE, Answer
 from agent.decisions.worker import state as w
 from agent.plan.services import alone_ranks
-from agent.work.prepare import by_order
 from unit.simulated.agents import Agent, End
 from unit.simulated.rays import Raylet
 from unit.simulated.rules import said_by
@@ -52,7 +51,9 @@ class WorkerAgent(Agent):
             was_at=was_at,
         )
         self.go(self.link.run())
-        self.go(self._prepare())
+        for step in plan.steps:
+            if step.name in self.state.under_way:
+                self.go(self._run_step(step))
         leave = await self._decide(run)
         self._says_bye = True
         limit = _ANNOUNCE if leave.head_must_hear else _GOODBYE
@@ -138,12 +139,6 @@ class WorkerAgent(Agent):
             return
         machine.raylet = Raylet(at.cluster, machine)
         self.node.started_ray()
-
-    async def _prepare(self) -> None:
-        ordered = by_order(self.plan.steps)
-        for step in self.plan.steps:
-            if step not in ordered:
-                await self._run_step(step)
 
     async def _run_step(self, step: Any) -> None:  # noqa: ANN401 - a PrepareStep
         self.inbox.put(StepOver(step.name, await self.prepared(step)))

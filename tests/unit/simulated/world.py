@@ -139,6 +139,12 @@ class World:
         known = [path.split("/")[-2] for path in files if path.startswith(f"{RUNS}/")]
         return known[-1:]
 
+    def is_former_gone(self, machine: Machine) -> bool:
+        """Say whether what former heads of a disk ran is over for certain, or visible here."""
+        return all(
+            one.files is not machine.files or one.code is not None for one in self.former_heads
+        )
+
     def new_run_id(self) -> str:
         """Name a run."""
         self._runs += 1
