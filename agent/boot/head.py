@@ -223,8 +223,8 @@ class Head:
             case h.Keep(known):
                 self._keeper.keep(known, self._run.now())
             case h.StopJob(job):
-                tell, submitting = self._inbox.put, self._submitting
-                tasks.start_soon(stop_job, link, job, self._keeper.settled, submitting, tell)
+                about = (self._keeper.settled, self._inbox.put, self._submitting)
+                tasks.start_soon(stop_job, link, job, *about)
             case h.AskNodes(job):
                 tasks.start_soon(ask_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():

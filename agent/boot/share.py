@@ -150,11 +150,15 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
                 former.unlink(missing_ok=True)
         return str(size_of(log))
 
-    size = await in_thread(look, _LOOKED_LIMIT)
-    if not size:
-        late = f"{run.folder.path} does not answer within {_LOOKED_LIMIT:g} s"
-        say(f"{late}: output of an earlier attempt may be repeated", "warning")
-    return int(size or 0)
+    async def look_in_time() -> int:
+        size = await in_thread(look, _LOOKED_LIMIT)
+        if not size:
+            late = f"{run.folder.path} does not answer within {_LOOKED_LIMIT:g} s"
+            raise TimeoutError(f"{late}. Output of an earlier attempt may be repeated")
+        return int(size)
+
+    size = await run.best_effort(f"a look at {log.name}", look_in_time)
+    return size if isinstance(size, int) else 0
 
 
 def size_of(path: Path) -> int:

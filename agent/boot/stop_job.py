@@ -25,8 +25,8 @@ async def stop_job(
     link: RayLink | TorchrunLink,
     job_id: str,
     settled: Callable[[], Awaitable[None]],
-    submitting: Submitting,
     tell: Callable[[DriverSignaled], None],
+    submitting: Submitting,
 ) -> None:
     """Have a job stopped; a dashboard that hangs does not cost it its SIGTERM and its grace.
 

@@ -50,7 +50,7 @@ def test_ray_first_then_the_driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stopping.stop_job(link, "run-1", settled, Submitting(), told.append)
+                await stopping.stop_job(link, "run-1", settled, told.append, Submitting())
             tasks.cancel_scope.cancel()
 
     anyio.run(story)

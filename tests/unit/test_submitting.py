@@ -31,6 +31,10 @@ async def settled() -> None:
     """Have nothing to write down."""
 
 
+def nothing(_event: object) -> None:
+    """Report no event: no driver is signaled here."""
+
+
 def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> list[str]:
     """Return what is ordered where a job is stopped as its submission is made so."""
     link, submitting = Link(), Submitting()
@@ -49,7 +53,7 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
             if is_slow:
                 await handing_over.wait()
             with anyio.fail_after(20):
-                await stop_job(cast("RayLink", link), "run-1", settled, submitting, lambda _: None)
+                await stop_job(cast("RayLink", link), "run-1", settled, nothing, submitting)
 
     anyio.run(story)
     return link.orders
