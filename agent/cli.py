@@ -231,8 +231,8 @@ def _run_safely(command: list[str] | None) -> Outcome:
         return run.run(dict(os.environ), command)
     except AgentError:
         raise
-    except Exception:  # noqa: BLE001 - a bug before there is a folder to tell it in
-        return run.bug()
+    except Exception as failure:  # noqa: BLE001 - a bug before there is a folder to tell it in
+        return run.bug(failure)
 
 
 def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Annotated
+
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Count, Most, Seconds
 
 BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Seconds, from below; what takes longer is counted beyond the last."""
+_PLACES = len(BOUNDS) + 1
 
 
 @dataclass(frozen=True)
 class Latency:
     """Of one service, since its node's agent began."""
 
-    last: float = 0.0
-    total: float = 0.0
-    counts: tuple[int, ...] = (0,) * (len(BOUNDS) + 1)
+    last: Seconds = 0.0
+    total: Seconds = 0.0
+    counts: Annotated[tuple[Count, ...], Most(_PLACES, least=_PLACES)] = (0,) * _PLACES
     """Answers by bound: each counts once, at the first bound that it kept."""
 
     @property

@@ -12,9 +12,13 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.base.ranges import ExitCode
+
 
 BEFORE_ALL = "starting"
 """The phase of a run that could not begin."""
+HIGHEST_CODE = 255
+"""An exit code above it loses its higher bits: 1792 is 0, success."""
 
 
 class Kind(str, Enum):
@@ -34,7 +38,7 @@ class Outcome:
     """The end of a run, as the user reads it and as the other nodes hear it."""
 
     kind: Kind
-    exit_code: int
+    exit_code: ExitCode
     reason: str
     phase: str = ""
     culprit: str = ""
@@ -74,8 +78,8 @@ class Outcome:
     def from_dict(cls, data: Mapping[str, object]) -> Outcome:
         """Read what `to_dict` wrote; raises ValueError or KeyError where it is not that."""
         code = data["exit_code"]
-        if not isinstance(code, int):
-            raise ValueError(f"exit_code is {code!r}, not a whole number")  # noqa: TRY004 - one error type for bad data
+        if type(code) is not int or not 0 <= code <= HIGHEST_CODE:
+            raise ValueError(f"exit_code: expected a whole number from 0 to {HIGHEST_CODE}")
         return cls(
             kind=Kind(str(data["kind"])),
             exit_code=code,
@@ -90,8 +94,11 @@ class Outcome:
 
 
 def shell_code(returncode: int) -> int:
-    """Return a process's end as a shell tells it: 128+n for signal n."""
-    return 128 - returncode if returncode < 0 else returncode
+    """Return a process's end as a shell tells it: 128+n for signal n.
+
+    A code that no process can exit with, as others may report one, is the highest.
+    """
+    return min(128 - returncode if returncode < 0 else returncode, HIGHEST_CODE)
 
 
 def name_of_code(code: int) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -32,6 +32,22 @@ def mib(size: int) -> str:
 def without_controls(text: str) -> str:
     """Return a text without what only a terminal understands."""
     return _CONTROLS.sub("", text)
+
+
+def escaped(text: str) -> str:
+    """Return a text of one line in which nothing steers a terminal, and which can be encoded."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def all_escaped(data: Any) -> Any:  # noqa: ANN401 - whatever JSON has
+    """Return JSON data of another node with every text in them escaped."""
+    if isinstance(data, dict):
+        return {escaped(name): all_escaped(one) for name, one in data.items()}
+    if isinstance(data, list):
+        return [all_escaped(one) for one in data]
+    return escaped(data) if isinstance(data, str) else data
 
 
 def plain(text: str) -> str:

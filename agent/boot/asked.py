@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base.ranges import LONGEST_TAIL, TEXT
 from agent.boot.explained import logs_of_ray
 from agent.boot.looks import LOOKS, STACKS, Looks
 from agent.boot.probing import Prober
-from agent.control.fields import LONGEST_TAIL, LONGEST_TEXT
 from agent.control.protocol import MOST_ANSWERS
 from agent.decisions.probing import ALL_REDUCE
 from agent.plan.plan import AGENT_LOG
@@ -41,7 +41,8 @@ def prober_of(run: NodeRun) -> Prober:
 
         return await share(run, seat, place)
 
-    return Prober(run.plan, run.redactor.clean, lambda: run.run_id, all_reduce)
+    clean, best_effort = run.redactor.clean, run.best_effort
+    return Prober(run.plan, clean, lambda: run.run_id, all_reduce, best_effort)
 
 
 class Asked:
@@ -134,7 +135,7 @@ class Asked:
         tails: dict[str, str] = {}
 
         def read() -> str:
-            words = clean(tail_of(path, _TAIL_LINES, LONGEST_TEXT))
+            words = clean(tail_of(path, _TAIL_LINES, TEXT.longest))
             if outcome.is_failure:
                 _read_all(self._run, tails)
             return words

@@ -19,10 +19,11 @@ from agent.boot.head_start import start_ray
 from agent.boot.heard import Heard
 from agent.boot.job_command import Submission, submission
 from agent.boot.job_output import job_output
-from agent.boot.later_head import remembered, watch_record
+from agent.boot.later_head import memory_of, watch_record
 from agent.boot.lost_nodes import ask_nodes
 from agent.boot.news import News, as_recorded, with_memory
 from agent.boot.node_run import WRITE_LIMIT, stop_ray
+from agent.boot.outside import Guard
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.ray_watch import watch_ray
 from agent.boot.run_services import Services
@@ -32,17 +33,18 @@ from agent.boot.watched import Watched
 from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head import state as h
+from agent.decisions.head.notes import is_needed
 from agent.decisions.head.services import address_of
 from agent.decisions.items import HERE, Step
 from agent.decisions.shared import OrderKind, Said, StopAsked, Tick, Unfit
 from agent.plan import environment
-from agent.plan.plan import BRIDGE, versions
+from agent.plan.plan import BRIDGE
 from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
 from agent.runtime import driver
 from agent.runtime.inbox import Inbox
 from agent.runtime.last_words import in_thread
-from agent.work.services import REWARD, digest, reward_url
+from agent.work.services import REWARD, reward_url
 
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
     from agent.decisions.attempts import Attempt
     from agent.runtime.output import JobOutput
     from agent.runtime.process import Child
-    from agent.work.services import ServiceSpec
 
     Link = RayLink | TorchrunLink
 
@@ -74,8 +75,10 @@ class Head:
         self._services = Services(run, self._inbox.put)
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
-        goal = goal_of(run.plan, keeper, run.now())
+        self._steps = PrepareSteps(run)
+        goal = goal_of(run.plan, keeper, run.now(), run.done)
         self._state = head.first_state(goal)
+        self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
         self._prober = prober_of(run)
@@ -106,19 +109,19 @@ class Head:
         from agent.boot.shown import show_live  # noqa: PLC0415 - same
         from agent.boot.silence import SilenceWatch  # noqa: PLC0415 - same
         from agent.control.ranks import Ranks  # noqa: PLC0415 - same
-        from agent.control.reports import Expected, Reports  # noqa: PLC0415 - same
+        from agent.control.reports import Reports  # noqa: PLC0415 - same
+        from agent.control.room import Room, most_agents  # noqa: PLC0415 - same
 
-        services, record = digest(plan.all_services, plan.steps), self._keeper.record
-        expected = Expected(*versions(plan), services, record.fingerprint)
-        if plan.torchrun is None:
-            expected = replace(expected, job="")  # only the head has it
-        first = head_port.first_reply(self._keeper, self._state.attempt.number, plan.ports.gcs)
-        ranks = Ranks(record.ranks, self._keeper.given_ranks)
+        number = self._state.attempt.number
+        first = await head_port.first_reply(self._keeper, number, plan.ports.gcs)
+        most = most_agents(plan.topology.expected_workers)
         reports = Reports(
-            *(first, expected, self._inbox.put, run.now),
+            *(first, head_port.expected_of(plan, self._keeper), self._inbox.put, run.now),
             on_bye=self._on_bye,
-            ranks=ranks,
-            on_memory=self._on_memory,
+            ranks=Ranks(self._keeper.record.ranks, self._keeper.given_ranks, most),
+            on_memory=memory_of(self._keeper, self._inbox.put),
+            has_token=plan.token is not None,
+            room=Room(most, run.now, lambda key: is_needed(self._state, key, run.now())),
         )
         self._watched.asides = reports.asides
         site = site_of(
@@ -126,10 +129,11 @@ class Head:
             lambda: (*self._state.fleet.workers.values(),),
         )
         tasks.start_soon(run.watch_machine)
-        tasks.start_soon(self._heard.watch, reports, link, lambda: self._state)
+        tasks.start_soon(self._heard.watch, reports, link, lambda: self._state, self._inbox.put)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
-        tasks.start_soon(watch_record, self._keeper, self._inbox.put)
-        tasks.start_soon(show_live, self._watched, plan.settings.log)
+        tasks.start_soon(watch_record, run, self._keeper, self._inbox.put)
+        style = plan.settings.log
+        tasks.start_soon(run.best_effort, "the live view", show_live, self._watched, style)
         runner = await site.open([*begun.local, *begun.listens])
         try:
             outcome = await self._decide(tasks, reports, link)
@@ -147,28 +151,20 @@ class Head:
         if self._plan.own_ray is not None:
             from agent.boot.old_sessions import prune  # noqa: PLC0415 - while Ray boots
 
-            tasks.start_soon(prune, self._plan.own_ray.session)
+            run, session = self._run, self._plan.own_ray.session
+            tasks.start_soon(run.best_effort, "the removal of old sessions", prune, session)
         given = self._plan.topology.given_ray
         if given is not None:  # others start it, sooner or later
             gcs = (given.gcs_host, given.gcs_port)
             tasks.start_soon(watch_gcs, *gcs, 1.0, self._inbox.put, self._awaits_ray)
         tasks.start_soon(self._follow_ray, link)
         tasks.start_soon(self._look_after, 0)
-        for spec in self._plan.services:
-            tasks.start_soon(self._serve, spec)
-        if self._plan.steps:
-            tasks.start_soon(self._prepare)
+        for action in head.first_actions(self._state):
+            self._begin(tasks, action)
 
     def _on_bye(self, name: str, bye: Bye) -> None:
         """Keep a worker's last word; the decisions hear of its leaving as of any report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
-
-    def _on_memory(self, run_id: str, attempt: int, epoch: int) -> bool:
-        """Hear of a run from a worker that outlived its head; say whether that is weighed."""
-        known = remembered(self._keeper, run_id, attempt, epoch)
-        if known is not None:
-            self._inbox.put(known)
-        return known is not None
 
     def _take_up(self, run_id: str, attempts: int, epoch: int) -> None:
         self._keeper.take_up(run_id, attempts, epoch)
@@ -187,7 +183,7 @@ class Head:
             if self._news.is_news(event, self._state.fleet):
                 self._run.record(as_recorded(event))
             before = self._state.phase
-            self._state, actions = head.decide(self._state, event, self._run.now())
+            event, self._state, actions = self._guard.decided(self._state, event, self._run.now())
             self._watched.note(event)
             self._heard.note(event, before, self._state, reports)
             self._run.in_phase(self._state.phase.value)
@@ -202,11 +198,13 @@ class Head:
 
     def _publish(self, reports: Reports) -> None:
         state = self._state
+        submitted = state.attempt.number - (state.phase is h.Phase.BOOTING)
         reports.publish(
             epoch=self._keeper.epoch,
             run_id=self._keeper.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
+            fingerprint=self._keeper.proof(submitted),
             ray_ready=(state.gcs_answers and state.ray.step is not Step.LOST)
             or state.goal.by_torchrun,  # which has no Ray to wait for
             verdict=state.told_verdict,
@@ -225,15 +223,13 @@ class Head:
             case h.Keep(known):
                 self._keeper.keep(known, self._run.now())
             case h.StopJob(job):
-                tasks.start_soon(stop_job, link, job, self._keeper.settled)
+                tasks.start_soon(stop_job, link, job, self._keeper.settled, self._inbox.put)
             case h.AskNodes(job):
-                nodes = {} if self._plan.own_ray is None else dict(self._state.fleet.alive)
-                port = self._plan.ports.node_manager
-                tasks.start_soon(ask_nodes, job, nodes, port, self._inbox.put)
+                tasks.start_soon(ask_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():
                 await self._start_ray_again(tasks, link)
-            case h.StartService(name, node, generation) if node == HERE:
-                tasks.start_soon(self._serve, self._plan_service(name), generation)
+            case h.StartService(node=node) | h.RunStep(node=node) if node == HERE:
+                self._begin(tasks, action)
             case h.StartService(name, node, generation):
                 reports.order(node, OrderKind.START_SERVICE, name, generation)
             case h.RunStep(name, node):
@@ -244,16 +240,25 @@ class Head:
                 reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
             case h.TakeUp(run_id, attempts, epoch):
                 self._take_up(run_id, attempts, epoch)
+                await self._keeper.settled()
             case h.Retry(ended):
                 await self._clear_away(ended, link)
                 tasks.start_soon(self._look_after, ended.number)
 
-    async def _serve(self, spec: ServiceSpec, generation: int = 1) -> None:
+    def _begin(self, tasks: anyio.abc.TaskGroup, action: h.HeadAction) -> None:
+        """Start something on this node."""
+        match action:
+            case Said():
+                self._run.speak(action)
+            case h.StartService(name, _, generation):
+                tasks.start_soon(self._serve, name, generation)
+            case h.RunStep(name):
+                tasks.start_soon(self._prepare, name)
+
+    async def _serve(self, name: str, generation: int) -> None:
+        spec = next(spec for spec in self._plan.services if spec.name == name)
         env = environment.for_service(self._env, self._plan.settings)
         await self._services.serve(spec, self._place, env, generation)
-
-    def _plan_service(self, name: str) -> ServiceSpec:
-        return next(spec for spec in self._plan.services if spec.name == name)
 
     # --- what comes up --------------------------------------------------------------------------
 
@@ -271,6 +276,7 @@ class Head:
             await stop_ray(hung, 0.0)
             await self._forget_ray(link)
         self._keeper.new_epoch(self._plan.topology.node_name)
+        await self._keeper.settled()
         self._ray = await start_ray(self._run, self._place, self._env)
         tasks.start_soon(self._watch_ray, self._ray)
 
@@ -292,14 +298,10 @@ class Head:
         with self._bridge_scope:
             await link.run()
 
-    async def _prepare(self) -> None:
+    async def _prepare(self, name: str) -> None:
+        step = next(step for step in self._plan.steps if step.name == name)
         env = environment.for_prepare(self._env, self._plan.settings)
-        steps = PrepareSteps(self._run)
-        for step in self._plan.steps:
-            failure = await steps.run(step, self._place, env)
-            self._inbox.put(h.StepOver(step.name, failure))
-            if failure:
-                return
+        self._inbox.put(h.StepOver(name, await self._steps.run(step, self._place, env)))
 
     # --- the job --------------------------------------------------------------------------------
 
@@ -314,7 +316,7 @@ class Head:
         for said in made.said:
             self._run.speak(said)
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
-        about = (job_id, state.checkpoint, nodes, state.required)
+        about = (job_id, state.checkpoint, nodes, state.required, state.attempt.places)
         self._keeper.submitted(state.attempt.number, *about)
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
@@ -360,7 +362,7 @@ class Head:
     async def _look_after(self, attempt: int) -> None:
         from agent.boot.saved import look_after  # noqa: PLC0415 - while Ray boots
 
-        self._inbox.put(await look_after(self._plan, attempt))
+        self._inbox.put(await look_after(self._run, attempt))
 
     async def _finish_output(self) -> None:
         """Pass on what is left of an attempt's output."""

@@ -9,7 +9,9 @@ from agent.base.errors import PreflightError
 from agent.base.outcome import Kind
 from agent.control.sockets import bind
 from agent.plan.listeners import may_listen_on
+from agent.plan.plan import versions
 from agent.record.log import say
+from agent.work.services import digest
 
 if TYPE_CHECKING:
     import socket
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Reply
-    from agent.control.reports import Reports
+    from agent.control.reports import Expected, Reports
     from agent.decisions.head.state import HeadState
     from agent.plan.plan import Plan
 
@@ -40,21 +42,29 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
         return []  # the refusal at hand says more
 
 
-def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
-    """Return what workers hear before anything was decided."""
+async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
+    """Return the reply that workers get before anything was decided, once its epoch is on disk."""
     from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
     from agent.decisions.head.state import Phase  # noqa: PLC0415 - same
 
-    where, fingerprint = (keeper.epoch, keeper.run_id), keeper.record.fingerprint
+    await keeper.settled()
     return Reply(
-        *where,
+        *(keeper.epoch, keeper.run_id),
         phase=Phase.BOOTING.value,
         ray_ready=False,
         gcs_port=gcs_port,
         news=0,
         attempt=attempt,
-        fingerprint=fingerprint,
+        fingerprint=keeper.proof(attempt - 1),
     )
+
+
+def expected_of(plan: Plan, keeper: RunKeeper) -> Expected:
+    """Return what workers must agree with this head about; its command, where they start it."""
+    from agent.control.reports import Expected  # noqa: PLC0415 - while Ray boots
+
+    job = "" if plan.torchrun is None else keeper.record.fingerprint
+    return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
 
 
 def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:

@@ -55,6 +55,8 @@ class Heard:
 
     def note(self, event: HeadEvent, before: Phase, state: HeadState, reports: Reports) -> None:
         """Ask for logs where what has happened may soon be hard to tell."""
+        if isinstance(event, h.WorkerReplaced):
+            self._complaints.pop(event.key, None)
         if isinstance(event, h.WorkerReported):
             for name in self._worth_a_look(event.worker):
                 reports.order(event.worker.key, OrderKind.SEND_LOG, name)
@@ -68,11 +70,17 @@ class Heard:
     def _rays(self) -> tuple[str, ...]:
         return () if self._run.plan.own_ray is None else ("ray",)
 
-    async def watch(self, reports: Reports, link: Link, look: Callable[[], HeadState]) -> None:
+    async def watch(
+        self,
+        reports: Reports,
+        link: Link,
+        look: Callable[[], HeadState],
+        tell: Callable[[HeadEvent], None],
+    ) -> None:
         """Look for a job that shows no sign of work, for as long as the run lives."""
         from agent.boot.stall import StallWatch  # noqa: PLC0415 - while Ray boots
 
-        await StallWatch(self._run, reports, self._watched, link, look).run()
+        await StallWatch(self._run, reports, self._watched, link, look, tell).run()
 
     def _worth_a_look(self, worker: Worker) -> tuple[str, ...]:
         """Name the logs that may tell of a worker's complaint, where that is a new one."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING
 
+from agent.base.ranges import ITEMS, MOST_ADDRESSES
 from agent.control.protocol import Hello
 from agent.plan.plan import versions
 from agent.settings.jobs import TORCHRUN
@@ -15,7 +17,9 @@ from agent.work.services import digest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.base.ranges import Addresses
     from agent.control.protocol import Reply
+    from agent.node.facts import Facts
     from agent.plan.plan import Plan
 
 
@@ -38,12 +42,34 @@ def hello_of(plan: Plan, last: Reply | None, attempt: int, clean: Callable[[str]
         run_id="" if last is None else last.run_id,
         attempt=attempt,
         fingerprint="" if last is None else last.fingerprint,
-        facts=plan.facts,
+        facts=as_told(plan.facts),
         clock=time.time(),
         findings=tuple(
             replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
         ),
     )
+
+
+def as_told(facts: Facts) -> Facts:
+    """Return a machine's facts with no more of its long lists than a hello may have.
+
+    A machine of Kubernetes has thousands of interfaces and addresses, the first of which are its
+    own; a folder for temporary files may have as many names in it.
+    """
+    folder, most = facts.ray_temp, ITEMS.items
+    if folder is not None:
+        folder = replace(folder, strangers=folder.strangers[:most])
+    return replace(
+        facts,
+        interfaces=_first(facts.interfaces),
+        known_names=_first(facts.known_names),
+        reserved_ports=facts.reserved_ports[:most],
+        ray_temp=folder,
+    )
+
+
+def _first(found: Addresses) -> Addresses:
+    return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), ITEMS.items)}
 
 
 def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:

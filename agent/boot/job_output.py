@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.record.files import safe
 from agent.runtime.output import JobOutput, WithoutPreamble, driver_log
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def job_output(
     """
     session, mirror = run.plan.launch.session, None
     if session is None:  # the driver's output is on another machine
-        source = mirror = run.folder.file("ray-job.log")
+        source = mirror = run.folder.file(f"ray-job.{safe(job_id)}.log")
     else:
         source = driver_log(session, job_id)
         run.node.in_session(str(source.parents[1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.decisions.worker.state import KeptRay
+from agent.decisions.worker.state import KeptRay, Phase
 
 if TYPE_CHECKING:
     from agent.boot.node_run import NodeRun
@@ -22,7 +22,17 @@ def kept_ray(run: NodeRun) -> KeptRay | None:
     return KeptRay(was.epoch, was.head_ip, run.run_id, was.attempt, run.at(was.unreached or None))
 
 
+def had_agent(run: NodeRun) -> bool:
+    """Say whether a head's agent answered the killed agent in whose stead this one goes on."""
+    return run.left is not None and run.left.record.epoch > 0
+
+
 def note_reach(run: NodeRun, before: WorkerState, after: WorkerState) -> None:
-    """Keep since when the head is out of reach, for an agent that goes on in this one's stead."""
+    """Keep since when the head is out of reach, for an agent that goes on in this one's stead.
+
+    Its epoch is kept from the first answer on: it shows that the head has an agent.
+    """
+    if after.phase is Phase.FINDING and after.epoch != before.epoch:
+        run.node.in_epoch(after.epoch or 0, after.head_ip or "", 0)
     if before.unreached != after.unreached:
         run.node.out_of_reach(0.0 if after.unreached is None else run.started + after.unreached)

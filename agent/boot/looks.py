@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.record.log import say
+from agent.runtime.best_effort import Failure
 
 if TYPE_CHECKING:
     from agent.boot.node_run import NodeRun
@@ -33,8 +34,10 @@ class Looks:
         """When this node's share of the job had written something last, as of the last look."""
 
     async def tell(self, what: str, submission_id: str | None = None) -> str:
-        """Return one of both."""
-        return await (self.busy(submission_id) if what == BUSY else self.stacks(submission_id))
+        """Return one of both, or why there is none: a look that fails is no sign of an idle job."""
+        look = self.busy if what == BUSY else self.stacks
+        text = await self._run.best_effort(f"a look at the job here ({what})", look, submission_id)
+        return f"it cannot be looked at: {text.reason}" if isinstance(text, Failure) else text
 
     async def busy(self, submission_id: str | None = None) -> str:
         """Say what works for the job here, or that nothing does."""

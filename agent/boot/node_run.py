@@ -14,6 +14,7 @@ from agent.record.node_record import FILE as NODE
 from agent.record.node_recorder import NodeRecorder
 from agent.record.outcome_file import write_outcome
 from agent.runtime import orphans
+from agent.runtime.best_effort import BestEffort
 from agent.runtime.exiting import in_time
 from agent.runtime.memory_watch import MemoryWatch
 from agent.runtime.process import Child
@@ -72,6 +73,8 @@ class NodeRun:
         own = folder.own if left is None else folder.own.taken_over(left.record)
         self.node = NodeRecorder(own, partial(folder.steady, NODE), _warn, disk)
         disk.of(lambda: folder.path)
+        self.best_effort = BestEffort()
+        """Runs optional tasks: their failures never end the run."""
         self.memory = MemoryWatch()
         self.node.counted(self.memory.kills.number)
         keep_in(partial(folder.file, "agent.log"))
@@ -102,6 +105,11 @@ class NodeRun:
         from agent.record.waits import WaitTeller  # noqa: PLC0415 - as with events
 
         return WaitTeller(self.record, say)
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """Return the prepare steps that a killed agent has finished here."""
+        return () if self.left is None else self.left.record.done
 
     def now(self) -> float:
         """Return the run's clock: seconds since the agent's start."""
@@ -151,16 +159,19 @@ class NodeRun:
     async def watch_machine(self, on_memory: Callable[[], None] = lambda: None) -> None:
         """Tell of a disk of the run folder that stalls, and of memory that ran out."""
 
-        async def look() -> NotYet:
+        async def look() -> None:
             disk.look()
             told = self.memory.look()
             if told:
                 _warn(told)
                 on_memory()
             self.node.counted(self.memory.kills.number)
+
+        async def turn() -> NotYet:
+            await self.best_effort("a look at disk and memory", look)
             return NotYet()
 
-        await until(look, None, step=_STEP, longest=_STEP)
+        await until(turn, None, step=_STEP, longest=_STEP)
 
     def show_waits(self, waits: tuple[Wait, ...]) -> None:
         """Tell of what is waited for, as it changes."""

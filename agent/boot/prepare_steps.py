@@ -1,9 +1,10 @@
-"""Prepare steps of this node: run one after another, skipped where done before, told as they go."""
+"""Prepare steps of this node: run side by side, skipped where done before, told as they go."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +28,12 @@ _LONGEST_LINE = 200
 
 
 class PrepareSteps:
-    """Runs prepare steps, each when those before it are over."""
+    """Runs prepare steps; the decisions say when each may start."""
 
     def __init__(self, run: NodeRun) -> None:
         self._run = run
-        self._turn = anyio.Lock()
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        """By step: one that is run again waits for the end of what was stopped."""
         self._under_way: set[anyio.CancelScope] = set()
 
     async def run_unless_stopped(
@@ -47,14 +49,14 @@ class PrepareSteps:
         return None
 
     def stop(self) -> None:
-        """Stop what runs, and what waits for its turn; a later run begins when it has ended."""
+        """Stop what runs; a later run of the same step begins when it has ended."""
         for scope in self._under_way:
             scope.cancel()
 
     async def run(self, step: PrepareStep, place: Place, env: Mapping[str, str]) -> str:
         """Run a step to its end, unless its marker is there; return '' or how it failed."""
-        async with self._turn:
-            if self._run.left is not None and step.name in self._run.left.record.done:
+        async with self._turns[step.name]:
+            if step.name in self._run.done:
                 return ""
             marker = None if step.once is None else Path(place.fill(step.once))
             if marker is not None and await anyio.to_thread.run_sync(marker.exists):

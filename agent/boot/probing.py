@@ -14,6 +14,7 @@ from agent.checks.links import SLOW
 from agent.control.sample import draw
 from agent.decisions.probing import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer, Answered
 from agent.plan.waits import PROBE_LIMIT, SAMPLE_LIMIT
+from agent.runtime.best_effort import BestEffort, Failure
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import REWARD, Scores, reward_url
@@ -48,11 +49,13 @@ class Prober:
         clean: Callable[[str], str],
         run_id: Callable[[], str] = str,
         all_reduce: Callable[[Seat, Place], Awaitable[Answer]] | None = None,
+        best_effort: BestEffort | None = None,
     ) -> None:
         self._plan = plan
         self._clean = clean
         self._run_id = run_id
         self._all_reduce = all_reduce
+        self._best_effort = best_effort or BestEffort()
         self._room: anyio.CapacityLimiter | None = None
         self._one_sample = asyncio.Lock()
 
@@ -60,13 +63,18 @@ class Prober:
         """Try it; `at` is the address of the fellow node, '' for the head's."""
         self._room = self._room or anyio.CapacityLimiter(_AT_ONCE)
         async with self._room:
-            if probe == ALL_REDUCE and seat is not None and self._all_reduce is not None:
-                made = await self._all_reduce(seat, place)
-            elif probe == SAMPLE:
-                made = await self._sample(at, place)
-            else:
-                made = await (self._score(at, place) if probe == SCORE else self._reach(at))
+            made = await self._best_effort(
+                f"the probe {probe!r}", self._try, probe, at, place, seat
+            )
+        made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
         return replace(made, evidence=self._clean(made.evidence))
+
+    async def _try(self, probe: str, at: str, place: Place, seat: Seat | None) -> Answer:
+        if probe == ALL_REDUCE and seat is not None and self._all_reduce is not None:
+            return await self._all_reduce(seat, place)
+        if probe == SAMPLE:
+            return await self._sample(at, place)
+        return await (self._score(at, place) if probe == SCORE else self._reach(at))
 
     async def here(
         self,

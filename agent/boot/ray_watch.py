@@ -38,7 +38,7 @@ async def watch_ray(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(watch_gcs, *gcs, 0.1, tell, is_awaited)
         tasks.start_soon(parts.watch)
-        tasks.start_soon(watch_helpers, child, tell_of_hangs)
+        tasks.start_soon(watch_helpers, child, tell_of_hangs, run.best_effort)
         code = await child.wait()
         tasks.cancel_scope.cancel()
     run.child_ended(child)

@@ -171,7 +171,7 @@ def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
         orphans.kill_descendants()
-        outcome = _bundled(node_run, bug() if error is None else error.outcome())
+        outcome = _bundled(node_run, bug(failure) if error is None else error.outcome())
     from agent.record.events import Ended  # noqa: PLC0415 - Ray's start need not wait for it
 
     node_run.record(Ended(round(node_run.now(), 3)))
@@ -184,14 +184,21 @@ def _bundled(node_run: NodeRun, outcome: Outcome) -> Outcome:
     return bundled_at_once(node_run, outcome)
 
 
-def bug() -> Outcome:
-    """Log the exception at hand; return the outcome that asks for a report."""
-    trace = traceback.format_exc()
-    for line in trace.splitlines():
+def bug(failure: Exception) -> Outcome:
+    """Log an exception; return the outcome that asks for a report."""
+    for line in "".join(traceback.format_exception(failure)).splitlines():
         say(line, "error")
-    last = trace.strip().splitlines()[-1]
     remedy = "Please report it with agent.log"
-    return Outcome(Kind.BUG, 70, f"a bug in the agent: {last}", remedy=remedy)
+    return Outcome(Kind.BUG, 70, f"a bug in the agent: {_in_one_line(failure)}", remedy=remedy)
+
+
+def _in_one_line(failure: BaseException) -> str:
+    """Return an exception's type and the first line of its message; of a group, its first one's."""
+    inner = getattr(failure, "exceptions", ())
+    if inner:
+        return _in_one_line(inner[0])
+    message = str(failure).strip().splitlines()
+    return ": ".join([type(failure).__name__, *message[:1]])
 
 
 async def _story(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 from agent.decisions.attempts import is_loss, spent
 from agent.record.disk_thread import Latest
 from agent.record.files import FileLock, iso_time, safe
-from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch
+from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch, proof_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from agent.base.outcome import Outcome
@@ -44,6 +44,7 @@ class RunKeeper:
         self._root = root
         self._writer: Latest[RunRecord] = Latest("run.json", self._write)
         self._lock = chosen.lock  # held for as long as we are there
+        self._former_head = chosen.former_head
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
         self._decided: Outcome | None = None
@@ -57,6 +58,7 @@ class RunKeeper:
                 self._decided = self._decided or end
             before = before.after_a_lost_head(iso_time(time.time()), end)
         self.record = before or new
+        self._epoch = self.record.epoch
         self._writer.start()
 
     def begin(self) -> None:
@@ -102,13 +104,26 @@ class RunKeeper:
 
     @property
     def former_nodes(self) -> tuple[str, ...]:
-        """Return the workers of the last attempt, where another follows it."""
-        return self.attempts[-1].nodes if self.is_between_attempts else ()
+        """Return the nodes that may still run the last attempt, where another follows it.
+
+        Its workers; and its head, where the driver runs, unless that is known to be over.
+        """
+        if not self.is_between_attempts:
+            return ()
+        return (*self.attempts[-1].nodes, *filter(None, [self._former_head]))
 
     @property
     def epoch(self) -> int:
-        """Return the name of the Ray that was started last; a later one has a higher number."""
-        return self.record.epoch
+        """Return the number of the head's Ray that workers may follow; a later one has a higher.
+
+        It changes with `settled` alone: the next agent must find on the disk what workers follow,
+        or its own former epoch would supersede it.
+        """
+        return self._epoch
+
+    def proof(self, submitted: int) -> str:
+        """Return what workers show to a later head of this job, after so many attempts."""
+        return proof_of(self.record.fingerprint, self.run_id, submitted, self.epoch)
 
     def new_epoch(self, head: str) -> None:
         """Name the Ray that is about to start."""
@@ -152,23 +167,29 @@ class RunKeeper:
             lock.take()
             self._lock = lock
 
-    def submitted(
+    def submitted(  # noqa: PLR0913 - what a next agent must know of it
         self,
         number: int,
         submission_id: str,
         checkpoint: int | None = None,
         nodes: tuple[str, ...] = (),
         required: int | None = None,
+        places: Mapping[str, str] | None = None,
     ) -> None:
         """Note that an attempt begins, from which step on it may go, and on which workers.
 
-        So many of these are `required`.
+        So many of those at its `places`, address to name, are `required`.
         """
         from agent.record.moments import moment  # noqa: PLC0415 - while Ray boots
 
         now = iso_time(time.time())
-        record = self.record.begin(number, submission_id, now, checkpoint, nodes)
-        began = {"began": moment(0.0), "required": len(nodes) if required is None else required}
+        lock = 0 if self._lock is None else self._lock.inode
+        record = self.record.begin(number, submission_id, now, checkpoint, nodes, lock)
+        began = {
+            "began": moment(0.0),
+            "required": len(nodes) if required is None else required,
+            "places": {**(places or {})},
+        }
         self._keep(record.knowing(number, began))
 
     def keep(self, known: Underway, now: float) -> None:
@@ -196,7 +217,9 @@ class RunKeeper:
         """Wait until what was noted is on the disk, though not for long where that stalls."""
         import anyio  # noqa: PLC0415 - loaded long before
 
+        epoch = self.record.epoch
         await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
+        self._epoch = max(self._epoch, epoch)
 
     def served_by(self, nodes: Iterable[str]) -> None:
         """Note who is there while an attempt runs: Ray may use whoever joins."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
@@ -14,7 +15,7 @@ from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
 from agent.decisions.head.state import Phase
 from agent.decisions.items import HERE
-from agent.decisions.stall import Quiet, following, step
+from agent.decisions.stall import Quiet, StalledSinceLoss, following, step
 from agent.plan.show import duration
 from agent.record.log import say
 from agent.runtime.last_words import in_thread
@@ -42,19 +43,21 @@ _REMEDY = (
 class StallWatch:
     """Looks at a quiet job now and then, and at its stacks once it has been quiet for too long."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all that it looks at
         self,
         run: NodeRun,
         reports: Reports,
         watched: Watched,
         link: RayLink | TorchrunLink,
         look: Callable[[], HeadState],
+        tell: Callable[[StalledSinceLoss], None],
     ) -> None:
         self._run = run
         self._reports = reports
         self._watched = watched
         self._link = link
         self._look = look
+        self._tell_head = tell
         self._own = Looks(run)
         self._limit = run.plan.settings.stall
         self._quiet: Quiet | None = None
@@ -64,19 +67,24 @@ class StallWatch:
         if not self._limit or self._run.plan.job is None:
             return
         pause = step(self._limit)
-        await until(self._once, None, step=pause, longest=pause)
 
-    async def _once(self) -> NotYet:
+        async def turn() -> NotYet:
+            await self._run.best_effort("a look for a job without a sign of work", self._once)
+            return NotYet()
+
+        await until(turn, None, step=pause, longest=pause)
+
+    async def _once(self) -> None:
         """Take in what is known of the attempt that runs; look at the nodes where it is quiet."""
         state, now = self._look(), self._run.now()
         runs = state.phase is Phase.RUNNING
-        quiet = following(self._quiet, state.attempt.number if runs else None, now)
+        number, lost = state.attempt.number if runs else None, bool(state.attempt.gone)
+        quiet = following(self._quiet, number, now, lost_a_node=lost)
         if quiet is not None:
             quiet = quiet.worked(self._run.at(self._watched.job.heard))
         if quiet is not None and quiet.wants_a_look(self._limit, now):
             quiet = await self._looked(quiet, state)
         self._quiet = quiet
-        return NotYet()
 
     async def _looked(self, quiet: Quiet, state: HeadState) -> Quiet:
         """Look for work on all nodes, then at Ray's tasks; tell of a job that shows neither."""
@@ -93,7 +101,7 @@ class StallWatch:
         if not quiet.is_over(self._limit, self._run.now()) or not self._is_on(quiet):
             return quiet
         await self._tell(quiet, state)
-        return Quiet(quiet.attempt, quiet.since, is_told=True)
+        return replace(quiet, is_told=True)
 
     def _is_on(self, quiet: Quiet) -> bool:
         """Say whether the attempt still runs, and has written nothing meanwhile."""
@@ -117,6 +125,8 @@ class StallWatch:
         finding = Finding("stall", Level.WARN, f"{what}{'' if fault else where}", _REMEDY)
         self._watched.stalls = (*self._watched.stalls, finding)
         say(finding.sentence(), "warning")
+        if quiet.lost_a_node:
+            self._tell_head(StalledSinceLoss(quiet.attempt, long))
 
     async def _ask_all(self, what: str, limit: float, state: HeadState) -> dict[str, str]:
         """Ask this node and all workers that are there, side by side; who says nothing is named."""

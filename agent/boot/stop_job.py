@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.decisions.head.state import DriverSignaled
 from agent.record.log import say
 from agent.runtime import driver
 
@@ -20,7 +21,10 @@ TAKEN_WITHIN = 5.0
 
 
 async def stop_job(
-    link: RayLink | TorchrunLink, job_id: str, settled: Callable[[], Awaitable[None]]
+    link: RayLink | TorchrunLink,
+    job_id: str,
+    settled: Callable[[], Awaitable[None]],
+    tell: Callable[[DriverSignaled], None],
 ) -> None:
     """Have a job stopped; a dashboard that hangs does not cost it its SIGTERM and its grace.
 
@@ -32,5 +36,6 @@ async def stop_job(
         return
     asked = driver.ask_to_end(job_id)
     if asked:  # else it runs on another machine, or is over
+        tell(DriverSignaled(job_id))
         mute = f"Ray did not take the stop of the job within {TAKEN_WITHIN:g} s"
         say(f"{mute}: SIGTERM sent to its driver itself ({asked})", "warning")

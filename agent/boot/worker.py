@@ -16,9 +16,10 @@ from agent.boot.asked import Asked
 from agent.boot.clear_away import clear_away
 from agent.boot.explained import explained
 from agent.boot.hello import hello_of
-from agent.boot.kept_ray import kept_ray, note_reach
+from agent.boot.kept_ray import had_agent, kept_ray, note_reach
 from agent.boot.node_run import NodeRun, stop_ray
 from agent.boot.old_sessions import prune
+from agent.boot.outside import Guard
 from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.run_services import Services
 from agent.boot.share import Share
@@ -41,7 +42,6 @@ from agent.runtime.probes import port_answers
 from agent.runtime.ray_parts import RayParts
 from agent.runtime.waiting import NotYet, until
 from agent.settings.jobs import NO_JOB
-from agent.work.prepare import by_order
 from agent.work.where import Place
 
 if TYPE_CHECKING:
@@ -69,7 +69,8 @@ class Worker:
         self._services = Services(run, self._inbox.put)
         self._steps = PrepareSteps(run)
         self._share = Share(run, self._inbox.put)
-        self._state = worker.first_state(self._goal(), kept_ray(run))
+        self._state = worker.first_state(self._goal(), kept_ray(run), has_agent=had_agent(run))
+        self._guard = Guard(worker.decide, w.FROM_OUTSIDE, run.record)
         self._reply: Reply | None = None
         """The head's last word, for the hello to a head that was started anew."""
         self._asked = Asked(run)
@@ -105,9 +106,13 @@ class Worker:
             else:
                 tasks.start_soon(self._serve, sockets)
                 if plan.own_ray is not None:
-                    tasks.start_soon(prune, plan.own_ray.session)
-                if plan.steps:
-                    tasks.start_soon(self._prepare)
+                    pruned = ("the removal of old sessions", prune, plan.own_ray.session)
+                    tasks.start_soon(self._run.best_effort, *pruned)
+                for step in plan.steps:
+                    if step.name in self._state.under_way:
+                        tasks.start_soon(self._run_step, step, Place())
+                for said in worker.first_words(self._state):
+                    self._run.speak(said)
             leave = await self._decide(tasks, link)
             leave = replace(leave, outcome=await explained(self._run, leave.outcome))
             outcome = await self._leave(link, leave)
@@ -146,7 +151,7 @@ class Worker:
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
             before = self._state
-            self._state, actions = worker.decide(self._state, event, self._run.now())
+            event, self._state, actions = self._guard.decided(self._state, event, self._run.now())
             self._run.in_phase(self._state.phase.value)
             note_reach(self._run, before, self._state)
             for action in actions:
@@ -245,21 +250,13 @@ class Worker:
         await clear_away("Ray", None)
         self._inbox.put(w.RayExited(await parts.end_sentence(code)))
 
-    async def _prepare(self) -> None:
-        """Run what needs no order of the head's."""
-        ordered = by_order(self._plan.steps)
-        for step in self._plan.steps:
-            if step not in ordered and not await self._run_step(step, Place()):
-                return
-
-    async def _run_step(self, step: PrepareStep, place: Place) -> bool:
-        """Run a step and tell how it went; say whether it succeeded."""
+    async def _run_step(self, step: PrepareStep, place: Place) -> None:
+        """Run a step and tell how it went."""
         full = self._plan.environment_before_addresses()
         env = environment.for_prepare(full, self._plan.settings)
         failure = await self._steps.run_unless_stopped(step, place, env)
         if failure is not None:
             self._inbox.put(StepOver(step.name, failure))
-        return failure == ""
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         """Serve this node's own probes and status: on loopback, and on its address.

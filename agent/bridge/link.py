@@ -10,6 +10,8 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agent.decisions.head import state as h
 from agent.decisions.verdict import JobReport
+from agent.node.process_limits import NoRoomError
+from agent.record.log import say
 from agent.runtime.process import Child
 
 if TYPE_CHECKING:
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _LONGEST_LINE = 1 << 22
+_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
+"""Between two starts of a bridge."""
 
 
 class RayLink:
@@ -47,9 +51,7 @@ class RayLink:
         """Keep a bridge up until cancelled; a new one is told what the old one knew."""
         try:
             while True:
-                self._child = await Child.start_piped(
-                    "ray bridge", self._argv, self._env, self._log
-                )
+                self._child = await self._start()
                 self._note_child(self._child)
                 for order in self._standing:
                     await self._send(order)
@@ -61,11 +63,30 @@ class RayLink:
                 self._tell(
                     h.RaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
                 )
-                await anyio.sleep(0.5)  # a bridge that dies at once must not be restarted in a spin
+                await anyio.sleep(_PAUSE)  # one that ends at once must not be restarted in a spin
         finally:
             if self._child is not None:
                 with anyio.CancelScope(shield=True):
                     await self._child.stop(0.5)
+
+    async def _start(self) -> Child:
+        """Start a bridge, and try again where that fails: a running job does not need it.
+
+        The deadlines of the head's waits end this.
+        """
+        pause = _PAUSE
+        while True:
+            try:
+                return await Child.start_piped("ray bridge", self._argv, self._env, self._log)
+            except NoRoomError as error:
+                why = error.sentence()
+            except OSError as error:
+                why = f"the ray bridge could not be started: {error.strerror}"
+            if pause == _PAUSE:
+                say(f"{why}. It is tried again", "warning")
+            self._tell(h.RaySilent(why))
+            await anyio.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
 
     async def submit(
         self,
@@ -158,6 +179,7 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one cas
                         *(n["id"], n["ip"], n["head"], n["gpus"], n["alive"]),
                         cpus=n["cpus"],
                         memory=n["memory"],
+                        port=n["port"],
                     )
                     for n in data["nodes"]
                 )

@@ -46,6 +46,7 @@ class GcsNodes:
             {
                 "id": node_id.hex(),
                 "ip": info.node_manager_address,
+                "port": info.node_manager_port,
                 "alive": info.state == 0,
                 "head": info.is_head_node,
                 **_resources(dict(info.resources_total)),

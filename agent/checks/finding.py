@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Required
 
 
 class Level(str, Enum):
@@ -19,7 +23,7 @@ class Level(str, Enum):
 class Finding:
     """One check's word on this machine."""
 
-    check: str
+    check: Required
     level: Level
     what: str
     remedy: str = ""

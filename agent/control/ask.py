@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base.addresses import in_url
 from agent.base.ports import port_map
+from agent.base.words import all_escaped
 from agent.control.http import ask
 from agent.settings import load
 from agent.topology.platforms import port_base
@@ -109,7 +110,7 @@ def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, st
     if answer.status != 200:
         return None, f"{where}: {answer.evidence or f'it answered {answer.status}'}"
     try:
-        data = json.loads(answer.body)
+        data = all_escaped(json.loads(answer.body))
     except (ValueError, RecursionError):
         data = None
     if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 
 from agent.base.addresses import in_url
+from agent.base.words import escaped
+from agent.control.fields import UnreadableError
 from agent.control.protocol import LONGEST_HOLD, REPORT_PATH, Hello, Reply, Report, skew
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
@@ -77,6 +79,7 @@ class HeadLink:
         self._followed = was_at
         """The address of the head that was followed last."""
         self._said: Report | None = None
+        self._sequence = 0
         self._news = -1
         self._changed = anyio.Event()
         self._silent_since: float | None = None
@@ -120,11 +123,14 @@ class HeadLink:
             step = min(step * 1.5, _LONGEST_STEP)
 
     async def _tell_former(self, session: aiohttp.ClientSession, ip: str) -> None:
-        """Let the head that was followed before hear of the later one, if it lives still."""
+        """Report the later head to the one that was followed before, if that one is still there.
+
+        The hello names the run to which the epoch belongs.
+        """
         import aiohttp  # noqa: PLC0415 - late, as on the head
 
         assert self._said is not None  # noqa: S101 - one was followed, by reports
-        body = replace(self._said, epoch=self._epoch).to_dict()
+        body = replace(self._said, epoch=self._epoch, hello=self._hello()).to_dict()
         with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
             async with session.post(f"http://{self._at(ip)}{REPORT_PATH}", json=body):
                 pass
@@ -160,7 +166,7 @@ class HeadLink:
     async def _exchange(self, session: aiohttp.ClientSession, ip: str) -> _Unheard | None:
         """Send one report and take the reply; a change here cuts the wait for news short."""
         self._changed = anyio.Event()
-        self._said = report = self._report(source_towards(ip) or "")
+        self._said = report = self._next_report(ip)
         hold = LONGEST_HOLD if self._news >= 0 else 0.0
         unheard: _Unheard | None = None  # also where it was cut short
         async with anyio.create_task_group() as group:
@@ -173,6 +179,11 @@ class HeadLink:
             unheard = await self._send(session, ip, report, hold)
             group.cancel_scope.cancel()
         return unheard
+
+    def _next_report(self, ip: str) -> Report:
+        """Return a report with its number: the head drops one that arrives after its successor."""
+        self._sequence += 1
+        return replace(self._report(source_towards(ip) or ""), sequence=self._sequence)
 
     async def _send(
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
@@ -203,16 +214,15 @@ class HeadLink:
             text = await _text_of(answer)
             if answer.status != 200:
                 return self._not_taken(ip, answer.status, text)
-            try:
-                data = json.loads(text)
-                refusal = skew(data, "the head")
-                reply = None if refusal else Reply.from_dict(data)
-            except (KeyError, TypeError, ValueError, OverflowError, RecursionError):
-                return _Unheard(f"{self._at(ip)} does not speak as a head's agent")
-        if reply is None:
-            self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=refusal))
+            reply = _reply_in(text)
+        if isinstance(reply, _Unheard):
+            return reply._replace(evidence=f"{self._at(ip)} {reply.evidence}")
+        if isinstance(reply, str):
+            self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=reply))
             return None
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
+            # By the hello a head whose disk was lost, and whose clock is behind, raises its epoch.
+            self._says_hello = True
             later = "a later one of the same run was heard before"
             return _Unheard(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._take(ip, reply)
@@ -226,7 +236,7 @@ class HeadLink:
             same = "run the same version of pod-agent on all nodes"
             self._tell(HeadSpoke(ip, None, ray_ready=False, refusal=f"{theirs}: {same}"))
             return None
-        said = text.strip()[:200] if why is None else why
+        said = escaped(text.strip()[:200]) if why is None else why
         evidence = f"{self._at(ip)} answered {status} {said}".strip()
         return _Unheard(evidence, from_an_agent=why is not None)
 
@@ -272,7 +282,7 @@ class HeadLink:
                 ip = self._ip or await self._where()
                 if ip is None:
                     return NotYet(self._unresolved)
-                report = self._report(source_towards(ip) or "")
+                report = self._next_report(ip)
                 unheard = await self._send(session, ip, report, 0.0)
                 return True if unheard is None else NotYet(unheard.evidence)
 
@@ -299,6 +309,18 @@ async def _text_of(answer: aiohttp.ClientResponse) -> str:
     return b"".join(parts)[:_LONGEST_ANSWER].decode(errors="replace")
 
 
+def _reply_in(text: str) -> Reply | str | _Unheard:
+    """Return the reply in an answer; why it is refused, or why there is none."""
+    try:
+        data = json.loads(text)
+        return skew(data, "the head") or Reply.from_dict(data)
+    except UnreadableError as error:
+        is_agents = isinstance(data, dict)
+        return _Unheard(f"does not speak as a head's agent ({error})", from_an_agent=is_agents)
+    except (ValueError, RecursionError):
+        return _Unheard("does not speak as a head's agent")
+
+
 def _error_in(text: str) -> str | None:
     """Return the complaint of an agent's answer; None where no agent speaks so."""
     try:
@@ -306,4 +328,4 @@ def _error_in(text: str) -> str | None:
     except (ValueError, RecursionError):
         return None
     error = data.get("error") if isinstance(data, dict) else None
-    return error[:200] if isinstance(error, str) else None
+    return escaped(error[:200]) if isinstance(error, str) else None

@@ -6,6 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING, Any
 
+from agent.base.words import all_escaped
 from agent.checks.finding import Finding, Level
 from agent.checks.folding import whose
 from agent.control.ask import find_head
@@ -29,7 +30,7 @@ def show(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
         print(f"pod-agent: {where} told nothing: {why}", file=sys.stderr)
         return 69
     try:
-        data = json.loads(answer.body)
+        data = all_escaped(json.loads(answer.body))
         lines = list(_lines(data))
         failed = any(row["level"] == Level.FAIL.value for row in _rows(data))
     except (KeyError, TypeError, ValueError):

@@ -12,6 +12,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+from agent.base.words import all_escaped
 from agent.control.ask import status_at
 from agent.control.http import LARGEST
 from agent.control.keyed import keys_here
@@ -80,7 +81,7 @@ def _stream(where: str, settings: Settings, log_root: Path) -> Iterator[Status]:
 def _statuses(answer: http.client.HTTPResponse) -> Iterator[Status]:
     while text := answer.readline(LARGEST):
         if text.startswith(_PREFIX):
-            status = json.loads(text[len(_PREFIX) :])
+            status = all_escaped(json.loads(text[len(_PREFIX) :]))
             if not isinstance(status, dict):
                 raise ValueError("a status is a JSON object")
             yield status

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from agent.base.words import escaped
 from agent.control.http import Answer, ask
 from agent.record import control_key
 
@@ -42,6 +43,6 @@ def why_not(answer: Answer, what_is_done: str) -> str:
             "user whose agent it is and with the same AGENT_LOG_DIR"
         )
     try:
-        return str(json.loads(answer.body)["error"])
+        return escaped(str(json.loads(answer.body)["error"]))
     except (ValueError, KeyError, TypeError):
         return f"it answered {answer.status}"

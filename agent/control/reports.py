@@ -12,6 +12,7 @@ import anyio
 from agent.base.value import dataclass
 from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
 from agent.control.ranks import Ranks
+from agent.control.room import LEAST, Room
 from agent.decisions.head.state import (
     LaterHead,
     WorkerIntroduced,
@@ -35,6 +36,8 @@ HELD = "held"
 _WEIGHED_WITHIN = 5.0
 _SILENT = LONGEST_HOLD + 5.0
 """An agent that lives is heard of more often than this."""
+_MOST_AHEAD = 24 * 3600 * 1000
+"""By how many milliseconds a later head's clock, and so its epoch, may be ahead of this one's."""
 
 
 @dataclass
@@ -54,6 +57,8 @@ class _Known:
     heard: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
+    sequence: int = 0
+    """The number of the last report that was taken in; 0 where its reports have none."""
     is_silent: bool = False
     """True once it was told to have fallen silent, until it speaks again."""
     wake: anyio.Event = field(default_factory=anyio.Event)
@@ -83,7 +88,10 @@ class Reports:
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
         ranks: Ranks | None = None,
-        on_memory: Callable[[str, int, int], bool] = lambda _run_id, _attempt, _epoch: False,
+        on_memory: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
+        room: Room | None = None,
+        *,
+        has_token: bool = False,
     ) -> None:
         self._reply = reply
         self._expected = expected
@@ -92,6 +100,8 @@ class Reports:
         self._on_bye = on_bye
         self._ranks = ranks or Ranks()
         self._on_memory = on_memory
+        self._has_token = has_token
+        self._room = room or Room(LEAST, clock, lambda _key: False)
         self._weighed = anyio.Event()
         self._broken_off: Inbox[str] = Inbox(str)
         self._id = secrets.token_hex(8)
@@ -142,23 +152,28 @@ class Reports:
         """Take one report in; answer when there is news, or when its patience ends."""
         known = self._known.get(report.id)
         if report.hello is not None and known is None and not self._is_over:
-            hello = _with_clock(report.hello, time.time())  # before anything takes its time
+            hello = report.hello.arrived(time.time())  # before anything takes its time
             await self._weigh(hello, report.epoch)
-            if hello.run_id == self._reply.run_id and self._is_outranked(report, hello):
+            if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
             known = self._known.get(report.id) or self._welcome(report.id, hello)
         if known is None:
             return self._to_a_stranger()
-        if self._is_outranked(report, known.hello):
+        if self._is_outranked(report, report.hello or known.hello):
             return replace(self._reply, verdict=None)
+        if 0 < report.sequence <= known.sequence:  # it arrives after its successor
+            return self._answer(known)
         self._note(known, report)
-        if known.refusal:
-            return replace(self._reply, refusal=known.refusal)
         obeyed = report.obeyed if report.obeyed_by == self._id else 0
         known.orders = [order for order in known.orders if order.number > obeyed]
-        if report.news == self._reply.news and report.hold > 0 and not known.orders:
+        may_hold = report.hold > 0 and not known.orders and not known.refusal
+        if may_hold and report.news == self._reply.news:
             await self._hold(known, report)
-        return replace(self._reply, orders=tuple(known.orders), rank=known.rank)
+        return self._answer(known)
+
+    def _answer(self, known: _Known) -> Reply:
+        orders = () if known.refusal else tuple(known.orders)
+        return replace(self._reply, refusal=known.refusal, orders=orders, rank=known.rank)
 
     def accepts(self, key: str) -> bool:
         """Say whether an agent's reports are accepted."""
@@ -166,11 +181,17 @@ class Reports:
         return known is not None and not known.refusal
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
-        """Say whether a worker of this run has a later head, and tell of that."""
-        is_of_another_run = hello.run_id not in {"", self._reply.run_id}
-        if report.epoch <= self._reply.epoch or is_of_another_run:
+        """Return whether a worker of this run follows a later head; emit LaterHead if it is proven.
+
+        Without a token anyone can send a report. A hello names the run that the epoch belongs to.
+        """
+        epoch, run_id = self._reply.epoch, self._reply.run_id
+        if report.epoch <= epoch or hello.run_id not in {"", run_id}:
             return False
-        self._tell(LaterHead(report.epoch, f"{hello.name} follows it"))
+        latest = max(epoch, int(time.time() * 1000)) + _MOST_AHEAD
+        names_run = report.hello is not None and report.hello.run_id == run_id
+        if self._has_token and names_run and report.epoch <= latest:
+            self._tell(LaterHead(report.epoch, f"{hello.name} follows it"))
         return True
 
     def refuse(self, why: str) -> Reply:
@@ -244,12 +265,12 @@ class Reports:
 
         Until then no reply may name another run to it: it would leave.
         """
-        if not hello.run_id or hello.fingerprint != self._reply.fingerprint:
+        if not hello.run_id:
             return
         if self._weighed.is_set():
             self._weighed = anyio.Event()
         weighed = self._weighed
-        if self._on_memory(hello.run_id, hello.attempt, epoch):
+        if self._on_memory(hello, epoch):
             with anyio.move_on_after(_WEIGHED_WITHIN):
                 await weighed.wait()
 
@@ -260,6 +281,7 @@ class Reports:
     def _welcome(self, key: str, hello: Hello) -> _Known:
         """Get to know an agent, which may be a later life of one that is known."""
         self._replace_others(key, hello, 0.0)
+        self._make_room()
         own, theirs = self._expected, (hello.ray, hello.python, hello.torch)
         refusal = disagreement((own.ray, own.python, own.torch), theirs)
         if not refusal and hello.services != self._expected.services:
@@ -282,7 +304,34 @@ class Reports:
     def _rank_of(self, hello: Hello) -> int:
         """Give a node its rank; living namesakes keep theirs."""
         others = self._namesakes.get((hello.name, hello.rank), [])
-        return self._ranks.of(hello.name, {self._known[other].rank for other in others})
+        held = {self._known[other].rank for other in others}
+        return self._ranks.of(hello.name, held, lambda: {one.rank for one in self._known.values()})
+
+    def _make_room(self) -> None:
+        """Forget those that departed first of too many; raises where no room is left."""
+        for key in self._room.made(len(self._known), self._departed):
+            self._forget(key)
+            self._tell(WorkerReplaced(key))
+
+    def _departed(self) -> dict[str, float]:
+        """Return who has left, was refused or is silent, and when each was heard last."""
+        silent = self._clock() - _SILENT
+        known = ((key, one) for key, one in self._known.items() if not one.waiting)
+        return {
+            key: one.heard
+            for key, one in known
+            if one.said_goodbye or one.refusal or one.heard <= silent
+        }
+
+    def _forget(self, key: str) -> None:
+        known = self._known.pop(key)
+        node = (known.hello.name, known.hello.rank)
+        self._namesakes[node].remove(key)
+        if not self._namesakes[node]:
+            del self._namesakes[node]
+        self.logs = {at: text for at, text in self.logs.items() if at[0] != key}
+        self.asides.pop(key, None)
+        self.byes.pop(key, None)
 
     def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
         """Forget agents of the same name and rank that no longer live.
@@ -293,11 +342,7 @@ class Reports:
         for other in [one for one in namesakes if one != key]:
             known = self._known[other]
             if not known.waiting and self._clock() - known.heard >= silent_for:
-                namesakes.remove(other)
-                del self._known[other]
-                self.logs = {at: text for at, text in self.logs.items() if at[0] != other}
-                self.asides.pop(other, None)
-                self.byes.pop(other, None)
+                self._forget(other)
                 self._replaced.append(other)
 
     def _note(self, known: _Known, report: Report) -> None:
@@ -315,6 +360,7 @@ class Reports:
         if report.aside is not None:
             self.asides[report.id] = report.aside
         known.heard, known.ip, known.is_silent = self._clock(), report.ip, False
+        known.sequence = report.sequence
         known.spoke.set()
         known.spoke = anyio.Event()
         self._replace_others(report.id, known.hello, _SILENT)
@@ -349,14 +395,6 @@ def _is_awaited(known: _Known) -> bool:
     """Say whether an agent should call, and is not known to be silent."""
     silent_by_right = known.said_goodbye or bool(known.refusal) or known.waiting > 0
     return not silent_by_right and not known.is_silent
-
-
-def _with_clock(hello: Hello, now: float) -> Hello:
-    """Note by how much a node's clock is ahead of this one's, the way of its hello included."""
-    if hello.clock is None or hello.facts is None:
-        return hello
-    outfit = replace(hello.facts.outfit, clock_ahead=hello.clock - now)
-    return replace(hello, facts=replace(hello.facts, outfit=outfit))
 
 
 def _worker(known: _Known, report: Report, now: float) -> Worker:

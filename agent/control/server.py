@@ -19,6 +19,7 @@ from agent.control import callers, page
 from agent.control.connections import CONNECTIONS, Connections, Listener, timed, trust
 from agent.control.metrics import metrics
 from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
+from agent.control.room import TooManyAgentsError
 from agent.control.sample import PATH as SAMPLE_PATH
 from agent.control.sample import Samples
 from agent.control.stream import MOST, Stream
@@ -284,7 +285,10 @@ class Site:
             return _error(400, str(error))
         if self._reports.accepts(report.id):  # before it is held
             trust(request)
-        reply = await self._reports.take(report)
+        try:
+            reply = await self._reports.take(report)
+        except TooManyAgentsError:
+            return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
         if self._reports.accepts(report.id):
             trust(request)
         return web.json_response(reply.to_dict())

@@ -25,7 +25,7 @@ class Attempt:
     """One attempt at the job."""
 
     id: str
-    """What Ray knows it by: `<run id>-<number>`, but where a given Ray's owner wants its own."""
+    """What Ray knows it by: `<run id>-<number>`; a given Ray's owner may name the first one."""
     number: int = 1
     began: float = 0.0
     """Its deadlines count from here."""
@@ -38,8 +38,8 @@ class Attempt:
     report: JobReport | None = None
     ended: float | None = None
     end: Outcome | None = None
-    places: frozenset[str] = frozenset()
-    """Where its workers were as it was submitted: who joins later is none of them.
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Its workers as it was submitted, address to name: who joins later is none of them.
 
     Empty where an earlier agent submitted it, and had nothing to tell of it.
     """
@@ -51,6 +51,11 @@ class Attempt:
     """The workers that an earlier agent saw while it ran, by name; it may still run there."""
     checkpoint: int | None = None
     """The newest checkpoint's step when it began, as far as known."""
+    doubt: str = ""
+    """Which nodes of a given Ray did not answer after its job failed, and why."""
+    signaled: bool = False
+    """True once the agent itself sent SIGTERM to its driver: an exit code of 0 is no success then.
+    """
 
     def heard_at(self, now: float, report: JobReport | None) -> Attempt:
         """Return it with Ray's newest word of it."""
@@ -69,6 +74,13 @@ class Attempt:
 
 
 @dataclass(frozen=True)
+class DriverSignaled:
+    """The agent itself sent SIGTERM to an attempt's driver, since Ray did not take its stop."""
+
+    id: str
+
+
+@dataclass(frozen=True)
 class Tried:
     """An attempt that was lost, as it counts for those that may follow."""
 
@@ -80,8 +92,8 @@ class Tried:
 
 
 def id_of(run_id: str, number: int, fixed: str | None = None) -> str:
-    """Return the id of an attempt; a given Ray's owner may look for the job by an id of its own."""
-    return fixed or f"{run_id}-{number}"
+    """Return the id of a new attempt; `fixed` is what a given Ray's owner calls the first one."""
+    return fixed if fixed and number == 1 else f"{run_id}-{number}"
 
 
 def is_loss(end: Outcome) -> bool:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Count, Name
 
 HERE = "head"
 """Stands for the head's own node where a worker's would be named by its agent's id."""
@@ -34,7 +38,9 @@ class Item:
     answered: bool = False
     """True once it was ready, whatever came after."""
     deadline: float | None = None
-    """By when a restarted one must be ready; the first start has the plan's own limit."""
+    """By when it must be ready, where the plan's own limit does not count from the beginning."""
+    began: float = 0.0
+    """When it was started, where it waited for others before."""
     generation: int = 1
     """Counts its starts: word of an earlier one says nothing of this one."""
     restarted: float | None = None
@@ -91,10 +97,10 @@ class Outage:
 class ItemWord:
     """A worker's word of something that it was ordered to run."""
 
-    name: str
+    name: Name
     step: Step
     evidence: str = ""
-    generation: int = 1
+    generation: Count = 1
 
 
 # --- what can happen to them ---------------------------------------------------------------------

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Required, Shown
 
 _SHOWN = 160
 
@@ -11,10 +16,10 @@ _SHOWN = 160
 class Known:
     """A line that was met."""
 
-    key: str
-    line: str
-    cause: str
-    what_to_do: str
+    key: Required
+    line: Shown
+    cause: Shown
+    what_to_do: Shown
     is_noise: bool = False
 
     def sentence(self, node: str = "") -> str:

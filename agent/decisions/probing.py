@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
@@ -10,6 +10,7 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.base.ranges import Bytes, Required, Seconds
     from agent.checks.all_reduce import Share
     from agent.checks.finding import Finding
 
@@ -28,14 +29,14 @@ PROBES = (SCORE, REACH, SAMPLE)
 class Answer:
     """How one try went."""
 
-    probe: str
+    probe: Required
     at: str
     """The address of the fellow node that was tried; '' for the head's."""
     evidence: str = ""
     """Why it failed; '' where it did not."""
-    seconds: float = 0.0
+    seconds: Seconds = 0.0
     """How long it took; of several tries the shortest."""
-    size: int = 0
+    size: Bytes = 0
     """How many bytes came in that time, where that was the question."""
     words: str = ""
     """What came of it, where more is to be said: of the head's own tries alone."""
@@ -84,3 +85,18 @@ class Probes:
     slow: Finding | None = None
     """What was told of slow ways last."""
     findings: tuple[Finding, ...] = ()
+
+    def without(self, key: str, ip: str) -> Probes:
+        """Forget an agent that is no more; `ip` is its address where no other node has that."""
+
+        def stays(pair: tuple[str, str]) -> bool:
+            return pair[0] != key and (not ip or pair[1] != ip)
+
+        return replace(
+            self,
+            asked=self.asked - {key},
+            open={node: until for node, until in self.open.items() if node != key},
+            reached=frozenset(filter(stays, self.reached)),
+            samples={pair: one for pair, one in self.samples.items() if stays(pair)},
+            awaited=tuple(filter(stays, self.awaited)),
+        )

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.base.outcome import Outcome
+    from agent.base.ranges import Count
     from agent.work.torchrun import Seat
 
 listed = words.listed
@@ -94,11 +95,11 @@ class Order:
 
     by: str
     """The head's agent by its id: another one counts anew."""
-    number: int
+    number: Count
     """Counts its orders to one worker, so that none is carried out twice."""
     kind: OrderKind
     name: str = ""
-    generation: int = 1
+    generation: Count = 1
     """Counts a service's starts; of a job's share it is the number of the attempt."""
     seat: Seat | None = None
     """Which share of the job it is, where this starts one."""

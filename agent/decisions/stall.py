@@ -18,13 +18,23 @@ _ORDINARY = (
 
 
 @dataclass(frozen=True)
+class StalledSinceLoss:
+    """An attempt that lost a node shows no sign of work since, for as long as AGENT_STALL."""
+
+    attempt: int
+    duration: str
+
+
+@dataclass(frozen=True)
 class Quiet:
     """Since when an attempt at the job has shown no sign of work."""
 
     attempt: int
     since: float
     is_told: bool = False
-    """True once it was taken to hang: that is told once in an attempt."""
+    """True once it was taken to hang: that is told once in an attempt, and again after a loss."""
+    lost_a_node: bool = False
+    """True where the attempt has lost a node, be it back or not: the time counts from then."""
 
     def worked(self, at: float | None) -> Quiet:
         """Take in a sign of work, and when that was."""
@@ -64,8 +74,12 @@ def _is_ordinary(frame: str) -> bool:
     return file.startswith(_ORDINARY)
 
 
-def following(quiet: Quiet | None, attempt: int | None, now: float) -> Quiet | None:
+def following(
+    quiet: Quiet | None, attempt: int | None, now: float, *, lost_a_node: bool
+) -> Quiet | None:
     """Return what is known of the attempt that runs now; None where none does."""
     if attempt is None:
         return None
-    return quiet if quiet is not None and quiet.attempt == attempt else Quiet(attempt, now)
+    if quiet is not None and (quiet.attempt, quiet.lost_a_node) == (attempt, lost_a_node):
+        return quiet
+    return Quiet(attempt, now, lost_a_node=lost_a_node)

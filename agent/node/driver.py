@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.ranges import Count
 
 
 @dataclass(frozen=True)
 class DriverGpu:
     """A GPU as its driver knows it."""
 
-    index: int
+    index: Count
     name: str
-    memory: int
+    memory: Count
     """In MiB; 0 where the driver does not tell."""
-    errors: int = 0
+    errors: Count = 0
     """Memory errors that ECC could not mend since the driver was loaded."""
 
 

@@ -13,6 +13,20 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.base.ranges import (
+        Addresses,
+        Bytes,
+        Count,
+        Cpus,
+        Difference,
+        Gpus,
+        Limit,
+        Moment,
+        Port,
+        Surplus,
+        UserId,
+        Variables,
+    )
     from agent.node.driver import Driver
 
 MIB = 1 << 20
@@ -25,8 +39,8 @@ class Folder:
     path: str
     is_folder: bool
     """False where it is a link or a file."""
-    uid: int
-    mode: int
+    uid: UserId
+    mode: Count
     strangers: tuple[str, ...] = ()
     """What others have put into it."""
 
@@ -113,7 +127,7 @@ class TorchPython:
 class Room:
     """How many more processes and threads there may be, by the tightest of all limits."""
 
-    left: int
+    left: Surplus
     limit: str
     """Which limit that is, with its number."""
 
@@ -128,7 +142,7 @@ class Outfit:
     """What the container was made from, where anything tells."""
     gpu_models: tuple[str, ...] = ()
     """The models of its GPUs, each once, as their driver names them."""
-    clock_ahead: float | None = None
+    clock_ahead: Difference | None = None
     """Seconds by which its clock is ahead of the head's, as its hello showed; None on the head."""
 
 
@@ -137,39 +151,39 @@ class Facts:
     """What this machine is and allows."""
 
     hostname: str
-    interfaces: Mapping[str, tuple[str, ...]]
+    interfaces: Addresses
     """IP addresses by the interface that carries them, loopback included."""
     ray: RayPython = RayPython(sys.executable, "", None)
     """The Python that has Ray, and that Ray: our own, but for an image that keeps them apart."""
     torch: TorchPython | None = None
     """Looked for only where torchrun is to start the job."""
-    cpus: int = 1
-    machine_cpus: int = 0
+    cpus: Cpus = 1
+    machine_cpus: Cpus = 0
     """Those of the whole machine, which Ray would take for ours; 0 where nobody looked."""
-    memory: int = 0
-    machine_memory: int = 0
+    memory: Bytes = 0
+    machine_memory: Bytes = 0
     """The whole machine's, likewise."""
-    shm: int = 0
-    shm_free: int = 0
+    shm: Bytes = 0
+    shm_free: Bytes = 0
     temp: str = "/tmp"
     """The disk on which Ray keeps its sessions: logs, sockets, what it spills and unpacks."""
-    temp_free: int = 0
-    temp_total: int = 0
-    temp_inodes: int | None = None
+    temp_free: Bytes = 0
+    temp_total: Bytes = 0
+    temp_inodes: Bytes | None = None
     """How many more files that disk takes; None where it does not count them."""
-    nofile_soft: int = 0
-    nofile_hard: int = 0
+    nofile_soft: Limit = 0
+    nofile_hard: Limit = 0
     room: Room | None = None
     """For processes and threads; None where nothing limits them."""
-    ephemeral_ports: tuple[int, int] = (32_768, 60_999)
+    ephemeral_ports: tuple[Port, Port] = (32_768, 60_999)
     """The first and the last port that the kernel gives to outgoing connections."""
-    reserved_ports: tuple[tuple[int, int], ...] = ()
+    reserved_ports: tuple[tuple[Port, Port], ...] = ()
     """Ranges within, which it leaves out."""
-    clock: float | None = None
+    clock: Moment | None = None
     """Seconds since 1970, as this machine has it; None where nobody looked."""
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: Variables = field(default_factory=dict)
     """Of the environment what checks weigh and nodes compare: no secret is among it."""
-    gpus: int = 0
+    gpus: Gpus = 0
     gpu_maker: Literal["", "nvidia", "amd"] = ""
     """Whose GPUs they are; '' where none is seen."""
     gpu_fault: str = ""
@@ -179,10 +193,10 @@ class Facts:
     gpu_contradiction: str = ""
     """Which variables choose GPUs in ways that do not go together; '' where none do."""
     is_first_process: bool = False
-    uid: int = 0
+    uid: UserId = 0
     default_source: str | None = None
     """The address with which this node leaves by its default route, if it has one."""
-    taken_ports: Mapping[int, str] | None = None
+    taken_ports: Mapping[Port, str] | None = None
     """Ports of ours on which somebody listens already, and who; None where nobody looked."""
     program_fault: str = ""
     """Why the program after `--` cannot be started from here, with its name; '' where it can."""
@@ -194,15 +208,15 @@ class Facts:
     """What is there already where Ray's temp dir is to be kept."""
     disks: Mapping[str, str] = field(default_factory=dict)
     """Which disk each path lies on that prepare steps mark, named alike where nodes share it."""
-    known_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    known_names: Addresses = field(default_factory=dict)
     """Names that had to be looked up to know the role or the address, and what was found."""
     framework: Framework | None = None
     """The framework of the recipe that was asked for, where it has one."""
     checkpoints: Mount | None = None
     """What the folder for checkpoints lies on, where the job has one."""
-    checkpoints_free: int | None = None
+    checkpoints_free: Bytes | None = None
     """Bytes that are free there; None where nobody looked."""
-    model_bytes: int = 0
+    model_bytes: Bytes = 0
     """What the weights of AGENT_MODEL take, where it is a folder of this machine."""
     outfit: Outfit = field(default_factory=Outfit)
     """What the nodes of a run compare."""

@@ -73,7 +73,8 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
     topology = without_alone(topology, settings, services)
     here = tuple(s for s in services if is_here(s.where, topology))
     alone = tuple(spec for spec in here if spec.alone)
-    steps = _steps(settings, topology, file, facts, alone)
+    all_steps = _steps(settings, topology, file, facts, alone)
+    steps = tuple(step for step in all_steps if is_here(step.where, topology))
     has_ray = not alone
     ports = _ports(settings, topology, loaded.command)
     guarded = settings.ray_auth_token is not None and honours_token(facts.ray.version)
@@ -104,6 +105,7 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
         job=job,
         recipe_env={} if planned.recipe is None else planned.recipe.env,
         steps=steps,
+        all_steps=all_steps,
         services=here,
         possible_services=tuple(s for s in services if may_be_here(s.where, topology)),
         all_services=services,
@@ -112,7 +114,7 @@ def make_plan(  # noqa: PLR0913 - all that is known before anything starts
             *_preflight(settings, topology, facts, ports),
         ),
         budget=share(settings.stop_grace),
-        waits=planned_waits(settings, topology, steps, services, has_job=job is not None),
+        waits=planned_waits(settings, topology, all_steps, services, has_job=job is not None),
         listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),
         findings=(
             *examine(facts, settings, topology),
@@ -175,19 +177,19 @@ def _steps(
     facts: Facts,
     alone: tuple[ServiceSpec, ...],
 ) -> tuple[PrepareStep, ...]:
-    """Return the prepare steps of this node, in the order in which it runs them.
+    """Return the prepare steps of the run, with this node's own fetch of the model.
 
     The model is the job's, which does not run on a node that is there for a service only.
     """
     if topology.is_idle:
         return ()
     fetch: tuple[PrepareStep, ...] = ()
-    wanted = not alone or any(model.NAME in word for spec in alone for word in spec.argv or ())
+    named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
+    wanted = not alone or any(model.NAME in word for word in named)
     its_disk = topology.given_ray is None or topology.given_ray.session is not None
     if wanted and its_disk:
         fetch = model.fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
-    steps = prepare_steps(settings, (*fetch, *file.steps))
-    return tuple(step for step in steps if is_here(step.where, topology))
+    return prepare_steps(settings, (*fetch, *file.steps))
 
 
 def _preflight(

@@ -72,7 +72,9 @@ class Plan:
     recipe_env: Mapping[str, str]
     """What a recipe needs in the environment of every node."""
     steps: tuple[PrepareStep, ...]
-    """The prepare steps of this node, in the order in which it runs them."""
+    """The prepare steps of this node."""
+    all_steps: tuple[PrepareStep, ...]
+    """Those of the whole run, with this node's own fetch of the model."""
     services: tuple[ServiceSpec, ...]
     """The services of this node."""
     possible_services: tuple[ServiceSpec, ...]
@@ -103,6 +105,11 @@ class Plan:
         from agent.work.torchrun import gpus_of  # noqa: PLC0415 - most runs need none of it
 
         return gpus_of(self.settings, self.facts.gpus, self.environ)
+
+    def of_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the steps and services of these names that this run has, as far as known here."""
+        known = {step.name for step in self.all_steps} | {s.name for s in self.all_services}
+        return tuple(name for name in after if name in known)
 
     def process(self, name: str) -> PlannedProcess:
         """Return one of this node's processes."""

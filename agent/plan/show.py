@@ -6,7 +6,7 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.words import mib
+from agent.base.words import listed, mib
 from agent.checks import Level
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
@@ -99,6 +99,7 @@ def _commands(plan: Plan) -> Iterator[str]:
         yield f"prepare{name}{each}: {step.command}"
         if step.once is not None:
             yield f"  once: skipped where {step.once} is found, which is written after success"
+        yield from _waits_for(plan, step.after)
     if isinstance(plan.launch, GivenRay):
         where = f"at {plan.launch.gcs} and {plan.launch.dashboard}"
         yield f"ray:    {_owner(plan)}'s, {where}: neither started nor stopped here"
@@ -130,6 +131,14 @@ def _services(plan: Plan, place: Place) -> Iterator[str]:
         yield f"{spec.name}: {own}"
         again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
         yield f"  {spec.ready.sentence(place)}{again}"
+        yield from _waits_for(plan, spec.after)
+
+
+def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
+    """Show what must be done or ready before something starts."""
+    names = plan.of_this_run(after)
+    if names:
+        yield f"  starts after {listed(names)}"
 
 
 def _alone(spec: ServiceSpec) -> str:

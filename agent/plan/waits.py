@@ -6,9 +6,11 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
 from agent.settings.jobs import launcher
+from agent.work.after import longest_waits
+from agent.work.where import ON_EVERY
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from agent.settings import Settings
     from agent.topology.resolve import Topology
@@ -19,10 +21,12 @@ HEAD = "head"
 """The head's Ray on the head itself, the head on a worker."""
 WORKERS = "workers"
 PREPARE = "prepare"
+BEFORE = "before"
+"""For all that a service or step waits for before it is started."""
 SUBMIT = "submit"
 JOB = "word of the job"
 STALL = "stall"
-"""Of a job that shows no sign of work: told with its stacks, and ended by nobody."""
+"""Of a job that shows no sign of work: told with its stacks; ends it only after a lost node."""
 JOIN = "join"
 NODE = "lost node"
 SILENT_HEAD = "silent head"
@@ -54,6 +58,9 @@ SUBMIT_LIMIT = 120.0
 SILENCE_LIMIT = 120.0
 JOIN_LIMIT = 120.0
 ASK_LIMIT = 5.0
+GCS_LIMIT = 75.0
+"""GCS reports a node as dead 15 s after its Ray was killed, 65 s after its network was lost (2.60).
+"""
 PROBE_LIMIT = 10.0
 SAMPLE_LIMIT = 10.0
 PREFLIGHT_LIMIT = 120.0
@@ -83,13 +90,16 @@ def planned_waits(
     *,
     has_job: bool,
 ) -> tuple[PlannedWait, ...]:
-    """Return what this node will wait for, in the order in which a person thinks of it."""
+    """Return what this node will wait for, in the order in which a person thinks of it.
+
+    `steps` and `services` are those of the whole run: what is here may wait for others.
+    """
     if topology.is_idle:
         return ()
     return tuple(
         _on_the_head(settings, topology, steps, services, has_job=has_job)
         if topology.is_head
-        else _on_a_worker(settings, topology, steps)
+        else _on_a_worker(settings, topology, steps, services)
     )
 
 
@@ -103,13 +113,16 @@ def _on_the_head(
 ) -> Iterator[PlannedWait]:
     given = topology.given_ray
     by_torchrun = launcher(settings, None) == "torchrun"
+    before = longest_waits((*steps, *services))
     whose = "the head's" if given is None else f"{given.owner}'s"
     if not by_torchrun:
         yield PlannedWait(HEAD, f"{whose} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
-    yield from _of_steps(steps)
+    yield from _of_steps(settings, steps, before)
     for spec in services:
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
-        yield PlannedWait(spec.name, f"the {spec.name}{where}", spec.within, spec.deadline_variable)
+        own = ", from its own start" if before.get(spec.name) else ""
+        what = f"the {spec.name}{where}{own}"
+        yield PlannedWait(spec.name, what, spec.within, spec.deadline_variable)
     if topology.expected_workers or any(spec.where.kind == "rank" for spec in services):
         workers = f"{topology.expected_workers} worker(s)"
         yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
@@ -133,11 +146,15 @@ def _on_the_head(
 
 
 def _on_a_worker(
-    settings: Settings, topology: Topology, steps: tuple[PrepareStep, ...]
+    settings: Settings,
+    topology: Topology,
+    steps: tuple[PrepareStep, ...],
+    services: tuple[ServiceSpec, ...],
 ) -> Iterator[PlannedWait]:
+    here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
     head = f"the head {topology.head_host}"
     yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
-    yield from _of_steps(steps)
+    yield from _of_steps(settings, here, longest_waits((*steps, *services)))
     if launcher(settings, None) != "torchrun":
         yield PlannedWait(JOIN, "Ray on this node to join, per join", JOIN_LIMIT, FIXED)
     out_of_reach = "head and GCS out of reach, until all here is stopped"
@@ -147,10 +164,21 @@ def _on_a_worker(
     yield _stop(settings)
 
 
-def _of_steps(steps: tuple[PrepareStep, ...]) -> Iterator[PlannedWait]:
+def _of_steps(
+    settings: Settings, steps: tuple[PrepareStep, ...], before: Mapping[str, float]
+) -> Iterator[PlannedWait]:
+    """Wait for steps, and before that for all that steps and services wait for.
+
+    It may run on a node that comes up later than this one.
+    """
+    own = ", each from its own start" if any(before.get(step.name) for step in steps) else ""
     if steps:
         longest = max(step.within for step in steps)
-        yield PlannedWait(PREPARE, "prepare steps", longest, steps[0].deadline_variable)
+        yield PlannedWait(PREPARE, f"prepare steps{own}", longest, steps[0].deadline_variable)
+    if any(before.values()):
+        longest = max(before.values()) + settings.wait_head + settings.wait_workers
+        what = "all that a step or service waits for before it starts"
+        yield PlannedWait(BEFORE, what, longest, "the sum of theirs")
 
 
 def _stop(settings: Settings) -> PlannedWait:

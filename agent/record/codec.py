@@ -200,12 +200,15 @@ def _first(found: Iterable[object], hint: object, data: object) -> object:
 
 
 @cache
-def hints_of(kind: type) -> Mapping[str, object]:
-    """Return a dataclass's hints as types, those among them that are imported for hints only."""
+def hints_of(kind: type, *, with_ranges: bool = False) -> Mapping[str, object]:
+    """Return a dataclass's hints as types, those among them that are imported for hints only.
+
+    `with_ranges`: with what the fields of a message may hold.
+    """
     hidden: dict[str, object] = {}
     for base in kind.__mro__:
         hidden.update(_for_hints_only(base.__module__))
-    return get_type_hints(kind, localns=hidden)
+    return get_type_hints(kind, localns=hidden, include_extras=with_ranges)
 
 
 @cache

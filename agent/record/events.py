@@ -111,6 +111,14 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class Dropped:
+    """An event of another node on which the decisions failed; each way to fail is kept once."""
+
+    event: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Unrecorded:
     """An event that could not be recorded, and why."""
 
@@ -129,6 +137,7 @@ RecordEvent = (
     | ProcessStarted
     | Decided
     | Ended
+    | Dropped
     | Unrecorded
 )
 Kinds = dict[str, type]

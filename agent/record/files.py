@@ -132,6 +132,8 @@ class FileLock:
         self._path = path
         self._descriptor: int | None = None
         self._answer = Claim.UNKNOWN
+        self.inode = 0
+        """The number of the file that is locked; 0 where none is, or no lock is certain."""
 
     def take(self, limit: float = _LOCK_LIMIT) -> Claim:
         """Try to lock, without waiting for who holds it.
@@ -181,6 +183,7 @@ class FileLock:
     def _ask(self, descriptor: int) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.inode = os.fstat(descriptor).st_ino
         except BlockingIOError:
             self._answer = Claim.THEIRS
         except OSError:  # no locks on this disk

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from enum import Enum
+from itertools import takewhile
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from agent.base.errors import PreflightError
 from agent.record.files import Claim, FileLock, numbered, safe, why
-from agent.record.node_record import is_at_work
+from agent.record.node_record import FILE as NODE
+from agent.record.node_record import NodeRecord, is_at_work, read_place
 from agent.record.run_record import FILE, LOCK, NoRecord, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
 _TRIES = 100
 
@@ -56,6 +58,8 @@ class Chosen(NamedTuple):
     """Which runs were passed by, and why."""
     lock: FileLock | None = None
     """Held as long as this head lives: no other takes the run meanwhile."""
+    former_head: str = ""
+    """The node of the head before, where the last attempt may still run; '' where it cannot."""
 
 
 class Candidate(NamedTuple):
@@ -115,14 +119,14 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     if resumed:
         lock, candidate = _look(root, resumed)
         if candidate.claim is not Claim.THEIRS and isinstance(candidate.found, RunRecord):
-            return Chosen(resumed, candidate.found, (), lock)
+            return _going_on(root, resumed, candidate.found, lock)
         lock.release()
     latest = _latest(root) if platform_run_id is None else None
     if latest is not None:
         lock, candidate = _look(root, latest)
         fit, reason = judge(candidate, fingerprint, node, retries)
         if fit is Fit.GOES_ON and isinstance(candidate.found, RunRecord):
-            return Chosen(latest, candidate.found, (), lock)
+            return _going_on(root, latest, candidate.found, lock)
         lock.release()
         notes += [f"run {latest} does not go on: {reason}"] if reason else []
     names = _new_names(new_id) if platform_run_id is None else numbered(safe(platform_run_id))
@@ -132,7 +136,7 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         if fit is Fit.FREE:
             return Chosen(name, None, tuple(notes), lock)
         if fit is Fit.GOES_ON and isinstance(candidate.found, RunRecord):
-            return Chosen(name, candidate.found, tuple(notes), lock)
+            return _going_on(root, name, candidate.found, lock, *notes)
         lock.release()
         notes.append(f"run {name} does not go on: {reason}")
     raise PreflightError(
@@ -140,6 +144,31 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         why=notes[-1],
         remedy="Choose another folder in AGENT_LOG_DIR",
         culprit="AGENT_LOG_DIR",
+    )
+
+
+def _going_on(root: Path, name: str, before: RunRecord, lock: FileLock, *notes: str) -> Chosen:
+    """Go on with a run; name the head that submitted its last attempt, where that may still run.
+
+    A head holds the run's lock for as long as it is there: it is gone for certain where that very
+    lock was taken. A lock file that was made anew, by a disk that forgets locks, proves nothing.
+    """
+    last = before.attempts[-1] if before.attempts else None
+    if last is None or (lock.inode and last.lock in {None, lock.inode}):
+        return Chosen(name, before, notes, lock)
+    head = last.head or before.head
+    return Chosen(name, before, notes, lock, head if _may_run_elsewhere(root / name, head) else "")
+
+
+def _may_run_elsewhere(run: Path, node: str) -> bool:
+    """Say whether what a node's agents started in a run may still run, and is not visible here.
+
+    It cannot where the agents exited in good order, nor where their processes would be visible.
+    """
+    here, folders = read_place(), (run / name for name in numbered(safe(node)))
+    records = [NodeRecord.read(one / NODE) for one in takewhile(Path.is_dir, folders)]
+    return not records or not all(
+        isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in records
     )
 
 

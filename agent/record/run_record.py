@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import field, replace
 from enum import Enum
+from itertools import islice
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Outcome
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 FILE = "run.json"
 LOCK = ".head.lock"
 _VERSION = 1
+MOST_NODES = 20_000
+"""So many workers of an attempt are kept by name; EXPECTED_WORKERS allows 10,000."""
 
 
 class State(str, Enum):
@@ -46,6 +49,10 @@ class Attempt:
     """The newest checkpoint's step when it began."""
     nodes: tuple[str, ...] = ()
     """The workers that were there while it ran, by name."""
+    head: str = ""
+    """The node of the head that submitted it, by name; '' in an older record."""
+    lock: int | None = None
+    """The inode of the run's lock as that head held it; 0 where it held none, None if unknown."""
     underway: Mapping[str, object] = field(default_factory=dict)
     """What another agent must know that goes on with it, as record/underway.py has it."""
 
@@ -131,18 +138,25 @@ class RunRecord:
         last = replace(last, underway=underway)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
-    def begin(
+    def begin(  # noqa: PLR0913 - what a record has of an attempt
         self,
         number: int,
         submission_id: str,
         start: str,
         checkpoint: int | None = None,
         nodes: tuple[str, ...] = (),
+        lock: int = 0,
     ) -> RunRecord:
         """Return it with an attempt that begins, or that an earlier head began and left open."""
         if self.open_attempt is not None and self.open_attempt.number == number:
             return replace(self, state=State.RUNNING)
-        attempt = Attempt(number, submission_id, start, checkpoint=checkpoint, nodes=nodes)
+        attempt = Attempt(
+            *(number, submission_id, start),
+            checkpoint=checkpoint,
+            nodes=nodes,
+            head=self.head,
+            lock=lock,
+        )
         return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
 
     def served_by(self, nodes: tuple[str, ...]) -> RunRecord:
@@ -150,7 +164,10 @@ class RunRecord:
         last = self.open_attempt
         if last is None or set(nodes) <= set(last.nodes):
             return self
-        last = replace(last, nodes=(*dict.fromkeys((*last.nodes, *nodes)),))
+        new = dict.fromkeys((*last.nodes, *nodes))
+        if len(new) > MOST_NODES:  # who is there now, and the latest of the others
+            new = dict.fromkeys((*nodes, *reversed(last.nodes)))
+        last = replace(last, nodes=(*islice(new, MOST_NODES),))
         return replace(self, attempts=(*self.attempts[:-1], last))
 
     @property
@@ -202,6 +219,8 @@ class RunRecord:
                     "submission_id": attempt.submission_id,
                     "checkpoint": attempt.checkpoint,
                     "nodes": [*attempt.nodes],
+                    "head": attempt.head,
+                    "lock": attempt.lock,
                     **({"underway": attempt.underway} if attempt.underway else {}),
                 }
                 for attempt in self.attempts
@@ -266,6 +285,8 @@ def _attempt(data: object) -> Attempt:
         exit_code=None if data["exit_code"] is None else _whole(data, "exit_code"),
         checkpoint=None if data.get("checkpoint") is None else _whole(data, "checkpoint"),
         nodes=_names(data.get("nodes", [])),
+        head=_text({"head": "", **data}, "head"),
+        lock=None if data.get("lock") is None else _whole(data, "lock"),
         underway=underway if isinstance(underway, dict) else {},
     )
 
@@ -293,6 +314,15 @@ def _whole(data: Mapping[str, object], field: str) -> int:
 def next_epoch(previous: int | None, now_ms: int) -> int:
     """Name the next Ray cluster: always higher than the one before, whatever the clock did."""
     return now_ms if previous is None else max(previous + 1, now_ms)
+
+
+def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
+    """Return what proves to another head of the same job how far its run had come.
+
+    Replies hold it instead of the fingerprint: whoever reads one can prove nothing else by it.
+    """
+    text = json.dumps([fingerprint, run_id, attempt, epoch])
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 # --- what a run is, without its secrets --------------------------------------------------------

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST = 32
 """So many phases of a node are kept: the first one and the last ones."""
+MOST_FORMER = 256
+"""So many nodes whose agents were replaced, the last ones."""
 MOST_ITEMS = 64
 """So many services and steps of a node."""
 _OF_A_SERVICE = {Step.PENDING: "starting", Step.READY: "ready", Step.LOST: "down"}
@@ -64,7 +66,7 @@ class Timeline:
             if item is not None:
                 self._note_service(event.node, event.name, item, now)
         elif isinstance(event, h.StepOver) and event.node == HERE:
-            self._note_own_step(event, now)
+            self._note_own_step(event, state, now)
 
     def note_steps(self, key: str, steps: Mapping[str, Step], now: float) -> None:
         """Note how the prepare steps of a worker stand, those that it runs unasked included."""
@@ -97,21 +99,17 @@ class Timeline:
 
     def _note_service(self, node: str, name: str, item: Item, now: float) -> None:
         known = name in self.items.get(node, ())
-        if node == HERE and not known:  # the head starts its own as it begins
-            self._enter_item(node, name, _OF_A_SERVICE[Step.PENDING], 0.0)
+        if node == HERE and not known:
+            self._enter_item(node, name, _OF_A_SERVICE[Step.PENDING], item.began)
         self._enter_item(node, name, _OF_A_SERVICE[item.step], now)
 
-    def _note_own_step(self, over: h.StepOver, now: float) -> None:
-        """Note the end of a step of the head's: they run one after another, from the start on."""
-        before = [spans[-1].start for spans in self._own_steps().values()]
-        self._enter_item(HERE, over.name, _OF_A_STEP[Step.PENDING], max(before, default=0.0))
+    def _note_own_step(self, over: h.StepOver, state: HeadState, now: float) -> None:
+        """Note the beginning and the end of a step of the head's."""
+        item = state.steps.get((HERE, over.name))
+        began = 0.0 if item is None else item.began
+        self._enter_item(HERE, over.name, _OF_A_STEP[Step.PENDING], began)
         how = Step.LOST if over.failure else Step.READY
         self._enter_item(HERE, over.name, _OF_A_STEP[how], now)
-
-    def _own_steps(self) -> dict[str, list[Span]]:
-        ends = {_OF_A_STEP[Step.READY], _OF_A_STEP[Step.LOST]}
-        own = self.items.get(HERE, {})
-        return {name: spans for name, spans in own.items() if spans[-1].phase in ends}
 
     def _enter_item(self, node: str, name: str, phase: str, now: float) -> None:
         items = self.items.setdefault(node, {})
@@ -122,8 +120,11 @@ class Timeline:
         spans = self.nodes.pop(key, [])
         self.items.pop(key, None)
         name, _ = self.names.pop(key, ("", None))
-        if spans:
-            self.former[name] = [*self.former.get(name, []), *spans][-MOST:]
+        if not spans:
+            return
+        self.former[name] = [*self.former.pop(name, []), *spans][-MOST:]
+        if len(self.former) > MOST_FORMER:
+            del self.former[next(iter(self.former))]
 
 
 def _enter(spans: list[Span], phase: str, now: float) -> None:

@@ -26,12 +26,13 @@ def to_data(known: Underway, now: float) -> dict[str, object]:
         "began": at(known.submitted),
         "required": known.required,
         "gone": [*known.gone],
-        "places": sorted(known.places),
+        "places": {**known.places},
         "missed": {**known.missed},
         "dead": sorted(known.dead),
         "loss": None if known.lost_at is None else {"what": known.loss, "at": at(known.lost_at)},
         "short": at(known.short_since),
         "stopping": stopping,
+        "signaled": known.signaled,
     }
 
 
@@ -45,7 +46,6 @@ def taken_from(attempt: Attempt, now: float, needed: int) -> Underway:
     began = _by_utc(attempt) if began is None else began
     required, gone, dead = data.get("required"), data.get("gone"), data.get("dead")
     loss, stopping = data.get("loss"), data.get("stopping")
-    missed = data.get("missed")
     lost = _ago(loss, "at") if isinstance(loss, dict) else None
     short = _ago(data, "short")
     stopped = _ago(stopping, "at") if isinstance(stopping, dict) else None
@@ -56,14 +56,16 @@ def taken_from(attempt: Attempt, now: float, needed: int) -> Underway:
         checkpoint=attempt.checkpoint,
         nodes=attempt.nodes,
         gone=_names(gone),
-        places=frozenset(_names(data.get("places"))),
-        missed={ip: str(name) for ip, name in missed.items()} if isinstance(missed, dict) else {},
+        places=_places(data.get("places")),
+        missed=_places(data.get("missed")),
         dead=frozenset(_names(dead)),
         loss=str(loss.get("what", "")) if isinstance(loss, dict) else "",
         lost_at=None if lost is None else now - lost,
         short_since=None if short is None else now - short,
         end=attempt.end_in_sight,
         stopped_at=now - (stopped or 0.0),
+        signaled=data.get("signaled") is True,
+        id=attempt.submission_id,
     )
 
 
@@ -77,6 +79,13 @@ def _ago(data: Mapping[str, object], name: str) -> float | None:
         return seconds_since(found) if isinstance(found, dict) else None
     except ValueError:
         return None
+
+
+def _places(data: object) -> dict[str, str]:
+    """Read addresses with names; an older record had places without names."""
+    if not isinstance(data, dict):
+        return {name: name for name in _names(data)}
+    return {ip: str(name) for ip, name in data.items()}
 
 
 def _names(data: object) -> tuple[str, ...]:

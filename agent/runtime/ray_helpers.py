@@ -20,6 +20,7 @@ from agent.runtime.waiting import NotYet, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from agent.runtime.best_effort import BestEffort
     from agent.runtime.process import Child
 
 _STEP = 1.0
@@ -38,23 +39,28 @@ _BOOTS = 60
 _RARELY = 10
 
 
-async def watch_helpers(child: Child, tell: Callable[[str, bool], None]) -> None:
+async def watch_helpers(
+    child: Child, tell: Callable[[str, bool], None], best_effort: BestEffort
+) -> None:
     """Tell what is stopped below a `ray start`, and whether a job runs here; '' where nothing is.
 
     Only changes are told.
     """
     told, helpers = ("", False), Helpers(child.pid)
 
-    async def look() -> NotYet:
+    async def look() -> None:
         nonlocal told
         stopped = "" if child.is_stopping else helpers.stopped()
         runs = stopped != "" and await anyio.to_thread.run_sync(driver.any_runs)
         if (stopped, runs) != told:
             told = (stopped, runs)
             tell(*told)
+
+    async def turn() -> NotYet:
+        await best_effort("a look at what of Ray is stopped", look)
         return NotYet()
 
-    await until(look, None, step=_STEP, longest=_STEP)
+    await until(turn, None, step=_STEP, longest=_STEP)
 
 
 class Helpers:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.node.process_limits import NoRoomError
 from agent.runtime.process import Child
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ async def output_of(
         child = await Child.start_piped(argv[0].rpartition("/")[2], argv, env, log)
     except OSError as error:
         return "", f"{argv[0]}: {error.strerror}"
+    except NoRoomError as error:
+        return "", error.reason
     assert child.process.stdout is not None  # noqa: S101 - started with pipes
     text, code = b"", None
     with anyio.move_on_after(limit):

@@ -160,7 +160,8 @@ class Settings:
     stall: float = var(
         "AGENT_STALL",
         v.duration_or_off,
-        "without progress for so long: stacks are logged; `0` off",
+        "without progress for so long: stacks are logged; after a lost node the attempt is lost; "
+        "`0` off",
         default="30m",
     )
     node_ip: str | None = var(

@@ -16,10 +16,8 @@ if TYPE_CHECKING:
 
 COMMAND = "command"
 """The name of a job that was given as a command of one's own."""
-PLACEHOLDERS = (
-    *("nodes", "gpus_per_node", "total_gpus", "head_ip", "reward_url", "log_dir", "attempt"),
-    "checkpoints",
-)
+_SIZES = ("nodes", "gpus_per_node", "total_gpus")
+PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
@@ -67,6 +65,12 @@ def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
 def fill(argv: tuple[str, ...], joined: Joined) -> list[str]:
     """Put values in place of the placeholders; other braces stay as they are."""
     return [_PLACEHOLDER.sub(lambda m: str(getattr(joined, m[1])), word) for word in argv]
+
+
+def is_sized(job: Job) -> bool:
+    """Say whether the command depends on how many nodes or GPUs joined."""
+    named = {name for word in job.argv for name in _PLACEHOLDER.findall(word)}
+    return job.recipe is not None or not named.isdisjoint(_SIZES)
 
 
 def entrypoint(argv: list[str], attempt: int) -> str:

@@ -7,14 +7,14 @@ import shlex
 from typing import TYPE_CHECKING
 
 from agent.base.own_command import own_command
-from agent.work.prepare import PrepareStep
+from agent.work.prepare import MODEL, PREPARE_EACH, PrepareStep
 from agent.work.where import ON_EVERY
 
 if TYPE_CHECKING:
     from agent.node.facts import RayPython
     from agent.settings import Settings
 
-NAME = "AGENT_MODEL"
+NAME = MODEL
 _HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
 
 
@@ -32,7 +32,8 @@ def fetch_steps(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[P
     if model is None or is_here or not is_hub_id(model) or ray.hub is None:
         return ()
     command = shlex.join(own_command(ray.executable, "fetch-model", model))
-    return (PrepareStep(NAME, command, ON_EVERY, settings.wait_prepare, "AGENT_WAIT_PREPARE"),)
+    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
+    return (PrepareStep(NAME, command, ON_EVERY, within, variable, after=(PREPARE_EACH,)),)
 
 
 def note(settings: Settings, ray: RayPython, *, is_here: bool) -> str:

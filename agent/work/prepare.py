@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import dropwhile
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
@@ -13,6 +12,11 @@ if TYPE_CHECKING:
 
     from agent.settings import Settings
     from agent.work.where import Place
+
+PREPARE = "AGENT_PREPARE"
+PREPARE_EACH = "AGENT_PREPARE_EACH"
+MODEL = "AGENT_MODEL"
+"""The steps that come from variables, by their names; the last one fetches the model."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +30,12 @@ class PrepareStep:
     deadline_variable: str
     once: str | None = None
     """A file that is written after success; where it is found, the step is skipped."""
+    after: tuple[str, ...] = ()
+    """The steps and services that must be done or ready before it starts."""
 
     @property
     def needs_order(self) -> bool:
-        """Say whether a worker waits for the head to have it run.
+        """Say whether a worker waits for the head to have it run, whatever it depends on.
 
         Nodes that may share what it makes take turns, and what only the head tells must be known.
         """
@@ -48,20 +54,33 @@ class PrepareStep:
 def prepare_steps(
     settings: Settings, more: tuple[PrepareStep, ...] = ()
 ) -> tuple[PrepareStep, ...]:
-    """Return the steps in the order in which one node runs them; `more` come from a file."""
+    """Return the steps in the order in which they are shown; `more` come from a file.
+
+    AGENT_PREPARE_EACH makes a node ready: on the head, AGENT_PREPARE starts after it.
+    """
     asked = (
-        ("AGENT_PREPARE_EACH", settings.prepare_each, ON_EVERY),
-        ("AGENT_PREPARE", settings.prepare, ON_HEAD),
+        (PREPARE_EACH, settings.prepare_each, ON_EVERY, ()),
+        (PREPARE, settings.prepare, ON_HEAD, (PREPARE_EACH,)),
     )
+    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
     own = (
-        PrepareStep(name, command, where, settings.wait_prepare, "AGENT_WAIT_PREPARE")
-        for name, command, where in asked
+        PrepareStep(name, command, where, within, variable, after=after)
+        for name, command, where, after in asked
         if command is not None
     )
     return (*own, *more)
 
 
 def by_order(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
-    """Return those that workers run by the head's order: the first that needs it, and all after."""
+    """Return those that workers run by the head's order.
+
+    They need it themselves, or they depend on one that does, or on what runs on other nodes.
+    """
     each = [step for step in steps if step.where.kind == ON_EVERY.kind]
-    return tuple(dropwhile(lambda step: not step.needs_order, each))
+    own = {PREPARE_EACH, MODEL, *(step.name for step in each)}
+    while True:
+        ordered = [step for step in each if step.needs_order or not own.issuperset(step.after)]
+        left = own - {step.name for step in ordered}
+        if left == own:
+            return tuple(ordered)
+        own = left

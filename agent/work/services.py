@@ -12,7 +12,7 @@ from agent.base.own_command import own_command
 from agent.base.value import dataclass
 from agent.settings.jobs import DIALECT, known_job
 from agent.settings.rules import is_url, wants_reward_url
-from agent.work.prepare import by_order
+from agent.work.prepare import PREPARE, PREPARE_EACH, by_order
 from agent.work.where import NODE_IP, ON_HEAD, Place, Where
 
 if TYPE_CHECKING:
@@ -113,6 +113,8 @@ class ServiceSpec:
     alone: bool = False
     """True where its node is there for it only: it joins no Ray and is no worker."""
     alive: Alive | None = None
+    after: tuple[str, ...] = ()
+    """The steps and services that must be done or ready before it starts."""
 
     @property
     def asked_again(self) -> Alive | None:
@@ -167,6 +169,7 @@ def reward_service(
         port=port,
         bind="as its command says",
         url=url,
+        after=(PREPARE_EACH, PREPARE),  # the data that it reads
     )
 
 

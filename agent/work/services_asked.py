@@ -27,6 +27,8 @@ class RewardRow:
     essential: bool
     env: tuple[tuple[str, str], ...]
     alive: Alive | None = None
+    after: tuple[str, ...] | None = None
+    """What it waits for; None for what AGENT_REWARD waits for."""
 
     def of(self, spec: ServiceSpec) -> ServiceSpec:
         """Return the reward server as this row would have it."""
@@ -42,6 +44,7 @@ class RewardRow:
             essential=self.essential,
             env=(*spec.env, *self.env),
             alive=self.alive,
+            after=spec.after if self.after is None else self.after,
         )
 
 

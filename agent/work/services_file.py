@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
 from agent.settings.values import duration
+from agent.work.after import CALLED, circle
 from agent.work.prepare import PrepareStep
 from agent.work.services import Alive, Listens, Logs, Replies, ServiceSpec
 from agent.work.services_asked import NO_FILE, RewardRow, ServicesFile
@@ -43,8 +44,10 @@ _RESTARTS = 3
 _MOST_RESTARTS = 1000
 _READY = ("http", "tcp", "log")
 _ANYWHERE = Place("127.0.0.1", "127.0.0.1", "0", "/")
-_SERVICE_KEYS = (*("command", "where", "alone", "ready", "alive", "restarts", "essential", "env"),)
-_STEP_KEYS = ("command", "where", "once", "within")
+_SERVICE_KEYS = (
+    *("command", "where", "alone", "ready", "alive", "restarts", "essential", "env", "after"),
+)
+_STEP_KEYS = ("command", "where", "once", "within", "after")
 
 
 def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[Problem]]:
@@ -66,6 +69,8 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
         reward=reward,
     )
     _judge_names(services, steps)
+    rewards = {} if row is None else {REWARD_ROW: row}
+    _judge_dependencies({**services, **rewards, **steps})
     if reward is not None and settings.reward is not None:
         both = f"{_VARIABLE} + AGENT_REWARD"
         top.problems.append(Problem(both, "a reward server in each", "one of the two"))
@@ -94,6 +99,7 @@ def _service(name: str, table: Table) -> ServiceSpec:
         bind="as its command says",
         alone=_alone(table, where),
         alive=_alive(table),
+        after=_after(table) or (),
     )
     table.nothing_else(_SERVICE_KEYS)
     return spec
@@ -114,6 +120,7 @@ def _reward(table: Table) -> RewardRow:
         essential=table.flag("essential", default=True),
         env=_env(table),
         alive=_alive(table),
+        after=_after(table),
     )
     table.nothing_else(_SERVICE_KEYS)
     return row
@@ -134,9 +141,29 @@ def _step(name: str, table: Table, limit: float) -> PrepareStep:
         within=table.read("within", duration, limit),
         deadline_variable=f"prepare.{name}, within" if given else "AGENT_WAIT_PREPARE",
         once=once,
+        after=_after(table) or (),
     )
     table.nothing_else(_STEP_KEYS)
     return step
+
+
+def _after(table: Table) -> tuple[str, ...] | None:
+    """Read what something waits for; None where it does not say."""
+    if "after" not in table.data:
+        return None
+    names = _names(table)
+    if names is None:
+        table.wrong("after", table.data["after"], 'a list of names, such as ["gsm8k"]')
+    return names or ()
+
+
+def _names(table: Table) -> tuple[str, ...] | None:
+    """Return what `after` names, each once and as a run calls it; None where it is no such list."""
+    after = table.data.get("after", [])
+    names = [name for name in after if isinstance(name, str)] if isinstance(after, list) else []
+    if not isinstance(after, list) or len(names) < len(after):
+        return None
+    return tuple(dict.fromkeys(CALLED.get(name, name) for name in names))
 
 
 def _where(table: Table, words: tuple[str, ...]) -> Where:
@@ -264,3 +291,22 @@ def _judge_names(services: Mapping[str, Table], steps: Mapping[str, Table]) -> N
             table.wrong("", f"the name {name!r}, which the agent itself uses", "another name")
     for name in services.keys() & steps.keys():
         steps[name].wrong("", f"the name of a service, too: {name!r}", "a name of its own")
+
+
+def _judge_dependencies(tables: Mapping[str, Table]) -> None:
+    """Each waits for others that there are, and at last for one that waits for nothing."""
+    known = {CALLED.get(name, name): name for name in tables}
+    after = {own: _names(tables[name]) or () for own, name in known.items()}
+    for own, name in known.items():
+        for one in after[own]:
+            if one == own:
+                tables[name].wrong("after", f"{name}, which is this table", "other names")
+            elif one not in known and one not in CALLED.values():
+                expected = ", ".join(sorted({*tables, *CALLED} - {name}))
+                tables[name].wrong("after", f"the unknown name {one!r}", f"names out of {expected}")
+    others = {own: [one for one in after[own] if one != own] for own in after}
+    found = [known[one] for one in circle(others)]
+    if found:
+        pairs = zip(found, [*found[1:], found[0]], strict=True)
+        told = ", ".join(f"{one} waits for {other}" for one, other in pairs)
+        tables[found[0]].wrong("after", f"a circle ({told})", "dependencies without a circle")

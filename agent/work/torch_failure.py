@@ -15,10 +15,12 @@ from agent.base.outcome import shell_code
 from agent.base.value import dataclass
 
 _STAMP = r"(?:[EWI]\d{4}|\[?\d{4}-\d\d-\d\d) (\d\d):(\d\d):(\d\d)[.,](\d{3,6})"
-_FAILED = re.compile(r"failed \(exitcode: (-?\d+)\) local_rank: (\d+) \(pid: \d+\) of binary")
+_FAILED = re.compile(
+    r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,6}) \(pid: \d+\) of binary"
+)
 _SUMMARY = re.compile(
     r"Root Cause \(first observed failure\):\s*\n\[\d+\]:(?:\n[^\n]*){0,3}?"
-    r"\n\s*rank\s*: \d+ \(local_rank: (\d+)\)\s*\n\s*exitcode\s*: (-?\d+) "
+    r"\n\s*rank\s*: \d+ \(local_rank: (\d{1,6})\)\s*\n\s*exitcode\s*: (-?\d{1,9}) "
 )
 _CLOSES = re.compile(r"Sending process \d+ closing signal")
 _TOLD_TO = re.compile(r"death signal, shutting down")

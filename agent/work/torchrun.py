@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agent.base.ranges import SEATS, Attempt, ExitCode, Rank, Seconds
     from agent.settings import Settings
     from agent.work.recipes.recipe import NodeSize
 
@@ -25,8 +26,8 @@ _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES
 class Seat:
     """Which share of a job is a node's: its rank, and every node's size in the order of ranks."""
 
-    rank: int
-    nodes: tuple[NodeSize, ...]
+    rank: Rank
+    nodes: Annotated[tuple[NodeSize, ...], SEATS]
     reward_ip: str = ""
     """The address of the node with the reward server, where the run has one."""
 
@@ -40,13 +41,13 @@ class Seat:
 class PartEnd:
     """How a node's share of a job ended."""
 
-    code: int
+    code: ExitCode
     """0, or the code of its first rank that failed, or torchrun's own, as a shell would tell it."""
-    local_rank: int | None = None
+    local_rank: Rank | None = None
     """The rank on its node that failed first; None where torchrun named none."""
     words: str = ""
     """What it said at its end."""
-    ago: float = 0.0
+    ago: Seconds = 0.0
     """How long before this was told the rank failed, by the node's own clock."""
     by_order: bool = False
     """True where nothing had failed before it was told to stop."""
@@ -64,7 +65,7 @@ class PartEnd:
 class PartOver:
     """This node's share of an attempt has ended."""
 
-    attempt: int
+    attempt: Attempt
     end: PartEnd
 
 

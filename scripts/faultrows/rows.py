@@ -23,6 +23,7 @@ LINKS = "tests/lab/test_links.py::"
 DNS = "tests/lab/test_dns_faults.py::"
 CLOCK = "tests/lab/test_clock.py::"
 SPARE = "tests/lab/test_spare.py::"
+STALL = "tests/lab/test_stall.py::"
 HUNG = "tests/lab/test_hung_dashboard.py::"
 
 
@@ -54,6 +55,12 @@ ROWS = (
             ENDS + "test_sigterm_to_a_worker_costs_the_job_its_grace",
             DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",
         ),
+    ),
+    Row(
+        "worker-stall",
+        "a worker is lost under a job and is back within AGENT_NODE_GRACE",
+        "the job goes on; where it shows no sign of work for AGENT_STALL, the attempt is lost",
+        (STALL + "test_a_job_that_hangs_since_a_node_was_lost_is_made_again",),
     ),
     Row(
         "worker-idle",

@@ -85,7 +85,7 @@ def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
     place = cluster.pods[2]
     cluster.lab.publish("poda", place.ip)
     new = cluster.agent(2, "sh", "-c", TWICE, env={"RUNPOD_POD_ID": "poda"})
-    assert ends([new, worker]) == [7, 7], new.tail() + worker.tail()
+    assert ends([new, worker], 2 * BOOT) == [7, 7], new.tail() + worker.tail()
     assert new.stdout() == "attempt 2\n"
     assert "the head's Ray was started anew" in worker.stderr()
     assert "attempt 2 of 2: its head was lost; 2 of 2 node(s)" in new.stderr()

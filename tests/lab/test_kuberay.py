@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, RAY, Cluster, await_true, last_line
+from scenario import AGENT, BOOT, RAY, Cluster, await_true, kill_agent, last_line
 
 if TYPE_CHECKING:
     from podlab import Container, Pod
@@ -21,6 +21,10 @@ SERVICE = "poda.runpod.internal"
 TOKEN = "correct-horse-battery-staple"  # noqa: S105 - the lab's own
 API = {"RAY_API_SERVER_ADDRESS": "http://127.0.0.1:8265"}
 PATIENT = "trap 'echo cleaned up; exit 0' TERM; echo running; while :; do sleep 0.1; done"
+
+UNTIL_END = (
+    "echo attempt $AGENT_ATTEMPT; until [ -e /tmp/end-$AGENT_ATTEMPT ]; do sleep 0.1; done; exit 7"
+)
 
 
 class Operator:
@@ -65,6 +69,12 @@ class Operator:
         made = pod.start(["sleep", "infinity"], env={**common, **own})
         self._cluster.started.append(made)
         return made
+
+    def replace_worker(self) -> None:
+        """Give the worker's pod another container with another Ray."""
+        self._cluster.pods[1].heal()
+        self.worker = self._container(self._cluster.pods[1], self._start_worker())
+        self.start_ray(self.worker)
 
     def start_ray(self, container: Container) -> Running:
         """Run the generated command in a Ray container."""
@@ -176,6 +186,31 @@ def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
         return "was stopped" in told.stdout + told.stderr
 
     await_true("the job is stopped", stopped, 20)
+
+
+@pytest.mark.slow
+@pytest.mark.pods(3)
+def test_a_lost_pod_and_a_killed_agent(cluster: Cluster) -> None:
+    """The job that failed with a pod is submitted again; the next agent follows that attempt."""
+    operator = Operator(cluster, {})
+    for container in (operator.head, operator.worker):
+        operator.start_ray(container)
+    own = {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "5s"}
+    agent = operator.submitter("sh", "-c", UNTIL_END, own=own)
+    agent.wait_for("^attempt 1$", stream="stdout", timeout=BOOT)
+    cluster.pods[1].lose()
+    (cluster.pods[0].tmp / "end-1").touch()
+    agent.wait_for("waiting for GCS to report a lost node", timeout=20)
+    agent.wait_for("attempt 1 of 2 is lost", timeout=90)
+    operator.replace_worker()
+    agent.wait_for("^attempt 2$", stream="stdout", timeout=BOOT)
+    kill_agent(agent)
+    agent.wait_for("attempt 2 goes on: its job is followed again", timeout=30)
+    (cluster.pods[0].tmp / "end-2").touch()
+    assert agent.wait(60) == 7, agent.tail()
+    assert agent.stdout() == "attempt 1\nattempt 2\n"
+    told = operator.head.exec([RAY, "job", "list"], env=API).stdout
+    assert sorted({*re.findall(r"submission_id='([^']*)'", told)}) == ["rl-8h2pd", "rl-8h2pd-2"]
 
 
 @pytest.mark.slow

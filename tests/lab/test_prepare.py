@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import sys
 import pytest
 
 import hub
-from scenario import BOOT, Cluster, ends, last_line
+from scenario import AGENT, BOOT, Cluster, ends, last_line
 
 FETCH = "until [ -e /tmp/go ]; do sleep 0.1; done; echo data > /tmp/data"
 
@@ -27,6 +28,27 @@ def test_steps_run_beside_the_boot_and_before_the_job(cluster: Cluster) -> None:
     said = head.stderr()
     done = said.index("AGENT_PREPARE_EACH and AGENT_PREPARE: done")
     assert done < said.index("submitting the job")
+
+
+@pytest.mark.pods(2)
+def test_a_reward_command_waits_for_the_data_that_it_reads(cluster: Cluster) -> None:
+    """It starts after AGENT_PREPARE, on which it would exit; Ray and the worker do not wait."""
+    serve = f"exec {AGENT} reward-server --host {{node_ip}} --port 5000"
+    cluster.env |= {
+        "AGENT_PREPARE": FETCH,
+        "AGENT_REWARD": f"test -s /tmp/data || exit 2; {serve}",
+    }
+    head, worker = cluster.agents("cat", "/tmp/data")
+    head.wait_for("podb joined Ray", timeout=BOOT)
+    assert "reward server waits for AGENT_PREPARE" in head.stderr()
+    shown = json.loads(head.exec([AGENT, "status", "--json"]).stdout)
+    (server,) = shown["services"]
+    assert (server["state"], server["detail"]) == ("pending", "waits for AGENT_PREPARE")
+    (cluster.pods[0].tmp / "go").touch()
+    assert ends([head, worker]) == [0, 0], head.tail()
+    assert head.stdout() == "data\n"
+    said = head.stderr()
+    assert said.index("AGENT_PREPARE: done") < said.index("reward server answers")
 
 
 @pytest.mark.pods(2)

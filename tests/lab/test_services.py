@@ -160,3 +160,22 @@ def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> Non
     assert [file.read_text() for file in files] == before
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_what_waits_for_others_starts_after_them_under_another_agent_too(cluster: Cluster) -> None:
+    """A step of every node waits for the head's, a retriever for its node's; the head dies once."""
+    step = '[prepare.data]\ncommand = "cp /tmp/go /tmp/data"\nwhere = "every"\n'
+    after = RETRIEVER.replace("exec", "test -e /tmp/data || exit 2; exec")
+    write(cluster, f'{after}after = ["data"]\n{step}after = ["AGENT_PREPARE"]\n')
+    cluster.env["AGENT_PREPARE"] = "until [ -e /tmp/go ]; do sleep 0.1; done"
+    head, worker = cluster.agents("true")
+    head.wait_for("retriever on podb waits for data", timeout=BOOT)
+    worker.wait_for("data waits for AGENT_PREPARE", timeout=BOOT)
+    kill_agent(head)
+    head.wait_for(r"goes on in its stead[\s\S]*data waits for AGENT_PREPARE", timeout=30)
+    for pod in cluster.pods:
+        (pod.tmp / "go").touch()
+    assert ends([head, worker]) == [0, 0], head.tail()
+    assert head.stderr().count("retriever on podb answers") == 1

@@ -32,6 +32,26 @@ wait_for_the_trainers()
 """
 
 
+TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
+"""Hangs at the first attempt, as for want of an actor, and ends at the second."""
+
+
+@pytest.mark.slow
+@pytest.mark.pods(2)
+def test_a_job_that_hangs_since_a_node_was_lost_is_made_again(cluster: Cluster) -> None:
+    """The node is back within its grace, so that only AGENT_STALL can end the attempt."""
+    cluster.env |= {"AGENT_STALL": "15s", "AGENT_JOB_RETRIES": "1"}
+    head, worker = cluster.agents("sh", "-c", TWICE)
+    head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
+    raylet = next(p for p in worker.processes() if p.name == "raylet")
+    assert worker.exec(["kill", "-9", str(raylet.pid)]).returncode == 0
+    head.wait_for("all needed nodes are back", timeout=BOOT)
+    head.wait_for("attempt 1 of 2 is lost: the job shows no sign of work for", timeout=BOOT)
+    assert ends([head, worker], 2 * BOOT) == [7, 7], head.tail()
+    assert head.stdout() == "attempt 1\nattempt 2\n"
+    assert "attempt 2 of 2: podb was lost and is back; 2 of 2 node(s)" in head.stderr()
+
+
 @pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_job_that_hangs_is_looked_at_on_every_node(cluster: Cluster) -> None:

@@ -244,7 +244,10 @@ class World:
                 number = int(job.rpartition("-")[2])
                 if number not in [one for one, _, _ in self.attempts]:
                     self.attempts.append((number, names, False))
-                self.underway = Underway(number, self.now, self.story.state.required)
+                state = self.story.state
+                self.underway = Underway(
+                    *(number, self.now, state.required), places=state.attempt.places
+                )
                 self.later(self.random.uniform(0.1, 2), self._begin, agent, number)
             case h.Follow(job):
                 number = int(job.rpartition("-")[2])

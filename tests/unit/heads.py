@@ -156,6 +156,9 @@ class Story:
         self.now = at
         self.state, actions = head.decide(self.state, event, at)
         self.actions += actions
+        if isinstance(event, Tick):  # else the head would go on looking at the time
+            then = head.deadline(self.state)
+            assert then is None or then > at, f"{head.waits(self.state)}: {then} at {at}"
         for action in actions:
             if isinstance(action, h.Retry):  # this node's own part in that, without a fault
                 self.take(h.Cleared(action.ended.number), at)

@@ -34,7 +34,7 @@ READERS = {
 READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
 SLEEP = {"agent/control/follow.py", "agent/control/logs.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
-LONGEST = 400
+LONGEST = 700
 ACTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a pure room imports none of them."""
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from agent.base.latency import BOUNDS, Latency
 from agent.boot.head_status import status_of
 from agent.boot.seen import Seen
-from agent.control.aside import Aside, aside_of
+from agent.control.aside import Aside
+from agent.control.fields import read
 from agent.control.protocol import Report
 from agent.decisions.items import HERE, Item, Step
 from agent.decisions.known_line import Known
@@ -78,14 +79,14 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
 def test_what_is_none_is_refused(data: Any) -> None:  # noqa: ANN401 - whatever JSON has
     """A field that is wrong is named; nothing of it is taken."""
     with pytest.raises(ValueError, match="expected"):
-        aside_of(data)
+        read(Aside, data)
 
 
 def test_it_is_bounded() -> None:
     """A worker cannot fill the head's memory, nor anybody's terminal."""
-    heard = aside_of({"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
+    heard = read(Aside, {"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
     ((name, line),) = heard.progress.items()
-    assert (len(name), len(line)) == (2000, 2000)
+    assert (len(name), len(line)) == (2000, 500)
     assert {*heard.steps} == {name}
 
 

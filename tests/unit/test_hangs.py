@@ -13,6 +13,7 @@ import pytest
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.runtime.best_effort import BestEffort
 from agent.runtime.process import Child
 from agent.runtime.ray_helpers import Helpers, watch_helpers
 from agent.runtime.waiting import NotYet, until
@@ -187,9 +188,8 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
 
         async with anyio.create_task_group() as tasks:
             dashboard = await until(pid, 20.0)
-            tasks.start_soon(
-                watch_helpers, child, lambda evidence, job: told.append((evidence, job))
-            )
+            tell = (lambda evidence, job: told.append((evidence, job)), BestEffort())
+            tasks.start_soon(watch_helpers, child, *tell)
             os.kill(dashboard, signal.SIGSTOP)
             await heard(1)
             seen = Helpers(child.pid).stopped()

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from agent.base.outcome import Kind
+from agent.decisions import head
 from agent.decisions.attempts import Tried, in_vain, pause_after, spent
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.head.underway import Underway
 from agent.decisions.verdict import JobReport
+from agent.plan import waits as planned
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
 
 GONE = (9, nodes(dead=(2,)))
@@ -99,6 +104,9 @@ def test_memory_that_ran_out_is_no_loss(history: History, code: int) -> None:
         [*PAIR, (10, h.RayGone("exit 1"))],
         [*PAIR, GONE, (69, TICK), (70, job("STOPPED"))],
         [*PAIR, (10, job("FAILED", None, "the supervisor died")), (11, ASKED)],
+        [*PAIR, (126, TICK)],
+        [(0, h.RayGone("exit 1", OUT)), *PAIR, GONE, FAILED],
+        [(0, word(3, memory=OUT)), (1, word(3, gone=True, memory=OUT)), *PAIR, GONE, FAILED],
     ],
 )
 def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
@@ -114,6 +122,72 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     assert story.deeds[-1] == h.Submit("run-2")
     assert "attempt 2 of 2: " in story.said
     assert "2 of 2 node(s)" in story.said
+
+
+@pytest.mark.parametrize("retries", [0, 1])
+@pytest.mark.parametrize("is_lost", [True, False])
+def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: bool) -> None:
+    """Where one does not answer, a job's failure is final once GCS had its time to miss it."""
+    story = Story(goal(1, given=True, retries=retries), [*PAIR, FAILED])
+    assert story.deeds[-1] == h.AskNodes("run-1")
+    story.take(SILENT, 12)
+    assert story.state.phase is Phase.JUDGING
+    (wait,) = head.waits(story.state)
+    why = "pod2: connection refused"
+    assert wait.sentence(12) == f"waiting for GCS to report a lost node, {why} (73 s left)"
+    if is_lost:
+        story.take(nodes(dead=(2,)), 72)
+    else:
+        story.take(TICK, 84.9)
+        assert story.state.phase is Phase.JUDGING
+        story.take(TICK, 85.1)
+    assert story.state.attempt.number == (2 if is_lost and retries else 1)
+    reasons = [end.reason for end in story.ends]
+    assert [end.exit_code for end in story.ends] == [1] * len(reasons)
+    assert all(("before that, pod2 was lost" in reason) == is_lost for reason in reasons)
+
+
+def test_a_failure_on_a_given_ray_is_final_where_all_nodes_answer() -> None:
+    """Nothing is waited for then."""
+    story = Story(goal(1, given=True, retries=1), [*PAIR, FAILED, (10.1, ASKED)])
+    assert [end.exit_code for end in story.ends] == [1]
+
+
+def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> None:
+    """Its success came before the stop: no other attempt follows, and the code is 0."""
+    for retries in (0, 1):
+        story = Story(goal(1, retries=retries), [*PAIR, GONE, (69, TICK)])
+        assert story.deeds[-1] == h.StopJob("run-1")
+        story.take(job("SUCCEEDED", 0), 70)
+        (end,) = story.ends
+        assert (end.exit_code, end.kind, end.is_jobs_verdict) == (0, Kind.DONE, True)
+        assert "the job succeeded; before that, lost a needed node" in end.reason
+
+
+def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
+    """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
+    history = [*PAIR, GONE, (69, TICK), (74, h.DriverSignaled("run-1"))]
+    story = Story(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in story.ends] == [75]
+
+
+@pytest.mark.parametrize("history", [[(9, TERM)], [GONE, (69, TICK), (70, TERM)]])
+def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
+    """A signal decides the exit code, before a loss as after one."""
+    story = Story(goal(1, retries=1), [*PAIR, *history, (71, job("SUCCEEDED", 0))])
+    assert [end.exit_code for end in story.ends] == [143]
+
+
+def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
+    """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
+    lost = Underway(1, -50.0, 2)
+    of = replace(goal(2, least=1, retries=9), underway=lost, tried=(Tried(1.0),) * 5)
+    story = Story(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, word(2)), (201, TICK)])
+    assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in story.said
+    (wait,) = head.waits(story.state)
+    assert (wait.key, wait.deadline) == (planned.PAUSE, 301.0)
+    story.take(TICK, 301)
+    assert story.deeds[-1] == h.Submit("run-2")
 
 
 def test_a_lost_node_that_is_back_is_named() -> None:

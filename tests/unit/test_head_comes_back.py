@@ -9,29 +9,37 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from agent.boot.kept_ray import had_agent, kept_ray, note_reach
+from agent.boot.left_behind import LeftBehind
+from agent.boot.node_run import NodeRun
 from agent.boot.run_keeper import RunKeeper
 from agent.control.reports import Expected, Reports
+from agent.decisions import worker
 from agent.decisions.attempts import Tried
 from agent.decisions.head import state as h
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import StartRay, StopRay
 from agent.record.run_choice import Chosen
+from agent.record.run_folder import RunFolder
 from agent.record.run_record import FILE, RunRecord
+from agent.settings.redact import Redactor
 from unit import heads
 from unit.test_reports import FIRST, HELLO, POD1
+from unit.test_turns import DATA
 from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
 from unit.workers import TICK, History, Story, spoke
+from unit.worlds import plan_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from agent.control.protocol import Reply
+    from agent.control.protocol import Hello, Reply
 
 BACK = spoke(epoch=2, ip="10.0.0.9")
 NOT_READY = spoke(epoch=2, ip="10.0.0.9", ready=False)
 OTHER = spoke(epoch=2, run="another")
 MEMORY = h.RunRemembered("old", 1)
-KNOWING = replace(HELLO, run_id="old", attempt=1, fingerprint="same")
+KNOWING = replace(HELLO, run_id="old", attempt=1)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +94,51 @@ def test_before_it_joined_a_worker_takes_any_run() -> None:
     assert story.state.run_id == "second"
 
 
+# --- the head whose agent is killed ------------------------------------------------------------
+
+GCS_ALONE = spoke(epoch=None, phase="", run="")
+HELD = spoke(held=True, ready=False)
+
+
+@pytest.mark.parametrize("heard", [spoke(ready=False), HELD], ids=["answered", "held"])
+def test_gcs_alone_is_no_plain_head_once_an_agent_answered(heard: w.HeadSpoke) -> None:
+    """Its agent was killed while Ray boots: nothing is prepared unasked, and nobody joins."""
+    gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
+    for steps in ((DATA,), ()):
+        story = Story(replace(GOAL, steps=steps), [(2, heard), *gone])
+        assert (story.deeds, story.state.bare) == ([], False)
+        assert story.state.evidence == "its agent is gone, though Ray's GCS still answers"
+    story.take(spoke(), 6)
+    story.take(w.RayUp(), 9)
+    story.take(spoke(), 10)
+    assert story.deeds == [StartRay("10.0.0.1")]
+    assert story.state.joined
+
+
+def test_an_agent_that_never_returns_is_waited_for_in_time() -> None:
+    """AGENT_HEAD_GRACE after its last answer, or AGENT_WAIT_HEAD after the start, the wait ends."""
+    story = Story(GOAL, [(2, spoke(ready=False)), (98, GCS_ALONE), (99, GCS_ALONE)])
+    assert story.finish()
+    assert [end.exit_code for end in story.ends] == [69]
+    assert story.now == pytest.approx(100)
+
+
+def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path: Path) -> None:
+    """Both agents were killed before this node joined."""
+    run = NodeRun(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
+    preparing = replace(GOAL, steps=(DATA,))
+    before = worker.first_state(preparing)
+    assert not had_agent(run)
+    after, _ = worker.decide(before, spoke(ready=False), 1)
+    note_reach(run, before, after)
+    run.left = LeftBehind(run.node.record, ())
+    run.close()
+    assert kept_ray(run) is None
+    first = worker.first_state(preparing, kept_ray(run), has_agent=had_agent(run))
+    state, actions = worker.decide(first, GCS_ALONE, 1)
+    assert (state.bare, state.ray_ready, actions) == (False, False, ())
+
+
 # --- the head that lost its disk ---------------------------------------------------------------
 
 
@@ -94,6 +147,7 @@ def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
     story = heads.Story(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
     assert story.deeds == [h.TakeUp("old", 1)]
     story.take(heads.nodes(), 3)
+    story.take(heads.TICK, 61)
     assert story.deeds[-1] == h.Submit("old-2")
     assert "attempt 2 of 2: its head was lost" in story.said
 
@@ -122,13 +176,12 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
     """Until then no reply names another run to it."""
     remembered: list[tuple[str, int, int]] = []
 
-    def on_memory(run_id: str, attempt: int, epoch: int) -> bool:
-        remembered.append((run_id, attempt, epoch))
+    def on_memory(hello: Hello, epoch: int) -> bool:
+        remembered.append((hello.run_id, hello.attempt, epoch))
         return True
 
-    first = replace(FIRST, fingerprint="same")
     expected = Expected("2.60.0", "3.11.7", "", "abc")
-    reports = Reports(first, expected, lambda _event: None, lambda: 1.0, on_memory=on_memory)
+    reports = Reports(FIRST, expected, lambda _event: None, lambda: 1.0, on_memory=on_memory)
     replies: list[Reply] = []
 
     async def ask() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -9,7 +10,7 @@ import pytest
 
 from agent.control import client
 from agent.control.client import HeadLink
-from agent.control.protocol import Report
+from agent.control.protocol import Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import Site
 from agent.control.sockets import bind
@@ -117,3 +118,47 @@ def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent(
         await runner.cleanup()
 
     anyio.run(story)
+
+
+class Numbered(Reports):
+    """A head's reports, which keeps their numbers."""
+
+    numbers: tuple[int, ...] = ()
+
+    async def take(self, report: Report) -> Reply:
+        """Take a report in, and keep its number."""
+        self.numbers += (report.sequence,)
+        return await super().take(report)
+
+
+def test_reports_are_numbered_in_the_order_of_what_they_say() -> None:
+    """One that is cut short by a change, and the goodbye, included."""
+    reports = Numbered(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
+    port = free_port()
+    link = HeadLink(
+        *("127.0.0.1", port, 1, None, lambda: HELLO),
+        lambda _: Report("agent1", "127.0.0.1", "following the head"),
+        lambda _: None,
+        lambda _: None,
+    )
+
+    async def arrived(count: int) -> bool | NotYet:
+        return True if len(reports.numbers) >= count else NotYet()
+
+    async def story() -> None:
+        site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+        runner = await site.open(bind(["127.0.0.1"], port))
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(link.run)
+            for count in (2, 3, 4):
+                await until(partial(arrived, count), 20.0)
+                link.report_now()
+            tasks.cancel_scope.cancel()
+        await link.goodbye(20.0)
+        await runner.cleanup()
+
+    anyio.run(story)
+    assert link.was_told
+    assert len(reports.numbers) > 4
+    assert [*reports.numbers] == sorted({*reports.numbers})
+    assert reports.numbers[0] == 1

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from dataclasses import replace
+
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.base.outcome import shell_code
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.head.underway import Underway
+from agent.decisions.probing import ALL_REDUCE, SCORE, Answer
+from agent.decisions.stall import StalledSinceLoss
+from agent.work.where import Where
 from unit.heads import (
     INT,
     PREPARED,
+    RETRIEVER,
+    RETRIEVER_SPEC,
     REWARD,
+    REWARD_SPEC,
     SUBMITTED,
     TERM,
     TICK,
@@ -44,6 +53,7 @@ FINE = [
     *times(3, *PREPARED),
     *times(2, h.RayHangs()),
     *times(1, h.RayHangs("its dashboard is stopped", beside_job=True)),
+    *times(1, StalledSinceLoss(1, "30 min"), StalledSinceLoss(2, "30 min")),
     *times(1, h.NodesAsked("run-1"), h.NodesAsked("run-1", {"pod2": "connection refused"})),
 ]
 BAD = [
@@ -68,6 +78,16 @@ GOALS = st.builds(
     given=st.booleans(),
     retries=st.sampled_from([0, 0, 1, 3]),
 )
+OF_MORE = [
+    *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
+    *times(2, h.RayGone("exit 1"), h.ServiceReady(REWARD), word(2)),
+    *times(2, h.Answered(Answer(ALL_REDUCE, "")), word(2, answers=(Answer(SCORE, ""),))),
+    *times(1, h.ServiceReady(RETRIEVER), h.ServiceGone(RETRIEVER, "exit 1", "agent2")),
+    *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
+    *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
+]
+"""What can happen where attempts, services and probes meet."""
+ALONE = replace(REWARD_SPEC, alone=True, where=Where("rank", 1))
 PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
 
 
@@ -83,6 +103,27 @@ def histories(draw: st.DrawFn) -> tuple[h.Goal, History]:
         now += draw(st.sampled_from(PAUSES))
         history.append((now, draw(st.sampled_from(events))))
     return of, history
+
+
+@st.composite
+def goals_with_more(draw: st.DrawFn) -> h.Goal:
+    """Draw a goal with all that has a deadline of its own."""
+    services = [(), (REWARD_SPEC,), (REWARD_SPEC, RETRIEVER_SPEC), (ALONE,)]
+    of = replace(
+        draw(GOALS),
+        preflight=draw(st.booleans()),
+        services=draw(st.sampled_from(services)),
+        by_torchrun=draw(st.sampled_from([False, False, True])),
+    )
+    if of.wants_job and not of.by_torchrun and draw(st.booleans()):
+        return replace(of, underway=Underway(1, -50.0, of.expected_workers))
+    return of
+
+
+def _as_of_now(event: h.HeadEvent, now: float) -> h.HeadEvent:
+    if not isinstance(event, h.WorkerReported):
+        return event
+    return h.WorkerReported(replace(event.worker, heard=now))
 
 
 def serves(story: Story) -> bool:
@@ -137,6 +178,20 @@ def test_every_story_ends(drawn: tuple[h.Goal, History]) -> None:
     assert end.exit_code in OURS | own
     assert end.reason
     assert end.phase in {phase.value for phase in Phase} - {Phase.LEAVING.value}
+
+
+@settings(max_examples=settings().max_examples * 10)  # what must meet for a spin meets rarely
+@given(goals_with_more(), st.data())
+def test_no_deadline_survives_a_tick(of: h.Goal, data: st.DataObject) -> None:
+    """Once the head has looked at the time, the next look is later: it never spins."""
+    story, events = Story(of, []), st.sampled_from(FINE + OF_MORE * 2)
+    lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
+    begin = [*PREPARED, *data.draw(st.sampled_from([[], lost[1:], lost]))]
+    for event in [*begin, *data.draw(st.lists(events, max_size=25))]:
+        story.take(_as_of_now(event, story.now), story.now)
+        story.take(TICK, story.now + data.draw(st.sampled_from([*PAUSES, 1 / 3, 7.7, 10.0, 20.0])))
+        then = head.deadline(story.state)
+        assert then is None or then > story.now
 
 
 @given(histories())

@@ -116,6 +116,15 @@ def test_a_complaint_has_the_logs_sent_once(story: Story) -> None:
     assert names(story.say(3, hello=None)) == ["agent", "retriever"]
 
 
+def test_complaints_of_an_agent_that_is_no_more(story: Story) -> None:
+    """They are forgotten with it: names that come and go take no memory."""
+    for n in range(100):
+        told = word(n, items=(ItemWord("retriever", Step.LOST, "exit code 1"),))
+        story.note(told)
+        story.note(h.WorkerReplaced(told.worker.key))
+    assert story.heard._complaints == {}  # noqa: SLF001 - what must not grow
+
+
 def test_a_worker_that_always_complains_is_not_always_asked(story: Story) -> None:
     """Words that are new each time have an end."""
     for letter in "abcdefghijklmnop":

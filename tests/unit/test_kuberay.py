@@ -11,6 +11,8 @@ import yaml
 from agent.boot.head_goal import goal_of
 from agent.boot.run_keeper import RunKeeper
 from agent.decisions.head import first_state
+from agent.decisions.head.leaving import ray_lost
+from agent.decisions.head.state import Phase
 from agent.plan.show import render
 from agent.record.run_choice import Chosen
 from agent.settings.redact import redactor_for
@@ -104,6 +106,28 @@ def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path
     assert plan.topology.claim.run_id == run
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run-7", None))
     assert first_state(goal_of(plan, keeper, 0.0)).attempt.id == job
+    keeper.close()
+
+
+@pytest.mark.parametrize("later", ["rl-8h2pd-2", "an-id-of-another-version"])
+def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -> None:
+    """A killed agent's attempt is followed by the id in run.json, and never submitted twice."""
+    plan = plan_of(*read("kuberay-submitter-head"))
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("rl-8h2pd", None))
+
+    def next_agents() -> tuple[Phase, int, str]:
+        chosen = Chosen("rl-8h2pd", keeper.record)
+        other = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
+        state = first_state(goal_of(plan, other, 0.0))
+        other.close()
+        return state.phase, state.attempt.number, state.attempt.id
+
+    keeper.submitted(1, "rl-8h2pd")
+    assert next_agents() == (Phase.RESUMING, 1, "rl-8h2pd")
+    keeper.attempt_over(ray_lost("Ray was lost"))
+    assert next_agents() == (Phase.BOOTING, 2, "rl-8h2pd-2")
+    keeper.submitted(2, later)
+    assert next_agents() == (Phase.RESUMING, 2, later)
     keeper.close()
 
 

@@ -23,6 +23,7 @@ from agent.checks.all_reduce import Share, judged
 from agent.decisions import head, worker
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
+from agent.decisions.head.underway import Underway
 from agent.decisions.items import HERE
 from agent.decisions.probing import ALL_REDUCE, Answer
 from agent.decisions.shared import Order, OrderKind, Said
@@ -36,7 +37,7 @@ from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import Seat
 from agent.work.where import Place
 from unit.free_ports import free_port
-from unit.heads import LIMITS, TICK, Story, goal, nodes, word
+from unit.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -203,6 +204,37 @@ def test_a_node_that_goes_meanwhile() -> None:
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (75, "node")
     assert end.reason.endswith("the all-reduce came to nothing: pod2 went away meanwhile")
+
+
+@pytest.mark.parametrize(
+    ("of", "history", "over"),
+    [
+        (
+            replace(ASKED, retries=1, underway=Underway(1, -50.0, 2)),
+            [(1.0, h.RayGone("killed")), *JOINED, (11.0, TICK)],
+            12.0,
+        ),
+        (
+            replace(ASKED, services=(REWARD_SPEC,)),
+            [(1.5, h.ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, word(4))],
+            22.0,
+        ),
+    ],
+    ids=["the pause after a loss", "a score that does not come"],
+)
+def test_what_else_is_over_meanwhile(
+    of: h.Goal, history: list[tuple[float, h.HeadEvent]], over: float
+) -> None:
+    """Only the all-reduce is waited for then: the head does not spin until its deadline."""
+    story = Story(of, [*history, (over, TICK)])
+    (wait,) = head.waits(story.state)
+    assert (wait.key, head.deadline(story.state)) == (planned.PREFLIGHT, wait.deadline)
+
+
+def test_its_deadline_passes_while_ray_is_started_again() -> None:
+    """One look at the time decides on both."""
+    story = Story(ASKED, [*JOINED, (6.0, h.RayHangs("its dashboard is stopped")), (1006.0, TICK)])
+    assert [end.exit_code for end in story.ends] == [75]  # with that Ray all nodes are gone
 
 
 def test_only_where_it_was_asked_for() -> None:

@@ -1,4 +1,4 @@
-"""Prepare steps as they are run: one after another, stopped where need be, and run again."""
+"""Prepare steps as they are run: side by side, stopped where need be, and run again."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def a_run(root: Path) -> NodeRun:
 
 
 def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
-    """With all that it started; what waited for its turn ends as well, and tells nothing."""
+    """All of them, with what they started, and they tell nothing."""
     go, pids = tmp_path / "go", tmp_path / "pids"
     command = f"[ -e {go} ] || {{ sleep 1000 & echo $! >> {pids}; wait; }}"
     steps = [PrepareStep(name, command, ON_EVERY, 60.0, "within") for name in ("one", "two")]
@@ -40,24 +40,26 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
     async def one(step: PrepareStep) -> None:
         told.append((step.name, await prepare.run_unless_stopped(step, Place(), {})))
 
-    async def has_begun() -> bool | NotYet:
-        return True if pids.exists() and pids.read_text().strip() else NotYet()
+    async def have_begun() -> bool | NotYet:
+        return True if pids.exists() and len(pids.read_text().split()) == 2 else NotYet()
 
-    async def is_gone() -> bool | NotYet:
+    def is_gone(pid: str) -> bool:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(int(pids.read_text()))
-            return True if process.status() == psutil.STATUS_ZOMBIE else NotYet()
+            return psutil.Process(int(pid)).status() == psutil.STATUS_ZOMBIE
         return True
+
+    async def are_gone() -> bool | NotYet:
+        return True if all(map(is_gone, pids.read_text().split())) else NotYet()
 
     async def story() -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(one, steps[0])
                 tasks.start_soon(one, steps[1])
-                await until(has_begun, None)
+                await until(have_begun, None)
                 prepare.stop()
             assert sorted(told) == [("one", None), ("two", None)]
-            await until(is_gone, None)
+            await until(are_gone, None)
             go.touch()
             assert [await prepare.run_unless_stopped(step, Place(), {}) for step in steps] == [
                 ""

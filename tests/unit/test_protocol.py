@@ -62,25 +62,28 @@ REPORTS = st.builds(
     obeyed=st.integers(0, 99),
     obeyed_by=PRINTABLE,
     news=st.integers(-1, 10**9),
+    sequence=st.integers(0, 10**9),
     hold=st.floats(0, LONGEST_HOLD),
     hello=st.none() | HELLOS,
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
 )
-OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), TEXT, TEXT, TEXT, TEXT)
+CODES = st.integers(0, 255)
+OUTCOMES = st.builds(Outcome, st.sampled_from(Kind), CODES, *[PRINTABLE] * 4)
 KINDS = st.sampled_from(OrderKind)
-ORDERS = st.builds(Order, TEXT, st.integers(1), KINDS, TEXT, st.integers(1), st.none(), TEXT)
+COUNTS = st.integers(1, 2**53)
+ORDERS = st.builds(Order, PRINTABLE, COUNTS, KINDS, PRINTABLE, COUNTS, st.none(), PRINTABLE)
 REPLIES = st.builds(
     Reply,
-    epoch=st.integers(0),
-    run_id=TEXT,
-    phase=TEXT,
+    epoch=st.integers(0, 10**15),
+    run_id=PRINTABLE,
+    phase=PRINTABLE,
     ray_ready=st.booleans(),
     gcs_port=st.integers(1, 65_535),
-    news=st.integers(0),
+    news=st.integers(0, 2**53),
     attempt=st.integers(1, 99),
-    fingerprint=TEXT,
+    fingerprint=PRINTABLE,
     verdict=OUTCOMES,
-    refusal=TEXT,
+    refusal=PRINTABLE,
     held=st.booleans(),
     wants_hello=st.booleans(),
     orders=st.lists(ORDERS, max_size=3).map(tuple),
@@ -139,7 +142,6 @@ def test_unknown_fields_do_no_harm() -> None:
         ("preparing", None),
         ("error", 1),
         ("items", {}),
-        ("items", [1]),
         ("items", [{}] * 1000),
         ("logs", []),
         ("obeyed", "1"),
@@ -150,6 +152,8 @@ def test_unknown_fields_do_no_harm() -> None:
         ("news", 1e30),
         ("hold", None),
         ("hold", [1]),
+        ("hold", 1e9),
+        ("hold", -5),
     ],
 )
 def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
@@ -175,7 +179,7 @@ def test_a_malformed_report_names_the_field(field: str, value: object) -> None:
 )
 def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
     """What is wrong with a hello is told by the field's name, too."""
-    with pytest.raises(ValueError, match=f"^{field}: expected"):
+    with pytest.raises(ValueError, match=f"^hello.{field}: expected"):
         Report.from_dict({**PROPER, "hello": {"name": "pod1", field: value}})
 
 
@@ -222,18 +226,16 @@ def test_what_is_no_reply(data: dict[str, object]) -> None:
     """Whatever answers on the head's port, a worker reads a reply or an error it expects."""
     try:
         reply = Reply.from_dict(data)
-    except (KeyError, TypeError, ValueError):
+    except ValueError:
         return
     assert isinstance(reply.news, int)
 
 
-def test_texts_and_holds_are_bounded() -> None:
-    """A worker can neither fill the head's memory nor hold a report for ever."""
-    report = Report.from_dict({**PROPER, "detail": "x" * 60_000, "hold": 1e9})
+def test_texts_are_bounded() -> None:
+    """A worker cannot fill the head's memory."""
+    report = Report.from_dict({**PROPER, "detail": "x" * 60_000})
     assert len(report.detail) == 2000
-    assert report.hold == LONGEST_HOLD
-    assert Report.from_dict({**PROPER, "hold": -5}).hold == 0
-    hello = Report.from_dict({**PROPER, "hello": {"name": "\x1b" * 60_000}}).hello
+    hello = Report.from_dict({**PROPER, "hello": {"name": "\x1b" * 6_000}}).hello
     assert hello is not None
     assert len(hello.name) == 253
 

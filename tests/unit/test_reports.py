@@ -36,7 +36,7 @@ LATE = 20.0
 class Counter:
     """A head's reports, and what they told."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_token: bool = False) -> None:
         self.heard: list[Worker] = []
         self.replaced: list[str] = []
         self.later: list[int] = []
@@ -44,7 +44,9 @@ class Counter:
         self.byes: list[tuple[str, Bye]] = []
         self.now = 12.5
         expected = Expected("2.60.0", "3.11.7", "", "abc")
-        self.reports = Reports(FIRST, expected, self._tell, lambda: self.now, self._on_bye)
+        self.reports = Reports(
+            *(FIRST, expected, self._tell, lambda: self.now, self._on_bye), has_token=has_token
+        )
 
     def _tell(self, event: Heard) -> None:
         if isinstance(event, LaterHead):
@@ -73,15 +75,43 @@ def test_a_report_is_told_and_answered() -> None:
     assert not worker.gone
 
 
-def test_a_worker_of_a_later_head_is_not_heard() -> None:
-    """Its epoch is told, whether it is known here or only comes from the same run."""
-    counter = Counter()
+@pytest.mark.parametrize("has_token", [True, False])
+def test_a_worker_of_a_later_head_is_not_heard(*, has_token: bool) -> None:
+    """Its hello proves the later head to one with a token, be it known here or not."""
+    counter = Counter(has_token=has_token)
     counter.take(replace(POD1, epoch=1))
     assert (counter.later, len(counter.heard)) == ([], 1)
-    counter.take(replace(BEAT, epoch=3))
+    counter.take(replace(BEAT, epoch=2))
+    counter.take(replace(POD1, epoch=3, hello=replace(HELLO, run_id="run-1")))
     counter.take(replace(POD2, epoch=4, hello=replace(HELLO, name="pod2", run_id="run-1")))
     counter.take(replace(POD2, epoch=5, hello=replace(HELLO, name="pod2", run_id="another")))
-    assert (counter.later, len(counter.heard)) == ([3, 4], 2)
+    assert (counter.later, len(counter.heard)) == ([3, 4] if has_token else [], 2)
+
+
+EVIL = '{"protocol":2,"id":"x","phase":"p","epoch":999999999999999,"hello":{"name":"evil"%s}}'
+IN_RUN = ',"run_id":"run-1"'
+
+
+@pytest.mark.parametrize("has_token", [True, False])
+@pytest.mark.parametrize("more", ["", IN_RUN, ',"run_id":"another"'])
+def test_no_report_alone_ends_the_run(more: str, *, has_token: bool) -> None:
+    """Anyone may send one where there is no token; with one, no epoch is so far ahead."""
+    counter = Counter(has_token=has_token)
+    counter.take(POD1)
+    evil = Report.from_dict(json.loads(EVIL % more))
+    for report in (evil, replace(evil, hello=None), evil):
+        assert counter.take(report).verdict is None
+    assert counter.later == []
+
+
+@pytest.mark.parametrize(("hours", "later"), [(23.0, True), (25.0, False)])
+def test_a_later_epoch_is_at_most_a_day_ahead(hours: float, later: bool) -> None:  # noqa: FBT001 - a table's column
+    """Epochs are times in milliseconds; clocks differ, but not by a day."""
+    counter = Counter(has_token=True)
+    epoch = int((time.time() + hours * 3600) * 1000)
+    counter.take(replace(POD1, epoch=epoch, hello=replace(HELLO, run_id="run-1")))
+    assert counter.later == ([epoch] if later else [])
+    assert counter.heard == []
 
 
 def test_a_report_is_held_until_there_is_news() -> None:
@@ -104,6 +134,38 @@ def test_a_report_is_held_until_there_is_news() -> None:
     anyio.run(story)
     assert {reply.news for reply in replies} == {1}
     assert [reply.verdict for reply in replies] == [DONE, DONE]
+
+
+@pytest.mark.parametrize("news", [-1, 0])
+def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) -> None:
+    """It is answered at once: what it says of its node was outdated when it arrived."""
+    counter = Counter()
+    counter.take(replace(POD1, sequence=1))
+    counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
+    counter.take(replace(BEAT, sequence=3, phase="following the head", joined=True))
+    counter.now += 5
+    for sequence in (2, 3):
+        late = replace(BEAT, sequence=sequence, obeyed=1, hold=LATE, news=news, bye=BYE)
+        reply = anyio.run(within_soon, counter.reports, late)
+        assert [order.name for order in reply.orders] == ["retriever"]
+    assert [worker.joined for worker in counter.heard] == [False, True]
+    assert (counter.byes, counter.reports.byes, counter.heard[-1].heard) == ([], {}, 12.5)
+    counter.take(replace(BEAT, sequence=4, bye=BYE))
+    assert counter.heard[-1].gone
+
+
+def test_reports_without_numbers_are_taken_as_they_come() -> None:
+    """An agent of the version before has none."""
+    counter = Counter()
+    for joined in (False, True, False):
+        counter.take(replace(POD1, joined=joined))
+    assert [worker.joined for worker in counter.heard] == [False, True, False]
+
+
+async def within_soon(reports: Reports, report: Report) -> Reply:
+    """Take a report that must not be held."""
+    with anyio.fail_after(LATE / 10):
+        return await reports.take(report)
 
 
 def test_patience_ends() -> None:

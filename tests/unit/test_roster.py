@@ -121,8 +121,8 @@ def test_a_node_that_never_comes() -> None:
 
 @pytest.mark.parametrize(
     ("last", "over"),
-    [((10.0, TICK), 66.0), (apart(10.0, gone=True), 70.0)],
-    ids=["silent", "gone"],
+    [((10.0, TICK), 66.0), (apart(10.0, gone=True), 70.0), (apart(16.1), 76.1)],
+    ids=["silent", "gone", "at a time that floats round"],
 )
 def test_a_lost_node_of_its_own(last: tuple[float, h.HeadEvent], over: float) -> None:
     """Ray knows nothing of it: AGENT_NODE_GRACE counts from its last word."""

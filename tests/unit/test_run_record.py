@@ -57,7 +57,7 @@ RECORDS = st.builds(
             underway=st.dictionaries(st.text(), st.integers() | st.text()),
         )
     ).map(tuple),
-    ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(), st.text()),
+    ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text()),
 )
 
 

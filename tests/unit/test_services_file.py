@@ -28,12 +28,14 @@ alive = { every = "10s", within = "60s", misses = 3 }
 restarts = 5
 essential = false
 env = { HF_HOME = "/data/hf" }
+after = ["gsm8k", "model", "gsm8k"]
 
 [prepare.gsm8k]
 command = "make data"
 where = "every"
 once = "/data/gsm8k/.prepared"
 within = "3h"
+after = ["AGENT_PREPARE", "reward"]
 """
 COMMAND = 'command = "serve"\n'
 READY = "ready.tcp = 8000\n"
@@ -70,6 +72,8 @@ def test_every_key() -> None:
     assert spec.environment(Place()) == {"HF_HOME": "/data/hf"}
     assert (step.name, step.where, step.within) == ("gsm8k", ON_EVERY, 10_800.0)
     assert (step.once, step.needs_order, step.log) == ("/data/gsm8k/.prepared", True, "gsm8k.log")
+    assert spec.after == ("gsm8k", "AGENT_MODEL")
+    assert step.after == ("AGENT_PREPARE", "reward server")
 
 
 def test_the_least() -> None:
@@ -79,6 +83,7 @@ def test_the_least() -> None:
     assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
     assert (spec.ready, spec.alive, spec.alone) == (Listens(8000), None, False)
     assert (step.where, step.within, step.once, step.needs_order) == (ON_HEAD, 7200.0, None, False)
+    assert (spec.after, step.after) == ((), ())
     assert read("") == NO_FILE
 
 
@@ -89,7 +94,10 @@ def test_what_the_reward_row_says() -> None:
     assert (row.command, row.where, row.alone, row.within) == (None, Where("rank", 2), True, 60.0)
     row = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n").reward
     assert row is not None
-    assert (row.command, row.where, row.ready) == ("serve", ON_HEAD, Logs("up"))
+    assert (row.command, row.where, row.ready, row.after) == ("serve", ON_HEAD, Logs("up"), None)
+    row = read("[services.reward]\nafter = []\n").reward
+    assert row is not None
+    assert row.after == ()
 
 
 @pytest.mark.parametrize(
@@ -161,6 +169,30 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
         ("[prepare.data]\ncommand = 'x'\nonce = 'here'", "once", "an absolute path"),
         ("[prepare.data]\ncommand = 'x'\nwhere = 'workers'", "where", "one of head, every"),
         ("[prepare.data]\ncommand = 'x'\nwithin = '0'", "within", "a duration above 0"),
+        (service(COMMAND + READY + "after = 'x'"), "[services.retriever] after", "a list of names"),
+        (service(COMMAND + READY + "after = ['x', 1]"), "after", 'such as ["gsm8k"]'),
+        (
+            service(COMMAND + READY + "after = ['gsm9k']"),
+            "[services.retriever] after",
+            "the unknown name 'gsm9k'; expected names out of AGENT_MODEL",
+        ),
+        (
+            "[prepare.data]\ncommand = 'x'\nafter = ['data']",
+            "[prepare.data] after",
+            "data, which is this table; expected other names",
+        ),
+        (
+            "[services.reward]\nafter = ['reward']",
+            "[services.reward] after",
+            "reward, which is this table",
+        ),
+        (
+            service(COMMAND + READY + "after = ['data']\n")
+            + "[prepare.data]\ncommand = 'x'\nafter = ['reward']\n"
+            + "[services.reward]\nafter = ['retriever']",
+            "[services.retriever] after",
+            "(retriever waits for data, data waits for reward, reward waits for retriever)",
+        ),
         (
             service(COMMAND + READY) + "[prepare.retriever]\ncommand = 'x'",
             "[prepare.retriever]",
@@ -220,7 +252,10 @@ def toml(value: object) -> str:
     st.sampled_from(["services", "prepare"]),
     st.dictionaries(
         st.sampled_from(
-            ["command", "where", "alone", "ready", "alive", "restarts", "env", "once", "within"]
+            [
+                *("command", "where", "alone", "ready", "alive", "restarts", "env", "once"),
+                *("within", "after"),
+            ]
         ),
         VALUES,
     ),

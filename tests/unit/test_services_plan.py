@@ -17,6 +17,7 @@ from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
+from agent.work.prepare import by_order
 from agent.work.services import digest, reward_url
 from agent.work.services_file import parse
 from agent.work.where import Place
@@ -114,6 +115,63 @@ def test_head_and_workers_agree() -> None:
     assert digest(one.all_services, one.steps) != digest(changed.all_services, changed.steps)
     more = plan(WORKER, f"{FILE}\n[services.x]\n{READY.replace('8000', '8009')}")
     assert digest(one.all_services, one.steps) == digest(more.all_services, more.steps)
+
+
+def test_the_plan_shows_what_waits_for_what() -> None:
+    """On the head and on a worker; what this run lacks is not named, since nothing waits for it."""
+    text = """
+[services.reward]
+command = "serve"
+where = "rank 1"
+[services.finder]
+command = "find"
+ready.tcp = 8000
+where = "every"
+after = ["gsm8k", "model"]
+[prepare.gsm8k]
+command = "make"
+where = "every"
+within = "1h"
+after = ["AGENT_PREPARE"]
+"""
+    environ = {**HEAD, "AGENT_PREPARE": "fetch", "AGENT_WAIT_PREPARE": "2h"}
+    head, worker = plan(environ, text), plan({**environ, **WORKER}, text)
+    shown = render(head, redactor_for({}, settings_of({})))
+    for line in (
+        "  prepare gsm8k (each): make\n    starts after AGENT_PREPARE\n",
+        "restarted up to 3 times\n    starts after gsm8k\n",
+        "  2 h      prepare steps, each from its own start (AGENT_WAIT_PREPARE)",
+        "  200 min  all that a step or service waits for before it starts (the sum of theirs)",
+        "  10 min   the reward server on rank 1, from its own start (AGENT_WAIT_REWARD)",
+    ):
+        assert line in shown
+    shown = render(worker, redactor_for({}, settings_of({})))
+    assert "  prepare gsm8k (each): make\n    starts after AGENT_PREPARE\n" in shown
+    assert "/get_reward answers a scoring request; restarted up to 3 times\n" in shown
+    assert "    starts after AGENT_PREPARE\n  finder:" in shown
+    assert [step.name for step in by_order(worker.steps)] == ["gsm8k"]
+    assert digest(head.all_services, head.steps) == digest(worker.all_services, worker.steps)
+
+
+@pytest.mark.parametrize(
+    ("environ", "text", "after"),
+    [
+        ({}, '[services.reward]\ncommand = "serve"', ("AGENT_PREPARE_EACH", "AGENT_PREPARE")),
+        ({}, '[services.reward]\ncommand = "serve"\nafter = []', ()),
+        ({}, '[services.reward]\ncommand = "serve"\nafter = ["data"]', ("data",)),
+        ({}, '[services.reward]\nafter = ["data"]', ("data",)),
+        ({}, "[services.reward]", ()),
+        ({"AGENT_REWARD": "serve"}, "", ("AGENT_PREPARE_EACH", "AGENT_PREPARE")),
+        ({"AGENT_REWARD": "builtin"}, "", ()),
+        ({"AGENT_REWARD": "http://10.0.0.7:5000/x"}, "", ()),
+    ],
+)
+def test_what_the_reward_server_waits_for(
+    environ: dict[str, str], text: str, after: tuple[str, ...]
+) -> None:
+    """A command may read what is prepared; the bundled server and a URL need nothing of it."""
+    made = plan({**HEAD, **environ}, f'{text}\n[prepare.data]\ncommand = "make"')
+    assert made.all_services[0].after == after
 
 
 def test_the_plan_shows_all_of_it() -> None:
@@ -220,7 +278,10 @@ def test_a_node_alone_has_a_rank_of_its_own() -> None:
 
 @pytest.mark.parametrize(
     ("rank", "command", "fetches"),
-    [("1", "serve", True), ("2", "serve", False), ("2", "serve $AGENT_MODEL", True)],
+    [
+        *(("1", "serve", True), ("2", "serve", False), ("2", "serve $AGENT_MODEL", True)),
+        ("2", 'serve"\nafter = ["model"]#', True),
+    ],
 )
 def test_a_node_alone_fetches_no_model_of_the_jobs(
     rank: str, command: str, *, fetches: bool

@@ -137,6 +137,16 @@ def test_a_stop_is_no_failure() -> None:
     assert (end.kind, end.exit_code) == (Kind.STOPPED, 143)
 
 
+def test_shares_that_succeed_while_they_are_stopped_for_a_loss() -> None:
+    """Where all have succeeded before their stop, so has the job."""
+    story = Story(by_torchrun(retries=1), [*STARTED, (9.0, tells(2, at=9.0)), (24.0, TICK)])
+    story.take(TICK, 84.1)
+    assert story.state.phase is Phase.STOPPING
+    story.take(tells(2, DONE, 84.2), 84.2)
+    story.take(own(DONE), 84.3)
+    assert [end.exit_code for end in story.ends] == [0]
+
+
 def test_another_attempt_after_a_loss() -> None:
     """It waits for the node again, and shares the job out anew among who is there."""
     story = Story(by_torchrun(retries=1), [*STARTED, (9.0, REPLACED)])

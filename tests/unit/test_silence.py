@@ -17,7 +17,9 @@ from agent.bridge.child import keep_alive
 from agent.control.kept import KeptConnector
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
+from agent.decisions.head.state import Phase
 from agent.decisions.head.workers import NodeState
+from agent.decisions.stall import StalledSinceLoss
 from agent.runtime.waiting import NotYet, until
 from unit.heads import PAIR, TICK, History, Story, goal, job, nodes, word
 from unit.test_reports import BYE, LATE, POD1, Counter
@@ -135,6 +137,33 @@ def test_a_spare_does_not_stand_in(comes: int) -> None:
     story.take(job("STOPPED"), 70)
     assert "attempt 1 of 2 is lost: lost a needed node" in story.said
     assert "pod2" in story.said.partition("attempt 1 of 2 is lost")[2]
+
+
+STALLED = StalledSinceLoss(1, "30 min")
+BACK: History = [*PAIR, (9, SILENT), (30, word(2)), (31, job("RUNNING"))]
+
+
+@pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.Leave)])
+def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
+    """The node came back in time, and its actors did not: the attempt is lost."""
+    story = Story(goal(1, retries=retries), [*BACK, (130, STALLED)])
+    assert story.deeds[-1] == h.StopJob("run-1")
+    story.take(job("STOPPED"), 135)
+    assert isinstance(story.deeds[-1], last)
+    why = "the job shows no sign of work for 30 min since pod2 was lost (AGENT_STALL)"
+    assert f"{why}: stopping the job" in story.said
+    assert [(end.exit_code, end.culprit, end.reason) for end in story.ends] == [
+        (75, "node", why)
+    ] * (retries == 0)
+
+
+@pytest.mark.parametrize(
+    ("history", "event"), [(PAIR, STALLED), (BACK, replace(STALLED, attempt=2))]
+)
+def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> None:
+    """Where no node was lost, or in another attempt."""
+    story = Story(goal(1), [*history, (40, job("RUNNING")), (41, event)])
+    assert story.state.phase is Phase.RUNNING
 
 
 # --- how it is noticed -------------------------------------------------------------------------

@@ -18,6 +18,7 @@ from agent.control import server as control_server
 from agent.control.callers import known_names, refusal
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
+from agent.control.room import Room, most_agents
 from agent.control.server import COOKIE, Site
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
@@ -69,7 +70,8 @@ class Port:
     async def serve(self, up: threading.Event, done: threading.Event) -> None:
         """Serve until the end of the test."""
         expected = Expected(None, "", "", "")
-        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0)
+        room = Room(most_agents(1000), lambda: 0.0, lambda _key: False)
+        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, room=room)
         site = Site(
             token=self.token,
             ready=lambda: True,
@@ -393,4 +395,4 @@ def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(socket, "getaddrinfo", here)
     found, evidence = ask.status_at(f"my-own-alias:{bare.number}", settings_of({}))
-    assert (found, evidence) == (STATUS, "")
+    assert (found, evidence) == ({**STATUS, "phase": "joining \\ud800 Ray"}, "")

@@ -55,10 +55,18 @@ def test_each_attempt_is_told_of_once() -> None:
     told = Quiet(1, 0.0, is_told=True)
     assert not told.wants_a_look(LIMIT, 1e6)
     assert not told.is_over(LIMIT, 1e6)
-    assert following(told, 1, 5.0) is told
-    assert following(told, 2, 5.0) == Quiet(2, 5.0)
-    assert following(told, None, 5.0) is None
+    assert following(told, 1, 5.0, lost_a_node=False) is told
+    assert following(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
+    assert following(told, None, 5.0, lost_a_node=False) is None
     assert Quiet(1, 3.0).worked(None) == Quiet(1, 3.0)
+
+
+def test_a_loss_begins_a_new_time() -> None:
+    """What was quiet before it was lost for another reason; the first loss counts, and is told."""
+    told = Quiet(1, 0.0, is_told=True)
+    since = following(told, 1, 5.0, lost_a_node=True)
+    assert since == Quiet(1, 5.0, lost_a_node=True)
+    assert following(since, 1, 9.0, lost_a_node=True) is since
 
 
 IN_ITS_STEAD = """
@@ -187,7 +195,7 @@ def myself(what: str) -> Found:
     [
         (
             "echo 'Thread 1 (idle): \"MainThread\"'",
-            f"driver (pid {psutil.Process().pid}):\nThread 1 ",
+            "driver (pid {pid}):\nThread 1 ",
         ),
         ("echo 'Error: Permission Denied: Try sudo' >&2; exit 1", NO_PTRACE),
         ("echo 'Operation not permitted (os error 1)' >&2; exit 1", NO_PTRACE),
@@ -201,7 +209,7 @@ def test_stacks(script: str, told: str, tmp_path: Path) -> None:
     """As py-spy gives them; without the right it is said what the container lacks."""
     tool = fake(tmp_path, "py-spy", script)
     text = anyio.run(stacks_of, [myself("driver")], tool, {}, lambda: tmp_path / "log")
-    assert told in text
+    assert told.replace("{pid}", str(psutil.Process().pid)) in text
 
 
 REAL = find_py_spy(sys.executable, None)

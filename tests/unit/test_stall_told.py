@@ -23,6 +23,7 @@ from agent.bridge.link import RayLink
 from agent.decisions import head
 from agent.decisions.head.state import Phase
 from agent.decisions.probing import SAMPLE, SCORE, Answer
+from agent.decisions.stall import StalledSinceLoss
 from agent.decisions.worker import state as w
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from agent.boot.watched import Watched
     from agent.control.protocol import Report
     from agent.control.reports import Reports
+    from agent.decisions.head import state as h
     from agent.decisions.head.state import HeadState
 
 
@@ -219,7 +221,9 @@ class OneHead:
         fleet = state.fleet.with_report(word(2).worker)
         self.state: HeadState = replace_state(state, fleet, Phase.RUNNING)
         shown, nobody = cast("Watched", self.shown), cast("Reports", None)
-        self.watch = StallWatch(run, nobody, shown, self.ray, lambda: self.state)
+        self.told: list[h.HeadEvent] = []
+        tell = self.told.append
+        self.watch = StallWatch(run, nobody, shown, self.ray, lambda: self.state, tell)
         monkeypatch.setattr(self.watch._own, "tell", self._own)  # noqa: SLF001 - this machine's looks
 
     async def _own(self, what: str, _id: str | None) -> str:
@@ -274,6 +278,22 @@ def test_a_quiet_job_is_told_with_all_stacks_once(watched: OneHead) -> None:
     assert len(watched.said) == count
 
 
+def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
+    """The limit counts from the loss; the head's decisions get an event, and stop the job."""
+    watched.look(10.0)
+    assert watched.told == []
+    lost = replace(watched.state.attempt, gone=("pod2",))
+    watched.state = replace(watched.state, attempt=lost)
+    watched.look(15.0)
+    watched.look(24.0)
+    assert watched.told == []
+    watched.look(25.0)
+    assert watched.told == [StalledSinceLoss(1, "10 s")]
+    assert len(watched.shown.stalls) == 2
+    watched.look(1000.0)
+    assert len(watched.told) == 1
+
+
 @pytest.mark.parametrize(
     "sign", ["output", "a busy node", "a busy worker", "a silent worker", "a finished task", "over"]
 )
@@ -309,7 +329,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     shown, nobody = cast("Watched", Shown()), cast("Reports", None)
-    watch = StallWatch(run, nobody, shown, Ray(None), lambda: head.first_state(goal()))
+    watch = StallWatch(run, nobody, shown, Ray(None), lambda: head.first_state(goal()), print)
 
     async def ends() -> None:
         with anyio.fail_after(20):

@@ -10,6 +10,7 @@ import pytest
 
 from agent.boot import stop_job as stopping
 from agent.bridge.link import RayLink
+from agent.decisions.head import state as h
 from agent.runtime import driver
 
 if TYPE_CHECKING:
@@ -48,9 +49,9 @@ def test_ray_first_then_the_driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stopping.stop_job(link, "run-1", settled)
+                await stopping.stop_job(link, "run-1", settled, told.append)
             tasks.cancel_scope.cancel()
 
     anyio.run(story)
     assert asked == ([] if takes else ["run-1"])
-    assert told == ["settled"]
+    assert told == ["settled", *([] if takes else [h.DriverSignaled("run-1")])]

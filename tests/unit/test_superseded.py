@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import anyio
 import pytest
 
 from agent.base.outcome import Kind
+from agent.boot.head_port import first_reply
 from agent.boot.later_head import remembered
 from agent.boot.run_keeper import RunKeeper
+from agent.control.protocol import Hello
 from agent.decisions.head import state as h
 from agent.record.run_choice import Chosen
-from agent.record.run_record import FILE, RunRecord
+from agent.record.run_record import FILE, RunRecord, proof_of
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job
 
 if TYPE_CHECKING:
@@ -53,6 +57,25 @@ def test_a_job_that_stops_already_is_not_made_again() -> None:
     assert [(end.exit_code, end.is_superseded) for end in asked.ends] == [(143, False)]
 
 
+def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(tmp_path: Path) -> None:
+    """Else an agent that is killed in between leaves one that is superseded by its own epoch."""
+    first = RunRecord("run", "f" * 16, 5)
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", first), replaces_agent=True)
+    (tmp_path / "run").mkdir()
+    assert keeper.epoch == 5
+    keeper.new_epoch("pod0")
+    assert keeper.epoch == 5
+    anyio.run(keeper.settled)
+    found = RunRecord.read(tmp_path / "run" / FILE)
+    assert isinstance(found, RunRecord)
+    assert keeper.epoch == found.epoch > 5
+    keeper.take_up("old", 1, keeper.epoch + 10)
+    assert keeper.epoch == found.epoch
+    anyio.run(keeper.settled)
+    assert keeper.epoch == found.epoch + 11
+    keeper.close()
+
+
 def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     """What is on the disk with a higher epoch is told, and not written over."""
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
@@ -61,7 +84,7 @@ def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     keeper.submitted(1, "run-1")
     keeper.close()
     assert keeper.later_epoch() == 0
-    later = RunRecord("run", "f" * 16, keeper.epoch + 1, head="pod0")
+    later = RunRecord("run", "f" * 16, keeper.record.epoch + 1, head="pod0")
     assert later.write(tmp_path / "run" / FILE) is None
     assert keeper.later_epoch() == later.epoch
     slow = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record), job_survives=True)
@@ -74,16 +97,42 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     """Where its clock is behind, the epoch that its workers know is exceeded all the same."""
     keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
     keeper.new_epoch("pod0")
-    before = keeper.epoch + 1_000_000
-    assert remembered(keeper, "old", 1, keeper.epoch - 5) == h.RunRemembered("old", 1)
-    told = remembered(keeper, "old", 0, before)
+    before = keeper.record.epoch + 1_000_000
+    lower = keeper.record.epoch - 5
+    assert remembered(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
+    told = remembered(keeper, of_run("old", 0, before), before)
     assert told == h.RunRemembered("old", 0, before)
     story = Story(goal(1), [(1, told)])
     assert story.deeds == [h.TakeUp("old", 0, before)]
     keeper.take_up("old", 0, before)
-    assert keeper.epoch == before + 1
+    assert keeper.record.epoch == before + 1
     keeper.submitted(1, "old-1")
-    assert remembered(keeper, "old", 1, before) is None
+    assert remembered(keeper, of_run("old", 1, before), before) is None
+    keeper.close()
+
+
+def of_run(run_id: str, attempt: int, epoch: int) -> Hello:
+    """Return the hello of a worker that outlived a head of this job."""
+    proof = proof_of("f" * 16, run_id, attempt, epoch)
+    return Hello("pod1", 1, run_id=run_id, attempt=attempt, fingerprint=proof)
+
+
+def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
+    """What the head's replies hold proves their own run, attempt and epoch, and nothing else."""
+    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    keeper.new_epoch("pod0")
+    anyio.run(keeper.settled)
+    reply = anyio.run(first_reply, keeper, 1, 6379)
+    own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
+    assert remembered(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
+    assert Story(goal(1), [(1, h.RunRemembered("run", 0))]).deeds == []
+    for evil, epoch in (
+        (replace(own, run_id="evil"), reply.epoch),
+        (replace(own, attempt=10**15), reply.epoch),
+        (own, reply.epoch + 1),
+        (replace(own, run_id="evil", fingerprint=""), 0),
+    ):
+        assert remembered(keeper, evil, epoch) is None
     keeper.close()
 
 

@@ -19,7 +19,19 @@ from agent.record.former_lives import former_lives
 from agent.record.outcome_file import Outage
 from agent.record.run_record import Attempt
 from agent.record.timeline import Span, Timeline
-from unit.heads import RETRIEVER, REWARD, SUBMITTED, TICK, History, Story, goal, job, nodes, word
+from unit.heads import (
+    RETRIEVER,
+    REWARD,
+    STEPS,
+    SUBMITTED,
+    TICK,
+    History,
+    Story,
+    goal,
+    job,
+    nodes,
+    word,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -151,8 +163,10 @@ def test_a_run() -> None:
 
 
 def test_prepare_steps() -> None:
-    """The head's follow one another; a worker's are as it tells."""
-    story, timeline = Story(goal(1, prepare=True), ()), Timeline()
+    """The head's begin as they are started; a worker's are as it tells."""
+    one, other = STEPS
+    steps = (one, replace(other, after=(one.name,)))
+    story, timeline = Story(replace(goal(1), steps=steps), ()), Timeline()
     history: History = [
         (4.0, h.StepOver("AGENT_PREPARE_EACH")),
         (9.0, h.StepOver("AGENT_PREPARE", "exit code 1")),

@@ -32,9 +32,12 @@ def hello(n: int, disk: str = "nfs", at: float = 1.0) -> History:
     return [(at, h.WorkerIntroduced(f"agent{n}", f"pod{n}", facts)), says(n, at=at)]
 
 
-def says(n: int, *over: str, at: float, gone: bool = False) -> tuple[float, h.HeadEvent]:
-    """Return a worker's word of the steps that are over there."""
+def says(
+    n: int, *over: str, at: float, gone: bool = False, pending: tuple[str, ...] = ()
+) -> tuple[float, h.HeadEvent]:
+    """Return a worker's word of the steps that are over there, and of others that it has."""
     items = tuple(ItemWord(name, Step.READY) for name in over)
+    items += tuple(ItemWord(name, Step.PENDING) for name in pending)
     return at, word(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
 
 
@@ -76,10 +79,15 @@ STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]
         [HERE_DONE, *hello(2), *hello(3), says(3, at=60), (60.5, TICK), (61, nodes())],
         [("data", "agent2"), ("data", "agent3")],
     ),
-    "one step after another": (
+    "what depends on nothing waits for no turn": (
         (DATA, MORE),
-        [HERE_DONE, *hello(2), says(2, "data", at=4), says(2, "data", "more", at=5)],
-        [("data", "agent2"), ("more", "agent2")],
+        [*hello(2), HERE_DONE, says(2, "data", at=4), says(2, "data", "more", at=5)],
+        [("more", "agent2"), ("data", "agent2")],
+    ),
+    "what depends on another follows it": (
+        (DATA, replace(MORE, after=("data",))),
+        [says(2, at=1, pending=("data", "more")), HERE_DONE, says(2, "data", at=4)],
+        [("data", "agent2"), ("more", "head"), ("more", "agent2")],
     ),
     "without a marker nobody waits": (
         (MORE,),
@@ -126,9 +134,10 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
 
 
 def test_what_is_by_order() -> None:
-    """The first step that needs an order, and every one after it, so that their order stays."""
+    """What needs an order, and what depends on that; what depends on nothing does not wait."""
     plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
-    last = replace(plain, name="last")
+    last = replace(plain, name="last", after=("data",))
     assert by_order((plain, replace(plain, where=ON_HEAD))) == ()
     assert by_order((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
+    assert by_order((DATA, replace(last, after=(plain.name,)))) == (DATA,)
     assert head.first_state(of(DATA)).turns.queues == {("data", "nfs"): ("head",)}

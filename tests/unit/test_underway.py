@@ -46,6 +46,7 @@ STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit=
 KNOWN = Underway(
     *(1, 5.0, 2, 40, ("pod2", "pod3"), ("pod2",), frozenset({"id2"})),
     *("pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
+    id="run-1",
 )
 DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
 
@@ -70,7 +71,8 @@ STOPS: dict[str, tuple[h.Goal, History]] = {
 def next_agent(story: Story, after: float = 2.0) -> Story:
     """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
     kept = [action.known for action in story.actions if isinstance(action, h.Keep)]
-    begun = Underway(1, 4.0, story.state.required)
+    state = story.state
+    begun = Underway(1, 4.0, state.required, places=state.attempt.places)
     known = (kept[-1] if kept else begun).later(-story.now - after)
     return Story(replace(story.state.goal, underway=known), [])
 
@@ -78,7 +80,7 @@ def next_agent(story: Story, after: float = 2.0) -> Story:
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
 def test_a_stop_goes_on_as_it_was_meant(of: h.Goal, history: History, status: str) -> None:
-    """Why a job was stopped decides, whatever Ray says of its end; it is stopped once more."""
+    """Why a job was stopped decides, unless it succeeded before; it is stopped once more."""
     story = Story(of, history)
     assert story.state.phase is Phase.STOPPING
     after = next_agent(story)
@@ -174,11 +176,22 @@ def test_it_was_never_submitted() -> None:
     assert story.deeds[-1] == h.Submit("run-1")
 
 
-def test_nothing_is_heard_of_it() -> None:
-    """Neither of Ray nor of the job: it is lost in the end."""
-    for history, at in (([], 100), ([(1, nodes(2))], 121)):
-        story = Story(AFRESH, [*history, (at, TICK)])
-        assert [end.exit_code for end in story.ends] == [75]
+@pytest.mark.parametrize(
+    ("history", "what"),
+    [
+        ([(1, h.RaySilent("refused")), (100, TICK)], "Ray on this node: refused"),
+        ([(1, nodes(2)), (121, TICK)], "the status of attempt 1 from Ray"),
+    ],
+)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: str) -> None:
+    """The attempt is lost; another follows where AGENT_JOB_RETRIES allows it."""
+    story = Story(replace(AFRESH, retries=retries), history)
+    assert [end.exit_code for end in story.ends] == [75] * (1 - retries)
+    assert story.state.attempt.number == 1 + retries
+    end = story.state.earlier[0].end if retries else story.ends[0]
+    assert end is not None
+    assert end.reason == f"timed out after the agent was killed, waiting for {what}"
 
 
 @pytest.mark.parametrize("stopped", [True, False])
@@ -232,13 +245,16 @@ def close_to(one: Underway, other: Underway) -> bool:
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
 def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """Its times are placed on the next agent's clock, whatever the wall clock did."""
-    written = open_attempt(KNOWN, 100.0)
+    written = open_attempt(replace(KNOWN, signaled=True), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     found = taken_from(written, 7.0, 2)
-    wanted = KNOWN.later(7.0 - 100.0)
+    wanted = replace(KNOWN.later(7.0 - 100.0), signaled=True)
     assert close_to(found, wanted)
-    same = ("number", "required", "checkpoint", "nodes", "gone", "dead", "loss", "end")
+    same = (
+        *("id", "number", "required", "checkpoint", "nodes", "gone"),
+        *("dead", "loss", "end", "signaled"),
+    )
     assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
 
 
@@ -260,6 +276,21 @@ def test_an_older_record_knows_less(underway: dict[str, object]) -> None:
     assert found.submitted == pytest.approx(7.0 - 50.0, abs=5.0)
     assert (found.required, found.loss, found.lost_at, found.end) == (2, "", None, None)
     assert not found.is_telling
+
+
+@pytest.mark.parametrize(
+    ("places", "read"),
+    [
+        ({"10.0.0.2": "pod2"}, {"10.0.0.2": "pod2"}),
+        (["10.0.0.2"], {"10.0.0.2": "10.0.0.2"}),
+        (7, {}),
+        (None, {}),
+    ],
+)
+def test_an_older_record_has_places_without_names(places: object, read: dict[str, str]) -> None:
+    """Then a worker is known by its address alone."""
+    attempt = Attempt(1, "run-1", iso_time(time.time()), underway={"places": places})
+    assert taken_from(attempt, 7.0, 1).places == read
 
 
 # --- what the next agent makes of it -----------------------------------------------------------

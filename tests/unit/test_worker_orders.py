@@ -95,12 +95,12 @@ def test_a_step_has_its_time_from_its_order() -> None:
     assert story.ends[0].exit_code == 69
 
 
-def test_a_step_that_waits_for_another_here_has_its_time_after_that() -> None:
-    """An order may come while AGENT_PREPARE_EACH still runs."""
-    kept = [(at, spoke()) for at in range(10, 7100, 50)]
-    story = Story(OF_STEPS, [(2, spoke()), (3, order(1)), *kept])
-    assert story.ends == []
-    assert story.state.steps["data"].deadline == 7250.0
+def test_steps_run_side_by_side() -> None:
+    """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
+    story = Story(OF_STEPS, [(2, spoke()), (3, order(1))])
+    assert deeds(story) == ["RunStep"]
+    assert story.state.under_way == (EACH.name, "data")
+    assert story.state.steps["data"].deadline == 53.0
 
 
 def test_the_head_hears_how_it_stands() -> None:

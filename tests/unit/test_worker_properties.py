@@ -85,6 +85,18 @@ def test_no_history_breaks_the_rules(drawn: tuple[w.Goal, History]) -> None:
 
 
 @given(histories())
+def test_no_deadline_survives_a_tick(drawn: tuple[w.Goal, History]) -> None:
+    """Once the worker has looked at the time, the next look is later: it never spins."""
+    of, history = drawn
+    story = Story(of, [])
+    for at, event in history:
+        story.take(event, at)
+        story.take(TICK, at)
+        then = worker.deadline(story.state)
+        assert then is None or then > at
+
+
+@given(histories())
 def test_never_two_rays_at_once(drawn: tuple[w.Goal, History]) -> None:
     """Ray is started only where none of ours runs, and stopped or called joined where one does."""
     of, history = drawn

@@ -71,6 +71,9 @@ class Story:
         self.now = at
         self.state, actions = worker.decide(self.state, event, at)
         self.actions += actions
+        if isinstance(event, Tick):  # else the worker would go on looking at the time
+            then = worker.deadline(self.state)
+            assert then is None or then > at, f"{worker.waits(self.state)}: {then} at {at}"
 
     def finish(self, steps: int = 50) -> bool:
         """Let only time pass, from deadline to deadline; say whether the story comes to rest."""

@@ -16,7 +16,7 @@ from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.decisions.head.leaving import Decision
-    from agent.decisions.head.state import HeadEvent, HeadState
+    from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -26,8 +26,11 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     known = _of_earlier_attempts(state, event, now)
     if known is not None:
         return known
+    again: tuple[HeadAction, ...] = ()
     if state.ray.step is Step.LOST:
-        return _start_ray_again(state, now)
+        state, again = _start_ray_again(state, now)
+        if state.phase is Phase.LEAVING:
+            return state, again
     failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
     if failed is not None:
         (_, name), item = failed
@@ -41,7 +44,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
         after, actions = leave(state, refusal, now)
     else:
         after, actions = _awaiting(state, now)
-    return after, (*said, *told, *actions)
+    return after, (*again, *said, *told, *actions)
 
 
 def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
@@ -51,7 +54,7 @@ def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Deci
         return None if vain is None else leave(state, vain, now)
     if not isinstance(event, h.RunRemembered) or not retry.is_news(state, event):
         return None
-    state, taken_up, over = retry.take_up(state, event)
+    state, taken_up, over = retry.take_up(state, event, now)
     after, actions = booting(state, Tick(), now) if over is None else leave(state, over, now)
     return after, (*taken_up, *actions)
 
@@ -59,13 +62,31 @@ def _of_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Deci
 def _awaiting(state: HeadState, now: float) -> Decision:
     """Go on when nothing is waited for any more; end where something never came in time."""
     state = clearing.passed(state, now)
-    pending = tuple(w for w in waits(state) if w.key not in planned.NEVER_LATE or not w.over(now))
+    pending = waits(state)
+    said: tuple[HeadAction, ...] = ()
+    passed = {wait.key for wait in pending if wait.over(now)} & planned.NEVER_LATE
+    if passed:
+        state, said = _without(state, passed)
+        pending = waits(state)
     late = next((wait for wait in pending if wait.over(now)), None)
     if late is not None:
-        partial = _proceed_partially(state, pending, late, now)
+        partial = _proceed_partially(state, late, now)
         why = f"{late.what} never came in time: {late.evidence or 'no word'}"
-        return partial or leave_with(state, now, retry.code_of(state, late), why, late.what)
-    return _while_waiting(state, now) if pending else _boot_done(state, now)
+        code = retry.code_of(state, late)
+        after, actions = partial or leave_with(state, now, code, why, late.what)
+    else:
+        after, actions = (_while_waiting if pending else _boot_done)(state, now)
+    return after, (*said, *actions)
+
+
+def _without(state: HeadState, passed: set[str]) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Drop waits that are never late: a deadline in the past would make the head spin."""
+    said: tuple[HeadAction, ...] = ()
+    if planned.PAUSE in passed:
+        state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
+    if planned.PROBE in passed:
+        state, said = probes.given_up(state)
+    return state, said
 
 
 def _while_waiting(state: HeadState, now: float) -> Decision:
@@ -126,8 +147,10 @@ def _go_on(state: HeadState, now: float) -> Decision:
         ready = Said(f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)")
         return state.to(Phase.RUNNING, now), (ready,)
     attempt = replace(state.attempt, submitted=now, heard=now, checkpoint=state.checkpoint)
-    attempt = replace(attempt, places=frozenset(state.fleet.alive))
-    state = replace(state, attempt=attempt).to(Phase.SUBMITTING, now)
+    # what ran out of memory during the boot does not explain the end of the job
+    fleet = state.fleet.without_memory()
+    state = replace(state, attempt=attempt, memory="", fleet=fleet)
+    state = retry.with_required(state).to(Phase.SUBMITTING, now)
     doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
     ready = Said(f"{nodes} ready: {doing}")
     again = (Said(retry.sentence(state)),) if attempt.number > 1 else ()
@@ -135,9 +158,7 @@ def _go_on(state: HeadState, now: float) -> Decision:
     return state, (*again, ready, h.Submit(attempt.id))
 
 
-def _proceed_partially(
-    state: HeadState, pending: tuple[Wait, ...], late: Wait, now: float
-) -> Decision | None:
+def _proceed_partially(state: HeadState, late: Wait, now: float) -> Decision | None:
     """Go on with fewer workers, where that was asked for and only workers are missing."""
     here, least = len(state.fleet.alive), state.goal.least_workers
     if late.key != planned.WORKERS or least >= state.required or here < least:
@@ -145,7 +166,5 @@ def _proceed_partially(
     missing = state.fleet.describe_missing(state.required, now)
     state = replace(state, required=here)
     said = Said(f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}", "warning")
-    if len(pending) > 1:
-        return state, (said,)
-    after, actions = _boot_done(state, now)
+    after, actions = _awaiting(state, now)
     return after, (said, *actions)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from agent.decisions.head.workers import Worker
 
 
+_FORMER_HEAD = "the former head"
+"""The name for its node, where only workers remember the run."""
+
+
 def begun(state: HeadState, now: float) -> HeadState:
     """Note who may still run something of an attempt that is over now."""
     fleet = state.fleet
@@ -31,6 +35,13 @@ def begun(state: HeadState, now: float) -> HeadState:
     lost_at = now if state.lost_at is None else state.lost_at
     left |= {name: lost_at for name in state.attempt.gone if name not in known}
     return replace(state, leftovers=left, clearing="it is being ended")
+
+
+def taken_up(state: HeadState, attempt: int, now: float) -> HeadState:
+    """Count the node of a head of which this one has no record: its last attempt may still run."""
+    if not attempt or state.goal.ray_is_given:
+        return state
+    return replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
 
 
 def heard(state: HeadState, worker: Worker) -> HeadState:

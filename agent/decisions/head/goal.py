@@ -33,11 +33,13 @@ class Goal:
     least_workers: int = 0
     """Fewer do, once the workers' deadline has passed."""
     wants_job: bool = True
+    is_sized: bool = False
+    """True where the job is made for the nodes that joined: then it needs each that it counts."""
     run_id: str = "run"
     first_attempt: int = 1
     """The number of the first attempt: those of an earlier head of the same run count."""
     submission_id: str | None = None
-    """The id by which a given Ray's owner will look for the job."""
+    """The id by which a given Ray's owner will look for the job: that of the first attempt."""
     services: tuple[ServiceSpec, ...] = ()
     """Those of the whole run, wherever they live."""
     steps: tuple[PrepareStep, ...] = ()
@@ -45,7 +47,9 @@ class Goal:
     disks: Mapping[str, str] = field(default_factory=dict)
     """On which disk of the head's each marker of its steps lies."""
     longest_prepare: float = 0.0
-    """How long a worker may prepare, as long as it is heard of."""
+    """How long a worker may prepare, as long as it is heard of; nothing waits longer to start."""
+    done: frozenset[str] = frozenset()
+    """The head's own prepare steps that a killed agent of this node has finished."""
     retries: int = 0
     """Further attempts at the job after a loss."""
     tried: tuple[Tried, ...] = ()

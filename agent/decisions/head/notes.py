@@ -11,6 +11,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import with_service
 from agent.decisions.items import HERE, Item, Outage, Step
+from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.decisions.head.state import HeadEvent, HeadState, Key, Worker
@@ -68,10 +69,14 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return _note_service(state, (node, name), generation, (Step.LOST, evidence), now)
         case h.JobHeard(job, report) if job == state.attempt.id:
             return replace(state, attempt=state.attempt.heard_at(now, report))
+        case h.DriverSignaled(job) if job == state.attempt.id:
+            return replace(state, attempt=replace(state.attempt, signaled=True))
         case h.Submitted(job) if job == state.attempt.id:
             return replace(state, attempt=state.attempt.heard_at(now, None))
         case h.NodesAsked(job, silent) if job == state.attempt.id and silent:
             why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
+            if state.goal.ray_is_given:  # a network policy may keep them out of reach
+                return replace(state, attempt=replace(state.attempt, doubt=why))
             attempt = replace(state.attempt, gone=(*state.attempt.gone, *silent))
             return replace(state, attempt=attempt, loss=f"lost {why}", lost_at=now)
         case h.SubmitWaits(job, evidence) if job == state.attempt.id:
@@ -81,6 +86,17 @@ def note(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: 
             return replace(state, upload=uploading.heard(state.upload, event, now))
         case _:
             return state
+
+
+def is_needed(state: HeadState, key: str, now: float) -> bool:
+    """Say whether the run may need what is known of an agent, even if that has departed."""
+    worker = state.fleet.workers.get(key)
+    if worker is None:
+        return False
+    is_away = worker.gone or worker.refused or now >= worker.heard + state.goal.limits[planned.NODE]
+    if not is_away or state.fleet.counts(worker):
+        return True
+    return key in state.leftovers or key in state.parts.of or key in state.services.homes.values()
 
 
 def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
@@ -103,9 +119,15 @@ def _note_worker(state: HeadState, worker: Worker, now: float) -> HeadState:
 
 def _forget_worker(state: HeadState, key: str) -> HeadState:
     """Take away an agent that is no more, and what ran there."""
+    worker = state.fleet.workers.get(key)
     left = {name: since for name, since in state.leftovers.items() if name != key}
     state = replace(state, leftovers=left) if len(left) < len(state.leftovers) else state
-    return replace(_without_services(state, key), fleet=state.fleet.without(key))
+    fleet = state.fleet.without(key)
+    is_elsewhere = worker is None or worker.ip in fleet.by_ip or worker.ip in fleet.ids
+    probes = state.probes.without(key, "" if worker is None or is_elsewhere else worker.ip)
+    given_up = frozenset(one for one in state.given_up if one[0] != key)
+    state = replace(state, fleet=fleet, probes=probes, given_up=given_up)
+    return _without_services(state, key)
 
 
 def _without_services(state: HeadState, key: str) -> HeadState:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import Attempt
+from agent.decisions.head import retry
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting
 from agent.decisions.head.leaving import leave, ray_lost
@@ -41,7 +42,8 @@ def resuming(  # noqa: PLR0911 - one case, one return
         return _begin_anew(state, now)
     if isinstance(event, h.Submitted | h.JobHeard) and event.id == own:
         said = Said(f"attempt {state.attempt.number} goes on: its job is followed again")
-        after, actions = running(state.to(Phase.RUNNING, now), event, now)
+        state = retry.noticed_late(state.to(Phase.RUNNING, now), now)
+        after, actions = running(state, event, now)
         return after, (said, *actions)
     late = next((wait for wait in waits(state) if wait.over(now)), None)
     if late is not None:
@@ -66,13 +68,12 @@ def _too_late(state: HeadState, late: Wait, now: float) -> Decision:
 
     On a Ray that outlives us the job may live all the same: it is told to stop, perhaps once more.
     """
-    why = f"no word of {late.what} since the agent was killed"
+    why = f"timed out after the agent was killed, waiting for {late.what}"
     end = state.verdict or ray_lost(f"{why}: {late.evidence}" if late.evidence else why)
     if state.goal.ray_is_given:
         return stop_job(state, end, now, (Said(f"{end.reason}: stopping the job"),))
-    decided = state.verdict is not None
     state, _ = followed(state, now)
-    return (attempt_over if decided else leave)(state, end, now)
+    return attempt_over(state, end, now)
 
 
 def _begin_anew(state: HeadState, now: float) -> Decision:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from agent.decisions.shared import Wait
     from agent.decisions.verdict import JobReport
 
+MOST_GONE = 20_000
+"""So many lost nodes of an attempt are known by name, the last ones."""
 _RECENT = 60.0
 """A job that fails so soon after a loss failed because of it."""
 
@@ -39,11 +41,42 @@ def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
     attempt = state.attempt
     if not left or attempt.submitted is None or attempt.ended is not None:
         return state
-    gone = tuple(dict.fromkeys((*attempt.gone, *left.values())))
+    gone = tuple(dict.fromkeys((*attempt.gone, *left.values())))[-MOST_GONE:]
     own = {ip: name for ip, name in left.items() if ip in attempt.places}
     attempt = replace(attempt, gone=gone, missed={**attempt.missed, **own})
     loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
     return replace(state, attempt=attempt, loss=loss, lost_at=now)
+
+
+def noticed_late(state: HeadState, now: float) -> HeadState:
+    """Count the workers of an attempt that left while no agent of the head ran as lost."""
+    attempt, alive = state.attempt, state.fleet.alive
+    seen = {*alive, *attempt.missed}
+    return noticed(state, {ip: w for ip, w in attempt.places.items() if ip not in seen}, now)
+
+
+def with_required(state: HeadState) -> HeadState:
+    """Fix which workers an attempt requires as it is submitted, and how many of them.
+
+    One that is sized for its nodes requires each worker that its size counts: one that is lost
+    leaves ranks without a peer, however few workers were expected. Where more were expected than
+    its size counts, it requires all that joined. In a job without a size any worker may be a spare.
+    """
+    places, required = state.fleet.alive, state.required
+    if state.goal.is_sized:
+        sized = _sized(state)
+        places = sized if len(sized) >= required else places
+        required = len(places)
+    return replace(state, attempt=replace(state.attempt, places=places), required=required)
+
+
+def _sized(state: HeadState) -> Mapping[str, str]:
+    """Return the workers that the job's size counts: those with GPUs, where any node has some."""
+    alive = state.fleet.alive
+    having = {ip for ip, size in state.sizes.items() if size.gpus}
+    if having.isdisjoint({state.ray_head, *alive}):
+        return alive
+    return {ip: name for ip, name in alive.items() if ip in having}
 
 
 def away(state: HeadState) -> tuple[str, ...]:
@@ -55,6 +88,8 @@ def away(state: HeadState) -> tuple[str, ...]:
 
 def is_short(state: HeadState) -> bool:
     """Say whether too few workers are there; for those of a running attempt no spare stands in."""
+    if state.goal.by_torchrun:
+        return bool(state.parts.absent)
     places = state.attempt.places
     if len(state.fleet.alive) < state.required or not places:
         return len(state.fleet.alive) < state.required
@@ -122,7 +157,6 @@ def another(
         short_since=None,
         loss="",
         lost_at=None,
-        memory="",
         verdict=None,
     )
     return state.to(Phase.BOOTING, now), (said, h.Retry(ended, attempt))
@@ -142,9 +176,10 @@ def is_news(state: HeadState, event: h.RunRemembered) -> bool:
 
 
 def take_up(
-    state: HeadState, event: h.RunRemembered
+    state: HeadState, event: h.RunRemembered, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
     """Go on with the run that a worker remembers; the end of the run where no attempt is left."""
+    state = clearing.taken_up(state, event.attempt, now)
     tried = (Tried(math.inf, "its head was lost"),) * event.attempt
     number = event.attempt + 1
     attempt = replace(state.attempt, id=id_of(event.run_id, number), number=number)

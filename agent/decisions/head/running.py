@@ -12,9 +12,10 @@ from agent.decisions.head.booting import without_ray
 from agent.decisions.head.leaving import leave, leave_with, ray_lost
 from agent.decisions.head.state import Phase
 from agent.decisions.head.stopping import attempt_over, give_the_job_up, stop_job
-from agent.decisions.head.waits import submit_wait
+from agent.decisions.head.waits import submit_wait, waits
 from agent.decisions.items import Item, Step
 from agent.decisions.shared import Said, Unfit, listed
+from agent.decisions.stall import StalledSinceLoss
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     over = _over_by_itself(state, event, now)
     if over is not None:
         return over
+    stalled = _stalled_since_loss(state, event)
+    if stalled is not None:
+        told = Said(f"{stalled.reason}: stopping the job", "warning")
+        return stop_job(state, stalled, now, (told,))
     state, said = _watch_nodes(state, now)
     grace = state.goal.limits[planned.NODE]
     short = state.short_since if state.goal.wants_job else None
@@ -76,11 +81,15 @@ def _job_over(state: HeadState, report: JobReport, now: float) -> Decision:
 
 
 def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
-    """Hold a failure back until all nodes were asked whether they are there, or too long."""
+    """Hold a failure back until all nodes were asked whether they are there, or too long.
+
+    A node of a given Ray that does not answer is lost only if GCS reports it so.
+    """
     report = state.attempt.report
     assert report is not None  # noqa: S101 - entered only with a job's end
     asked = isinstance(event, h.NodesAsked) and event.id == state.attempt.id
-    if asked or retry.recent_loss(state, now) or now >= state.since + planned.ASK_LIMIT:
+    late = any(wait.over(now) for wait in waits(state))
+    if (asked and not state.attempt.doubt) or late or retry.recent_loss(state, now):
         return attempt_over(state, retry.judged(state, report, now), now)
     return state, ()
 
@@ -99,6 +108,18 @@ def _over_by_itself(state: HeadState, event: HeadEvent, now: float) -> Decision 
         silent = round(now - state.attempt.heard)
         return give_the_job_up(state, ray_lost(f"Ray said nothing of the job for {silent} s"), now)
     return None
+
+
+def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
+    """Return the end of an attempt whose actors were lost with a node that may be back."""
+    attempt = state.attempt
+    if not isinstance(event, StalledSinceLoss) or event.attempt != attempt.number:
+        return None
+    if not attempt.gone:
+        return None
+    gone = f"{listed(attempt.gone)} {'was' if len(attempt.gone) == 1 else 'were'} lost"
+    reason = f"the job shows no sign of work for {event.duration} since {gone} (AGENT_STALL)"
+    return Outcome(Kind.LOST, 75, reason, culprit="node")
 
 
 def _serve_again(state: HeadState, now: float) -> Decision:
@@ -123,7 +144,7 @@ def _part_over(state: HeadState, now: float) -> Decision:
 
 
 def _watch_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    short = bool(state.parts.absent) or retry.is_short(state)
+    short = retry.is_short(state)
     if short and state.short_since is None:
         others_do = len(state.fleet.alive) >= state.required  # and stand in for nobody
         gone = parts.missing(state) or (listed(retry.away(state)) if others_do else "")

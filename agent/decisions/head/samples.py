@@ -115,7 +115,7 @@ def told(
     links = [
         Link(*ways[pair], one.size * 8 / one.seconds)
         for pair, one in probes.samples.items()
-        if one is not None and not one.evidence and one.seconds > 0
+        if one is not None and not one.evidence and one.seconds > 0 and one.size > 0
     ]
     goal = state.goal
     weights = 0 if goal.facts is None else goal.facts.model_bytes

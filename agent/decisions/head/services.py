@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
+from agent.decisions.head import after
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
 from agent.decisions.head.waits import service_deadline, service_title, with_service
@@ -28,7 +29,7 @@ def begun(goal: h.Goal) -> Item:
 def order(
     state: HeadState, event: HeadEvent, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have a worker that reports start what shall run there, once."""
+    """Have a worker that reports start what shall run there, once, and when it may."""
     if not isinstance(event, h.WorkerReported):
         return state, ()
     worker = event.worker
@@ -43,7 +44,11 @@ def order(
     }
     for key, item in missing.items():
         state = with_service(state, key, item)
-    return state, tuple(h.StartService(name, node) for node, name in missing)
+    state = after.held_back(state, missing, now)
+    return state, tuple(
+        after.waits_for(state, key) if key in state.waiting else h.StartService(key[1], key[0])
+        for key in missing
+    )
 
 
 def watch(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
@@ -77,15 +82,16 @@ def watch(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ..
         state = with_service(state, key, again)
         count = f"restart {again.restarts} of {spec.restarts}"
         actions.append(Said(f"{title} died ({item.evidence}): {count}", "warning"))
-        actions.append(h.StartService(key[1], key[0], again.generation))
+        state = after.held_back(state, (key,), now)
+        start = h.StartService(key[1], key[0], again.generation)
+        actions.append(after.waits_for(state, key) if key in state.waiting else start)
     return state, tuple(actions), None
 
 
 def lost_alone(state: HeadState, now: float) -> Outcome | None:
     """Say which node that is there for a needed service only is lost: Ray knows nothing of it."""
     for spec, worker in _alone(state):
-        silent = now - worker.heard
-        if silent >= state.goal.limits[planned.NODE]:
+        if now >= worker.heard + state.goal.limits[planned.NODE]:  # as the deadline is reckoned
             why = f"lost a needed node ({worker.place}, which runs {spec.name})"
             reason = f"{why}, longer than AGENT_NODE_GRACE"
             return Outcome(Kind.LOST, 75, reason, culprit="node")

@@ -7,6 +7,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
+from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.actions import (
     AskNodes,
     Follow,
@@ -29,6 +30,7 @@ from agent.decisions.head.workers import Fleet, RayNode, Worker
 from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
 from agent.decisions.probing import Answered, Preflight, Probes
 from agent.decisions.shared import StopAsked, Tick, Unfit
+from agent.decisions.stall import StalledSinceLoss
 from agent.decisions.uploading import Upload, Uploading
 from agent.work.recipes.recipe import NodeSize
 
@@ -47,6 +49,7 @@ __all__ = [
     "RAY_RESTARTS",
     "Answered",
     "AskNodes",
+    "DriverSignaled",
     "Fleet",
     "Follow",
     "Goal",
@@ -93,8 +96,10 @@ Group = tuple[str, str]
 class Turns:
     """How far each worker has come with the steps that it runs by order, and who waits for whom."""
 
-    done: Mapping[str, int] = field(default_factory=dict)
-    """By a worker's agent: how many of them are over there."""
+    done: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By a worker's agent: those that are over there."""
+    asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """Likewise: those that it was ordered to run, or that are in a queue."""
     queues: Mapping[Group, tuple[str, ...]] = field(default_factory=dict)
     """Who is to run a step on a disk; the first of them does so now."""
 
@@ -125,6 +130,8 @@ class HeadState:
     services: Roster = field(default_factory=Roster)
     given_up: frozenset[Key] = frozenset()
     """Services that the run goes on without: nobody is to start them again."""
+    waiting: frozenset[Key] = frozenset()
+    """Services, and steps of the head's own, that wait for others and are not started yet."""
     outages: tuple[Outage, ...] = ()
     """When services did not answer, the latest of them."""
     steps: Mapping[Key, Item] = field(default_factory=dict)
@@ -306,7 +313,7 @@ class WorkerSilent:
 
 @dataclass(frozen=True)
 class WorkerReplaced:
-    """An agent turned out to be a later life of the same node: this one is no more."""
+    """An agent is no more: its node has a later one, or it departed and nothing needs it."""
 
     key: str
 
@@ -387,6 +394,10 @@ HeadEvent = (
     | SubmitWaits
     | Uploading
     | JobHeard
+    | DriverSignaled
     | NodesAsked
     | OwnPartOver
+    | StalledSinceLoss
 )
+FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
+"""Those that only repeat what another node has sent."""

@@ -63,10 +63,10 @@ def superseded(state: HeadState, event: h.LaterHead, now: float) -> Decision:
 
 
 def give_the_job_up(state: HeadState, outcome: Outcome, now: float) -> Decision:
-    """End an attempt of which Ray says nothing; a Ray that outlives us must not go on with it."""
+    """End an attempt of which Ray reports nothing; on a given Ray its job must be stopped first."""
     if state.goal.ray_is_given:
         return stop_job(state, outcome, now, (Said(f"{outcome.reason}: stopping it"),))
-    return leave(state, outcome, now)
+    return attempt_over(state, outcome, now)
 
 
 def stop_job(
@@ -100,6 +100,8 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         ended = state.parts.settled
     refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
     unknown = isinstance(event, h.NeverSubmitted) and event.id == own
+    if ended and is_loss(verdict):
+        verdict = _success(state) or verdict
     never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
     dies_with_ray = refusal is not None and not state.goal.ray_is_given
     over = now >= stop_deadline(state)
@@ -111,6 +113,17 @@ def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
         after, actions = (attempt_over if gone else leave)(state, verdict, now)
         return after, (*late, *actions)
     return state, ()
+
+
+def _success(state: HeadState) -> Outcome | None:
+    """Return the end of an attempt whose job succeeded before its stop; None where it did not.
+
+    A job that Ray stopped is STOPPED, whatever its exit code (2.60).
+    """
+    if state.attempt.signaled:
+        return None
+    report = parts.report(state) if state.goal.by_torchrun else state.attempt.report
+    return verdict_of(report, state.loss) if report is not None and report.succeeded else None
 
 
 def attempt_over(state: HeadState, end: Outcome, now: float) -> Decision:

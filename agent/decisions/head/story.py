@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.decisions.attempts import Attempt, id_of
+from agent.decisions.head import after as dependencies
 from agent.decisions.head import hangs, parts, probes, retry, services, turns, underway
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import booting
@@ -33,7 +34,10 @@ def first_state(goal: h.Goal) -> HeadState:
         attempt=Attempt(id_of(goal.run_id, number, goal.submission_id), number),
         ray=Item(Step.READY) if goal.by_torchrun else Item(),
         fleet=Fleet(by_report=goal.by_torchrun),
-        steps={(HERE, step.name): Item() for step in goal.steps},
+        steps={
+            (HERE, step.name): Item().ready() if step.name in goal.done else Item()
+            for step in goal.steps
+        },
         turns=turns.first_turns(goal),
         required=goal.expected_workers,
         leftovers=dict.fromkeys(goal.former_nodes, 0.0),
@@ -41,6 +45,8 @@ def first_state(goal: h.Goal) -> HeadState:
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
             state = with_service(state, (HERE, spec.name), services.begun(goal))
+    own = [key for key, item in state.steps.items() if item.step is Step.PENDING]
+    state = dependencies.held_back(state, [*own, *state.services.items], state.attempt.began)
     return state if goal.underway is None else underway.taken_up(state, goal.underway)
 
 
@@ -73,8 +79,13 @@ def _decided(state: HeadState, event: HeadEvent, now: float) -> Decision:
     noted, in_turn = turns.order(noted, event, now)
     is_count_new = noted.fleet.alive is not state.fleet.alive
     noted, tried = probes.after(noted, event, now, is_count_new=is_count_new)
-    decision = _BY_PHASE[noted.phase](noted, event, now)
-    return decision[0], (*said, *ordered, *in_turn, *tried, *decision[1])
+    decided, actions = _BY_PHASE[noted.phase](noted, event, now)
+    done = (*said, *ordered, *in_turn, *tried, *actions)
+    if decided.phase is Phase.LEAVING:
+        return decided, done
+    decided, begun = dependencies.started(state, decided, event, now)
+    decided, more = turns.resumed(state, decided)
+    return decided, (*done, *begun, *more)
 
 
 def deadline(state: HeadState) -> float | None:

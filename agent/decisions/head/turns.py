@@ -1,4 +1,4 @@
-"""Prepare steps on workers by the head's order: one step after another, and one node after another.
+"""Prepare steps on workers by the head's order: each after what it needs, one node after another.
 
 Nodes that may share the disk on which a step's marker lies take turns, so that the first makes the
 data and the others find it. No file is a lock: whoever dies or falls silent has had its turn.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.decisions.head import after
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Turns
 from agent.decisions.items import HERE, Step
@@ -31,7 +32,7 @@ Orders = tuple[h.RunStep, ...]
 
 def first_turns(goal: h.Goal) -> Turns:
     """Return the turns as a run begins: the head's own steps run already."""
-    steps = [step for step in by_order(goal.steps) if step.once is not None]
+    steps = [step for step in by_order(goal.steps) if step.once and step.name not in goal.done]
     disks = {step.name: goal.disks.get(step.once or "", _UNKNOWN) for step in steps}
     return Turns(queues=dict.fromkeys(disks.items(), (HERE,)))
 
@@ -53,29 +54,47 @@ def order(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, Or
     return state, ()
 
 
+def resumed(before: HeadState, state: HeadState) -> tuple[HeadState, Orders]:
+    """Have workers run what waited for something that is done or ready now on another node."""
+    steps = by_order(state.goal.steps) if state.goal.steps else ()
+    orders: Orders = ()
+    if any(step.after for step in steps) and after.is_news_for_others(before, state):
+        for worker in state.fleet.workers.values():
+            if worker.key in state.turns.done:  # else it is away
+                state, more = _heard(state, worker, steps)
+                orders += more
+    return state, orders
+
+
 def _heard(
     state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]
 ) -> tuple[HeadState, Orders]:
-    before = state.turns.done.get(worker.key)
-    done = before or 0
-    over = {word.name for word in worker.items if word.step is Step.READY}
+    key, names = worker.key, {step.name for step in steps}
+    known, asked = state.turns.done.get(key), state.turns.asked.get(key, frozenset())
+    before = known or frozenset()
+    done = before | names.intersection(w.name for w in worker.items if w.step is Step.READY)
     orders: Orders = ()
-    while done < len(steps) and steps[done].name in over:
-        state, more = _left(state, worker.key, steps[done].name)
+    for name in sorted(done - before):
+        state, more = _left(state, key, name)
         orders += more
-        done += 1
-    if done == before:
-        return state, orders
-    state = _with(state, done={**state.turns.done, worker.key: done})
-    if done == len(steps):
-        return state, orders
-    step = steps[done]
-    if step.once is None:
-        return state, (*orders, h.RunStep(step.name, worker.key))
-    group = (step.name, _disk(state, worker.key, step.once))
-    queue = (*state.turns.queues.get(group, ()), worker.key)
-    state = _with(state, queues={**state.turns.queues, group: queue})
-    return state, (*orders, *(_next(group, queue) if len(queue) == 1 else ()))
+    new = [
+        step
+        for step in steps
+        if step.name not in done | asked and not after.unmet(state, key, step.after)
+    ]
+    for step in new:
+        if step.once is None:
+            orders += (h.RunStep(step.name, key),)
+            continue
+        group = (step.name, _disk(state, key, step.once))
+        queue = (*state.turns.queues.get(group, ()), key)
+        state = _with(state, queues={**state.turns.queues, group: queue})
+        orders += _next(group, queue) if len(queue) == 1 else ()
+    if new or done != known:
+        asked |= {step.name for step in new}
+        turns = state.turns
+        state = _with(state, {**turns.done, key: done}, {**turns.asked, key: asked})
+    return state, orders
 
 
 def _left(state: HeadState, node: str, name: str) -> tuple[HeadState, Orders]:
@@ -96,8 +115,9 @@ def _gone(state: HeadState, key: str) -> tuple[HeadState, Orders]:
     for step in by_order(state.goal.steps):
         state, more = _left(state, key, step.name)
         orders += more
-    left = {worker: done for worker, done in state.turns.done.items() if worker != key}
-    return _with(state, done=left), orders
+    done = {worker: names for worker, names in state.turns.done.items() if worker != key}
+    asked = {worker: names for worker, names in state.turns.asked.items() if worker != key}
+    return _with(state, done, asked), orders
 
 
 def _without_silent(state: HeadState, now: float) -> tuple[HeadState, Orders]:
@@ -121,9 +141,14 @@ def _disk(state: HeadState, key: str, once: str) -> str:
 
 def _with(
     state: HeadState,
-    done: Mapping[str, int] | None = None,
+    done: Mapping[str, frozenset[str]] | None = None,
+    asked: Mapping[str, frozenset[str]] | None = None,
     queues: Mapping[Group, tuple[str, ...]] | None = None,
 ) -> HeadState:
     turns = state.turns
-    new = Turns(turns.done if done is None else done, turns.queues if queues is None else queues)
+    new = Turns(
+        turns.done if done is None else done,
+        turns.asked if asked is None else asked,
+        turns.queues if queues is None else queues,
+    )
     return replace(state, turns=new)

@@ -45,10 +45,14 @@ class Underway:
     """As what it is to end, once its job has stopped."""
     stopped_at: float = 0.0
     """When that was ordered."""
-    places: frozenset[str] = frozenset()
-    """Where its workers were as it was submitted."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Its workers as it was submitted, address to name."""
     missed: Mapping[str, str] = field(default_factory=dict)
     """Those of them that were lost meanwhile: address to name."""
+    signaled: bool = False
+    """True once the agent itself sent SIGTERM to its driver."""
+    id: str = ""
+    """What Ray knows it by."""
 
     @property
     def is_telling(self) -> bool:
@@ -89,6 +93,8 @@ def of(state: HeadState) -> Underway | None:
         short_since=state.short_since,
         end=state.verdict if is_stopping else None,
         stopped_at=state.since if is_stopping else 0.0,
+        signaled=attempt.signaled,
+        id=attempt.id,
     )
 
 
@@ -103,13 +109,14 @@ def taken_up(state: HeadState, known: Underway) -> HeadState:
     """Return a first state with an attempt that an earlier agent left under way."""
     goal = state.goal
     attempt = Attempt(
-        id_of(goal.run_id, known.number, goal.submission_id),
+        known.id or id_of(goal.run_id, known.number, goal.submission_id),
         known.number,
         gone=known.gone,
         places=known.places,
         missed=known.missed,
         nodes=known.nodes,
         checkpoint=known.checkpoint,
+        signaled=known.signaled,
     )
     return replace(
         state,

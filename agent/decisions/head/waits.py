@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.state import Key
     from agent.decisions.items import Item
+    from agent.work.services import ServiceSpec
 
 _MOST_NAMED = 8
 """So many nodes on which a service is awaited are named one by one; the rest are counted."""
@@ -104,7 +105,8 @@ def _service_waits(state: HeadState) -> Iterator[Wait]:
         if len(nodes) == 1:
             (key,) = ((node, name) for node in nodes)
             evidence = state.services.items[key].evidence
-            yield Wait(name, service_title(state, key), until, evidence)
+            known = f"not started, {evidence}" if key in state.waiting else evidence
+            yield Wait(name, service_title(state, key), until, known)
         else:
             what = f"{name} on {state.goal.service(name).where.sentence()}"
             yield Wait(name, what, until, partial(_of_many, state, name, nodes))
@@ -125,7 +127,15 @@ def _rank_waits(state: HeadState) -> Iterator[Wait]:
     for spec in state.goal.services:
         if spec.where.kind == "rank" and spec.essential and spec.name not in state.services.homes:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
-            yield Wait(f"{spec.name} {spec.where.sentence()}", what, _node_until(state), "no word")
+            key, known = f"{spec.name} {spec.where.sentence()}", partial(_last_of, state, spec)
+            yield Wait(key, what, _node_until(state), known)
+
+
+def _last_of(state: HeadState, spec: ServiceSpec) -> str:
+    """Return what the node of a service's rank said as it left, where it was there at all."""
+    workers = state.fleet.workers.values()
+    said = (worker.detail for worker in workers if worker.number == spec.where.rank)
+    return next(filter(None, said), "no word")
 
 
 def _node_until(state: HeadState) -> float:
@@ -134,13 +144,19 @@ def _node_until(state: HeadState) -> float:
 
 
 def _step_waits(state: HeadState) -> Iterator[Wait]:
-    """Wait for steps; those with one deadline are told together, as they run one by one."""
-    pending: dict[float, list[str]] = {}
-    for (_, name), item in state.steps.items():
-        if item.step is Step.PENDING:
+    """Wait for steps; those that run and have one deadline are told together."""
+    running: dict[float, list[str]] = {}
+    for key, item in state.steps.items():
+        name, until = key[1], item.deadline
+        if item.step is not Step.PENDING:
+            continue
+        if until is None:
             until = state.attempt.began + state.goal.step(name).within
-            pending.setdefault(until, []).append(name)
-    for until, names in pending.items():
+        if key in state.waiting:
+            yield Wait(name, name, until, f"not started, {item.evidence}")
+        else:
+            running.setdefault(until, []).append(name)
+    for until, names in running.items():
         yield Wait(names[0], listed(names), until)
 
 
@@ -162,7 +178,7 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.HEAD, state.goal.ray, state.until(planned.HEAD), state.ray.evidence)
     else:
         until = attempt.heard + state.goal.limits[planned.JOB]
-        what = f"word of attempt {attempt.number} from Ray"
+        what = f"the status of attempt {attempt.number} from Ray"
         yield Wait(planned.JOB, what, until, state.ray.evidence)
 
 
@@ -183,7 +199,12 @@ def _submitting_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    yield Wait(planned.ASK, "word from every node", state.since + planned.ASK_LIMIT)
+    doubt = state.attempt.doubt
+    if doubt:
+        what, until = "GCS to report a lost node", state.since + planned.GCS_LIMIT
+        yield Wait(planned.ASK, what, until, doubt)
+    else:
+        yield Wait(planned.ASK, "word from every node", state.since + planned.ASK_LIMIT)
 
 
 def stop_deadline(state: HeadState) -> float:

@@ -122,6 +122,8 @@ class RayNode:
     cpus: float = 0.0
     memory: float = 0.0
     """In bytes, as far as Ray may use it."""
+    port: int = 0
+    """Its raylet's."""
 
     @property
     def size(self) -> NodeSize:
@@ -155,6 +157,8 @@ class Fleet:
     """
     ids: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """The nodes that GCS lists as alive at each address, by its own ids."""
+    ports: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    """The ports of their raylets."""
     dead: frozenset[str] = frozenset()
     """Those that did not answer any more when last tried: a new Ray at their address has another.
     """
@@ -231,14 +235,16 @@ class Fleet:
     def with_nodes(self, nodes: Iterable[RayNode]) -> Fleet:
         """Take in GCS's list."""
         ids: dict[str, frozenset[str]] = {}
+        ports: dict[str, frozenset[int]] = {}
         for node in nodes:
             if node.alive and not node.is_head:
                 ids[node.ip] = ids.get(node.ip, frozenset()) | {node.node_id}
+                ports[node.ip] = ports.get(node.ip, frozenset()) | {node.port}
         listed_now = frozenset[str]().union(*ids.values())
         new = self.listing(ids, self.dead & listed_now)
         named = ((ip, self._name_at(ip)) for ip in ids if ip in new.in_ray)
         alive = {ip: name for ip, name in named if name is not None}
-        return replace(new, alive=alive, ghosts=self.ghosts & new.in_ray)
+        return replace(new, alive=alive, ghosts=self.ghosts & new.in_ray, ports=ports)
 
     def listing(self, ids: Mapping[str, frozenset[str]], dead: frozenset[str]) -> Fleet:
         """Take in which nodes GCS lists, and which of them are dead all the same."""
@@ -257,6 +263,11 @@ class Fleet:
         return replace(
             self, workers=workers, facts=facts, findings=findings, preparing=preparing
         ).left_by(worker)
+
+    def without_memory(self) -> Fleet:
+        """Forget what the kernel did so far for want of memory."""
+        workers = {k: replace(w, memory="") if w.memory else w for k, w in self.workers.items()}
+        return replace(self, workers=workers)
 
     def left_by(self, worker: Worker) -> Fleet:
         """Take an agent away from its address."""

@@ -69,16 +69,15 @@ def heeded(decision: Decision, now: float) -> Decision:
 def resumed(decision: Decision, now: float) -> Decision:
     """Run again what was stopped of the preparation, once the head or its GCS is reached.
 
-    Each has its time anew, after those before it.
+    Each has its time anew.
     """
     state, actions = decision
     if state.fenced or not state.halted or state.phase is Phase.LEAVING:
         return decision
-    again, steps, until = [], {**state.steps}, now
+    again, steps = [], {**state.steps}
     for step in state.goal.steps:
         if step.name in state.halted:
-            until += step.within
-            steps[step.name] = Item(deadline=until)
+            steps[step.name] = Item(deadline=now + step.within)
             again.append(step.name)
     said = Said(f"the head is reached again: running {listed(again)} from the beginning")
     state = replace(state, steps=steps, halted=frozenset())

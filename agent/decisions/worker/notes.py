@@ -26,8 +26,8 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
     match event:
         case HeadSpoke() if event.held:
             waits_too = "it holds the verdict of an earlier run, and is to be started again"
-            return replace(state, evidence=waits_too, ray_ready=False)
-        case HeadSpoke() if event.epoch is None and state.epoch is not None:
+            return replace(state, evidence=waits_too, ray_ready=False, has_agent=True)
+        case HeadSpoke() if event.epoch is None and state.has_agent:
             gone = "its agent is gone, though Ray's GCS still answers"
             return replace(state, evidence=gone, reached=now, unreached=None, fenced=False)
         case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
@@ -51,6 +51,7 @@ def note(  # noqa: C901, PLR0911, PLR0912 - one case, one return
                 head_ip=event.ip,
                 ray_ready=event.ray_ready,
                 bare=event.epoch is None,
+                has_agent=event.epoch is not None,
                 given_rank=state.given_rank if event.rank is None else event.rank,
             )
         case HeadSilent(evidence):

@@ -85,6 +85,8 @@ class WorkerState:
     evidence: str = "not asked yet"
     head_ip: str | None = None
     epoch: int | None = None
+    has_agent: bool = False
+    """True once a head's agent answered: an answer of GCS alone proves nothing from then on."""
     bare: bool = False
     """True where the head is a plain `ray start --head` without an agent."""
     ray_ready: bool = False
@@ -95,6 +97,8 @@ class WorkerState:
     steps: Mapping[str, Item] = field(default_factory=dict)
     awaiting: frozenset[str] = frozenset()
     """Those of its steps that it runs when the head says so."""
+    waiting: frozenset[str] = frozenset()
+    """Those that wait for others of its steps, and are not started yet."""
     halted: frozenset[str] = frozenset()
     """Those of its steps that were stopped out of the head's reach, and are to be run again."""
     services: Mapping[str, Item] = field(default_factory=dict)
@@ -160,8 +164,8 @@ class WorkerState:
 
     @property
     def under_way(self) -> tuple[str, ...]:
-        """Return the prepare steps that run here, or wait for one that does."""
-        idle = self.awaiting | self.halted
+        """Return the prepare steps that run here."""
+        idle = self.awaiting | self.waiting | self.halted
         return tuple(
             name
             for name, item in self.steps.items()
@@ -246,6 +250,8 @@ WorkerEvent = (
     | ServiceGone
     | PartOver
 )
+FROM_OUTSIDE = (HeadSpoke, Ordered)
+"""Those that only repeat what the head has sent."""
 
 # --- what can be done --------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from agent.base.outcome import Kind, Outcome, stopped
 from agent.decisions.items import Item, ItemWord, Step
 from agent.decisions.probing import ALL_REDUCE, PROBES
 from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait, listed
-from agent.decisions.worker import fence
+from agent.decisions.worker import after, fence
 from agent.decisions.worker.notes import note
 from agent.decisions.worker.remarks import of_silence
 from agent.decisions.worker.state import (
@@ -41,21 +41,24 @@ _HELD = 15.0
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 
-def first_state(goal: Goal, kept: KeptRay | None = None) -> WorkerState:
+def first_state(goal: Goal, kept: KeptRay | None = None, *, has_agent: bool = False) -> WorkerState:
     """Return the worker's first state; where a killed agent left its Ray behind, the one of that.
 
     Its node has never left: the head must not take it for lost, nor for cleared.
+    `has_agent` where a head's agent answered the killed one.
     """
     if kept is None:
         awaiting = frozenset(step.name for step in by_order(goal.steps))
         steps = {step.name: Item() for step in goal.steps}
-        return WorkerState(goal, steps=steps, awaiting=awaiting)
+        state = WorkerState(goal, steps=steps, awaiting=awaiting, has_agent=has_agent)
+        return after.held_back(state, frozenset(steps) - awaiting)
     return WorkerState(
         goal,
         phase=Phase.FOLLOWING,
         evidence="not asked yet by the agent that goes on",
         head_ip=kept.head_ip,
         epoch=kept.epoch,
+        has_agent=True,
         steps={step.name: Item().ready() for step in goal.steps},  # they are over before a join
         ray=RayStep.UP,
         run_id=kept.run_id,
@@ -67,9 +70,13 @@ def first_state(goal: Goal, kept: KeptRay | None = None) -> WorkerState:
 
 
 def words(state: WorkerState) -> tuple[ItemWord, ...]:
-    """Return what the head is told of all that it had this worker run."""
-    ordered = {step.name: state.steps[step.name] for step in by_order(state.goal.steps)}
-    items = {**state.services, **ordered}
+    """Return what the head is told of what it had this worker run, or that others depend on."""
+    goal = state.goal
+    needed = {name for step in goal.steps for name in step.after}
+    needed |= {name for spec in goal.services for name in spec.after}
+    needed |= {step.name for step in by_order(goal.steps)}
+    steps = {name: item for name, item in state.steps.items() if name in needed}
+    items = {**state.services, **steps}
     return tuple(
         ItemWord(name, item.step, item.evidence, item.generation) for name, item in items.items()
     )
@@ -89,12 +96,14 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     state, said = of_silence(note(state, event, now), event, now)
     told = _end_at_any_time(state, event, now) or _BY_PHASE[state.phase](state, event, now)
     told = fence.resumed(fence.outdated(before, told), now)
-    after, actions = fence.heeded(told, now)
-    return after, (*said, *actions)
+    then, actions = fence.heeded(after.started(told, now), now)
+    return then, (*said, *actions)
 
 
 def deadline(state: WorkerState) -> float | None:
     """Return when the state must be looked at again though nothing happens."""
+    if state.phase is Phase.LEAVING:
+        return None
     times = [wait.deadline for wait in waits(state)]
     until = fence.deadline(state)
     times += [] if until is None else [until]
@@ -111,11 +120,13 @@ def waits(state: WorkerState) -> tuple[Wait, ...]:
     if state.awaiting:
         until = _turn_until(state)
         what = f"the head to have {listed(sorted(state.awaiting))} run here"
-        found.append(Wait("turn", what, until, state.evidence))
+        found.append(Wait("turn", what, until, after.needed(state) or state.evidence))
     running = state.under_way
     if running:
         until = min(state.steps[name].deadline or _within(state, name) for name in running)
         found.append(Wait(planned.PREPARE, listed(running), until))
+    if state.waiting:
+        found += after.waits(state, _turn_until(state))
     if state.phase is Phase.FINDING and (not state.ray_ready or state.alone):
         heard = state.heard + goal.limits[planned.SILENT_HEAD] if state.heard else 0.0
         until = max(goal.limits[planned.HEAD], heard)
@@ -135,9 +146,10 @@ def _within(state: WorkerState, name: str) -> float:
 
 
 def _turn_until(state: WorkerState) -> float:
-    """Return by when this node must have had its turn to prepare."""
+    """Return by when all that waits here must have started."""
     longest = max(step.within for step in state.goal.steps)
-    return max(longest, state.goal.limits.get(planned.PREPARE, longest))
+    limits = state.goal.limits
+    return max(longest, limits.get(planned.PREPARE, longest)) + limits.get(planned.BEFORE, 0.0)
 
 
 def _join_wait(state: WorkerState) -> Wait:
@@ -200,11 +212,10 @@ def _start_service(state: WorkerState, order: Order, last: Order | None) -> Deci
 def _run_again(state: WorkerState, name: str, now: float) -> Decision:
     if name in state.under_way or name in state.halted:
         return state, ()  # it runs, or will once the fence is over
-    # They are run one after another, so that its own time begins after theirs.
-    others = [state.steps[one].deadline or _within(state, one) for one in state.under_way]
-    item = Item(deadline=max([now, *others]) + _within(state, name))
+    item = Item(deadline=now + _within(state, name))
     steps, awaiting = {**state.steps, name: item}, state.awaiting - {name}
-    return replace(state, steps=steps, awaiting=awaiting), (RunStep(name),)
+    waiting = state.waiting - {name}
+    return replace(state, steps=steps, awaiting=awaiting, waiting=waiting), (RunStep(name),)
 
 
 def _end_by_word(state: WorkerState, event: HeadSpoke) -> Decision | None:
@@ -245,7 +256,7 @@ def _is_of_another_run(state: WorkerState, event: HeadSpoke) -> bool:
 
 
 def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
-    if isinstance(event, HeadSpoke) and not event.held:
+    if isinstance(event, HeadSpoke) and event.epoch is not None and not event.held:
         state = replace(state, epoch=event.epoch)
     if state.bare and state.ray_ready and state.awaiting:
         return _prepare_unasked(state, now)
@@ -261,13 +272,17 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
 
 
 def _prepare_unasked(state: WorkerState, now: float) -> Decision:
-    """Run everything at once where the head has no agent that could say when."""
+    """Run everything where the head has no agent that could say when.
+
+    What runs on other nodes is not waited for: nothing tells how it stands.
+    """
+    state = after.held_back(state, state.awaiting)
     actions: tuple[WorkerAction, ...] = ()
     for step in state.goal.steps:
-        if step.name in state.awaiting:
+        if step.name in state.awaiting - state.waiting:
             state, more = _run_again(state, step.name, now)
             actions += more
-    return state, actions
+    return replace(state, awaiting=frozenset()), actions
 
 
 def _follow(state: WorkerState, now: float) -> Decision:

@@ -9,6 +9,8 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from agent.base.ranges import Bytes, Cpus, Gpus
+
 Version = tuple[int, ...]
 """A framework's release: (0, 9, 1)."""
 
@@ -17,9 +19,9 @@ Version = tuple[int, ...]
 class NodeSize:
     """What one node brings; None where that is not known."""
 
-    gpus: int
-    cpus: int | None = None
-    memory: int | None = None
+    gpus: Gpus
+    cpus: Cpus | None = None
+    memory: Bytes | None = None
 
 
 @dataclass(frozen=True)

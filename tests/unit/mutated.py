@@ -1,0 +1,137 @@
+"""Every field of a message and what it should not hold, made from the protocol's own types.
+
+A field that is added to a message, or to anything inside one, is among them without a line here.
+"""
+
+from __future__ import annotations
+
+import json
+import types
+from collections import abc
+from copy import deepcopy
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+
+from agent.base.ranges import Most, Range
+from agent.record.codec import hints_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Path = tuple[str | int, ...]
+WORD = "10.0.0.2"
+"""A text that every field takes: a name, an address, a sentence."""
+MISSING = object()
+DEEP: list[Any] = []
+for _ in range(200):
+    DEEP = [DEEP]
+BAD: dict[str, object] = {
+    "missing": MISSING,
+    "null": None,
+    "true": True,
+    "empty text": "",
+    "-1": -1,
+    "0": 0,
+    "a fraction": 1.5,
+    "10**15": 10**15,
+    "NaN": float("nan"),
+    "Infinity": float("inf"),
+    "escapes": "\x1b[2J\x1b]0;title\x07\r\n\u202e\ud800\x85",
+    "a long text": "y" * 60_000,
+    "an object": {"is": "float", "text": "inf"},
+    "a long list": [{}] * 3_000,
+    "lists in lists": DEEP,
+}
+
+
+class Field(NamedTuple):
+    """A place in a message: its path in JSON, and the path by which a refusal names it."""
+
+    path: Path
+    name: str
+
+
+def filled(hint: Any) -> Any:  # noqa: ANN401, PLR0911 - any type; one case, one return
+    """Return JSON that a type takes, with each of its fields in it."""
+    hint, marks = _bare(hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return args[-1]
+    if origin is tuple:
+        least = max(1, next((one.least for one in marks if isinstance(one, Most)), 1))
+        kinds = args if args[-1] is not Ellipsis else [args[0]] * least
+        return [filled(one) for one in kinds]
+    if isinstance(origin, type) and issubclass(origin, abc.Mapping):
+        pair = [filled(args[0]), filled(args[1])]
+        return {pair[0]: pair[1]} if isinstance(pair[0], str) else [pair]
+    if hint is str:
+        return WORD
+    if hint is bool:
+        return True
+    if hint in {int, float}:
+        within = next(one for one in marks if isinstance(one, Range))
+        return hint(max(within.least, min(1, within.greatest)))
+    if issubclass(hint, Enum):
+        return next(iter(hint)).value
+    return {name: filled(one) for name, one in _hints(hint).items()}
+
+
+def places(hint: Any, path: Path = (), name: str = "") -> Iterator[Field]:  # noqa: ANN401 - any type
+    """Yield every place in a message: fields, items of lists, values of mappings."""
+    if path:
+        yield Field(path, name)
+    hint, _ = _bare(hint)
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is tuple:
+        for at, one in enumerate(args[:1] if args[-1] is Ellipsis else args):
+            yield from places(one, (*path, at), f"{name}[{at}]")
+    elif isinstance(origin, type) and issubclass(origin, abc.Mapping):
+        key = filled(args[0])
+        steps: Path = (key,) if isinstance(key, str) else (0, 1)
+        yield from places(args[1], (*path, *steps), name)
+    elif isinstance(hint, type) and is_dataclass(hint):
+        for own, one in _hints(hint).items():
+            yield from places(one, (*path, own), f"{name}.{own}" if name else own)
+
+
+def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]:
+    """Return a message with another value in one place."""
+    changed: Any = deepcopy(dict(message))
+    inner = changed
+    for step in path[:-1]:
+        inner = inner[step]
+    if value is not MISSING:
+        inner[path[-1]] = value
+    else:
+        del inner[path[-1]]
+    return changed  # type: ignore[no-any-return]  # it is a copy of the message
+
+
+def named(error: str, name: str) -> bool:
+    """Say whether a refusal names a place, what is around it, or what is in it."""
+    told = error.partition(": expected")[0]
+    return told != error and (told.startswith(name) or name.startswith(told))
+
+
+def body(message: object) -> bytes:
+    """Return a message as it goes over the wire."""
+    return json.dumps(message).encode()
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    hints = hints_of(kind, with_ranges=True)
+    return {one.name: hints[one.name] for one in fields(kind)}
+
+
+def _bare(hint: Any) -> tuple[Any, list[object]]:  # noqa: ANN401 - any type
+    """Return a type without what is said of it, and without None."""
+    marks: list[object] = []
+    while True:
+        if get_origin(hint) is Annotated:
+            hint, *more = get_args(hint)
+            marks += more
+        elif get_origin(hint) in {Union, types.UnionType}:
+            hint = next(one for one in get_args(hint) if one is not type(None))
+        else:
+            return hint, marks

@@ -1,0 +1,174 @@
+"""The former head's node, where the driver runs: a later head waits for it unless that is over."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.boot.head_goal import goal_of
+from agent.boot.run_keeper import RunKeeper
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.record.files import FileLock
+from agent.record.node_record import FILE as NODE
+from agent.record.node_record import NodeRecord, Place, own_record
+from agent.record.run_choice import Chosen, choose_run
+from agent.record.run_record import FILE, LOCK
+from unit.heads import TICK, Story, goal, nodes
+from unit.worlds import plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+PRINT = "f" * 16
+ELSEWHERE = Place("another boot", "pid:[7]", "poda")
+
+
+def chosen_again(root: Path) -> Chosen:
+    """Return the run as the next head of the same platform's run finds it."""
+    chosen = choose_run(root, "4711", PRINT, lambda: "new", node="podb")
+    assert chosen.lock is not None
+    return chosen
+
+
+def left(root: Path, place: Place = ELSEWHERE, *, ended: bool = False) -> None:
+    """Leave a run whose head was lost under its first attempt, on a machine of its own."""
+    chosen = chosen_again(root)
+    keeper = RunKeeper(root, PRINT, chosen)
+    keeper.new_epoch("poda")
+    keeper.submitted(1, "4711-1", nodes=("pod2",))
+    anyio.run(keeper.settled)
+    keeper.close()
+    assert chosen.lock is not None
+    chosen.lock.release()
+    folder = root / "4711" / "poda"
+    folder.mkdir()
+    record = replace(own_record("poda", "4711"), place=place, ended=ended)
+    assert record.write(folder / NODE) is None
+
+
+def waited_for(root: Path) -> tuple[str, ...]:
+    """Return the nodes that the next head counts as those of the attempt before."""
+    chosen = chosen_again(root)
+    keeper = RunKeeper(root, PRINT, chosen)
+    plan = plan_of({"AGENT_JOB_RETRIES": "3"}, command=["train"])
+    found = goal_of(plan, keeper, 0.0).former_nodes
+    keeper.close()
+    assert chosen.lock is not None
+    chosen.lock.release()
+    return found
+
+
+def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a disk that knows no locks; its clock is far ahead, so that no record is fresh."""
+    monkeypatch.setattr(FileLock, "_ask", lambda *_: None)
+    monkeypatch.setattr(FileLock, "now_on_disk", lambda _: 1e11)
+
+
+def test_a_head_that_took_the_lock_of_the_former_is_alone(tmp_path: Path) -> None:
+    """That lock is held for as long as its head lives."""
+    left(tmp_path)
+    assert waited_for(tmp_path) == ("pod2",)
+
+
+@pytest.mark.parametrize("what", ["no locks", "another lock", "no lock before"])
+def test_a_former_head_may_still_run_its_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Where the disk has no locks, or forgot that one: a lock that nobody else held tells nothing.
+
+    Where no record tells of its node either, it may as well.
+    """
+    if what == "no lock before":
+        with monkeypatch.context() as patch:
+            without_locks(patch)
+            left(tmp_path)
+    else:
+        left(tmp_path)
+    if what == "no locks":
+        without_locks(monkeypatch)
+    held = FileLock(tmp_path / "4711" / LOCK)
+    if what == "another lock":
+        held.take()
+        (tmp_path / "4711" / LOCK).unlink()
+    assert waited_for(tmp_path) == ("pod2", "poda")
+    (tmp_path / "4711" / "poda" / NODE).unlink()
+    assert waited_for(tmp_path) == ("pod2", "poda")
+    held.release()
+
+
+@pytest.mark.parametrize("what", ["it left in good order", "its processes are seen here"])
+def test_a_former_head_whose_job_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Then no lock is needed: nothing of it can run elsewhere."""
+    if what == "it left in good order":
+        left(tmp_path, ended=True)
+    else:
+        left(tmp_path, own_record("poda", "4711").place)
+        died = NodeRecord.read(tmp_path / "4711" / "poda" / NODE)
+        assert isinstance(died, NodeRecord)
+        gone = replace(died.agent, start=died.agent.start + 1)
+        replace(died, agent=gone).write(tmp_path / "4711" / "poda" / NODE)
+    without_locks(monkeypatch)
+    assert waited_for(tmp_path) == ("pod2",)
+
+
+def test_an_older_record_knows_no_lock(tmp_path: Path) -> None:
+    """Then the lock that was taken is the former head's, as far as known."""
+    left(tmp_path)
+    data = json.loads((tmp_path / "4711" / FILE).read_text())
+    assert data["attempts"][0].pop("head") == "poda"
+    assert data["attempts"][0].pop("lock") > 0
+    (tmp_path / "4711" / FILE).write_text(json.dumps(data))
+    assert waited_for(tmp_path) == ("pod2",)
+
+
+def test_a_head_in_between_hides_nobody(tmp_path: Path) -> None:
+    """Who submitted the attempt counts, not who has followed and died before the next one."""
+    left(tmp_path)
+    held = FileLock(tmp_path / "4711" / LOCK)
+    held.take()
+    (tmp_path / "4711" / LOCK).unlink()
+    chosen = chosen_again(tmp_path)
+    between = RunKeeper(tmp_path, PRINT, chosen)
+    between.new_epoch("podb")
+    between.close()
+    assert chosen.lock is not None
+    chosen.lock.release()
+    assert waited_for(tmp_path) == ("pod2", "poda")
+    held.release()
+
+
+def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No job, no driver: the next head need not wait."""
+    chosen = chosen_again(tmp_path)
+    keeper = RunKeeper(tmp_path, PRINT, chosen)
+    keeper.new_epoch("poda")
+    anyio.run(keeper.settled)
+    keeper.close()
+    without_locks(monkeypatch)
+    assert waited_for(tmp_path) == ()
+
+
+def test_a_head_that_workers_remember_has_its_time() -> None:
+    """Nobody tells where it was: AGENT_NODE_GRACE after its run was taken up its job has ended."""
+    story = Story(goal(retries=1), [(1, h.RunRemembered("old", 1)), (3, nodes())])
+    waits = [(wait.what, wait.deadline) for wait in head.waits(story.state)]
+    assert ("the end of attempt 1 on the former head, out of reach", 61.0) in waits
+    story.take(TICK, 60.9)
+    assert story.deeds == [h.TakeUp("old", 1)]
+    story.take(TICK, 61.0)
+    assert story.deeds[-1] == h.Submit("old-2")
+
+
+def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
+    """Then nothing of it is waited for."""
+    story = Story(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
+    assert story.deeds[-1] == h.Submit("old-1")

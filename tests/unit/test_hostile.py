@@ -1,0 +1,205 @@
+"""Messages that were seen to end a run, a worker or a head: each is refused, or does no harm."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.boot.head_findings import findings_of
+from agent.boot.hello import as_told
+from agent.boot.outside import Guard
+from agent.control import doctor_all
+from agent.control.protocol import LARGEST_HELLO, Hello, Reply, Report
+from agent.decisions import head
+from agent.decisions.head import state as h
+from agent.decisions.probing import SAMPLE, Answer
+from agent.decisions.shared import Order, OrderKind, Tick
+from agent.node.facts import Folder
+from agent.record.events import Dropped
+from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import PartEnd, PartOver, Seat
+from unit.heads import PAIR, SUBMITTED, History, Story, goal, job, nodes, word
+from unit.test_http import answering, reply
+from unit.worlds import MACHINE, plan_of, with_ray
+
+if TYPE_CHECKING:
+    from agent.node.facts import Facts
+
+BEAT = {"protocol": 2, "id": "agent1", "phase": "joining Ray"}
+FACTS = Report("x", "", "p", hello=Hello("pod1", 1, facts=MACHINE)).to_dict()["hello"]
+ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
+
+
+@pytest.mark.parametrize(
+    ("sent", "field"),
+    [
+        ({"hello": {"name": "pod1", "attempt": 10**15}}, "hello.attempt"),
+        ({"hello": {"name": "pod1", "attempt": 400_000}}, "hello.attempt"),
+        ({"hello": {"name": "pod1", "gpus": -1}}, "hello.gpus"),
+        ({"hello": {"name": "pod1", "clock": float("inf")}}, "hello.clock"),
+        ({"runs": 10**15}, "runs"),
+        ({"part": {"attempt": 1, "code": 1792}}, "part.end.code"),
+        ({"answers": [{"probe": SAMPLE, "size": -1}]}, r"answers\[0\].size"),
+        ({"news": float("nan")}, "news"),
+    ],
+)
+def test_a_number_out_of_its_range(sent: dict[str, object], field: str) -> None:
+    """It is refused with the field's name, before anything is made of it."""
+    with pytest.raises(ValueError, match=f"^{field}: expected"):
+        Report.from_dict(json.loads(json.dumps({**BEAT, **sent})))
+
+
+@pytest.mark.parametrize("clock", [float("inf"), float("nan"), 10**300])
+def test_a_clock_of_facts(clock: float) -> None:
+    """How far a clock is ahead is told to a person, as a number."""
+    assert isinstance(FACTS, dict)
+    facts = {**FACTS["facts"], "outfit": {**FACTS["facts"]["outfit"], "clock_ahead": clock}}
+    with pytest.raises(ValueError, match=r"^hello.facts.outfit.clock_ahead: expected"):
+        Report.from_dict({**BEAT, "hello": {**FACTS, "facts": facts}})
+
+
+@pytest.mark.parametrize("code", [256, 1792, -1, True, 0.0])
+def test_a_verdict_of_no_process(code: float) -> None:
+    """1792 is 0, success, once a process exits with it."""
+    verdict = {"kind": "job-failed", "exit_code": code, "reason": "it failed"}
+    data = Reply(1, "run", "leaving", ray_ready=False, gcs_port=1, news=0).to_dict()
+    with pytest.raises(ValueError, match=r"^verdict.exit_code: expected"):
+        Reply.from_dict({**data, "verdict": verdict})
+
+
+def test_a_seat_among_nodes_without_number() -> None:
+    """A reply is read whatever a worker said of its GPUs; a seat of a node less than 0 is none."""
+    order = Order("head", 1, OrderKind.RUN_PART, seat=Seat(0, (NodeSize(-1),)))
+    data = Reply(1, "r", "p", ray_ready=True, gcs_port=1, news=0, orders=(order,)).to_dict()
+    with pytest.raises(ValueError, match=r"^orders\[0\].seat.nodes\[0\].gpus: expected"):
+        Reply.from_dict(data)
+
+
+def test_a_sample_of_nothing() -> None:
+    """A way on which nothing came tells no speed, and divides nothing by 0."""
+    answers = (Answer(SAMPLE, "", "", 1.0, 0),)
+    joined: History = [(2.0, word(2)), (3.0, nodes(2)), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
+    story = Story(goal(1), [*joined, (7.0, word(2, answers=answers)), (60.0, Tick())])
+    assert "Mbps" not in story.said
+    assert story.state.phase is h.Phase.RUNNING
+
+
+def test_the_end_of_a_share_travels() -> None:
+    """Its parts lie beside the attempt's number, as agents have always sent them."""
+    over = PartOver(3, PartEnd(7, 1, "no space", 2.5))
+    data = json.loads(json.dumps(Report("a", "", "p", part=over).to_dict()))
+    assert data["part"]["code"] == 7
+    assert Report.from_dict(data).part == over
+
+
+# --- texts ---------------------------------------------------------------------------------------
+
+
+def sent_by_a_node(facts: Facts) -> Facts:
+    """Return facts as the head has them once their hello was read."""
+    report = Report("agent2", "10.0.0.2", "p", hello=Hello("pod2", 1, facts=facts))
+    hello = Report.from_dict(json.loads(json.dumps(report.to_dict()))).hello
+    assert hello is not None
+    assert hello.facts is not None
+    return hello.facts
+
+
+def test_versions_steer_no_terminal() -> None:
+    """A library's version with escape sequences is told as text: in the log and by `doctor`."""
+    told = sent_by_a_node(with_ray(MACHINE, libraries={"torch": f"2.6.0{ESCAPE}"}))
+    of = replace(goal(1), facts=with_ray(MACHINE, libraries={"torch": "2.6.0"}), node="pod0")
+    story = Story(of, [(2.0, word(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
+    story.take(nodes(2), 3.0)
+    (end,) = story.ends
+    shown = json.dumps(findings_of(story.state, plan_of({}), str), ensure_ascii=False)
+    assert "torch" in end.reason
+    assert "pwned" in shown
+    assert end.reason.isprintable()
+    assert shown.isprintable()
+
+
+def test_doctor_steers_no_terminal(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: ANN401 - a path
+    """Whatever a head tells of findings, a person's terminal shows it as text."""
+    found = {"check": "torch", "level": "warn", "what": f"2.6{ESCAPE}", "remedy": "", "nodes": []}
+    findings = {"nodes": ["a", "b"], "unknown": [ESCAPE], "between": [found], "findings": []}
+    status = {"role": "head", "phase": "running", "waits": []}
+    bodies = {"/status": status, "/findings": findings}
+
+    def answer(connection: Any, peer: Any) -> None:  # noqa: ANN401 - a socket, a peer
+        asked = peer.asked[-1].split()[1].decode()
+        reply(json.dumps(bodies[asked]).encode())(connection, peer)
+
+    with answering(answer) as peer:
+        environ = {"AGENT_PORT": str(peer.port), "RAY_AUTH_TOKEN": "a-token-of-some-length"}
+        assert doctor_all.show(environ, tmp_path, as_json=False) == 0
+    out = capsys.readouterr().out
+    assert "pwned" in out
+    assert all(line.isprintable() for line in out.splitlines())
+
+
+# --- sizes ---------------------------------------------------------------------------------------
+
+
+def test_a_hello_that_is_too_large() -> None:
+    """It would be kept for as long as its agent is."""
+    hello = {"name": "pod1", "job": "x" * LARGEST_HELLO}
+    with pytest.raises(ValueError, match=r"^hello: expected"):
+        Report.from_dict({**BEAT, "hello": hello})
+
+
+def test_a_machine_with_much_of_everything() -> None:
+    """Thousands of interfaces, addresses and files make no hello that a head refuses."""
+    many = tuple(f"fe80::dead:beef:{n:x}" for n in range(5_000))
+    facts = replace(
+        MACHINE,
+        interfaces={"eth0": ("10.0.0.5",), **{f"veth{n:08x}": many for n in range(3_000)}},
+        reserved_ports=tuple((n, n) for n in range(10_000, 15_000)),
+        known_names={"head": many},
+        ray_temp=Folder("/tmp/ray", True, 0, 0o700, many),  # noqa: FBT003 - is_folder
+    )
+    told = sent_by_a_node(as_told(facts))
+    assert told.interfaces["eth0"] == ("10.0.0.5",)
+    assert sent_by_a_node(as_told(MACHINE)) == MACHINE
+
+
+# --- the guard -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Collect what the guard logs."""
+    lines: list[str] = []
+    monkeypatch.setattr("agent.boot.outside.say", lambda text, _level: lines.append(text))
+    return lines
+
+
+def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
+    """It is dropped, recorded and said once; the state is the one before, and the run goes on."""
+    recorded: list[object] = []
+    story = Story(goal(1), PAIR)
+    guard = Guard(head.decide, h.FROM_OUTSIDE, recorded.append)
+    broken = replace(word(2).worker, items=(7,))  # type: ignore[arg-type]  # that is the point
+    for _ in range(3):
+        event, state, actions = guard.decided(story.state, h.WorkerReported(broken), 9.0)
+        assert (event, actions) == (Tick(), ())
+        assert state is story.state
+    (line,), (dropped,) = said, recorded
+    assert isinstance(dropped, Dropped)
+    assert dropped.event == "WorkerReported"
+    assert "AttributeError" in line
+    assert "WorkerReported" in line
+    event, state, _ = guard.decided(story.state, word(2), 9.5)
+    assert event == word(2)
+    assert state.phase is h.Phase.RUNNING
+
+
+def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
+    """That is a bug of this node, which ends with 70."""
+    story = Story(goal(1), PAIR)
+    guard = Guard(head.decide, h.FROM_OUTSIDE, lambda _: None)
+    with pytest.raises(TypeError):
+        guard.decided(story.state, h.RayNodes(7), 9.0)  # type: ignore[arg-type]  # same
+    assert said == []

@@ -1,0 +1,26 @@
+"""Nodes are asked at the ports that GCS lists, whoever started their Ray."""
+
+from __future__ import annotations
+
+import socket
+
+import anyio
+
+from agent.boot.lost_nodes import ask_nodes
+from agent.decisions.head import state as h
+
+
+def test_a_raylet_that_does_not_answer_is_named() -> None:
+    """Of two nodes one has a raylet that listens; of one address every raylet must answer."""
+    with socket.create_server(("127.0.0.1", 0)) as lives, socket.socket() as dead:
+        dead.bind(("127.0.0.1", 0))  # and does not listen
+        open_port, closed = lives.getsockname()[1], dead.getsockname()[1]
+        for ip in ("localhost", "127.0.0.1"):
+            told: list[h.NodesAsked] = []
+            one = h.RayNode("a", "127.0.0.1", port=open_port)
+            other = h.RayNode("b", ip, port=closed)
+            fleet = h.Fleet().with_nodes((one, other))
+            anyio.run(ask_nodes, "run-1", fleet, told.append)
+            (asked,) = told
+            assert list(asked.silent) == [ip]
+            assert "refused" in asked.silent[ip]

@@ -1,0 +1,294 @@
+"""Hostile messages: each field with each bad value is taken, or refused by name, and does no harm.
+
+The fields come from the types of the messages (mutated.py): a new one is tried without a word here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import anyio
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.base.ranges import Range
+from agent.base.value import dataclass
+from agent.boot.head_status import status_of
+from agent.control.client import HeadLink
+from agent.control.fields import read
+from agent.control.metrics import metrics
+from agent.control.protocol import VERSION, Hello, Reply, Report
+from agent.control.reports import Expected, Reports
+from agent.control.server import Site
+from agent.control.sockets import bind
+from agent.decisions.head import state as h
+from agent.decisions.probing import SAMPLE
+from agent.decisions.shared import OrderKind
+from agent.decisions.worker import state as w
+from agent.record.timeline import Timeline
+from unit import heads, workers
+from unit.heads import PREPARED, RETRIEVER, SUBMITTED, TERM, TICK, goal, job, nodes, word
+from unit.mutated import BAD, WORD, Field, body, filled, named, places, put
+from unit.shares import by_torchrun
+from unit.test_protocol import JSON
+from unit.worlds import MACHINE, plan_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MOST_CALLS = 20_000
+"""Of functions, for one message: what it costs does not grow with a number in it."""
+COSTLY = {"10**15", "a long text", "a long list"}
+OF_REPORT, OF_REPLY = [*places(Report)], [*places(Reply)]
+ALIVE = {
+    **filled(Report),
+    "protocol": VERSION,
+    "id": "agent2",
+    "bye": None,
+    "alone": False,
+    "preparing": False,
+    "error": "",
+    "memory": "",
+    "news": -1,
+}
+"""A report of a worker that joined, with all else that one may tell."""
+ALIVE["items"][0].update(name=RETRIEVER, step="ready")
+ALIVE["answers"][0].update(probe=SAMPLE, evidence="", at="", size=1 << 20)
+ALIVE["hello"].update(name="pod2", run_id="run", attempt=0)
+LEAVING = {**ALIVE, "bye": filled(Report)["bye"]}
+REPLY: dict[str, Any] = {
+    **filled(Reply),
+    "protocol": VERSION,
+    "held": False,
+    "wants_hello": False,
+    "refusal": "",
+}
+REPLY["orders"][0]["seat"]["rank"] = 0
+PLAN = plan_of({})
+JOINED: heads.History = [
+    (9.0, nodes(2, 3)),
+    (9.0, h.WorkerReported(replace(word(3, rank=3).worker, heard=9.0))),
+]
+"""A healthy worker joins as well; what nodes try, they are asked for then."""
+LATER: heads.History = [
+    *((at, TICK) for at in (13.0, 20.0, 60.0, 61.0)),
+    (62.0, SUBMITTED),
+    (63.0, job("RUNNING")),
+    (64.0, TICK),
+    (150.0, TERM),
+    (151.0, job("STOPPED")),
+]
+"""The job runs, and is stopped."""
+
+
+def began(of: h.Goal) -> h.HeadState:
+    """Return a head that waits for its worker, and will compare and try all that it can."""
+    of = replace(of, facts=MACHINE, node="pod0")
+    return heads.Story(of, [(1.0, event) for event in PREPARED]).state
+
+
+HEADS = [began(goal(1, services=(RETRIEVER,), prepare=True)), began(by_torchrun(1))]
+
+
+class Port:
+    """A head's port, and what its decisions make of what came in."""
+
+    def __init__(self) -> None:
+        self.told: list[h.HeadEvent] = []
+        self.site = Site(token=None, ready=lambda: True, status=dict)
+
+    def fresh(self) -> None:
+        """Forget what came in."""
+        self.told.clear()
+        first = Reply(1, "run", "booting", ray_ready=True, gcs_port=6379, news=0, fingerprint=WORD)
+        expected = Expected(WORD, WORD, WORD, WORD, WORD)
+        self.site._reports = Reports(  # noqa: SLF001 - one port does for all cases
+            *(first, expected, self.told.append, lambda: 2.0), on_memory=self._remember
+        )
+
+    def _remember(self, hello: Hello, epoch: int) -> bool:
+        self.told.append(h.RunRemembered(hello.run_id, hello.attempt, epoch))
+        return False
+
+    def decide(self) -> None:
+        """Let each head's decisions take in what came, and go on to the end of its run."""
+        for state in HEADS:
+            story, timeline = heads.Story(state.goal, ()), Timeline()
+            story.state = state
+            again = [(10.0, event) for event in self.told if isinstance(event, h.WorkerReported)]
+            came = [(2.0, event) for event in self.told]
+            for at, event in [*came, *JOINED, *again, *LATER]:
+                story.take(event, at)
+                timeline.note(event, story.state, at)
+            status = status_of(story.state, PLAN, story.state.attempt.id, 1, 200.0, timeline)
+            assert metrics({**status, "attempts": [], "curve": {"points": [], "steps": None}})
+            assert json.dumps(status, allow_nan=False)
+            assert story.finish()
+            (end,) = story.ends
+            assert end.exit_code in {69, 75, 78, 143}, end
+
+
+class Line:
+    """One connection to a port, on which one report follows the other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    async def post(self, data: bytes) -> tuple[int, Any]:
+        """Post a report; return the status and the JSON of the answer."""
+        head = f"POST /report HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(data)}\r\n"
+        self._writer.write(f"{head}Content-Type: application/json\r\n\r\n".encode() + data)
+        got = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+        lines = dict(line.split(": ", 1) for line in got.strip().split("\r\n")[1:])
+        answer = await self._reader.readexactly(int(lines["Content-Length"]))
+        return int(got.split()[1]), json.loads(answer)
+
+
+class Calls:
+    """Counts the functions that are called, and fails where they are too many."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._count = 0
+
+    def __enter__(self) -> None:
+        """Begin to count."""
+        sys.setprofile(self._note)
+
+    def _note(self, _frame: object, event: str, _arg: object) -> None:
+        self._count += event == "call"
+
+    def __exit__(self, *_: object) -> None:
+        """Stop counting."""
+        sys.setprofile(None)
+        assert self._count <= MOST_CALLS, f"{self._count} calls: {self._what}"
+
+
+async def ask_all(cases: Iterable[tuple[str, str, bytes]]) -> int:
+    """Post every case and look at the answer and at what follows; return how many were taken."""
+    taken, port, (listener,) = 0, Port(), bind(["127.0.0.1"], 0)
+    runner = await port.site.open([listener])
+    reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+    line = Line(reader, writer)
+    try:
+        for place, value, data in cases:
+            port.fresh()
+            status, answer = await line.post(data)
+            what = f"{value} in {place}: {status} {str(answer)[:200]}"
+            assert status in {200, 400}, what
+            if status == 400:
+                assert named(answer["error"], place), what
+                continue
+            taken += 1
+            assert Reply.from_dict(answer), what
+            with Calls(what) if value in COSTLY else contextlib.nullcontext():
+                port.decide()
+    finally:
+        writer.close()
+        await runner.cleanup()
+    return taken
+
+
+def mutated(of: Iterable[Field]) -> Iterator[tuple[str, str, bytes]]:
+    """Yield a report for each place and each bad value."""
+    for place in of:
+        base = LEAVING if place.path[0] == "bye" else ALIVE
+        for value, bad in BAD.items():
+            yield place.name, value, body(put(base, place.path, bad))
+
+
+def test_every_field_of_a_report() -> None:
+    """Each is taken or refused by its name; the head goes on, and no number costs it anything."""
+    assert anyio.run(ask_all, mutated(OF_REPORT)) > len(OF_REPORT)
+
+
+def test_what_is_mutated_is_whole() -> None:
+    """The message that is changed has every field, is taken as it stands, and is no beat alone."""
+    assert anyio.run(ask_all, [("", "", body(ALIVE)), ("", "", body(LEAVING))]) == 2
+    named_ones = {place.name for place in OF_REPORT}
+    deep = {"hello.facts.outfit.clock_ahead", "hello.facts.ray.libraries", "part.end.code"}
+    assert deep | {"answers[0].size", "aside.latencies.counts[0]", "logs"} <= named_ones
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from(OF_REPORT), JSON), min_size=2, max_size=6))
+def test_several_fields_of_a_report(changes: list[tuple[Field, object]]) -> None:
+    """What no field alone does, several of them do not do either."""
+    message: dict[str, Any] = ALIVE
+    for place, value in changes:
+        with contextlib.suppress(IndexError, KeyError, TypeError):  # what it was in is gone
+            message = put(message, place.path, value)
+    anyio.run(ask_all, [("", "several", body(message))])
+
+
+STORIES = [
+    workers.Story(workers.goal(), [(1.0, workers.spoke())]).state,
+    workers.Story(workers.goal(), [(1.0, workers.spoke()), (2.0, w.RayUp())]).state,
+    workers.Story(replace(workers.goal(), by_torchrun=True), [(1.0, workers.spoke())]).state,
+]
+
+
+def heard_of(reply: Reply) -> list[w.WorkerEvent]:
+    """Return what a worker's decisions are told of a reply."""
+    told: list[w.WorkerEvent] = []
+    nobody: Any = None
+    link = HeadLink(*("pod0", 1, 1, None), nobody, nobody, told.append, lambda _reply: None)
+    link._take("10.0.0.1", reply)  # noqa: SLF001 - what a link does with each
+    return told
+
+
+def reply_in(data: object) -> Reply | str:
+    """Read a reply, or return why it cannot be read."""
+    try:
+        return Reply.from_dict(data)
+    except ValueError as error:
+        return str(error)
+
+
+def follow(reply: Reply) -> None:
+    """Let the decisions of each worker take a reply in, and go on to the end of the run."""
+    for state in STORIES:
+        story = workers.Story(state.goal, ())
+        story.state = state
+        for event in [*heard_of(reply), workers.spoke(), workers.TERM]:
+            story.take(event, 3.0)
+        (end,) = story.ends
+        assert 0 <= end.exit_code <= 255
+
+
+@pytest.mark.parametrize("place", OF_REPLY, ids=[place.name for place in OF_REPLY])
+def test_every_field_of_a_reply(place: Field) -> None:
+    """Each is read or refused by its name; the worker goes on, and nothing of it costs much."""
+    for value, bad in BAD.items():
+        for kind in OrderKind:
+            message = {**REPLY, "orders": [{**REPLY["orders"][0], "kind": kind.value}]}
+            data = json.loads(body(put(message, place.path, bad)))
+            with Calls(f"{value} in {place.name}"):
+                reply = reply_in(data)
+                if isinstance(reply, str):
+                    assert named(reply, place.name), (reply, value)
+                    continue
+                follow(reply)
+
+
+def test_a_number_without_a_range_is_no_field() -> None:
+    """A field that is added must say what it may hold."""
+
+    @dataclass(frozen=True)
+    class Careless:
+        number: int = 0
+
+    @dataclass(frozen=True)
+    class Careful:
+        number: Annotated[int, Range(0, 9)] = 0
+
+    with pytest.raises(TypeError, match="Range"):
+        read(Careless, {})
+    assert read(Careful, {"number": 9}).number == 9

@@ -1,0 +1,191 @@
+"""How many agents a head keeps: whoever takes part, the last that departed, and no more."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+import pytest
+
+from agent.control.aside import Aside
+from agent.control.protocol import Bye, Hello, Reply, Report
+from agent.control.ranks import Ranks
+from agent.control.reports import Expected, Reports
+from agent.control.room import LEAST, Room, TooManyAgentsError, most_agents
+from agent.decisions.head import state as h
+from agent.decisions.head.notes import is_needed
+from agent.decisions.items import ItemWord, Step
+from agent.decisions.probing import SAMPLE, Answer
+from agent.plan import waits as planned
+from agent.record.run_record import MOST_NODES, RunRecord
+from agent.record.timeline import MOST_FORMER, Timeline
+from unit.heads import NODES, RETRIEVER, REWARD, TICK, Story, goal, nodes
+from unit.shares import by_torchrun
+from unit.worlds import MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+FIRST = Reply(1, "run", "running", ray_ready=True, gcs_port=6379, news=0)
+BYE = Bye("asked to stop by SIGTERM", "the last line")
+KEPT = most_agents(1)
+WORD = ItemWord(RETRIEVER, Step.READY)
+
+
+class Fleet:
+    """A head's port and decisions, to which pods come under ever new names."""
+
+    def __init__(self, of: h.Goal, most: int = KEPT) -> None:
+        limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
+        self.story, self.now = Story(replace(of, facts=MACHINE, limits=limits), []), 0.0
+        self.timeline = Timeline()
+        self.take(h.ServiceReady(REWARD))
+        self.names: tuple[str, ...] = ()
+        room = Room(most, self._clock, lambda key: is_needed(self.story.state, key, self.now))
+        expected = Expected(None, "", "", "")
+        ranks = Ranks((), self._keep, most)
+        self.reports = Reports(FIRST, expected, self.take, self._clock, ranks=ranks, room=room)
+
+    def _clock(self) -> float:
+        return self.now
+
+    def _keep(self, names: tuple[str, ...]) -> None:
+        self.names = names
+
+    def take(self, event: h.HeadEvent) -> None:
+        """Let the decisions take an event in."""
+        self.story.take(event, self.now)
+        self.timeline.note(event, self.story.state, self.now)
+
+    async def pod(self, n: int, *, leaves: Callable[[int], bool] = bool) -> None:
+        """Let a pod join, tell all that one may tell, and depart, with a goodbye or without."""
+        key, ip = f"agent<{n}>", f"10.{n >> 16}.{n >> 8 & 255}.{n & 255}"
+        self.now += 10.0
+        hello = Hello(f"pod<{n}>", None, facts=MACHINE)
+        report = Report(key, ip, "following the head", joined=True, hello=hello, items=(WORD,))
+        aside = Aside(steps={"fetch": Step.READY})
+        await self.reports.take(replace(report, aside=aside))
+        self.take(h.RayNodes((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
+        beat = replace(report, hello=None, answers=(Answer(SAMPLE, "", "", 1.0, 9),))
+        self.now += 5.0
+        self.take(TICK)
+        await self.reports.take(beat)
+        if leaves(n):
+            await self.reports.take(replace(beat, bye=BYE, logs={"agent": "the end"}))
+        else:
+            self.take(h.WorkerSilent(key, "connection refused"))
+        self.take(nodes())
+
+    def known(self) -> dict[str, set[str]]:
+        """Return which agents and pods each part of the head still knows, by its own name."""
+        parts = {**vars(self.story.state), **vars(self.reports), **vars(self.timeline)}
+        parts["names"] = self.names
+        return {name: {*re.findall(r"<(\d+)>", repr(part))} for name, part in parts.items()}
+
+
+@pytest.mark.parametrize(
+    "of", [goal(1, services=(RETRIEVER,), job=False), goal(9, services=(REWARD,)), by_torchrun(1)]
+)
+def test_pods_that_come_and_go(of: h.Goal) -> None:
+    """What a head knows by an agent's or a node's name does not grow with the pods that were."""
+
+    async def come_and_go() -> Fleet:
+        fleet = Fleet(of)
+        for n in range(3 * KEPT):
+            await fleet.pod(n, leaves=lambda n: n % 2 == 0)
+        return fleet
+
+    fleet = anyio.run(come_and_go)
+    counts = {name: len(found) for name, found in fleet.known().items()}
+    most = KEPT // 4
+    bounded_elsewhere = {"names": KEPT, "_ranks": KEPT, "former": MOST_FORMER}
+    assert {name: n for name, n in counts.items() if n > bounded_elsewhere.get(name, most)} == {}
+    assert counts["_known"] > KEPT // 10
+    latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
+    assert fleet.reports.byes.keys() - fleet.story.state.parts.of.keys() <= latest
+
+
+def test_who_is_there_stays() -> None:
+    """However many others come and go, a worker that takes part is known with all that it told."""
+
+    async def story() -> Fleet:
+        fleet = Fleet(goal(1))
+        stays = Report("agent1", "10.9.9.9", "following the head", joined=True, epoch=1)
+        await fleet.reports.take(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
+        there = replace(NODES[2], ip="10.9.9.9")
+        for n in range(2 * KEPT):
+            await fleet.pod(n)
+            fleet.take(h.RayNodes((*nodes().nodes, there)))
+        return fleet
+
+    fleet = anyio.run(story)
+    assert fleet.story.state.fleet.alive == {"10.9.9.9": "stays"}
+    assert fleet.story.state.fleet.facts["agent1"].hostname == MACHINE.hostname
+    assert fleet.reports.address_of("agent1") == "10.9.9.9"
+
+
+@pytest.mark.parametrize("expected", [0, 1, 5_000])
+def test_strangers_take_no_room_for_ever(expected: int) -> None:
+    """So many are kept that all workers have room; more wait until one of those is silent."""
+    now, told = 0.0, list[object]()
+    most = most_agents(expected)
+    assert most >= max(LEAST, 2 * expected)
+    reports = Reports(
+        *(FIRST, Expected(None, "", "", ""), told.append, lambda: now),
+        room=Room(most, lambda: now, lambda _key: False),
+    )
+
+    async def hello(n: int) -> Reply:
+        return await reports.take(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))
+
+    async def story() -> None:
+        nonlocal now
+        for n in range(most):
+            await hello(n)
+        with pytest.raises(TooManyAgentsError):
+            await hello(most)
+        assert (await reports.take(Report("agent0", "", "p"))).refusal == ""
+        now = 60.0
+        assert not (await hello(most)).wants_hello
+        assert sum(isinstance(event, h.WorkerReplaced) for event in told) >= 1
+
+    anyio.run(story)
+
+
+def test_what_a_run_needs_of_the_departed() -> None:
+    """A share of the job, a place of a service, what may still run there: all of these decide."""
+    worker = h.Worker("agent2", "pod2", "10.0.0.2", heard=1.0, joined=True)
+    gone = h.WorkerReported(replace(worker, gone=True, heard=2.0))
+    story = Story(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
+    assert is_needed(story.state, "agent2", 500.0)  # it counts
+    story.take(gone, 3.0)
+    assert is_needed(story.state, "agent2", 500.0)  # its share has no end yet
+    assert not is_needed(story.state, "agent7", 500.0)
+    story = Story(goal(2), [(1.0, h.WorkerReported(worker)), (2.0, gone)])
+    assert not is_needed(story.state, "agent2", 3.0)
+    silent = replace(worker, joined=False)
+    story = Story(goal(2), [(1.0, h.WorkerReported(silent))])
+    assert is_needed(story.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
+    assert not is_needed(story.state, "agent2", 61.0)
+
+
+def test_ranks_are_given_again() -> None:
+    """Where as many names are known as may be, the first rank goes that nobody has any more."""
+    kept: list[tuple[str, ...]] = []
+    ranks = Ranks(("a", "b"), kept.append, 2)
+    assert ranks.of("b", (), lambda: {1, 2}) == 2
+    assert ranks.of("c", (), lambda: {2}) == 1
+    assert kept == [("c", "b")]
+
+
+def test_names_of_an_attempt() -> None:
+    """Of those that served it the record keeps who is there, and the latest of the others."""
+    record = RunRecord("run", "f", 1).begin(1, "run-1", "2026-01-01T00:00:00Z", None, ())
+    for n in range(0, MOST_NODES + 2_000, 1_000):
+        record = record.served_by(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
+    (attempt,) = record.attempts
+    assert len(attempt.nodes) == MOST_NODES
+    assert {"stays", f"pod{MOST_NODES + 1_999}"} <= {*attempt.nodes}
+    assert "pod0" not in attempt.nodes
