@@ -34,7 +34,7 @@ async def share(run: NodeRun, seat: Seat, place: Place) -> Answer:
     """Take part; the head's own answer has what came of it, another's only why it could not."""
     plan = run.plan
     out = run.folder.file(OUT)
-    out.unlink(missing_ok=True)
+    await in_thread(lambda: _removed(out))
     here = replace(place, rank=str(seat.rank), log_dir=str(out.parent))
     gpus, process = ",".join(map(str, seat.gpus)), plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
@@ -53,6 +53,15 @@ async def share(run: NodeRun, seat: Seat, place: Place) -> Answer:
         return Answer(ALL_REDUCE, "", words=words)
     is_well = not plan.topology.is_head and _ended_well(words)
     return Answer(ALL_REDUCE, "", "" if is_well else await child.tail() or _NO_WORD)
+
+
+def _removed(path: Path) -> str:
+    """Remove a file of a former life; return why that cannot be, '' where it is gone."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
 
 def _text_of(path: Path) -> str:

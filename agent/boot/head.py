@@ -28,6 +28,7 @@ from agent.boot.prepare_steps import PrepareSteps
 from agent.boot.ray_watch import watch_ray
 from agent.boot.run_services import Services
 from agent.boot.stop_job import stop_job
+from agent.boot.submitting import Submitting
 from agent.boot.torchrun_head import TorchrunLink
 from agent.boot.watched import Watched
 from agent.bridge.link import RayLink
@@ -79,6 +80,7 @@ class Head:
         goal = goal_of(run.plan, keeper, run.now(), run.done)
         self._state = head.first_state(goal)
         self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
+        self._submitting = Submitting()
         self._news = News()
         self._watched = Watched(run, keeper, lambda: self._state)
         self._prober = prober_of(run)
@@ -132,8 +134,7 @@ class Head:
         tasks.start_soon(self._heard.watch, reports, link, lambda: self._state, self._inbox.put)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_record, run, self._keeper, self._inbox.put)
-        style = plan.settings.log
-        tasks.start_soon(run.best_effort, "the live view", show_live, self._watched, style)
+        tasks.start_soon(run.best_effort, "live view", show_live, self._watched, plan.settings.log)
         runner = await site.open([*begun.local, *begun.listens])
         try:
             outcome = await self._decide(tasks, reports, link)
@@ -151,8 +152,7 @@ class Head:
         if self._plan.own_ray is not None:
             from agent.boot.old_sessions import prune  # noqa: PLC0415 - while Ray boots
 
-            run, session = self._run, self._plan.own_ray.session
-            tasks.start_soon(run.best_effort, "the removal of old sessions", prune, session)
+            tasks.start_soon(prune, self._plan.own_ray.session, self._run.best_effort)
         given = self._plan.topology.given_ray
         if given is not None:  # others start it, sooner or later
             gcs = (given.gcs_host, given.gcs_port)
@@ -217,13 +217,14 @@ class Head:
             case Said():
                 self._run.speak(action)
             case h.Submit(job):
-                await self._submit(link, job, tasks, reports)
+                self._submitting.begin(tasks, self._submit, link, job, tasks, reports)
             case h.Follow(job):
                 await self._follow(link, job)
             case h.Keep(known):
                 self._keeper.keep(known, self._run.now())
             case h.StopJob(job):
-                tasks.start_soon(stop_job, link, job, self._keeper.settled, self._inbox.put)
+                tell, submitting = self._inbox.put, self._submitting
+                tasks.start_soon(stop_job, link, job, self._keeper.settled, submitting, tell)
             case h.AskNodes(job):
                 tasks.start_soon(ask_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():
@@ -309,9 +310,10 @@ class Head:
         self, link: Link, job_id: str, tasks: anyio.abc.TaskGroup, reports: Reports
     ) -> None:
         home = address_of(self._state, REWARD) or self._place.node_ip
-        made = await self._made(home)
+        made = await self._submitting.made(self._made, home)
         if not isinstance(made, Submission):
-            self._inbox.put(Unfit(made))
+            given_up = h.SubmitWaits(job_id, "stopped before it was submitted", cancelled=True)
+            self._inbox.put(given_up if made is None else Unfit(made))
             return
         for said in made.said:
             self._run.speak(said)
@@ -321,7 +323,7 @@ class Head:
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
             return
-        self._run.node.passed_on(0)  # what a killed agent passed on was another attempt's
+        self._run.node.output_begins()  # what a killed agent passed on was another attempt's
         self._output, mirror = job_output(self._run, job_id, made.line, self._watched.job)
         await link.submit(job_id, made.line, made.runtime_env, mirror, made.upload)
 
@@ -365,12 +367,13 @@ class Head:
         self._inbox.put(await look_after(self._run, attempt))
 
     async def _finish_output(self) -> None:
-        """Pass on what is left of an attempt's output."""
+        """Pass on what is left of an attempt's output; one in the making has none."""
+        await self._submitting.give_up()
         if self._output is not None:
             drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)
             self._output = None
-            self._run.node.passed_on(0)  # a further attempt's output begins anew
+            self._run.node.output_begins()  # that of a further attempt
 
     # --- the end --------------------------------------------------------------------------------
 

@@ -28,9 +28,14 @@ def job_output(
         source = driver_log(session, job_id)
         run.node.in_session(str(source.parents[1]))
     rest = WithoutPreamble(job_id, line) if line else WithoutPreamble.nothing()
-    skip, copy = run.node.record.passed_on, run.folder.file("job.log")
+    known = run.node.record
     output = JobOutput(
-        *(source, rest, copy), skip=skip, on_passed=run.node.passed_on, watcher=watcher
+        *(source, rest, run.folder.file("job.log")),
+        skip=known.passed_on,
+        on_passed=run.node.passed_on,
+        copied=known.copied,
+        on_copied=run.node.copied,
+        watcher=watcher,
     )
     output.start()
     return output, mirror

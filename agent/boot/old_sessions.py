@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import time
-from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +21,8 @@ from agent.record.log import say
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+    from agent.runtime.best_effort import BestEffort
 
 _NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 _SPILLED = "ray_spilled_objects*"
@@ -57,13 +58,15 @@ def superfluous(found: Iterable[Session], living: frozenset[str], now: float) ->
     return Superfluous(tuple(names[KEPT:][-_MOST:]), tuple(names[:KEPT]))
 
 
-async def prune(temp_dir: str) -> None:
+async def prune(temp_dir: str, best_effort: BestEffort) -> None:
     """Remove what nobody needs of the sessions in Ray's temp dir, beside whatever else goes on."""
     path = Path(temp_dir)
-    gone = 0
-    with suppress(OSError):  # a disk that is not well is told by whoever needs it
-        gone = await anyio.to_thread.run_sync(_prune, path, abandon_on_cancel=True)
-    if gone:
+
+    async def remove() -> int:
+        return await anyio.to_thread.run_sync(_prune, path, abandon_on_cancel=True)
+
+    gone = await best_effort("the removal of Ray's earlier sessions", remove)
+    if isinstance(gone, int) and gone:
         say(f"removed {gone} earlier session(s) of Ray's from {path}: the last {KEPT} stay")
 
 

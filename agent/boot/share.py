@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -53,13 +54,12 @@ class Share:
         assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
         await self.stop(run.plan.budget.ray)
         errors = run.folder.file(f"torchrun-error-{attempt}.json")
-        errors.unlink(missing_ok=True)
+        self._began = await size_at_start(run, run.folder.file(LOG), errors)
         env = plan.torchrun.environment(
             plan.environment(place.node_ip, place.head_ip), attempt, str(errors)
         )
         attempt_id = id_of(run_id, attempt)
         argv = self._argv(attempt, seat, place, attempt_id)
-        self._began = size_of(run.folder.file(LOG))
         self._is_stopped = False
         say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
         output = self._looked_at(attempt)
@@ -136,6 +136,25 @@ class Share:
         """Return the end of what this attempt has written."""
         path, began = self._run.folder.file(LOG), self._began
         return await in_thread(lambda: _text_of(path, began))
+
+
+async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
+    """Return the size of a log as an attempt begins, and remove a file of a former life.
+
+    A disk that stalls costs 2 s, and what was written before may be passed on again.
+    """
+
+    def look() -> str:
+        if former is not None:
+            with suppress(OSError):
+                former.unlink(missing_ok=True)
+        return str(size_of(log))
+
+    size = await in_thread(look, _LOOKED_LIMIT)
+    if not size:
+        late = f"{run.folder.path} does not answer within {_LOOKED_LIMIT:g} s"
+        say(f"{late}: output of an earlier attempt may be repeated", "warning")
+    return int(size or 0)
 
 
 def size_of(path: Path) -> int:

@@ -13,6 +13,7 @@ from agent.runtime import driver
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
+    from agent.boot.submitting import Submitting
     from agent.boot.torchrun_head import TorchrunLink
     from agent.bridge.link import RayLink
 
@@ -24,12 +25,16 @@ async def stop_job(
     link: RayLink | TorchrunLink,
     job_id: str,
     settled: Callable[[], Awaitable[None]],
+    submitting: Submitting,
     tell: Callable[[DriverSignaled], None],
 ) -> None:
     """Have a job stopped; a dashboard that hangs does not cost it its SIGTERM and its grace.
 
     Why it is stopped is `settled` before: an agent that goes on for this one could not tell.
+    A job that was not handed over yet is not submitted any more.
     """
+    if await submitting.give_up():
+        return
     await settled()
     with anyio.move_on_after(TAKEN_WITHIN):
         await link.stop_job(job_id)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot.share import LOG, Share, size_of
+from agent.boot.share import LOG, Share, size_at_start
 from agent.decisions.head import state as h
 from agent.decisions.items import HERE
 from agent.decisions.shared import OrderKind
@@ -68,7 +68,7 @@ class TorchrunLink:
                 seat = Seat(rank, nodes, reward_ip)
                 reports.order(key, OrderKind.RUN_PART, "job", number, seat=seat)
         log = self._run.folder.file(LOG)
-        begins = size_of(log)
+        begins = await size_at_start(self._run, log)
         output = JobOutput(
             *(log, WithoutPreamble.nothing(), None),
             skip=begins,

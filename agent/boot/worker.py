@@ -106,8 +106,7 @@ class Worker:
             else:
                 tasks.start_soon(self._serve, sockets)
                 if plan.own_ray is not None:
-                    pruned = ("the removal of old sessions", prune, plan.own_ray.session)
-                    tasks.start_soon(self._run.best_effort, *pruned)
+                    tasks.start_soon(prune, plan.own_ray.session, self._run.best_effort)
                 for step in plan.steps:
                     if step.name in self._state.under_way:
                         tasks.start_soon(self._run_step, step, Place())

@@ -65,7 +65,7 @@ class NodeRecord:
     session: str = ""
     """The folder of Ray's session."""
     passed_on: int = 0
-    """How many bytes of the job's output were passed on."""
+    """How many bytes of the job's output were passed on to stdout."""
     done: tuple[str, ...] = ()
     """The prepare steps that are over."""
     ended: bool = False
@@ -80,6 +80,8 @@ class NodeRecord:
     """Since when the head is out of reach, on the machine's monotonic clock; 0 while it is not."""
     oom_kills: int = 0
     """How many processes the kernel has ended here for want of memory, as far as known."""
+    copied: int = 0
+    """How many bytes of the job's output job.log has; it may be behind stdout, or ahead."""
 
     def to_dict(self) -> dict[str, object]:
         """Return what goes into node.json."""
@@ -108,6 +110,7 @@ class NodeRecord:
                 attempt=_of({"attempt": 0, **data}, "attempt", int),
                 unreached=float(data.get("unreached", 0.0)),
                 passed_on=_of(data, "passed_on", int),
+                copied=_of({"copied": data["passed_on"], **data}, "copied", int),
                 done=tuple(str(name) for name in data.get("done", ())),
                 oom_kills=_of({"oom_kills": 0, **data}, "oom_kills", int),
                 ended=_of(data, "ended", bool),
@@ -127,6 +130,7 @@ class NodeRecord:
             attempt=former.attempt,
             unreached=former.unreached,
             passed_on=former.passed_on,
+            copied=former.copied,
             done=former.done,
         )
 

@@ -104,9 +104,19 @@ class NodeRecorder:
             self._note(replace(self._record, done=done), urgent=True)
 
     def passed_on(self, count: int) -> None:
-        """Note how many bytes of the job's output were passed on, all in all."""
+        """Note how many bytes of the job's output were passed on to stdout, all in all."""
         with self._changed:
             self._note(replace(self._record, passed_on=count), urgent=False)
+
+    def copied(self, count: int) -> None:
+        """Note how many of them job.log has."""
+        with self._changed:
+            self._note(replace(self._record, copied=count), urgent=False)
+
+    def output_begins(self) -> None:
+        """Note that the output of another attempt begins: nothing of it is written yet."""
+        with self._changed:
+            self._note(replace(self._record, passed_on=0, copied=0), urgent=False)
 
     def counted(self, oom_kills: int) -> None:
         """Note how many processes the kernel has ended here for want of memory."""

@@ -118,7 +118,7 @@ class _Way:
         complain: Callable[[str], None],
         on_passed: Callable[[int], None] | None = None,
     ) -> None:
-        self._on_passed = on_passed
+        self.on_passed = on_passed
         self._source = source
         self._own = own
         self._place = place
@@ -161,9 +161,9 @@ class _Way:
                 self._passed(read)
 
     def _passed(self, count: int) -> None:
-        self.passed_on = count
-        if self._on_passed is not None:
-            self._on_passed(count)
+        self.passed_on, on_passed = count, self.on_passed
+        if on_passed is not None:
+            on_passed(count)
 
     def _opened(self) -> BinaryIO | None:
         """Wait for the source to be there; None where it never was."""
@@ -257,6 +257,8 @@ class Ways:
             way.end()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
+        for way in self._ways.values():
+            way.on_passed = None  # the offsets are those of the next attempt from now on
 
     def _complain(self, sentence: str) -> None:
         """Say what is wrong with the source, once for all ways."""
@@ -273,9 +275,10 @@ class JobOutput(Ways):
     Ray writes the driver's output to a file on the node where the driver runs, which is the
     head; reading the file loses nothing when the dashboard's log stream drops, and holds nothing
     in memory for a reader that is slow. Where the head is another machine, the bridge writes such
-    a file here. An agent that takes over from a killed one begins at `skip` bytes of the source;
-    a `watcher` sees it from `begins` on, whatever was passed on in an earlier life. The output of a
-    further attempt waits until the former attempt's has been written.
+    a file here. An agent that takes over from a killed one begins at `skip` bytes of the source for
+    stdout, and at `copied` for the file, which may be behind or ahead; a `watcher` sees it from
+    `begins` on, whatever was passed on in an earlier life. The output of a further attempt waits
+    until the former attempt's has been written.
     """
 
     def __init__(  # noqa: PLR0913 - whence, whereto, and who looks on
@@ -286,6 +289,8 @@ class JobOutput(Ways):
         *,
         skip: int = 0,
         on_passed: Callable[[int], None] | None = None,
+        copied: int = 0,
+        on_copied: Callable[[int], None] | None = None,
         watcher: Taker | None = None,
         begins: int = 0,
     ) -> None:
@@ -296,7 +301,7 @@ class JobOutput(Ways):
         if copy is not None:
             kept = Place(appending(copy), partial(disk.tell, copy.name))
             disk.watch_place(copy.name, kept)
-            way = _Way(source, own.twin(), kept, skip, _COPY_STEP, self._complain)
+            way = _Way(source, own.twin(), kept, copied, _COPY_STEP, self._complain, on_copied)
             self._ways["job.log"] = way
         if watcher is not None:
             self.look(source, own.twin(), watcher, begins)

@@ -310,11 +310,14 @@ ROWS = (
     ),
     Row(
         "disk-stalls",
-        "the disk of the run folder takes no write any more, under the job or from the start",
-        "told after 10 s; neither the job nor the agent's end waits for it; from the start: 78",
+        "the disk of the run folder takes no write any more, under the job, as an attempt begins, "
+        "or from the start",
+        "told after 10 s; neither the job, nor a stop, nor the agent's end waits for it; from the "
+        "start: 78",
         (
             DISKS + "test_a_log_disk_that_stalls",
             DISKS + "test_a_log_disk_that_stalls_from_the_start",
+            DISKS + "test_sigterm_while_a_disk_stalls_an_attempt",
         ),
     ),
     Row(

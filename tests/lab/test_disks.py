@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from lab.test_recipes import TORCH, install
 from scenario import AGENT, BOOT, ENVIRONMENT, Cluster, await_true, ends, last_line
 from volumes import loop_disk, memory_disk
 
@@ -102,6 +103,34 @@ def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path)
         assert "AGENT_LOG_DIR=/tmp/logs does not answer" in agent.stderr()
         disk.thaw()
         idle.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.pods(1)
+@pytest.mark.parametrize("stalled", ["logs", "checkpoints"])
+def test_sigterm_while_a_disk_stalls_an_attempt(
+    cluster: Cluster, stalled: str, tmp_path: Path
+) -> None:
+    """An attempt begins on a run folder or a checkpoint folder that stalls: 143 within seconds."""
+    install(cluster, "openrlhf", "0.11.2")
+    pod, gate = cluster.pods[0], "until [ -e /tmp/go ]; do sleep 0.1; done"
+    cluster.env["PYTHONPATH"] += f":{TORCH}"
+    cluster.env |= {"AGENT_JOB": "openrlhf-sft", "EXPECTED_WORKERS": "0", "AGENT_PREPARE": gate}
+    with loop_disk(pod.tmp / stalled, tmp_path / "image") as disk:
+        idle = pod.start(["sleep", "infinity"])
+        agent = idle.spawn([AGENT], env={**cluster.env, "RUNPOD_POD_ID": pod.name})
+        agent.wait_for("AGENT_PREPARE: running", timeout=30)
+        disk.freeze()
+        (pod.tmp / "go").touch()
+        agent.wait_for("starting the job by torchrun", timeout=30)
+        began = time.monotonic()
+        agent.signal(signal.SIGTERM)
+        assert agent.wait(60) == 143, agent.tail()
+        assert time.monotonic() - began < 15
+        disk.thaw()
+        idle.kill()
+    if stalled == "logs":
+        assert "/tmp/logs" in next(x for x in agent.stderr().splitlines() if "does not answer" in x)
 
 
 @pytest.mark.slow

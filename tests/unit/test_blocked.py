@@ -307,7 +307,7 @@ from agent.runtime.output import JobOutput, WithoutPreamble
 
 for number, (name, skip) in enumerate(word.rsplit(":", 1) for word in sys.argv[3:]):
     own = WithoutPreamble("run-1", "true")
-    output = JobOutput(Path(name), own, Path(sys.argv[1]), skip=int(skip))
+    output = JobOutput(Path(name), own, Path(sys.argv[1]), skip=int(skip), copied=int(skip))
     output.start()
     output.finish(float(sys.argv[2]))
     print(output.passed_on, file=sys.stderr)

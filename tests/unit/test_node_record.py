@@ -105,6 +105,7 @@ def test_a_record_survives_the_disk(record: NodeRecord) -> None:
         {"place": []},
         {"place": {"boot_id": 1}},
         {"passed_on": True},
+        {"copied": "9"},
         {"done": None},
         {"ended": 0},
         {"node": None},

@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.boot.old_sessions import KEPT, QUIET, Session, prune, superfluous
+from agent.runtime.best_effort import BestEffort
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -96,7 +97,7 @@ def test_the_disk_is_freed(tmp_path: Path) -> None:
         try:
             assert raylet.stdout is not None
             raylet.stdout.readline()
-            anyio.run(prune, str(tmp_path))
+            anyio.run(prune, str(tmp_path), BestEffort())
         finally:
             raylet.kill()
     assert [one.exists() for one in dead] == [False] * 3 + [True] * 3
@@ -110,5 +111,5 @@ def test_the_disk_is_freed(tmp_path: Path) -> None:
 
 def test_where_there_is_none(tmp_path: Path) -> None:
     """A first run on a pod has nothing to remove, not even a folder."""
-    anyio.run(prune, str(tmp_path / "none"))
+    anyio.run(prune, str(tmp_path / "none"), BestEffort())
     assert not (tmp_path / "none").exists()

@@ -9,6 +9,7 @@ import anyio
 import pytest
 
 from agent.boot import stop_job as stopping
+from agent.boot.submitting import Submitting
 from agent.bridge.link import RayLink
 from agent.decisions.head import state as h
 from agent.runtime import driver
@@ -49,7 +50,7 @@ def test_ray_first_then_the_driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stopping.stop_job(link, "run-1", settled, told.append)
+                await stopping.stop_job(link, "run-1", settled, Submitting(), told.append)
             tasks.cancel_scope.cancel()
 
     anyio.run(story)

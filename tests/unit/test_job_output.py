@@ -1,0 +1,82 @@
+"""The two copies of a job's output, across the death of the agent that writes them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from unit.test_node_record import await_true
+
+ROOT = Path(__file__).parents[2]
+LIFE = """
+import sys, time
+from pathlib import Path
+from agent.boot.job_output import job_output
+from agent.boot.left_behind import LeftBehind
+from agent.boot.node_run import NodeRun
+from agent.record.job_lines import JobLines
+from agent.record.run_folder import RunFolder
+from agent.settings.redact import Redactor
+from unit.captured import read
+from unit.worlds import plan_of
+
+environ, facts = read("kuberay-submitter-head")
+plan = plan_of({**environ, "AGENT_LOG_DIR": sys.argv[1]}, facts, ["true"])
+folder = RunFolder(Path(sys.argv[1]), "run-1", "node-a")
+left = None if folder.former is None else LeftBehind(folder.former, ())
+run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
+output, _ = job_output(run, "run-1-1", "", JobLines(str))
+sys.stdin.readline()
+output.finish(20)
+run.close()
+"""
+"""What an agent does with the output of a job, until its stdin ends."""
+OUTPUT = b"a line of the job\n" * 100
+
+
+def begin_life(root: Path) -> subprocess.Popen[bytes]:
+    """Start an agent's part of it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", LIFE, root],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}"},
+    )
+
+
+def recorded(record: Path, field: str) -> int:
+    """Return a number of a node's record; -1 where there is none."""
+    try:
+        return int(json.loads(record.read_text())[field])
+    except (OSError, KeyError, ValueError):
+        return -1
+
+
+@pytest.mark.parametrize("is_older", [False, True], ids=["this version", "an older version"])
+def test_each_copy_resumes_where_it_was(tmp_path: Path, *, is_older: bool) -> None:
+    """An agent is killed while job.log is behind stdout: the next one writes the missing lines.
+
+    A record of an older version has one offset for both.
+    """
+    folder = tmp_path / "run-1" / "node-a"
+    folder.mkdir(parents=True)
+    record, copy = folder / "node.json", folder / "job.log"
+    (folder / "ray-job.log").write_bytes(OUTPUT)
+    os.mkfifo(copy)  # without a reader it blocks its writer, as a disk that stalls does
+    first = begin_life(tmp_path)
+    await_true(lambda: recorded(record, "passed_on") == len(OUTPUT), 30)
+    first.kill()
+    assert first.communicate()[0] == OUTPUT
+    copy.unlink()
+    if is_older:
+        known = json.loads(record.read_text())
+        known.pop("copied", None)
+        record.write_text(json.dumps(known))
+    assert begin_life(tmp_path).communicate(b"\n", 60)[0] == b""
+    written = copy.read_bytes() if copy.exists() else b""
+    assert written == (b"" if is_older else OUTPUT)
