@@ -84,8 +84,12 @@ class Machine:
             self.agent.start()
 
     def kill_agent(self) -> None:
-        """Kill the agent alone: its parent starts another, three times."""
-        if self.agent is None:
+        """Kill the agent alone: its parent starts another, three times.
+
+        Not that of a former head: the next would take a later head's record on their disk for its
+        own, which no rule allows for.
+        """
+        if self.agent is None or self in self.world.former_heads:
             return
         self._agent_gone()
         self.deaths += 1
