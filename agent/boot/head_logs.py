@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base.words import listed
 from agent.control.server import LogPart
-from agent.decisions.shared import OrderKind, listed
+from agent.decisions.shared import OrderKind
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:

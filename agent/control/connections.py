@@ -1,7 +1,7 @@
 """Connections to the agent's port: their deadlines, and how many may be open at a time.
 
 A connection is trusted once a request on it showed the token or the key, or, where there is no
-token, once the agent that reports on it was accepted. All others share what a stranger may take.
+token, once the agent that reports on it was accepted. Untrusted ones are limited for each address.
 """
 
 from __future__ import annotations
@@ -65,10 +65,12 @@ class Connections:
         if not own.trusted and len(own.untrusted) >= min(MOST_OF_A_PEER, most // 2):
             self._close_one(own.untrusted, f"{len(own.untrusted)} of them are not authenticated")
         elif self._open >= most:
-            crowd = self._largest_crowd(own)
-            if not crowd:
+            why = f"{self._open} connections are open"
+            group = self._largest_group(own)
+            if not group:
+                self._warn(connection.ip, why)
                 return False
-            self._close_one(crowd, f"{self._open} connections are open")
+            self._close_one(group, why)
         self._peers.setdefault(connection.ip, _Peer({}, {})).untrusted[connection] = None
         self._open += 1
         return True
@@ -90,7 +92,7 @@ class Connections:
         if peer is not None and not any(peer):
             del self._peers[connection.ip]
 
-    def _largest_crowd(self, own: _Peer) -> dict[Connection, None]:
+    def _largest_group(self, own: _Peer) -> dict[Connection, None]:
         """Return the connections of which one is closed where all together are too many.
 
         They are those of the address with the most untrusted ones. Where all are trusted, an
@@ -100,13 +102,16 @@ class Connections:
         trusted = max((peer.trusted for peer in self._peers.values()), key=len)
         return untrusted or (trusted if len(trusted) > len(own.trusted) + 1 else {})
 
-    def _close_one(self, crowd: dict[Connection, None], why: str) -> None:
-        oldest = next(iter(crowd))
+    def _close_one(self, group: dict[Connection, None], why: str) -> None:
+        oldest = next(iter(group))
         oldest.close()
+        self._warn(oldest.ip, why)
+
+    def _warn(self, ip: str, why: str) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._next_warning:
             self._next_warning = now + _WARNING_EVERY
-            say(f"the agent's port closes connections from {oldest.ip}: {why}", "warning")
+            say(f"the agent's port closes connections from {ip}: {why}", "warning")
 
 
 class Connection(asyncio.Protocol):
@@ -117,6 +122,7 @@ class Connection(asyncio.Protocol):
         self._protocol = protocol
         self._is_admitted = False
         self._unsent = math.inf
+        """Bytes of an answer that its peer had not taken when the deadline was last reached."""
         self._timer: asyncio.TimerHandle | None = None
         self.ip = ""
 
@@ -233,7 +239,7 @@ class Listener(web.BaseSite):
 
 @web.middleware
 async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Have deadlines between requests only."""
+    """Suspend a connection's deadline while a request on it is handled."""
     connection = _of(request)
     if connection is None:
         return await handler(request)

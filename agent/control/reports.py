@@ -175,7 +175,7 @@ class Reports:
         orders = () if known.refusal else tuple(known.orders)
         return replace(self._reply, refusal=known.refusal, orders=orders, rank=known.rank)
 
-    def is_welcome(self, key: str) -> bool:
+    def accepts(self, key: str) -> bool:
         """Say whether an agent's reports are accepted."""
         known = self._known.get(key)
         return known is not None and not known.refusal

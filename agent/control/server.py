@@ -283,13 +283,13 @@ class Site:
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        if self._reports.is_welcome(report.id):  # it may be held for longer than a stranger may
+        if self._reports.accepts(report.id):  # before it is held
             trust(request)
         try:
             reply = await self._reports.take(report)
         except TooManyAgentsError:
             return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
-        if self._reports.is_welcome(report.id):
+        if self._reports.accepts(report.id):
             trust(request)
         return web.json_response(reply.to_dict())
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base import words
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
@@ -14,8 +13,6 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.base.ranges import Count
     from agent.work.torchrun import Seat
-
-listed = words.listed
 
 
 @dataclass(frozen=True)

@@ -186,7 +186,7 @@ class _Log:
 
 
 _log = _Log()
-disk = _log.disk
+disk: DiskWord = _log.disk
 """What tells of the disk of the run folder, for all who write there."""
 
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
 from agent.base.value import dataclass
+from agent.base.words import listed
 from agent.decisions.head.state import Phase, ServiceGone, ServiceReady, WorkerReported
 from agent.decisions.items import HERE
-from agent.decisions.shared import listed
 from agent.decisions.worker.state import Phase as WorkerPhase
 from agent.record.events import (
     FILE,

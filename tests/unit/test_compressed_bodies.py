@@ -66,7 +66,7 @@ def test_every_coding_is_refused(coding: str) -> None:
 def highest_memory(port: int) -> int:
     """Return the highest resident memory, in bytes, of the process that listens on a port."""
     listening = (one for one in psutil.net_connections("tcp4") if one.status == psutil.CONN_LISTEN)
-    pid = next(one.pid for one in listening if one.laddr and one.laddr.port == port)
+    pid = next(one.pid for one in listening if one.laddr[1:] == (port,))
     status = Path(f"/proc/{pid}/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) << 10
 

@@ -75,10 +75,10 @@ def closed(opened: Sequence[socket.socket], least: int) -> int:
     return len(opened) - len(left)
 
 
-def report_of(number: int, port: int, token: str | None) -> bytes:
-    """Return a worker's first report, as it is sent."""
+def report_of(number: int, port: int, token: str | None = None, hold: float = 0.0) -> bytes:
+    """Return a worker's report, as it is sent."""
     hello = Hello(f"pod{number}", number)
-    report = Report(f"agent{number}", "10.0.0.2", "joining Ray", hello=hello)
+    report = Report(f"agent{number}", "10.0.0.2", "joining Ray", news=0, hold=hold, hello=hello)
     body = json.dumps(report.to_dict()).encode()
     bearer = f"Authorization: {BEARER['Authorization']}\r\n" if token else ""
     head = f"POST /report HTTP/1.1\r\nHost: 127.0.0.1:{port}\r\n{bearer}"
@@ -103,7 +103,7 @@ def test_a_header_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -
         assert is_closed(one)
 
 
-def test_a_header_that_drips_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline counts from the start of the connection, not from the last byte."""
     monkeypatch.setattr(connections, "HEADER_SECONDS", 1.0)
     with served(None) as port, connected(port.number, said=HALF) as (one,):
@@ -141,7 +141,7 @@ def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long answer may take longer than a connection may be idle."""
     monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
     with a_head() as head:
-        head.status["text"] = "x" * (LONG)
+        head.status["text"] = "x" * LONG
         with connected(head.port) as (one,):
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
             one.sendall(b"GET /status HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -232,6 +232,21 @@ def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
             assert status_on(others[-1], b"\r\n\r\n") == 200
 
 
+def test_workers_that_come_back_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New connections of agents that are accepted are trusted while their reports are held."""
+    monkeypatch.setattr(connections, "MOST_OF_A_PEER", 5)
+    with served(None) as port, contextlib.ExitStack() as stack:
+        for number in range(20):
+            with connected(port.number, source="127.0.0.2") as (one,):
+                assert status_on(one, report_of(number, port.number)) == 200
+        held = []
+        for number in range(20):
+            said = report_of(number, port.number, hold=2.0)
+            held += stack.enter_context(connected(port.number, 1, "127.0.0.2", said))
+            assert port.ask("GET", "/livez").status == 200
+        assert {status_on(one) for one in held} == {200}
+
+
 def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all connections are in use, an address with many gives way to one with few."""
     monkeypatch.setattr(connections, "MOST", 40)
@@ -239,7 +254,7 @@ def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.Monkey
 
         def worker(number: int, source: str) -> socket.socket:
             (one,) = stack.enter_context(connected(port.number, source=source))
-            assert status_on(one, report_of(number, port.number, None)) == 200
+            assert status_on(one, report_of(number, port.number)) == 200
             return one
 
         other = worker(0, "127.0.0.3")

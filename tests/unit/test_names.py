@@ -28,11 +28,11 @@ class SlowDns:
 
 
 @pytest.fixture
-def dns(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
+def slow(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
     """Put a slow resolver in the place of the machine's."""
-    slow = SlowDns()
-    monkeypatch.setattr(names, "lookup", slow.lookup)
-    return slow
+    resolver = SlowDns()
+    monkeypatch.setattr(names, "lookup", resolver.lookup)
+    return resolver
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def dns(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
     [("pod0", ("10.0.0.1",)), ("nobody", "nobody does not resolve (Name or service not known)")],
 )
 def test_a_late_answer_is_there_for_the_next_who_asks(
-    dns: SlowDns, host: str, answer: tuple[str, ...] | str
+    slow: SlowDns, host: str, answer: tuple[str, ...] | str
 ) -> None:
     """A resolver slower than our patience is asked once, says so, and is heard in the end."""
 
@@ -48,16 +48,16 @@ def test_a_late_answer_is_there_for_the_next_who_asks(
         for _ in range(2):
             said = await names.resolve(host, 0.01)
             assert said == f"no answer from DNS about {host} so far"
-        dns.go.set()
+        slow.go.set()
         assert await names.resolve(host, 20) == answer
-        assert dns.asked == [host]
+        assert slow.asked == [host]
         assert await names.resolve(host, 20) == answer
-        assert dns.asked == [host, host]
+        assert slow.asked == [host, host]
 
     anyio.run(story)
 
 
-def test_two_who_ask_at_once_share_an_answer(dns: SlowDns) -> None:
+def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
     """One lookup serves both."""
     heard: list[object] = []
 
@@ -69,17 +69,17 @@ def test_two_who_ask_at_once_share_an_answer(dns: SlowDns) -> None:
             tasks.start_soon(ask)
             tasks.start_soon(ask)
             await anyio.wait_all_tasks_blocked()
-            dns.go.set()
+            slow.go.set()
 
     anyio.run(story)
     assert heard == [("10.0.0.1",)] * 2
-    assert dns.asked == ["pod0"]
+    assert slow.asked == ["pod0"]
 
 
-def test_an_address_needs_no_dns(dns: SlowDns) -> None:
+def test_an_address_needs_no_dns(slow: SlowDns) -> None:
     """An address is its own answer."""
     assert anyio.run(names.resolve, "10.0.0.7") == ("10.0.0.7",)
-    assert dns.asked == []
+    assert slow.asked == []
 
 
 def test_a_name_that_no_resolver_takes_is_told() -> None:
@@ -89,24 +89,24 @@ def test_a_name_that_no_resolver_takes_is_told() -> None:
 
 
 def test_an_answer_of_long_ago_is_asked_for_anew(
-    dns: SlowDns, monkeypatch: pytest.MonkeyPatch
+    slow: SlowDns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What came too late for who asked is no answer for ever: a pod made anew moves."""
 
     async def story() -> None:
         await names.resolve("pod0", 0.01)
-        dns.go.set()
+        slow.go.set()
         question = names._under_way["pod0"]  # noqa: SLF001 - to wait for its answer only
         assert await question.answer(20) == ("10.0.0.1",)
         monkeypatch.setattr(names, "_FRESH", -1.0)
         assert await names.resolve("pod0", 20) == ("10.0.0.1",)
 
     anyio.run(story)
-    assert dns.asked == ["pod0", "pod0"]
+    assert slow.asked == ["pod0", "pod0"]
     assert not names._under_way  # noqa: SLF001 - nothing is kept
 
 
-def test_who_waits_no_longer_is_forgotten(dns: SlowDns) -> None:
+def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
     """However often a resolver that hangs is asked, nothing piles up."""
 
     async def story() -> None:
@@ -114,7 +114,7 @@ def test_who_waits_no_longer_is_forgotten(dns: SlowDns) -> None:
             await names.resolve("pod0", 0.001)
         question = names._under_way["pod0"]  # noqa: SLF001 - what must not grow
         assert question._waiting == []  # noqa: SLF001 - same
-        dns.go.set()
+        slow.go.set()
         await names.resolve("pod0", 20)
 
     anyio.run(story)

@@ -122,6 +122,16 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
     assert [(end.exit_code, end.culprit) for end in after.ends] == [(75, "node")]
 
 
+def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
+    """Also where it is back before Ray reports the job: what ran on it is gone."""
+    places = {"10.0.0.2": "pod2", "10.0.0.3": "pod3"}
+    known = Underway(1, -9.0, 2, nodes=("pod2", "pod3"), places=places)
+    after = Story(replace(goal(2), underway=known), [(1, nodes(2)), (2, nodes(2, 3))])
+    after.take(SUBMITTED, 3)
+    assert after.state.phase is Phase.RUNNING
+    assert after.state.attempt.gone == ("pod3",)
+
+
 @pytest.mark.parametrize(("at", "attempt"), [(57.9, 2), (58.1, 1)])
 def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
     """Also for the agent that did not see it; the worker is back, and GCS never missed it."""

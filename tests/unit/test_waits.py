@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from agent.decisions.shared import Wait, listed
+from agent.base.words import listed
+from agent.decisions.shared import Wait
 from agent.record.events import Waited, WaitsOver
 from agent.record.waits import WaitTeller
 

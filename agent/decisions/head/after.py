@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.base.words import listed
 from agent.decisions.head import state as h
 from agent.decisions.head.waits import service_title, with_service
 from agent.decisions.items import HERE, Step
-from agent.decisions.shared import Said, listed
+from agent.decisions.shared import Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

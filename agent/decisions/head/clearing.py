@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.shared import Wait, listed
+from agent.base.words import listed
+from agent.decisions.shared import Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:

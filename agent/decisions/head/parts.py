@@ -9,9 +9,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
+from agent.base.words import listed
 from agent.decisions.head.shares import Part, Parts
 from agent.decisions.items import HERE
-from agent.decisions.shared import listed
 from agent.decisions.verdict import JobReport, verdict_of
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
+from agent.base.words import listed
 from agent.checks.all_reduce import NAME, Share, judged
 from agent.decisions.head.actions import Probe
 from agent.decisions.items import HERE
 from agent.decisions.probing import ALL_REDUCE, Answer, Preflight
-from agent.decisions.shared import Said, Wait, listed
+from agent.decisions.shared import Said, Wait
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import Seat

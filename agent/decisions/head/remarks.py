@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base.words import listed
 from agent.decisions import uploading
 from agent.decisions.head import hangs, liveness
 from agent.decisions.head import state as h
 from agent.decisions.head.state import Phase
 from agent.decisions.head.waits import service_title
 from agent.decisions.items import Step
-from agent.decisions.shared import Said, listed
+from agent.decisions.shared import Said
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -57,6 +57,9 @@ def _follow(state: HeadState, now: float) -> Decision:
     known = state.goal.underway
     assert known is not None  # noqa: S101 - entered only with an attempt under way
     state, follow = followed(state, now)
+    here = {*state.fleet.alive, *state.attempt.missed}  # what is missed has its loss on record
+    left = {ip: name for ip, name in state.attempt.places.items() if ip not in here}
+    state = retry.noticed(state, left, now)
     if state.verdict is None:
         return state, follow
     said = Said(f"{state.verdict.reason}: stopping the job, as the killed agent did")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
+from agent.base.words import listed
 from agent.decisions.attempts import (
     Attempt,
     Tried,
@@ -20,7 +21,7 @@ from agent.decisions.head import clearing
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadState, Phase
 from agent.decisions.items import Step
-from agent.decisions.shared import Said, listed
+from agent.decisions.shared import Said
 from agent.decisions.verdict import out_of_memory, verdict_of
 from agent.plan import waits as planned
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
+from agent.base.words import listed
 from agent.decisions.head import parts, retry, services
 from agent.decisions.head import state as h
 from agent.decisions.head.booting import without_ray
@@ -14,7 +15,7 @@ from agent.decisions.head.state import Phase
 from agent.decisions.head.stopping import attempt_over, give_the_job_up, stop_job
 from agent.decisions.head.waits import submit_wait, waits
 from agent.decisions.items import Item, Step
-from agent.decisions.shared import Said, Unfit, listed
+from agent.decisions.shared import Said, Unfit
 from agent.decisions.stall import StalledSinceLoss
 from agent.plan import waits as planned
 

@@ -6,13 +6,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from agent.base.words import listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import clearing, hangs
 from agent.decisions.head.preflight import waits as preflight_waits
 from agent.decisions.head.probes import score_waits
 from agent.decisions.head.state import HeadState, Phase
 from agent.decisions.items import HERE, Step
-from agent.decisions.shared import Wait, listed
+from agent.decisions.shared import Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:

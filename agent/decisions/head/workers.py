@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.base.value import dataclass
-from agent.decisions.shared import listed
+from agent.base.words import listed
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:

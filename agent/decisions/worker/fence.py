@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.base.words import listed
 from agent.decisions.items import Item, Step
-from agent.decisions.shared import Said, listed
+from agent.decisions.shared import Said
 from agent.decisions.worker.state import (
     Phase,
     RayStep,

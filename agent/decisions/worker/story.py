@@ -6,9 +6,10 @@ from dataclasses import replace
 
 from agent.base.addresses import is_ip
 from agent.base.outcome import Kind, Outcome, stopped
+from agent.base.words import listed
 from agent.decisions.items import Item, ItemWord, Step
 from agent.decisions.probing import ALL_REDUCE, PROBES
-from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait, listed
+from agent.decisions.shared import Order, OrderKind, Said, StopAsked, Unfit, Wait
 from agent.decisions.worker import after, fence
 from agent.decisions.worker.notes import note
 from agent.decisions.worker.remarks import of_silence

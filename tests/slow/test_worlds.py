@@ -1,0 +1,18 @@
+"""Two thousand random worlds; a smaller sample is among the unit tests."""
+
+from __future__ import annotations
+
+import pytest
+
+from unit.simulated.playing import broken_rules
+
+WORLDS, AT_ONCE = 2000, 50
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
+def test_worlds(first: int) -> None:
+    """No rule is broken in any of them."""
+    found = broken_rules(range(first, first + AT_ONCE))
+    if found:
+        pytest.fail(found, pytrace=False)

@@ -1,0 +1,453 @@
+"""A head's agent: its real decisions, reports and record, as boot/head.py brings them together."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from agent.boot.head_goal import goal_of
+from agent.boot.head_port import expected_of, first_reply, may_still_call
+from agent.boot.later_head import memory_of
+from agent.boot.lost_nodes import ask_nodes
+from agent.boot.run_keeper import RunKeeper
+from agent.boot.silence import SilenceWatch
+from agent.control.protocol import Report, skew
+from agent.control.ranks import Ranks
+from agent.control.reports import Reports
+from agent.control.room import Room, most_agents
+from agent.decisions import head, stall
+from agent.decisions.head import state as h
+from agent.decisions.head.notes import is_needed
+from agent.decisions.head.state import Phase
+from agent.decisions.items import HERE, Step
+from agent.decisions.probing import ALL_REDUCE, Answer
+from agent.decisions.shared import OrderKind, Unfit
+from agent.decisions.verdict import JobReport
+from agent.record.run_choice import Chosen, goes_on
+from agent.record.run_record import FILE, RunRecord, fingerprint
+from agent.settings.jobs import launcher
+from agent.work.job import jobs_own
+from agent.work.torchrun import Seat
+from unit.simulated.agents import Agent
+from unit.simulated.rays import Cluster
+
+if TYPE_CHECKING:
+    from agent.base.outcome import Outcome
+    from agent.plan.plan import Plan
+
+RUNS = Path("/dev/null/runs")
+"""No folder can be made there: what is written goes to the machine's own files."""
+_HEARTBEAT = 10.0
+RAYLET_PORT = 8267
+REDUCED = json.dumps(
+    {
+        "failed": [],
+        "in_time": True,
+        "at": [],
+        "all_reduce": {"bytes": 1 << 20, "seconds": 0.1},
+        "ways": [],
+    }
+)
+_GOOD_STOP = 3.0
+
+
+class HeadAgent(Agent):
+    """One agent of a head."""
+
+    async def live(self) -> None:
+        """Live its whole story; cf. boot/run.py, boot/head_start.py and boot/head.py."""
+        node, machine, world = self.begin(), self.machine, self.world
+        self.plan = plan = world.plan(machine)
+        self.keeper = keeper = self._keeper(plan)
+        left = node.left
+        if left is not None and keeper.has_old_ray:
+            node.end_ray()
+            left.has_ray = False
+        keeper.begin()
+        goes_on_with_ray = left is not None and left.has_ray
+        unfit = keeper.spent(plan.settings.job_retries)
+        if unfit is not None:
+            node.end_ray()
+        if not goes_on_with_ray:
+            keeper.new_epoch(machine.name)
+        node.note(run_id=keeper.run_id)
+        if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
+            self._start_ray()
+        self.state = head.first_state(goal_of(plan, keeper, node.now(), node.done))
+        self.reports = await self._reports(plan)
+        self.bridge = Bridge(self)
+        machine.serves = self._serves
+        self.go(SilenceWatch(self.reports, plan.ports, self.inbox.put).run())
+        self.go(self._watch_record())
+        self.go(self._watch_stall(plan.settings.stall))
+        if unfit is None:
+            self._bring_up()
+        else:
+            self.inbox.put(Unfit(unfit))
+        outcome = await self._decide()
+        await self._leave(outcome)
+
+    def _keeper(self, plan: Plan) -> RunKeeper:
+        assert plan.job is not None
+        argv, recipe = jobs_own(plan.job)
+        own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, str)
+        left, files = self.node.left, self.machine.files
+        found = [RunRecord.read(RUNS / id_ / FILE) for id_ in self.world.run_ids(files, left)]
+        before = found[0] if found and isinstance(found[0], RunRecord) else None
+        if left is None and not goes_on(before, own, self.machine.name).yes:
+            before = None
+        run_id = self.world.new_run_id() if before is None else before.run_id
+        former_head = (
+            "" if before is None or self.world.is_former_gone(self.machine) else before.head
+        )
+        given = plan.topology.given_ray is not None
+        return RunKeeper(
+            *(RUNS, own, Chosen(run_id, before, former_head=former_head)),
+            job_survives=given or (left is not None and left.has_ray),
+            replaces_agent=left is not None,
+        )
+
+    async def _reports(self, plan: Plan) -> Reports:
+        number, now = self.state.attempt.number, self.node.now
+        most = most_agents(plan.topology.expected_workers)
+        return Reports(
+            await first_reply(self.keeper, number, plan.ports.gcs),
+            *(expected_of(plan, self.keeper), self.inbox.put, now),
+            ranks=Ranks(self.keeper.record.ranks, self.keeper.given_ranks, most),
+            on_memory=memory_of(self.keeper, self.inbox.put),
+            has_token=self.world.setup.has_token,
+            room=Room(most, now, lambda key: is_needed(self.state, key, now())),
+        )
+
+    async def _serves(self, text: str) -> str:
+        """Answer a report, as control/server.py does."""
+        data = json.loads(text)
+        refusal = skew(data, "this worker")
+        assert not refusal
+        reply = await self.reports.take(Report.from_dict(data))
+        return json.dumps(reply.to_dict())
+
+    async def _watch_record(self) -> None:
+        """Tell of a later head that has written the record."""
+        while not (epoch := self.keeper.later_epoch()):  # noqa: ASYNC110 - a look at a disk
+            await asyncio.sleep(3.0)
+        self.inbox.put(h.LaterHead(epoch, "run.json has its epoch"))
+
+    async def _watch_stall(self, limit: float) -> None:
+        """Tell of a job that shows no sign of work since a node was lost, as boot/stall.py does."""
+        quiet: stall.Quiet | None = None
+        while True:
+            await asyncio.sleep(stall.step(limit))
+            state, now = self.state, self.node.now()
+            number = state.attempt.number if state.phase is Phase.RUNNING else None
+            quiet = stall.following(quiet, number, now, lost_a_node=bool(state.attempt.gone))
+            if quiet is not None and self.world.rules.job_works:
+                quiet = quiet.worked(now)
+            if quiet is not None and quiet.is_over(limit, now):
+                quiet = replace(quiet, is_told=True)
+                if quiet.lost_a_node:
+                    self.inbox.put(stall.StalledSinceLoss(quiet.attempt, f"{limit:g} s"))
+
+    def _bring_up(self) -> None:
+        self.go(self._look_after(0))
+        for action in head.first_actions(self.state):
+            self._begin(action)
+
+    def _begin(self, action: h.HeadAction) -> None:
+        match action:
+            case h.StartService(name, _, generation):
+                self.serve(name, generation)
+            case h.RunStep(name):
+                self.go(self._prepare(name))
+            case _:
+                pass
+
+    async def _prepare(self, name: str) -> None:
+        step = next(one for one in self.plan.steps if one.name == name)
+        self.inbox.put(h.StepOver(name, await self.prepared(step)))
+
+    async def _look_after(self, attempt: int) -> None:
+        await asyncio.sleep(self.world.random.uniform(0, 0.2))
+        self.inbox.put(h.CheckpointSeen(attempt))
+
+    # --- deciding -------------------------------------------------------------------------------
+
+    async def _decide(self) -> Outcome:
+        while True:
+            event = await self.next_event(head.deadline(self.state))
+            before, now = self.state, self.node.now()
+            self.state, actions = head.decide(before, event, now)
+            self.world.note(self.machine.label, event, actions)
+            self.world.rules.head_decided(self, before, event, actions)
+            if self.state.fleet.alive is not before.fleet.alive:
+                self.keeper.served_by(self.state.fleet.alive.values())
+            for action in actions:
+                await self.dies_here()
+                if isinstance(action, h.Leave):
+                    return action.outcome
+                await self._perform(action)
+            self._publish()
+            if isinstance(event, h.RunRemembered):
+                self.reports.weighed()
+
+    def _publish(self) -> None:
+        state = self.state
+        ready = state.gcs_answers and state.ray.step is not Step.LOST
+        self.reports.publish(
+            epoch=self.keeper.epoch,
+            run_id=self.keeper.run_id,
+            phase=state.phase.value,
+            attempt=state.attempt.number,
+            fingerprint=self.keeper.proof(state.attempt.number - (state.phase is Phase.BOOTING)),
+            ray_ready=ready or state.goal.by_torchrun,
+            verdict=state.told_verdict,
+        )
+
+    async def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912 - one case, one action
+        match action:
+            case h.Submit(job):
+                self._submit(job)
+            case h.Follow(job) if self.state.goal.by_torchrun:
+                self.inbox.put(h.NeverSubmitted(job))
+            case h.Follow(job):
+                self.bridge.follow(job)
+            case h.Keep(known):
+                self.keeper.keep(known, self.node.now())
+            case h.StopJob(job):
+                self.go(self._stop_job(job))
+            case h.AskNodes(job):
+                self.go(ask_nodes(job, self.state.fleet, self.inbox.put))
+            case h.RestartRay():
+                self.node.end_ray()
+                self.keeper.new_epoch(self.plan.topology.node_name)
+                await self.keeper.settled()
+                self._start_ray()
+            case h.StartService(node=node) | h.RunStep(node=node) if node == HERE:
+                self._begin(action)
+            case h.StartService(name, node, generation):
+                self.reports.order(node, OrderKind.START_SERVICE, name, generation)
+            case h.RunStep(name, node):
+                self.reports.order(node, OrderKind.RUN_STEP, name)
+            case h.Probe(node, probe, at) if node == HERE:
+                self.go(self._probe(probe, at))
+            case h.Probe(node, probe, at, seat):
+                self.reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
+            case h.TakeUp(run_id, attempts, epoch):
+                self.keeper.take_up(run_id, attempts, epoch)
+                self.node.note(run_id=run_id)
+                await self.keeper.settled()
+            case h.Retry(ended):
+                await self._clear_away(ended)
+            case _:
+                pass
+
+    async def _probe(self, probe: str, at: str) -> None:
+        await asyncio.sleep(5.0 if probe == ALL_REDUCE else 0.1)
+        words = REDUCED if probe == ALL_REDUCE else ""
+        self.inbox.put(h.Answered(Answer(probe, at, seconds=0.001, size=1 << 30, words=words)))
+
+    def _start_ray(self) -> None:
+        self.machine.cluster = Cluster(self.world, self.machine)
+        self.node.started_ray()
+
+    # --- the job --------------------------------------------------------------------------------
+
+    def _submit(self, job: str) -> None:
+        state, names = self.state, (*self.state.fleet.alive.values(),)
+        about = (job, state.checkpoint, names, state.required, state.attempt.places)
+        self.keeper.submitted(state.attempt.number, *about)
+        if not state.goal.by_torchrun:
+            self.bridge.submit(job)
+            return
+        nodes, number = state.parts.sizes, state.attempt.number
+        for rank, key in enumerate(state.parts.of):
+            if key != HERE:
+                self.reports.order(
+                    key, OrderKind.RUN_PART, "job", number, seat=Seat(rank, nodes, "")
+                )
+        self.world.start_share(self.machine, number, len(nodes))
+        self.inbox.put(h.Submitted(job))
+
+    async def _stop_job(self, job: str) -> None:
+        await self.keeper.settled()
+        if not self.state.goal.by_torchrun:
+            self.bridge.stop(job)
+            return
+        for key in self.state.parts.of:
+            if key != HERE:
+                self.reports.order(key, OrderKind.STOP_PART, "job", self.state.attempt.number)
+        if self.machine.share is not None:
+            self.machine.share.stop()
+
+    async def _clear_away(self, ended: Any) -> None:  # noqa: ANN401 - an Attempt
+        if ended.end is not None:
+            self.keeper.attempt_over(ended.end)
+            await self.keeper.settled()
+        await self.dies_here()
+        self.bridge.forget(ended.id)
+        if self.machine.share is not None:
+            self.machine.share.stop()
+            while self.machine.share is not None:  # noqa: ASYNC110 - a process has no event
+                await asyncio.sleep(0.1)
+        elif self.plan.own_ray is not None:
+            await asyncio.sleep(self.world.random.uniform(0.1, _GOOD_STOP))
+            self.node.end_ray()
+            self.bridge.renew()
+            self.inbox.discard(h.RayNodes, h.GcsOpen, h.RaySilent, h.RayHangs, h.RayGone)
+        self.inbox.put(h.Cleared(ended.number))
+        self.go(self._look_after(ended.number))
+
+    # --- the end --------------------------------------------------------------------------------
+
+    async def _leave(self, outcome: Outcome) -> None:
+        """Tell the workers, and take everything down."""
+        self.keeper.leaving(outcome)
+        self._publish()
+        await asyncio.sleep(0.1)
+        self.keeper.over(outcome)
+        await self.keeper.settled()
+        await self.dies_here()
+        self.bridge.renew()
+        if not outcome.is_superseded:
+            calls = may_still_call(self.plan, [None], self.state)  # type: ignore[list-item]  # it listens
+            await self.reports.farewell(self.plan.budget.farewell, calls)
+        for file in self.files:
+            file.flush()
+        self.world.rules.head_left(self, outcome)
+        self.machine.leave(outcome.exit_code)
+
+
+class Bridge:
+    """Stands for the bridge to Ray: watches the cluster that is there, and the jobs asked about."""
+
+    def __init__(self, agent: HeadAgent) -> None:
+        self._agent, self._world = agent, agent.world
+        self._told: tuple[Any, ...] | None = None
+        self._jobs: set[str] = set()
+        self._asks: list[asyncio.Task[Any]] = []
+        self._cancelled: set[str] = set()
+        self._reported: dict[str, JobReport] = {}
+        self._of: Cluster | None = None
+        self._saw_gcs = self._told_end = False
+        agent.go(self._watch())
+
+    @property
+    def _cluster(self) -> Cluster | None:
+        return self._world.given or self._agent.machine.cluster
+
+    async def _watch(self) -> None:
+        """Look at Ray whenever something of it has changed, and now and then."""
+        changed = asyncio.Event()
+        last_word = 0.0
+        while True:
+            cluster = self._cluster
+            if cluster is not self._of:
+                self._of, self._told, self._reported = cluster, None, {}
+                self._saw_gcs = self._told_end = False
+            if cluster is not None:
+                cluster.on_change.append(changed.set)
+                due = self._world.now >= last_word + _HEARTBEAT
+                last_word = self._world.now if due else last_word
+                self._look(cluster, is_due=due)
+            try:
+                await asyncio.wait_for(changed.wait(), 0.5 if cluster is None else _HEARTBEAT)
+            except asyncio.TimeoutError:
+                pass
+            finally:
+                if cluster is not None:
+                    cluster.on_change.remove(changed.set)
+            changed.clear()
+            await asyncio.sleep(self._world.random.uniform(0.05, 0.5))
+
+    def _look(self, cluster: Cluster, *, is_due: bool) -> None:
+        tell = self._agent.inbox.put
+        if not cluster.lives:
+            if not self._told_end:
+                self._told_end = True
+                tell(h.RayGone("exit code 1"))
+            return
+        if cluster.has_gcs and not self._saw_gcs:
+            self._saw_gcs = True
+            tell(h.GcsOpen())
+        alive = cluster.listed.values()
+        nodes = (
+            *((h.RayNode("head", cluster.machine.ip, is_head=True),) if cluster.is_up else ()),
+            *(h.RayNode(one.id, one.machine.ip, port=RAYLET_PORT) for one in alive),
+            *(h.RayNode(one.id, one.machine.ip, alive=False) for one in cluster.dead.values()),
+        )
+        if cluster.has_gcs and nodes != self._told:
+            self._told = nodes
+            tell(h.RayNodes(nodes))
+        if self._world.now < cluster.mute_until:
+            return
+        for id_ in [*self._jobs]:
+            job = cluster.jobs.get(id_)
+            if job is None:
+                continue
+            report = JobReport(job.status, "", job.code)
+            if is_due or report != self._reported.get(id_):
+                self._reported[id_] = report
+                tell(h.JobHeard(id_, report))
+
+    def submit(self, id_: str) -> None:
+        """Have a job submitted and followed."""
+        self._asks.append(self._agent.go(self._submit(id_)))
+
+    async def _submit(self, id_: str) -> None:
+        state = self._agent.state
+        await asyncio.sleep(self._world.random.uniform(0.05, 1.5))
+        cluster = self._cluster
+        while cluster is None or not cluster.is_up or self._world.now < cluster.mute_until:
+            self._agent.inbox.put(h.SubmitWaits(id_, "no answer"))
+            await asyncio.sleep(1.0)
+            cluster = self._cluster
+        if id_ in self._cancelled:
+            self._agent.inbox.put(h.SubmitWaits(id_, "stopped before", cancelled=True))
+            return
+        needed = None if self._world.setup.is_sized else state.required
+        cluster.submit(id_, state.attempt.number, needed)
+        await asyncio.sleep(self._world.random.uniform(0.01, 0.5))
+        self._agent.inbox.put(h.Submitted(id_))
+        self._jobs.add(id_)
+        if id_ in self._cancelled:
+            cluster.jobs[id_].stop()
+        cluster.changed()
+
+    def follow(self, id_: str) -> None:
+        """Have a job followed that an earlier agent submitted, or was about to."""
+        self._asks.append(self._agent.go(self._follow(id_)))
+
+    async def _follow(self, id_: str) -> None:
+        await asyncio.sleep(self._world.random.uniform(0.05, 1.5))
+        cluster = self._cluster
+        while cluster is None or not cluster.is_up or self._world.now < cluster.mute_until:
+            await asyncio.sleep(1.0)
+            cluster = self._cluster
+        if id_ not in cluster.jobs:
+            self._agent.inbox.put(h.NeverSubmitted(id_))
+            return
+        self._agent.inbox.put(h.Submitted(id_))
+        self._jobs.add(id_)
+        if id_ in self._cancelled:
+            cluster.jobs[id_].stop()
+        cluster.changed()
+
+    def stop(self, id_: str) -> None:
+        """Have a job stopped; one that is not taken yet, by whoever submits it."""
+        self._cancelled.add(id_)
+        cluster = self._cluster
+        if id_ in self._jobs and cluster is not None and id_ in cluster.jobs:
+            cluster.jobs[id_].stop()
+
+    def forget(self, id_: str) -> None:
+        """Ask no more about a job."""
+        self._jobs.discard(id_)
+
+    def renew(self) -> None:
+        """Begin anew, as another bridge that knows nothing of the Ray before."""
+        self._jobs.clear()
+        for ask in self._asks:
+            ask.cancel()

@@ -1,0 +1,433 @@
+"""Machines: what runs on them, whether or not an agent lives, and what their disks keep."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from agent.decisions.head import state as h
+from agent.decisions.items import ServiceGone, ServiceReady
+from agent.decisions.worker import state as w
+from agent.plan.plan import RAY
+from agent.record.node_record import NodeRecord, Place, Started
+from agent.work.torchrun import PartEnd, PartOver
+from unit.simulated.rays import HANGS
+from unit.simulated.virtual import HERE, Clock
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Coroutine
+
+    from agent.work.prepare import PrepareStep
+    from unit.simulated.agents import Agent
+    from unit.simulated.rays import Cluster, Raylet
+    from unit.simulated.world import World
+
+T = TypeVar("T")
+_MOST_DEATHS = 3
+RUN = "run.json"
+_SETTLED_WITHIN = 0.5
+
+
+class Machine:
+    """One pod: its agent, and all that outlives an agent."""
+
+    def __init__(self, world: World, number: int, clock: Clock, files: dict[str, str]) -> None:
+        self.world, self.clock = world, clock
+        self.label, self.ip = f"pod{number}", f"10.0.0.{number + 1}"
+        self.name = self.label
+        """As its agent has it; a platform may give another machine the same name."""
+        self.files = files
+        """What its disk of run folders holds, by path; two machines may share it."""
+        self.is_on = True
+        self.boots = 1
+        self.agent: Agent | None = None
+        self.serves: Callable[[str], Awaitable[str]] | None = None
+        """Answers reports, on a head."""
+        self.code: int | None = None
+        """With which its agent left, once it has."""
+        self.deaths = 0
+        self.cluster: Cluster | None = None
+        self.raylet: Raylet | None = None
+        self.share: Share | None = None
+        self.services: dict[str, Service] = {}
+        self.steps: set[Execution] = set()
+        self.context = contextvars.copy_context()
+        self.context.run(HERE.set, self)
+
+    def run(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Run something on this machine."""
+        return self.context.run(asyncio.get_running_loop().create_task, work)
+
+    def listens(self, what: str) -> bool:
+        """Say whether something of it takes connections."""
+        if what == "agent":
+            return self.agent is not None
+        if what == "gcs":
+            return self.cluster is not None and self.cluster.has_gcs
+        own = self.cluster is not None and self.cluster.is_up
+        return own or (self.raylet is not None and self.raylet.is_up and self.raylet.lives)
+
+    def tell(self, event: Any) -> None:  # noqa: ANN401 - of a head's or of a worker's
+        """Let its agent take an event, where one lives."""
+        if self.agent is not None:
+            self.agent.inbox.put(event)
+
+    # --- its agent ------------------------------------------------------------------------------
+
+    def boot(self, *, replaces: bool = False) -> None:
+        """Start an agent, perhaps in the stead of a killed one."""
+        if self.is_on and self.agent is None and self.code is None:
+            self.agent = self.world.new_agent(self, replaces=replaces)
+            self.agent.start()
+
+    def kill_agent(self) -> None:
+        """Kill the agent alone: its parent starts another, three times.
+
+        Not that of a former head: the next would take a later head's record on their disk for its
+        own, which no rule allows for.
+        """
+        if self.agent is None or self in self.world.former_heads:
+            return
+        self._agent_gone()
+        self.deaths += 1
+        if self.deaths > _MOST_DEATHS:
+            self.leave(70)
+        else:
+            pause = self.world.random.uniform(0.3, 3)
+            self.world.later(pause, self._boot_again, self.boots)
+
+    def _boot_again(self, boots: int) -> None:
+        if boots == self.boots:
+            self.boot(replaces=True)
+
+    def _agent_gone(self) -> None:
+        agent, self.agent, self.serves = self.agent, None, None
+        if agent is not None:
+            agent.kill()
+        self.world.network.agent_is_gone(self)
+
+    def die(self) -> None:
+        """Take the whole pod away, with all that runs on it."""
+        self.is_on = False
+        self.boots += 1
+        self.world.network.notice_cuts()
+        self._agent_gone()
+        self.end_all(at_once=False)
+
+    def come_back(self, *, keeps_disk: bool) -> None:
+        """Start the pod again."""
+        if not self.is_on and self.code is None:
+            self.is_on = True
+            if not keeps_disk:
+                self.files = {}
+            self.boot()
+
+    def leave(self, code: int) -> None:
+        """End in good order: nothing is left here."""
+        self.world.note(self.label, f"exits with {code}")
+        self.code = code
+        self._agent_gone()
+        self.end_all(at_once=True)
+
+    def end_all(self, *, at_once: bool) -> None:
+        """End everything that runs here."""
+        if self.cluster is not None and self.cluster is not self.world.given:
+            self.cluster.end()
+            self.cluster.end_drivers()
+        if self.raylet is not None:
+            self.raylet.end("ended", at_once=at_once)
+        if self.share is not None:
+            self.share.end(PartEnd(137))
+        for service in [*self.services.values()]:
+            service.end("ended")
+        self.steps.clear()
+
+    # --- what it runs ---------------------------------------------------------------------------
+
+    def ray_is_up(self, raylet: Raylet) -> None:
+        """Let the agent see that its raylet listens."""
+        if raylet is self.raylet and self.world.given is None:
+            self.tell(w.RayUp())
+
+    def ray_ended(self, raylet: Raylet, why: str) -> None:
+        """Let the agent see that its raylet has ended."""
+        if raylet is self.raylet:
+            self.raylet = None
+            if self.world.given is None:
+                self.tell(w.RayExited(why))
+
+
+class Service:
+    """One service's process."""
+
+    def __init__(self, machine: Machine, name: str, generation: int) -> None:
+        self.machine, self.name, self.generation = machine, name, generation
+        self.is_ready = False
+        self.lives = True
+        machine.services[name] = self
+        machine.world.later(machine.world.random.uniform(0.3, 4), self._ready)
+
+    def _ready(self) -> None:
+        if self.lives:
+            self.is_ready = True
+            self.attended(self.generation)
+
+    def attended(self, generation: int) -> None:
+        """Let an agent see how it stands, which may be another than the one that started it."""
+        self.generation = generation
+        if self.is_ready:
+            self.machine.tell(ServiceReady(self.name, generation=generation))
+
+    def end(self, why: str) -> None:
+        """End."""
+        if self.lives:
+            self.lives = False
+            del self.machine.services[self.name]
+            self.machine.tell(ServiceGone(self.name, why, generation=self.generation))
+
+
+class Execution:
+    """A prepare step that runs on a machine."""
+
+    def __init__(self, machine: Machine, step: PrepareStep) -> None:
+        self.machine, self.step = machine, step
+        self.disk = machine.world.disk_of(machine)
+        self.is_unasked = False
+        """True where a worker runs it that has never had a reply of an agent."""
+        machine.world.rules.step_begins(self)
+        machine.steps.add(self)
+
+    def succeeds(self) -> None:
+        """End well, and leave the marker."""
+        self.machine.steps.discard(self)
+        if self.step.once is not None:
+            self.machine.world.markers.add((self.disk, self.step.once))
+
+
+class Group:
+    """The shares of one attempt that torchrun starts: all run, or none gets far."""
+
+    def __init__(self, world: World, id_: str, number: int, size: int) -> None:
+        self.world, self.id, self.number, self.size = world, id_, number, size
+        self.shares: list[Share] = []
+        self.is_broken = False
+        world.later(120.0, self._meet_in_time)
+
+    @property
+    def lives(self) -> bool:
+        """Say whether something of it runs anywhere."""
+        return any(share.lives for share in self.shares)
+
+    def joins(self, share: Share) -> None:
+        """Take a share in."""
+        self.shares.append(share)
+        self.world.rules.begins(self)
+        if len(self.shares) == self.size:
+            self.world.later(self.world.setup.job_seconds, self._all_end)
+
+    @property
+    def is_stuck(self) -> bool:
+        """Say whether it comes to nothing any more."""
+        return self.is_broken and self.world.setup.on_loss == HANGS
+
+    def _meet_in_time(self) -> None:
+        if len(self.shares) < self.size:
+            self.breaks(None)
+
+    def _all_end(self) -> None:
+        if not self.is_broken:
+            for share in self.shares:
+                share.end(PartEnd(self.world.setup.job_code))
+
+    def breaks(self, by: Share | None) -> None:
+        """Lose a share: the others fail by that after a while, or hang."""
+        if self.is_broken:
+            return
+        self.is_broken = True
+        for share in self.shares:
+            if share is not by and self.world.setup.on_loss != HANGS:
+                pause = self.world.random.uniform(1, self.world.setup.fails_within)
+                self.world.later(pause, share.end, PartEnd(1, 0, "connection closed"))
+
+
+class Share:
+    """A node's share of such an attempt."""
+
+    def __init__(self, machine: Machine, group: Group) -> None:
+        self.machine, self.group, self.lives = machine, group, True
+        machine.share = self
+        group.joins(self)
+
+    def end(self, end: PartEnd) -> None:
+        """End, and let the agent know how."""
+        if not self.lives:
+            return
+        self.lives = False
+        self.machine.share = None
+        if end.code:
+            self.group.breaks(self)
+        over = PartOver(self.group.number, end)
+        self.machine.tell(h.OwnPartOver(over) if self.machine is self.machine.world.head else over)
+
+    def stop(self) -> None:
+        """Be asked to end."""
+        pause = self.machine.world.random.uniform(0, 3)
+        self.machine.world.later(pause, self.end, PartEnd(143, by_order=True))
+
+
+# --- what a disk keeps --------------------------------------------------------------------------
+
+
+class LateFile(Generic[T]):
+    """Writes values some time after they came; an agent that is killed has not written the last.
+
+    Stands for the thread that writes `run.json`.
+    """
+
+    def __init__(self, name: str, write: Callable[[T], object]) -> None:
+        self._name, self._write = name, write
+        self._machine = HERE.get()
+        self._agent = self._machine.agent
+        self._value: T | None = None
+        self._slow = self._machine.world.random.uniform(0.05, 0.9 * _SETTLED_WITHIN)
+        assert self._agent is not None
+        self._agent.files.append(self)
+
+    def start(self) -> None:
+        """Begin to write."""
+
+    def put(self, value: T) -> None:
+        """Have a value written in place of the last."""
+        is_first, self._value = self._value is None, value
+        world, label = self._machine.world, self._machine.label
+        is_lost = self._name == RUN and world.counted(label, RUN) in world.setup.lost_writes
+        if is_lost:
+            world.later(self._slow * world.random.random(), self._kill)
+        if is_first:
+            pause = self._slow if world.disks_are_slow or is_lost else 0.01
+            asyncio.get_running_loop().call_later(pause, self.flush)
+
+    def flush(self) -> None:
+        """Write what waits, if the agent lives still."""
+        value, self._value = self._value, None
+        if value is not None and self._machine.agent is self._agent:
+            self._write(value)
+
+    def _kill(self) -> None:
+        """Kill the agent while this write is under way."""
+        if self._machine.agent is self._agent:
+            self._machine.world.note(self._machine.label, f"agent is killed as it writes {RUN}")
+            self._machine.kill_agent()
+
+    def settle(self) -> None:
+        """Wait until all was written: in a thread, for which `in_thread` stands."""
+        raise NotImplementedError
+
+    async def settled(self) -> None:
+        """Wait until all was written, though not for long."""
+        until = self._machine.world.now + _SETTLED_WITHIN
+        while self._value is not None and self._machine.world.now < until:  # noqa: ASYNC110 - a disk has no event
+            await asyncio.sleep(0.01)
+
+    def close(self) -> None:
+        """Write what waits."""
+        self.flush()
+
+
+async def in_thread(work: Callable[[], T], **_options: object) -> T | None:
+    """Stand for a thread: waiting for a file takes virtual time, all else takes none."""
+    if getattr(work, "__func__", None) is LateFile.settle:
+        await work.__self__.settled()  # type: ignore[attr-defined]  # a bound method
+        return None
+    return work()
+
+
+class NodeLife:
+    """What an agent keeps in node.json, and what it found there of a killed one."""
+
+    def __init__(self, machine: Machine, *, replaces: bool) -> None:
+        self.machine = machine
+        self.started = machine.clock.monotonic()
+        self.run_id = ""
+        self.left: Left | None = None
+        self.node = self
+        place = Place(f"boot{machine.boots}", "pids", machine.name)
+        agent = Started("agent", machine.world.count(), 1)
+        self.record = NodeRecord(machine.name, "", place, agent)
+        text = machine.files.get(self._path)
+        former = NodeRecord.from_dict(json.loads(text)) if text and replaces else ""
+        if isinstance(former, NodeRecord) and not former.ended:
+            self.left = Left(machine, former)
+            self.run_id = former.run_id
+            self.record = self.record.taken_over(former)
+        machine.steps.clear()  # what a killed agent's steps left is ended first
+        if machine.share is not None:
+            machine.share.end(PartEnd(137))
+        if self.left is None:
+            self.end_ray()
+            for service in [*machine.services.values()]:
+                service.end("ended")
+        self._file: LateFile[NodeRecord] = LateFile("node.json", self._write)
+        self._file.put(self.record)
+
+    @property
+    def _path(self) -> str:
+        return f"{self.machine.label}/node.json"
+
+    def _write(self, record: NodeRecord) -> None:
+        self.machine.files[self._path] = json.dumps(record.to_dict())
+
+    def note(self, **changed: Any) -> None:  # noqa: ANN401 - fields of the record
+        """Change the record."""
+        self.record = replace(self.record, **changed)
+        self._file.put(self.record)
+
+    def started_ray(self) -> None:
+        """Note that Ray was started here."""
+        others = tuple(one for one in self.record.started if one.name != RAY)
+        self.note(started=(*others, Started(RAY, self.machine.world.count(), 1)))
+
+    def in_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
+        """Note to which Ray of the head's the one here belongs."""
+        self.note(epoch=epoch, head_ip=head_ip, attempt=attempt)
+
+    def out_of_reach(self, since: float) -> None:
+        """Note since when the head is out of reach."""
+        self.note(unreached=since)
+
+    @property
+    def done(self) -> tuple[str, ...]:
+        """Return the prepare steps that a killed agent has finished here."""
+        return () if self.left is None else self.left.record.done
+
+    def now(self) -> float:
+        """Return the run's clock."""
+        return self.machine.clock.monotonic() - self.started
+
+    def at(self, moment: float | None) -> float | None:
+        """Return a moment of the monotonic clock as the run's clock has it."""
+        return None if moment is None else moment - self.started
+
+    def end_ray(self) -> None:
+        """End a Ray that runs here, and what it left running."""
+        machine = self.machine
+        if machine.raylet is not None:
+            machine.raylet.end("ended", at_once=True)
+        if machine.cluster is not None and machine.cluster is not machine.world.given:
+            machine.cluster.end()
+            machine.cluster.end_drivers()
+            machine.cluster = None
+
+
+class Left:
+    """What a killed agent left behind here, by its record."""
+
+    def __init__(self, machine: Machine, record: NodeRecord) -> None:
+        self.record = record
+        cluster, raylet = machine.cluster, machine.raylet
+        lives = raylet is not None or (cluster is not None and cluster.lives)
+        is_known = any(one.name == RAY for one in record.started)
+        self.has_ray = lives and is_known

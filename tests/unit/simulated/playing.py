@@ -1,0 +1,112 @@
+"""Plays worlds: product code meets a world instead of this machine."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from unittest.mock import patch
+
+from unit.simulated import network as net
+from unit.simulated.machines import LateFile, in_thread
+from unit.simulated.setups import Setup, setup_of
+from unit.simulated.virtual import HERE, LocalTime, VirtualLoop
+from unit.simulated.world import World
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_AGAIN = "POD_AGENT_WORLDS={seed} .venv/bin/pytest tests/unit/test_worlds.py"
+
+
+def _read(path: object) -> str:
+    files = HERE.get().files
+    if str(path) not in files:
+        raise FileNotFoundError(str(path))
+    return files[str(path)]
+
+
+def _write(path: object, text: str) -> None:
+    HERE.get().files[str(path)] = text
+
+
+class _Boot:
+    """Stands for the place in which a moment's seconds have their meaning."""
+
+    @property
+    def boot_id(self) -> str:
+        """Name this boot of this machine."""
+        machine = HERE.get()
+        return f"{machine.name}-{machine.boots}"
+
+
+SEAMS: dict[str, object] = {
+    "aiohttp.ClientSession": net.Session,
+    "anyio.to_thread.run_sync": in_thread,
+    "agent.control.kept.KeptConnector": lambda: None,
+    "agent.control.client.resolve": net.resolve,
+    "agent.control.client.port_answers": net.port_answers,
+    "agent.control.client.source_towards": net.source_towards,
+    "agent.boot.silence.port_answers": net.port_answers,
+    "agent.boot.silence.reply_evidence": net.reply_evidence,
+    "agent.boot.lost_nodes.port_answers": net.port_answers,
+    "agent.boot.run_keeper.Latest": LateFile,
+    "agent.record.run_record.read_small": _read,
+    "agent.record.run_record.write_atomically": _write,
+    "agent.record.moments.read_place": _Boot,
+    **{
+        f"agent.{name}.time": LocalTime()
+        for name in (
+            *("boot.run_keeper", "record.moments", "control.reports", "boot.hello"),
+            *("control.client",),
+        )
+    },
+}
+"""Where product code meets the machine: time, disk and network, and nothing else."""
+
+
+@contextmanager
+def in_a_world() -> Iterator[None]:
+    """Have product code meet a world instead of this machine."""
+    patches = [patch(name, new) for name, new in SEAMS.items()]
+    for one in patches:
+        one.start()
+    try:
+        yield
+    finally:
+        for one in patches:
+            one.stop()
+
+
+def play(seed: int, setup: Setup | None = None) -> World:
+    """Let a world happen, and return it."""
+    loop = VirtualLoop()
+    try:
+        asyncio.set_event_loop(loop)
+        return loop.run_until_complete(_played(seed, setup or setup_of(seed), loop))
+    finally:
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        asyncio.set_event_loop(None)
+        loop.close()
+
+
+async def _played(seed: int, setup: Setup, loop: VirtualLoop) -> World:
+    world = World(seed, setup, loop)
+    await world.run()
+    return world
+
+
+def broken_rules(seeds: Iterable[int]) -> str:
+    """Play worlds; return which rules are broken in which, and the first history, or ''."""
+    broken, story = [], ""
+    with in_a_world():
+        for seed in seeds:
+            world = play(seed)
+            if world.rules.broken:
+                again = _AGAIN.format(seed=seed)
+                broken.append(f"seed {seed} ({again}): {world.rules.broken[0]}")
+                story = story or world.story()
+    return "\n".join([story, *broken]) if broken else ""

@@ -1,0 +1,79 @@
+"""Virtual time: an event loop whose clock jumps to the next timer, and each machine's own clocks.
+
+Product code that looks at the time runs in the context of a machine, and reads that one's clocks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+import time
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from unit.simulated.machines import Machine
+
+EPOCH = 1_700_000_000.0
+HERE: ContextVar[Machine] = ContextVar("the machine on which this code runs")
+
+
+class _Jump(selectors.SelectSelector):
+    """Waits for no file: it lets the time pass instead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        """Jump to the next timer."""
+        assert timeout is not None, "nothing is left that could ever happen"
+        self.now += max(0.0, timeout)
+        return []
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop without real time."""
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        """Return the true time of the world."""
+        return self._jump.now
+
+
+class Clock:
+    """The clocks of one machine: off by `skew` seconds, and faster or slower by `drift`."""
+
+    def __init__(self, skew: float, drift: float) -> None:
+        self.skew = skew
+        self.rate = 1.0 + drift
+
+    def monotonic(self) -> float:
+        """Return the time since some moment before the machine's start."""
+        return 1000.0 + asyncio.get_running_loop().time() * self.rate
+
+    def wall(self) -> float:
+        """Return the time since 1970, as this machine has it."""
+        return EPOCH + self.skew + asyncio.get_running_loop().time() * self.rate
+
+
+class LocalTime:
+    """Stands for the module `time` in product code: the clocks of the machine that runs it."""
+
+    def time(self) -> float:
+        """Return the machine's wall clock."""
+        return HERE.get().clock.wall()
+
+    def time_ns(self) -> int:
+        """Return the same in nanoseconds."""
+        return int(self.time() * 1e9)
+
+    def monotonic(self) -> float:
+        """Return the machine's monotonic clock."""
+        return HERE.get().clock.monotonic()
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
+        return getattr(time, name)

@@ -1,0 +1,273 @@
+"""One random world: machines, their agents, Ray, a job, the network, and what happens to them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import fields, is_dataclass, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import anyio
+
+from agent.decisions.shared import Said, Tick
+from agent.plan.make_plan import make_plan
+from agent.settings import load
+from agent.topology.resolve import resolve
+from agent.work.services_asked import NO_FILE
+from agent.work.services_file import parse
+from unit.simulated.faults import Faults
+from unit.simulated.head_agent import RUNS, HeadAgent
+from unit.simulated.machines import Group, Machine, Share
+from unit.simulated.network import Network
+from unit.simulated.rays import Cluster
+from unit.simulated.rules import Rules
+from unit.simulated.setups import GIVEN, LAST_FAULT, LONGEST_ATTEMPT, TORCHRUN, Setup
+from unit.simulated.virtual import Clock, VirtualLoop
+from unit.simulated.worker_agent import WorkerAgent
+from unit.worlds import MACHINE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from agent.plan.plan import Plan
+    from unit.simulated.agents import Agent
+
+
+class World:
+    """All of it, on one virtual clock."""
+
+    def __init__(self, seed: int, setup: Setup, loop: VirtualLoop) -> None:
+        self.seed, self.setup = seed, setup
+        self.random = Random(seed ^ 0x5EED)  # noqa: S311 - delays, no secret
+        self._loop = loop
+        self.over = asyncio.Event()
+        self._count = 0
+        self._runs = 0
+        self.history: list[tuple[float, str, object, tuple[object, ...]]] = []
+        self.errors: list[BaseException] = []
+        self.network = Network(self)
+        self.rules = Rules(self)
+        self.faults = Faults(self)
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self.markers: set[tuple[str, str]] = set()
+        self.disks_are_slow = self.has_two_heads = False
+        self.gcs_port = 6379
+        self.given: Cluster | None = None
+        self.groups: list[Group] = []
+        self.disturbed: dict[str, float] = {}
+        self.machines: list[Machine] = []
+        self.head = self.add_machine()
+        self.head_ip = self.head.ip
+
+    # --- time and history -----------------------------------------------------------------------
+
+    @property
+    def now(self) -> float:
+        """Return the true time."""
+        return self._loop.time()
+
+    def later(self, seconds: float, do: Callable[..., None], *args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - passed on
+        """Do something in so many seconds."""
+        self._loop.call_later(seconds, lambda: do(*args, **kwargs))
+
+    def note(self, who: str, what: object, actions: Iterable[object] = ()) -> None:
+        """Keep something for the history."""
+        self.history.append((self.now, who, what, tuple(actions)))
+
+    def fail(self, error: BaseException | None) -> None:
+        """End the world by an exception in product code."""
+        if error is not None:
+            self.errors.append(error)
+            self.rules.breaks("no exception", repr(error))
+
+    def count(self) -> int:
+        """Return another number."""
+        self._count += 1
+        return self._count
+
+    def counted(self, label: str, what: str) -> tuple[str, int]:
+        """Count something that happens to a machine; return the machine and how often it did."""
+        self._counts[label, what] += 1
+        return label, self._counts[label, what]
+
+    # --- machines -------------------------------------------------------------------------------
+
+    def add_machine(self, files: dict[str, str] | None = None) -> Machine:
+        """Add a machine; its run folders lie on the disk of another where that is given."""
+        number = len(self.machines)
+        clock = Clock(*self.setup.clocks[number % len(self.setup.clocks)])
+        machine = Machine(self, number, clock, {} if files is None else files)
+        self.machines.append(machine)
+        return machine
+
+    @property
+    def workers(self) -> list[Machine]:
+        """Return all machines but heads."""
+        return [one for one in self.machines if not self.is_head(one)]
+
+    def is_head(self, machine: Machine) -> bool:
+        """Say whether a machine is a head."""
+        return machine in self.heads
+
+    @property
+    def heads(self) -> list[Machine]:
+        """Return the head, and the one before where another took its place."""
+        return [self.head, *self.former_heads]
+
+    former_heads: tuple[Machine, ...] = ()
+
+    def has_agent(self, machine: Machine) -> bool:
+        """Say whether an agent belongs there: a Ray of others has none on its nodes."""
+        return self.given is None or self.is_head(machine)
+
+    def at(self, ip: str) -> Machine | None:
+        """Return the machine with an address."""
+        if self.given is not None and ip == self.given.machine.ip:
+            return self.given.machine
+        return next((one for one in self.machines if one.ip == ip), None)
+
+    def disk_of(self, machine: Machine) -> str:
+        """Name the disk on which a machine's data lie."""
+        return "shared" if self.setup.shared_data else machine.name
+
+    def run_ids(self, files: Mapping[str, str], left: Any) -> list[str]:  # noqa: ANN401 - what a killed agent left
+        """Return the run to go on with: a killed agent's, else the one written last."""
+        if left is not None and left.record.run_id:
+            return [left.record.run_id]
+        known = [path.split("/")[-2] for path in files if path.startswith(f"{RUNS}/")]
+        return known[-1:]
+
+    def is_former_gone(self, machine: Machine) -> bool:
+        """Say whether what former heads of a disk ran is over for certain, or visible here."""
+        return all(
+            one.files is not machine.files or one.code is not None for one in self.former_heads
+        )
+
+    def new_run_id(self) -> str:
+        """Name a run."""
+        self._runs += 1
+        if self.setup.kind == GIVEN:
+            return "rayjob"
+        return "run" if self.setup.fixed_run_id else f"run{self._runs}"
+
+    def new_agent(self, machine: Machine, *, replaces: bool) -> Agent:
+        """Make the agent of a machine."""
+        if self.is_head(machine):
+            return HeadAgent(machine, replaces=replaces)
+        return WorkerAgent(machine, replaces=replaces)
+
+    def plan(self, machine: Machine) -> Plan:
+        """Return the real plan of a node."""
+        setup = self.setup
+        environ = {**setup.environ}
+        if setup.kind == GIVEN:
+            environ |= {"RAY_DASHBOARD_ADDRESS": "10.0.1.1:8265", "RAY_JOB_SUBMISSION_ID": "rayjob"}
+        elif self.is_head(machine):
+            environ |= {"RAY_WORKER": "0"}
+        else:
+            environ |= {"RAY_WORKER": "1", "AGENT_HEAD": "head.test"}
+        environ["EXPECTED_WORKERS"] = str(setup.workers)
+        if setup.kind == TORCHRUN:
+            environ["AGENT_LAUNCHER"] = "torchrun"
+        command = ["train.py", *(["{nodes}"] if setup.is_sized else [])]
+        facts = replace(
+            MACHINE,
+            hostname=machine.name,
+            interfaces={"eth0": (machine.ip,)},
+            default_source=machine.ip,
+            disks={"/data/.done": self.disk_of(machine)},
+        )
+        if setup.services:
+            environ["AGENT_SERVICES"] = "services.toml"
+        loaded = load(environ, command)
+        file = NO_FILE
+        if setup.services:
+            file, _ = parse(setup.services, "services.toml", loaded.settings)
+        topology = resolve(environ, loaded.settings, facts)
+        return make_plan(loaded, topology, facts, environ, {}, file)
+
+    def start_share(self, machine: Machine, number: int, size: int) -> None:
+        """Start a node's share of an attempt; an earlier one is stopped first."""
+        if machine.share is not None:
+            machine.share.lives, machine.share = False, None
+        groups = [one for one in self.groups if one.number == number and not one.is_broken]
+        fits = groups[-1] if groups and not self.is_head(machine) else None
+        if fits is None:
+            fits = Group(self, f"torchrun-{number}", number, size)
+            self.groups.append(fits)
+        Share(machine, fits)
+
+    def quiet_for(self, machine: Machine) -> float:
+        """Return how long nothing has happened to a machine, or to the head."""
+        names = ("", machine.label, self.head.label)
+        return self.now - max(self.disturbed.get(name, 0.0) for name in names)
+
+    # --- its life -------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Let all happen, until all have left."""
+        setup = self.setup
+        if setup.kind == GIVEN:
+            ray_head = Machine(self, 256, self.head.clock, {})
+            ray_head.label, ray_head.ip = "ray-head", "10.0.1.1"
+            self.given = ray_head.cluster = Cluster(self, ray_head)
+        for _ in range(setup.workers + setup.spares):
+            self.add_machine()
+        for number, machine in enumerate(self.machines):
+            is_spare = number > setup.workers
+            pause = self.random.uniform(0, 5) + (self.random.choice((0, 0, 30)) if is_spare else 0)
+            start = machine.boot if self.has_agent(machine) else self.faults.starts_ray
+            self.later(pause, start, *(() if self.has_agent(machine) else (machine,)))
+        for at, fault, index in setup.faults:
+            self.later(at, self.faults.happens, fault, index)
+        longest = LAST_FAULT + LONGEST_ATTEMPT * (setup.retries + 2)
+        with anyio.move_on_after(longest):
+            while not self.over.is_set():
+                with anyio.move_on_after(5.0):
+                    await self.over.wait()
+                if self.now > 10.0 and all(one.code is not None for one in self._awaited()):
+                    break
+        if not self.rules.broken:
+            self.rules.at_the_end()
+        for machine in self.machines:
+            if machine.agent is not None:
+                machine.agent.kill()
+
+    def _awaited(self) -> list[Machine]:
+        return [one for one in self.machines if one.is_on and self.has_agent(one)]
+
+    # --- for a person ---------------------------------------------------------------------------
+
+    def story(self) -> str:
+        """Return what happened, line by line."""
+        setup = {one.name: getattr(self.setup, one.name) for one in fields(self.setup)}
+        lines = [f"seed {self.seed}", *(f"  {name} = {value!r}" for name, value in setup.items())]
+        last: dict[tuple[str, str], str] = {}
+        for at, who, what, actions in self.history:
+            if isinstance(what, Tick) and not actions:
+                continue
+            line = what if isinstance(what, str) else shown(what)
+            kind = (who, line[:40])  # of what is told again and again only what is new
+            gist = re.sub(r"(heard|seconds)=[0-9.]+", "", line)
+            is_known, last[kind] = last.get(kind) == gist, gist
+            if not is_known or actions or isinstance(what, str):
+                lines.append(f"{at:9.3f} {who:8} {line}")
+            for action in actions:
+                said = f'"{action.sentence}"' if isinstance(action, Said) else shown(action)
+                lines.append(f"{'':20}-> {said}")
+        lines += [f"BROKEN {rule}" for rule in self.rules.broken]
+        return "\n".join(lines)
+
+
+def shown(value: object) -> str:
+    """Show a value with what differs from its defaults, and without what is long."""
+    if not is_dataclass(value):
+        return repr(value)
+    parts = []
+    for one in fields(value):
+        found = getattr(value, one.name)
+        if found != one.default and one.name not in {"facts", "findings", "answers", "seat"}:
+            parts.append(f"{one.name}={shown(found) if is_dataclass(found) else repr(found)}")
+    return f"{type(value).__name__}({', '.join(parts)})"[:400]

@@ -1,0 +1,25 @@
+"""Random worlds: real decisions, reports and records of all nodes, and whatever may go wrong.
+
+One world by its seed, with its history where a rule is broken:
+`POD_AGENT_WORLDS=42 .venv/bin/pytest tests/unit/test_worlds.py`; many: `POD_AGENT_WORLDS=0-5000`.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from unit.simulated.playing import broken_rules
+
+_FIRST, _, _LAST = os.environ.get("POD_AGENT_WORLDS", "0-99").partition("-")
+SEEDS = range(int(_FIRST), int(_LAST or _FIRST) + 1)
+AT_ONCE = 25
+
+
+@pytest.mark.parametrize("first", SEEDS[::AT_ONCE])
+def test_a_sample_of_worlds(first: int) -> None:
+    """No rule is broken in some worlds; `./scripts/test --slow` looks at 2,000."""
+    found = broken_rules(range(first, min(first + AT_ONCE, SEEDS.stop)))
+    if found:
+        pytest.fail(found, pytrace=False)
