@@ -31,7 +31,11 @@ _QUIET = 60.0
 _MOST_LIVES_KEPT = 4
 """So many agents of one name may be known at a time."""
 TWO_HEADS = 45.0
-"""How long a former head may take to end its own job beside a later head's."""
+"""How long a former head that is cut off may take to end its job beside a later head's.
+
+One that shares its disk with the later head sees its record. Of two heads each of which has a
+disk and enough workers none can know of the other.
+"""
 
 
 class Rules:
@@ -85,8 +89,15 @@ class Rules:
     def _meets(self, other: Job | Group, new: Job | Group) -> None:
         if not self._world.has_two_heads:
             self.breaks("one attempt at a time", f"{new.id} begins while {other.id} lives")
-        else:
-            self._world.later(TWO_HEADS, self._still_meets, other, new)
+            return
+        later = self._world.head
+        for former in self._world.former_heads:
+            is_its_own = isinstance(new, Job) and new.cluster.machine is former
+            if former.files is later.files:
+                how = f"{new.id} begins while {other.id} lives"
+                self.breaks("a former head makes room", how)
+            elif former.label in self._world.network.cut_off and not is_its_own:
+                self._world.later(TWO_HEADS, self._still_meets, other, new)
 
     def _still_meets(self, other: Job | Group, new: Job | Group) -> None:
         if other.lives and new.lives:
