@@ -1,6 +1,6 @@
-"""The entrypoint: a small parent over every run, then one of our programs.
+"""The entrypoint: starts a parent process for runs, then the program of the verb.
 
-Each program imports only what it needs: a pod's cores are busiest while Ray boots.
+Each program imports only what it needs, since the CPU is busy while Ray starts.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 RUNS = {"", "run", "--"}
-"""How a command line begins that boots this node."""
+"""The first argument of command lines that boot this node."""
 
 
-def _find_ourselves_here() -> None:
-    """Undo what running this file by its name did to the module path, and find the package here.
+def _import_own_package() -> None:
+    """Import the package `agent` when this file is run by its path.
 
-    The path's first entry is then this package's own folder, whose modules would pass for
-    top-level ones. The folder around it does not come on the path in its stead: it may hold the
-    libraries of another Python's environment, while this one is Ray's.
+    Python then puts the package's folder on the module path, where its modules look like top-level
+    ones. The folder around it is not added: it may hold libraries of another Python than Ray's.
     """
     here = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs 10 ms here
     if sys.path and os.path.abspath(sys.path[0]) == here:  # noqa: PTH100 - same
         del sys.path[0]
-    import importlib.util  # noqa: PLC0415 - needed on this way only
+    import importlib.util  # noqa: PLC0415 - needed only here
 
     init = os.path.join(here, "__init__.py")  # noqa: PTH118 - same
     spec = importlib.util.spec_from_file_location("agent", init, submodule_search_locations=[here])
@@ -39,10 +38,10 @@ def _find_ourselves_here() -> None:
 
 
 def _program(name: str) -> Callable[[], int]:
-    """Import the program that a verb stands for; our own child processes are verbs too.
+    """Import the program of a verb; the agent's child processes are verbs, too.
 
-    Those run in Ray's Python, which may lack every library of the agent's own: they import none
-    of these, but for aiohttp, which ray[default] brings.
+    Those run in Ray's Python, which may lack the agent's libraries, so they import none of them
+    except aiohttp, a dependency of ray[default].
     """
     if name == "reward-server":
         from agent.bundled.reward_server import main as program  # noqa: PLC0415 - one of eight
@@ -55,9 +54,9 @@ def _program(name: str) -> Callable[[], int]:
     elif name == "ray-bridge":
         from agent.bridge.child import main as program  # noqa: PLC0415 - one of eight
     elif name == "ray-facts":
-        from agent.node.ray_python import tell as program  # noqa: PLC0415 - one of eight
+        from agent.node.pythons import print_ray as program  # noqa: PLC0415 - one of eight
     elif name == "framework-facts":
-        from agent.node.framework import tell as program  # noqa: PLC0415 - one of eight
+        from agent.node.pythons import print_framework as program  # noqa: PLC0415 - one of eight
     else:
         from agent.cli import main as cli  # noqa: PLC0415 - one of eight
 
@@ -66,22 +65,21 @@ def _program(name: str) -> Callable[[], int]:
 
 
 def main() -> int:
-    """Run the program that is asked for; a run, and whatever is PID 1, under a parent."""
+    """Run the program of the verb; a run, and any program as PID 1, gets a parent process."""
     if not __package__:
-        _find_ourselves_here()
+        _import_own_package()
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in RUNS:
-        from agent.runtime.first_signals import listen  # noqa: PLC0415 - for a run only
+        from agent.runtime.first_signals import install_handlers  # noqa: PLC0415 - for a run only
 
-        listen()
+        install_handlers()
     if verb in RUNS or os.getpid() == 1:
-        from agent.runtime.parent import become_parent  # noqa: PLC0415 - not for a mere question
+        from agent.runtime.parent import become_parent  # noqa: PLC0415 - not for other verbs
 
         code = become_parent(of_a_run=verb in RUNS)
         if code is not None:
             return code
-    # What imports make is no garbage, and to look for it after every 700 objects takes a tenth of
-    # the start. Later the collector runs as before, only more rarely.
+    # Imports create no garbage, but collecting after every 700 objects takes a tenth of the start.
     gc.set_threshold(50_000)
     return _program(verb)()
 

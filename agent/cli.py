@@ -1,4 +1,4 @@
-"""The command line: verbs only; errors are caught once, here."""
+"""The command line: parses verbs, and reports errors."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ from typing import TYPE_CHECKING
 
 from agent import __version__
 from agent.base.errors import AgentError, SettingsError
-from agent.boot import planning
+from agent.boot import plan_input
 from agent.record.log import say
 from agent.record.writer import FLUSH_LIMIT, finish_all
 from agent.runtime import parent
-from agent.runtime.exiting import exit_now, in_time
-from agent.runtime.streams import make_streams_safe
+from agent.runtime.signals import exit_now, make_streams_safe, run_within
 from agent.settings import load
 from agent.settings.jobs import BY_NAME
+from agent.settings.load import text_table
 from agent.settings.redact import redactor_for
-from agent.settings.show import text_table
 
 if TYPE_CHECKING:
     import argparse
@@ -40,46 +39,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     before, command = _split(arguments)
     try:
-        if before == ["run"] or not arguments:  # what every pod runs: that needs no parser
+        if before == ["run"] or not arguments:  # the default of a pod, without the cost of a parser
             code = _boot(command)
         else:
             options = _parse(before, command)
             code = options.act(options, command)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader, `head` for one, has seen enough
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
         return 130
     except SettingsError as error:
-        return _fail(error.exit_code, partial(_tell_settings, error))
+        return _report_failure(error.exit_code, partial(_print_settings_error, error))
     except AgentError as error:
         sentence = _clean(f"pod-agent: {error.sentence()}")
-        return _fail(error.exit_code, partial(print, sentence, file=sys.stderr))
+        return _report_failure(error.exit_code, partial(print, sentence, file=sys.stderr))
     return code
 
 
-def _fail(code: int, tell: Callable[[], None]) -> int:
-    """Tell why it failed, though perhaps nobody reads it; return the code."""
-    heard = False
+def _report_failure(code: int, print_error: Callable[[], None]) -> int:
+    """Print an error within a time limit, since stderr may block; return the code."""
+    printed = False
 
-    def told() -> None:
-        nonlocal heard
+    def report() -> None:
+        nonlocal printed
         with suppress(OSError):
-            tell()
+            print_error()
             sys.stderr.flush()
-            heard = True
+            printed = True
 
-    finish_all()  # what was said comes before
-    in_time(FLUSH_LIMIT, told)
-    if not heard:  # Python's own end would wait for the reader, or make it 120
+    finish_all()  # earlier log lines come first
+    run_within(FLUSH_LIMIT, report)
+    if not printed:  # a normal exit would block on stderr, or end with 120
         exit_now(code)
-    parent.settle(code)  # a disk may hold a thread of ours
+    parent.send_exit_code(code)  # a slow disk may block one of our threads
     return code
 
 
 def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
-    """Part our own arguments from the job's command."""
+    """Split our arguments from the job's command at `--`."""
     if "--" not in arguments:
         return arguments, None
     at = arguments.index("--")
@@ -87,24 +86,24 @@ def _split(arguments: list[str]) -> tuple[list[str], list[str] | None]:
 
 
 def _parse(before: list[str], command: list[str] | None) -> argparse.Namespace:
-    """Read verb and flags; a slip of the hand is told with what was probably meant."""
+    """Parse verb and flags; suggest the verb that was probably meant."""
     parser, verbs = _parser()
     given = next((word for word in before if not word.startswith("-")), None)
     if given is not None and given not in verbs:
         parser.error(_no_verb(given, verbs, [*before[before.index(given) :], *(command or ())]))
     options, unknown = parser.parse_known_args(before)
     if unknown:
-        told = f"unrecognized arguments: {shlex.join(unknown)}"
+        message = f"unrecognized arguments: {shlex.join(unknown)}"
         if options.verb in _TAKE_A_COMMAND and not unknown[0].startswith("-"):
-            told += _how_to_run(options.verb, [*unknown, *(command or ())])
-        parser.error(told)
+            message += _how_to_run(options.verb, [*unknown, *(command or ())])
+        parser.error(message)
     if command is not None and options.verb not in _TAKE_A_COMMAND:
         parser.error(f"{options.verb} takes no command after --")
     return options
 
 
 def _no_verb(given: str, verbs: Sequence[str], words: list[str]) -> str:
-    import difflib  # noqa: PLC0415 - for a slip of the hand only
+    import difflib  # noqa: PLC0415 - only for a misspelled verb
 
     close = difflib.get_close_matches(given, verbs, n=1)
     if close:
@@ -117,14 +116,14 @@ def _how_to_run(verb: str, words: list[str]) -> str:
 
 
 def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
-    """Return the parser, and the verbs that it knows."""
-    import argparse  # noqa: PLC0415 - 10 ms that a pod has no use for
+    """Return the parser and its verbs."""
+    import argparse  # noqa: PLC0415 - takes 10 ms, which `run` does not need
 
     class Version(argparse.Action):
-        """Prints the versions, which are looked up only where they are asked for."""
+        """Prints the versions, which are read only on request."""
 
         def __call__(self, *_ignored: object) -> None:
-            _tell_versions()
+            _print_versions()
             raise SystemExit(0)
 
     parser = argparse.ArgumentParser(
@@ -142,29 +141,32 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     _verb(verbs, "run", _run, "boot this node, run the job, end with its exit code (default)")
     _verb(verbs, "plan", _plan, "print what run would do, and touch nothing")
     doctor = _verb(verbs, "doctor", _doctor, "check this machine and its settings")
-    doctor.add_argument("--json", action="store_true", help="for machines")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     doctor.add_argument(
         "--all", action="store_true", help="every node of a running cluster, by its head"
     )
-    status = _verb(verbs, "status", _status, "ask the head's agent how it stands")
-    status.add_argument("--json", action="store_true", help="for machines")
+    status = _verb(verbs, "status", _status, "show the state of the run, from the head's agent")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument("--watch", action="store_true", help="update until the run ends")
     status.add_argument(
-        "--watch", action="store_true", help="go on as it changes, to the run's end"
+        "--live", action="store_true", help="check only whether this node's agent is up: 0 or 69"
     )
-    status.add_argument(
-        "--live", action="store_true", help="only whether this node's own agent lives: 0 or 69"
+    _verb(
+        verbs,
+        "stop",
+        _stop,
+        "stop the run as SIGTERM on the head does, and wait until it has ended",
     )
-    _verb(verbs, "stop", _stop, "end the run as SIGTERM on the head would, and wait for its end")
-    told = _verb(
-        verbs, "explain", _explain, "a run's story in ten lines: what took long, why it ended"
+    explain = _verb(
+        verbs, "explain", _explain, "summarize a run in ten lines: what took long, why it ended"
     )
-    told.add_argument(
+    explain.add_argument(
         "folder",
         metavar="RUN FOLDER",
         nargs="?",
         help="a run's, or a node's in it; default: the last",
     )
-    logs = _verb(verbs, "logs", _logs, "a log's text, of any node, through the head's agent")
+    logs = _verb(verbs, "logs", _logs, "print a log of any node, through the head's agent")
     logs.add_argument(
         "words",
         metavar="NODE LOG",
@@ -172,10 +174,12 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
         help="a node's name (default: the head), and agent, ray, job or a service (default: the "
         "job; of a worker, the agent)",
     )
-    logs.add_argument("--follow", action="store_true", help="go on as the log grows")
-    _verb(verbs, "env", _env, "the table of environment variables, as they are now")
-    _verb(verbs, "recipes", _recipes, "the jobs that are known by name, one a line")
-    recipe = _verb(verbs, "recipe", _recipe, "the command that a recipe would submit, and why")
+    logs.add_argument("--follow", action="store_true", help="follow the log as it grows")
+    _verb(verbs, "env", _env, "list all environment variables with their current values")
+    _verb(verbs, "recipes", _recipes, "list the recipes, one a line")
+    recipe = _verb(
+        verbs, "recipe", _recipe, "print the command that a recipe would submit, and why"
+    )
     recipe.add_argument("name", metavar="NAME", choices=tuple(BY_NAME), help="see `recipes`")
     recipe.add_argument("--nodes", required=True, metavar="N", help="how many would join")
     recipe.add_argument("--gpus", required=True, metavar="G", help="of each: 8, or 8,8,4")
@@ -183,7 +187,7 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     recipe.add_argument(
         "--framework-version", metavar="V", help="default: the one installed here, else the newest"
     )
-    recipe.add_argument("--json", action="store_true", help="for machines")
+    recipe.add_argument("--json", action="store_true", help="print JSON")
     verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
     verbs.add_parser("retriever", help="the bundled stand-in for Search-R1's retrieval server")
     verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
@@ -201,16 +205,13 @@ def _verb(
     return parser
 
 
-def _tell_versions() -> None:
-    from agent.node.ray_python import find  # noqa: PLC0415 - for --version only
+def _print_versions() -> None:
+    from agent.node.pythons import find_ray  # noqa: PLC0415 - for --version only
 
-    ray = find(os.environ.get("PATH"))
-    there = "" if ray.executable == sys.executable else f" ({ray.executable})"
+    ray = find_ray(os.environ.get("PATH"))
+    where = "" if ray.executable == sys.executable else f" ({ray.executable})"
     found = f"Ray {ray.version or 'not installed'}"
-    print(f"pod-agent {__version__}, Python {ray.python}{there}, {found}")
-
-
-# --- the verbs ---------------------------------------------------------------------------------
+    print(f"pod-agent {__version__}, Python {ray.python}{where}, {found}")
 
 
 def _run(_options: argparse.Namespace, command: list[str] | None) -> int:
@@ -231,7 +232,7 @@ def _run_safely(command: list[str] | None) -> Outcome:
         return run.run(dict(os.environ), command)
     except AgentError:
         raise
-    except Exception as failure:  # noqa: BLE001 - a bug before there is a folder to tell it in
+    except Exception as failure:  # noqa: BLE001 - a bug before the run folder exists
         return run.bug(failure)
 
 
@@ -239,22 +240,22 @@ def _plan(_options: argparse.Namespace, command: list[str] | None) -> int:
     from agent.plan.show import render  # noqa: PLC0415 - one verb, one import
 
     environ = dict(os.environ)
-    plan = planning.plan_of(environ, command)
-    print(render(plan, redactor_for(environ, plan.settings, plan.told_by_file)))
+    plan = plan_input.plan_from_environment(environ, command)
+    print(render(plan, redactor_for(environ, plan.settings, plan.services_file_texts)))
     return 0
 
 
 def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
-    from agent.checks import Level  # noqa: PLC0415 - one verb, one import
+    from agent.checks.finding import Level  # noqa: PLC0415 - one verb, one import
     from agent.plan.show import finding_line  # noqa: PLC0415 - one verb, one import
 
     if options.all:
-        from agent.control.doctor_all import show  # noqa: PLC0415 - same
+        from agent.control.verbs import show_findings  # noqa: PLC0415 - same
         from agent.plan.plan import log_root  # noqa: PLC0415 - same
 
         environ = dict(os.environ)
-        return show(environ, log_root(load(environ).settings), as_json=options.json)
-    findings = planning.examine_machine(dict(os.environ))
+        return show_findings(environ, log_root(load(environ).settings), as_json=options.json)
+    findings = plan_input.examine_machine(dict(os.environ))
     failed = any(finding.level is Level.FAIL for finding in findings)
     if options.json:
         rows = [
@@ -272,17 +273,17 @@ def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
 
     environ = dict(os.environ)
     if options.live:
-        return status.is_live(environ)
+        return status.check_live(environ)
     if not options.watch:
-        return status.show(environ, as_json=options.json)
-    from agent.control.watch import watch  # noqa: PLC0415 - same
+        return status.print_status(environ, as_json=options.json)
+    from agent.control.verbs import watch_status  # noqa: PLC0415 - same
     from agent.plan.plan import log_root  # noqa: PLC0415 - same
 
-    return watch(environ, log_root(load(environ).settings), as_json=options.json)
+    return watch_status(environ, log_root(load(environ).settings), as_json=options.json)
 
 
 def _stop(_options: argparse.Namespace, _command: list[str] | None) -> int:
-    from agent.control.stop import stop  # noqa: PLC0415 - one verb, one import
+    from agent.control.verbs import stop  # noqa: PLC0415 - one verb, one import
     from agent.plan.plan import log_root  # noqa: PLC0415 - same
 
     environ = dict(os.environ)
@@ -291,7 +292,7 @@ def _stop(_options: argparse.Namespace, _command: list[str] | None) -> int:
 
 def _explain(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent.plan.plan import log_root  # noqa: PLC0415 - one verb, one import
-    from agent.record.story import explain  # noqa: PLC0415 - same
+    from agent.record.explain import explain  # noqa: PLC0415 - same
 
     folder = options.folder or log_root(load(dict(os.environ)).settings) / "latest"
     print(_clean("\n".join(explain(Path(folder)))))
@@ -299,7 +300,7 @@ def _explain(options: argparse.Namespace, _command: list[str] | None) -> int:
 
 
 def _logs(options: argparse.Namespace, _command: list[str] | None) -> int:
-    from agent.control.logs import show  # noqa: PLC0415 - one verb, one import
+    from agent.control.verbs import show_logs  # noqa: PLC0415 - one verb, one import
     from agent.plan.plan import log_root  # noqa: PLC0415 - same
 
     if len(options.words) > 2:
@@ -307,7 +308,7 @@ def _logs(options: argparse.Namespace, _command: list[str] | None) -> int:
         return 2
     environ = dict(os.environ)
     root = log_root(load(environ).settings)
-    return show(environ, root, options.words, follow=options.follow)
+    return show_logs(environ, root, options.words, follow=options.follow)
 
 
 def _env(_options: argparse.Namespace, _command: list[str] | None) -> int:
@@ -327,7 +328,7 @@ def _recipe(options: argparse.Namespace, _command: list[str] | None) -> int:
     from agent.boot import recipe_verb  # noqa: PLC0415 - one verb, one import
 
     sizes = (options.nodes, options.gpus, options.cpus)
-    wanted = recipe_verb.Wanted(options.name, *sizes, options.framework_version)
+    wanted = recipe_verb.RecipeQuery(options.name, *sizes, options.framework_version)
     try:
         shown = recipe_verb.show(dict(os.environ), wanted)
     except recipe_verb.UsageError as error:
@@ -335,11 +336,11 @@ def _recipe(options: argparse.Namespace, _command: list[str] | None) -> int:
         return 2
     for warning in shown.warnings:
         print(f"pod-agent: {warning}", file=sys.stderr)
-    print(_clean(shown.as_json() if options.json else shown.as_text()))
+    print(_clean(shown.to_json() if options.json else shown.to_text()))
     return 0
 
 
-def _tell_settings(error: SettingsError) -> None:
+def _print_settings_error(error: SettingsError) -> None:
     print("pod-agent: the settings are wrong, nothing was started:", file=sys.stderr)
     for problem in error.problems:
         print(_clean(f"  {problem.sentence()}"), file=sys.stderr)

@@ -1,1 +1,1 @@
-"""What all rooms share: how a run can end, errors with their remedy, ports, addresses."""
+"""Shared by all layers: outcomes, errors with remedies, ports, text helpers."""

@@ -1,26 +1,26 @@
-"""The one hierarchy of errors: each says what happened, why, and what to do about it."""
+"""The errors of the agent: each has a message, a cause and a remedy."""
 
 from __future__ import annotations
 
-from agent.base.outcome import BEFORE_ALL, Kind, Outcome
+from agent.base.outcome import STARTING, Kind, Outcome
 from agent.base.value import dataclass
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with what the user asked for, by the variable's name."""
+    """An invalid setting, by the variable's name."""
 
     variable: str
     got: str
     expected: str
 
     def sentence(self) -> str:
-        """Say the problem and its remedy in one line."""
+        """Return the problem and its remedy in one line."""
         return f"{self.variable}: got {self.got}; expected {self.expected}"
 
 
 class AgentError(Exception):
-    """Something a user can cause or meet: never shown with a traceback."""
+    """An error that a user can cause; it is shown without a traceback."""
 
     kind = Kind.BUG
     exit_code = 70
@@ -34,21 +34,21 @@ class AgentError(Exception):
 
     @property
     def reason(self) -> str:
-        """Say what happened and why."""
+        """Return what happened and why."""
         return f"{self.what}: {self.why}" if self.why else self.what
 
     def sentence(self) -> str:
-        """Say all of it in one line."""
+        """Return reason and remedy in one line."""
         return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
 
     def outcome(self) -> Outcome:
-        """Return the end of a run that could not begin."""
+        """Return the outcome of a run that this error prevents from starting."""
         code, reason = self.exit_code, self.reason
-        return Outcome(self.kind, code, reason, BEFORE_ALL, self.culprit, self.remedy)
+        return Outcome(self.kind, code, reason, STARTING, self.culprit, self.remedy)
 
 
 class SettingsError(AgentError):
-    """The environment asks for something impossible; all problems at once."""
+    """The settings are invalid; holds all problems at once."""
 
     kind = Kind.REFUSED
     exit_code = 78
@@ -63,18 +63,18 @@ class SettingsError(AgentError):
         )
         self.problems = problems
         self.hints = hints
-        """What else may explain them, such as a variable whose name is nearly ours."""
+        """Possible causes, such as a misspelled variable."""
 
 
 class PreflightError(AgentError):
-    """This machine cannot do what was asked of it."""
+    """This machine does not meet the requirements of the run."""
 
     kind = Kind.REFUSED
     exit_code = 78
 
 
 class UnavailableError(AgentError):
-    """Something this run needs never came up in time."""
+    """Something that the run needs was not available in time."""
 
     kind = Kind.UNAVAILABLE
     exit_code = 69

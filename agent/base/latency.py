@@ -1,36 +1,34 @@
-"""How fast a service answers: the last answer, and how many came within which time."""
+"""How fast a service answers: the last answer, and a histogram of all."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+from agent.base.ranges import Count, MaxItems, Seconds
 from agent.base.value import dataclass
 
-if TYPE_CHECKING:
-    from agent.base.ranges import Count, Most, Seconds
-
-BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
-"""Seconds, from below; what takes longer is counted beyond the last."""
-_PLACES = len(BOUNDS) + 1
+LATENCY_BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds in seconds; slower answers are counted in one more bucket."""
+_BUCKETS = len(LATENCY_BOUNDS) + 1
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Of one service, since its node's agent began."""
+    """Answer times of one service since its node's agent started."""
 
     last: Seconds = 0.0
     total: Seconds = 0.0
-    counts: Annotated[tuple[Count, ...], Most(_PLACES, least=_PLACES)] = (0,) * _PLACES
-    """Answers by bound: each counts once, at the first bound that it kept."""
+    counts: Annotated[tuple[Count, ...], MaxItems(_BUCKETS, minimum=_BUCKETS)] = (0,) * _BUCKETS
+    """Answers per bucket, not cumulative."""
 
     @property
     def count(self) -> int:
-        """Return how many answers came."""
+        """Return the number of answers."""
         return sum(self.counts)
 
     def with_answer(self, seconds: float) -> Latency:
-        """Return it with one more answer."""
-        place = sum(seconds > bound for bound in BOUNDS)
+        """Return a copy that counts one more answer."""
+        bucket = sum(seconds > bound for bound in LATENCY_BOUNDS)
         counts = [*self.counts]
-        counts[place] += 1
+        counts[bucket] += 1
         return Latency(round(seconds, 4), round(self.total + seconds, 4), tuple(counts))

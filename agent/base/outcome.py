@@ -1,4 +1,4 @@
-"""How a run ended: one value, from which exit code, outcome.json and the last line follow."""
+"""How a run ended: exit code, reason and remedy in one value."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from agent.base.ranges import ExitCode
 
 
-BEFORE_ALL = "starting"
-"""The phase of a run that could not begin."""
+STARTING = "starting"
+"""The phase of a run that failed before its first phase."""
 HIGHEST_CODE = 255
-"""An exit code above it loses its higher bits: 1792 is 0, success."""
+"""The largest exit code: the kernel keeps 8 bits, so 1792 would become 0."""
 
 
 class Kind(str, Enum):
-    """The seven ways for a run to end."""
+    """The kinds of outcomes."""
 
     DONE = "done"
     JOB_FAILED = "job-failed"
@@ -35,7 +35,7 @@ class Kind(str, Enum):
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a run, as the user reads it and as the other nodes hear it."""
+    """The outcome of a run, as the user reads it and as the head sends it to the workers."""
 
     kind: Kind
     exit_code: ExitCode
@@ -44,39 +44,39 @@ class Outcome:
     culprit: str = ""
     remedy: str = ""
     is_jobs_verdict: bool = False
-    """True where the job itself ended."""
+    """True if the job itself ended."""
     attempts_are_used_up: bool = False
-    """True where the attempts at the job were lost, and no other may follow."""
+    """True if every allowed attempt was lost."""
     is_superseded: bool = False
-    """True where a later head of the same run goes on with it: this end is no other node's."""
+    """True if a later head continues the run: then this outcome is of this node alone."""
 
     @property
-    def is_worth_a_hold(self) -> bool:
-        """Say whether a pod is held for it, which would be started again and could do no more."""
+    def holds_pod(self) -> bool:
+        """Return whether AGENT_ON_DONE=hold holds the pod: a restart could not do more."""
         return self.is_jobs_verdict or self.attempts_are_used_up
 
     @property
     def is_failure(self) -> bool:
-        """Say whether it ended otherwise than well or as it was asked to."""
+        """Return whether the run neither succeeded nor was stopped."""
         return self.exit_code != 0 and self.kind is not Kind.STOPPED
 
     @property
-    def is_worth_a_bundle(self) -> bool:
-        """Say whether there are logs to look at: of a run that could not begin there are none."""
-        return self.is_failure and self.phase != BEFORE_ALL
+    def needs_bundle(self) -> bool:
+        """Return whether a diagnostics bundle is useful: a run that never started has no logs."""
+        return self.is_failure and self.phase != STARTING
 
     def sentence(self) -> str:
-        """Say the end in one line, the last that this node prints."""
+        """Return the outcome in one line, the last that this node prints."""
         text = f"{self.kind.value}: {self.reason} (exit code {self.exit_code})"
         return f"{text}. {self.remedy}" if self.remedy else text
 
     def to_dict(self) -> dict[str, object]:
-        """Return what travels to the workers and into outcome.json."""
+        """Return the form that is sent to the workers and written to outcome.json."""
         return {**dataclasses.asdict(self), "kind": self.kind.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Outcome:
-        """Read what `to_dict` wrote; raises ValueError or KeyError where it is not that."""
+        """Read what `to_dict` returned; raises ValueError or KeyError for other data."""
         code = data["exit_code"]
         if type(code) is not int or not 0 <= code <= HIGHEST_CODE:
             raise ValueError(f"exit_code: expected a whole number from 0 to {HIGHEST_CODE}")
@@ -94,10 +94,7 @@ class Outcome:
 
 
 def shell_code(returncode: int) -> int:
-    """Return a process's end as a shell tells it: 128+n for signal n.
-
-    A code that no process can exit with, as others may report one, is the highest.
-    """
+    """Return the exit code as a shell reports it: 128+n for signal n, at most 255."""
     return min(128 - returncode if returncode < 0 else returncode, HIGHEST_CODE)
 
 
@@ -112,9 +109,9 @@ def name_of_code(code: int) -> str:
 
 
 def stopped(signum: int, *, expected: bool) -> Outcome:
-    """Return the end that a signal asked for; `expected` where staying was the whole task.
+    """Return the outcome of a run that a signal stopped.
 
-    It is named as what it was; its code tells Ctrl-C from all others, which end as SIGTERM does.
+    The code is 0 where a stop is `expected` (AGENT_JOB=none), 130 after SIGINT, else 143.
     """
     name = name_of_signal(signum)
     code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
@@ -122,7 +119,7 @@ def stopped(signum: int, *, expected: bool) -> Outcome:
 
 
 def name_of_signal(signum: int) -> str:
-    """Name a signal: 'SIGHUP', or 'signal 37' for most of those that have no fixed use."""
+    """Name a signal: 'SIGHUP', or 'signal 37' for real-time signals."""
     try:
         return signal.Signals(signum).name
     except ValueError:

@@ -1,19 +1,19 @@
-"""How to start ourselves again, without a user's own `agent` package getting in the way."""
+"""The argv that starts this agent again, even next to a user's package named `agent`."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-_TAKEN_APART = re.compile(r"""[\s|&;()<>$`\\"'*?]|\{[^}]*(?:,|\.\.)[^}]*\}""")
-"""What stays no part of a word in an unquoted shell line (tried with bash 5.2 and Ray 2.60)."""
+_SHELL_SPECIAL = re.compile(r"""[\s|&;()<>$`\\"'*?]|\{[^}]*(?:,|\.\.)[^}]*\}""")
+"""What a shell does not keep as part of an unquoted word (bash 5.2)."""
 
 
 def own_command(python: str, *arguments: str) -> list[str]:
-    """Return an argv that runs this very agent: by its file, since `-m` would search the cwd."""
+    """Return an argv that runs this agent by its file, since `-m` searches the cwd first."""
     return [python, str(Path(__file__).parents[1] / "__main__.py"), *arguments]
 
 
-def is_special_to_a_shell(path: str) -> bool:
-    """Say whether a path becomes something else in a shell line that does not quote it."""
-    return _TAKEN_APART.search(path) is not None
+def needs_shell_quoting(path: str) -> bool:
+    """Return whether a shell changes this path unless it is quoted."""
+    return _SHELL_SPECIAL.search(path) is not None

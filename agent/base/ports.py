@@ -1,4 +1,4 @@
-"""The port map of a node: fixed numbers below the range from which kernels hand out ports."""
+"""The ports of a node: fixed numbers below the kernel's ephemeral range."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST = 65_535
 
 @dataclass(frozen=True)
 class PortBase:
-    """The numbers that a port map starts from, where nothing was set by hand."""
+    """The default ports of a node; a platform may have others."""
 
     gcs: int = 6379
     dashboard: int = 8265
@@ -30,7 +30,7 @@ DEFAULTS = PortBase()
 
 @dataclass(frozen=True)
 class Ports:
-    """Every port that a node listens on, Ray's inner ones included."""
+    """Every port that a node listens on, including Ray's internal ones."""
 
     gcs: int
     dashboard: int
@@ -49,7 +49,7 @@ class Ports:
 def port_map(
     gcs: int | None, dashboard: int | None, agent: int | None, base: PortBase = DEFAULTS
 ) -> Ports:
-    """Lay out the ports: Ray's inner ones follow the agent's own, so one number moves them all."""
+    """Return the ports; Ray's internal ones follow the agent's, so one number moves them all."""
     own = agent or base.agent
     return Ports(
         gcs=gcs or base.gcs,
@@ -76,12 +76,12 @@ _WORKER_BLOCKS = 10
 _FIRST_WORKER_BLOCK = 10_000
 
 
-def shifted(job_id: int) -> PortBase:
-    """Return a job's own block of ports, so that jobs that share a host keep clear of each other.
+def ports_for_job(job_id: int) -> PortBase:
+    """Return a block of ports for a job, so that jobs on one host do not conflict.
 
-    Jobs whose ids differ in the last digit share nothing. Ids that agree in it, but not in the
-    last three, share only the workers' range, of which Ray takes no port that is in use. Two jobs
-    1000 ids apart would meet, and the second is told so: its ports are proved free at its start.
+    Ids that differ in the last digit share no port. Ids that agree in it, but not in the last
+    three, share only the range of Ray's workers, where Ray skips ports in use. Two jobs whose ids
+    differ by a multiple of 1000 conflict: the check of free ports refuses the second.
     """
     block = _FIRST_BLOCK + job_id % _BLOCKS * _BLOCK
     workers = _FIRST_WORKER_BLOCK + job_id % _WORKER_BLOCKS * _WORKER_BLOCK
@@ -89,19 +89,19 @@ def shifted(job_id: int) -> PortBase:
         gcs=block,
         dashboard=block + 1,
         client=block + 2,
-        agent=block + 3,  # the inner ones follow, up to the block's last
+        agent=block + 3,  # Ray's internal ports follow, up to the end of the block
         first_worker=workers,
         last_worker=workers + _WORKER_BLOCK - 1,
     )
 
 
-def collisions(ports: Ports, reward: int | None) -> list[str]:
-    """Name every pair of listeners that would meet on one port."""
-    return meetings(listening(ports), reward, (ports.first_worker, ports.last_worker))
+def port_map_conflicts(ports: Ports, reward: int | None) -> list[str]:
+    """Describe every conflict between the ports of a node."""
+    return port_conflicts(single_ports(ports), reward, (ports.first_worker, ports.last_worker))
 
 
-def listening(ports: Ports) -> dict[str, int]:
-    """Return every single port by who listens there; Ray's workers have a range beside them."""
+def single_ports(ports: Ports) -> dict[str, int]:
+    """Return the port of every listener, without the range of Ray's workers."""
     return {
         f.name.replace("_", " "): getattr(ports, f.name)
         for f in fields(ports)
@@ -109,10 +109,10 @@ def listening(ports: Ports) -> dict[str, int]:
     }
 
 
-def meetings(
+def port_conflicts(
     single: Mapping[str, int], reward: int | None, workers: tuple[int, int] | None = None
 ) -> list[str]:
-    """Name what meets among some listeners, the reward server and the range of Ray's workers."""
+    """Describe conflicts between these ports, the reward server and the range of Ray's workers."""
     everything = {**single, **({} if reward is None else {"reward server": reward})}
     found = []
     names = list(everything)
@@ -132,8 +132,10 @@ def meetings(
     return found
 
 
-def by_hand(gcs: int | None, dashboard: int | None, agent: int | None) -> dict[str, int]:
-    """Return the listeners whose ports are settled by what was set, whatever the platform."""
+def ports_from_settings(
+    gcs: int | None, dashboard: int | None, agent: int | None
+) -> dict[str, int]:
+    """Return the ports that follow from these settings, whatever the platform."""
     found = {} if gcs is None else {"gcs": gcs}
     if dashboard is not None:
         found["dashboard"] = dashboard

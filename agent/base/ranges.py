@@ -1,7 +1,7 @@
-"""What the fields of messages between nodes may hold, declared as the types of these fields.
+"""Types that limit the fields of messages between nodes.
 
-A message is read by its types (control/fields.py): a number outside its range is refused with the
-name of the field; a text has no control characters and is cut where it is too long.
+control/protocol.py refuses a number outside its range, and a list that is too long or too short.
+It removes control characters from a text and cuts one that is too long.
 """
 
 from __future__ import annotations
@@ -11,71 +11,71 @@ from typing import Annotated, NamedTuple
 
 
 class Range(NamedTuple):
-    """The least and the greatest value of a number; NaN is in no range."""
+    """The smallest and the largest value of a number; NaN is in no range."""
 
-    least: float
-    greatest: float
+    minimum: float
+    maximum: float
 
 
 class Text(NamedTuple):
-    """How long a text may be; a longer one is cut."""
+    """The length of a text; a longer one is cut."""
 
-    longest: int
-    is_needed: bool = False
-    """True where '' is refused."""
-    has_lines: bool = False
-    """True for the end of a log: it keeps its line ends, and is cut at its beginning."""
+    max_length: int
+    required: bool = False
+    """True if '' is refused."""
+    multiline: bool = False
+    """True for the end of a log: it keeps its line ends and is cut at its start."""
 
 
-class Most(NamedTuple):
-    """How many items a list, or a mapping, may have, and how many it must have."""
+class MaxItems(NamedTuple):
+    """The largest and the smallest length of a list or mapping."""
 
     items: int
-    least: int = 0
+    minimum: int = 0
 
 
 TEXT = Text(2_000)
-"""Of every `str` that declares nothing else."""
-ITEMS = Most(64)
-"""Of every list and mapping that declares nothing else."""
+"""The limit of a `str` without another one."""
+ITEMS = MaxItems(64)
+"""The limit of a list or mapping without another one."""
 
-Name = Annotated[str, Text(253, is_needed=True)]
-"""What DNS allows."""
-Required = Annotated[str, Text(2_000, is_needed=True)]
-Shown = Annotated[str, Text(500)]
-"""A line that a person is shown."""
+Name = Annotated[str, Text(253, required=True)]
+"""The longest name that DNS allows."""
+Required = Annotated[str, Text(2_000, required=True)]
+Line = Annotated[str, Text(500)]
+"""One line for a person."""
 LONGEST_TAIL = 16 << 10
-Tail = Annotated[str, Text(LONGEST_TAIL, has_lines=True)]
+Tail = Annotated[str, Text(LONGEST_TAIL, multiline=True)]
 
 Count = Annotated[int, Range(0, 2**53)]
-"""Nothing is ever made in such a number."""
+"""2**53 is more than any count reaches."""
 Attempt = Annotated[int, Range(0, 10_000)]
 """AGENT_JOB_RETRIES allows 1,000."""
 Epoch = Annotated[int, Range(0, 10**15)]
 """Milliseconds since 1970."""
 Rank = Annotated[int, Range(0, 999_999)]
 Gpus = Annotated[int, Range(0, 1_024)]
-"""Of one node, as AGENT_NUM_GPUS."""
+"""GPUs of one node, with the limit of AGENT_NUM_GPUS."""
 Cpus = Annotated[int, Range(0, 100_000)]
-"""Of one node, as AGENT_NUM_CPUS."""
+"""CPUs of one node, with the limit of AGENT_NUM_CPUS."""
 Bytes = Annotated[int, Range(0, 2**64)]
 Limit = Annotated[int, Range(-1, 2**64)]
-"""A limit of the kernel's: -1 where there is none."""
+"""A kernel limit; -1 for none."""
 UserId = Annotated[int, Range(0, 2**32)]
 Port = Annotated[int, Range(0, 65_535)]
 ExitCode = Annotated[int, Range(0, 255)]
 Surplus = Annotated[int, Range(-(2**64), 2**64)]
-"""What is left below a limit, or missing."""
+"""The distance to a limit; negative above it."""
 Seconds = Annotated[float, Range(0, 1e9)]
-Moment = Annotated[float, Range(0, 1e12)]
+Timestamp = Annotated[float, Range(0, 1e12)]
 """Seconds since 1970."""
 Difference = Annotated[float, Range(-1e12, 1e12)]
 """Seconds between two moments."""
 
 MOST_ADDRESSES = 4
-"""Of a machine with more at one interface, or a name with more, a hello leaves the rest out."""
-Addresses = Mapping[str, Annotated[tuple[str, ...], Most(MOST_ADDRESSES)]]
-"""By interface or by name."""
-SEATS = Most(20_000)
-"""Nodes that share a job: EXPECTED_WORKERS allows 10,000."""
-Variables = Annotated[Mapping[str, str], Most(256)]
+"""The most addresses of one interface or name in a hello; further ones are left out."""
+Addresses = Mapping[str, Annotated[tuple[str, ...], MaxItems(MOST_ADDRESSES)]]
+"""Addresses by interface or by name."""
+JOB_NODES = MaxItems(20_000)
+"""The nodes of a job: EXPECTED_WORKERS allows 10,000."""
+Variables = Annotated[Mapping[str, str], MaxItems(256)]

@@ -1,1 +1,1 @@
-"""What `run` does on a head and on a worker: decisions become effects, effects become events."""
+"""Run the head or a worker: perform the actions of the decisions, and feed events back."""

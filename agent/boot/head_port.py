@@ -1,4 +1,4 @@
-"""The head's port for its workers: opened for them, and closed when they have heard the end."""
+"""The agent's port on the head: opened, the first reply to workers, their goodbyes."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 
 def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:
-    """Take the agent's port on the head's own address: workers may call from now on.
+    """Open the agent's port on the head's own address, where workers can report early.
 
-    An unfit head takes it for them to hear so, unless that is what is refused.
+    A head that refuses to run opens it too, so that its workers get the refusal, unless the port
+    itself is refused.
     """
-    if ip == "127.0.0.1":  # that one is taken already
+    if ip == "127.0.0.1":  # already open
         return []
     if refusal is not None and not may_listen_on(ip, plan.settings):
         return []
@@ -39,18 +40,18 @@ def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socke
     except PreflightError:
         if refusal is None:
             raise
-        return []  # the refusal at hand says more
+        return []  # the refusal explains more
 
 
 async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
-    """Return the reply that workers get before anything was decided, once its epoch is on disk."""
+    """Return the reply to workers before the first decision, once its epoch is on disk."""
     from agent.control.protocol import Reply  # noqa: PLC0415 - while Ray boots
-    from agent.decisions.head.state import Phase  # noqa: PLC0415 - same
+    from agent.decisions.head.state import HeadPhase  # noqa: PLC0415 - same
 
-    await keeper.settled()
+    await keeper.flush()
     return Reply(
         *(keeper.epoch, keeper.run_id),
-        phase=Phase.BOOTING.value,
+        phase=HeadPhase.BOOTING.value,
         ray_ready=False,
         gcs_port=gcs_port,
         news=0,
@@ -59,31 +60,31 @@ async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
     )
 
 
-def expected_of(plan: Plan, keeper: RunKeeper) -> Expected:
-    """Return what workers must agree with this head about; its command, where they start it."""
+def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
+    """Return what workers must agree on: versions, services, and torchrun's command."""
     from agent.control.reports import Expected  # noqa: PLC0415 - while Ray boots
 
     job = "" if plan.torchrun is None else keeper.record.fingerprint
     return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
 
 
-def as_the_heads(plan: Plan, refusal: Outcome) -> Outcome:
-    """Say whose checks refuse, where others will read it."""
+def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
+    """Add the head's name to its refusal where workers read it."""
     if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
         return refusal
     return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")
 
 
-def may_still_call(plan: Plan, listens: Sequence[socket.socket], state: HeadState) -> int:
-    """Return how many workers that were never heard of may be about to call."""
+def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: HeadState) -> int:
+    """Return how many workers that never reported may still do so."""
     given = plan.topology.given_ray is not None  # its workers run no agent
-    return 0 if given or not listens else state.fleet.never_heard(state.required)
+    return 0 if given or not sockets else state.fleet.never_reported_count(state.required)
 
 
-async def farewell(reports: Reports, limit: float, may_call: int) -> None:
-    """Let the workers hear the end, and say who has not."""
-    silent, unheard = await reports.farewell(limit, may_call)
+async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> None:
+    """Wait until the workers have the verdict; log those that did not confirm it."""
+    silent, unreported = await reports.wait_for_goodbyes(limit, may_call)
     for name in silent:
         say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
-    if unheard:
-        say(f"{unheard} never called; one that still comes looks for a head for AGENT_WAIT_HEAD")
+    if unreported:
+        say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")

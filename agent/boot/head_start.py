@@ -1,23 +1,29 @@
-"""The head's first second: its address, its port, its checks, and Ray's start.
+"""The head's first second: its address, its port, its checks, and `ray start`.
 
-All else that the head does is loaded once Ray boots: this file imports only what it needs itself.
+The other modules of the head are imported while Ray boots, so this one imports as little as
+possible.
 """
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base.errors import PreflightError, UnavailableError
 from agent.base.value import dataclass
 from agent.boot import head_port, make_ready
-from agent.boot.own_address import find_own_address
-from agent.boot.requests import Requests
+from agent.boot.run import PendingSignals
 from agent.control.sockets import bind
+from agent.decisions.values import Wait
+from agent.node.addresses import source_towards
 from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.runtime import signals
-from agent.work.where import Place
+from agent.runtime.dns import resolve
+from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.work.where import Placeholders
 
 if TYPE_CHECKING:
     import socket
@@ -26,76 +32,148 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
+    from agent.plan.plan import Address
     from agent.runtime.process import Child
+
+
+async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
+    """Return this node's address; wait until its names resolve to one of them."""
+    if address.ip is not None:
+        return address.ip
+
+    foreign: list[str] = []
+    began = time.monotonic()
+
+    def log_wait(evidence: str) -> None:
+        wait = Wait("address", "this node's own address", limit, evidence)
+        say(wait.sentence(time.monotonic() - began))
+
+    async def check() -> str | NotYet:
+        foreign.clear()
+        if address.route_to is not None:
+            return await _by_route(address.route_to)
+        return await _by_names(address, addresses, foreign)
+
+    try:
+        return await until(check, limit, step=0.1, on_evidence=log_wait)
+    except TimedOutError as error:
+        if foreign:
+            raise _not_ours(address, error.evidence, addresses) from None
+        raise UnavailableError(
+            f"this node's address could not be found as {address.how}",
+            why=error.evidence,
+            remedy="Check DNS, or set AGENT_NODE_IP"
+            if address.route_to
+            else "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
+            culprit="DNS",
+        ) from None
+
+
+async def _by_route(host: str) -> str | NotYet:
+    found = await resolve(host)
+    if isinstance(found, str):
+        return NotYet(found)
+    return source_towards(found[0]) or NotYet(f"no route to {host} ({found[0]})")
+
+
+async def _by_names(
+    address: Address, addresses: tuple[str, ...], foreign: list[str]
+) -> str | NotYet:
+    """Resolve own names; add those that resolve to other nodes to `foreign`."""
+    evidence = []
+    for name in address.names:
+        found = await resolve(name)
+        if isinstance(found, str):
+            evidence.append(found)
+            continue
+        mine = next((a for a in found if a in addresses), None)
+        if mine is not None:
+            return mine
+        evidence.append(f"{name} is {', '.join(found)}, no address of this node")
+        foreign.append(name)
+        if address.must_be_own:
+            raise _not_ours(address, evidence[-1], addresses)
+    return NotYet("; ".join(evidence))
+
+
+def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
+    own = ", ".join(addresses) or "none"
+    return PreflightError(
+        f"this node is not the head it is taken for ({address.how})",
+        why=f"{evidence} (it has: {own})",
+        remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
+        "set RAY_WORKER=1",
+        culprit="HEAD_POD_ID",
+    )
 
 
 @dataclass(frozen=True)
 class HeadStart:
-    """What is there once the first second is over."""
+    """The result of the head's first second."""
 
-    place: Place
+    placeholders: Placeholders
     env: Mapping[str, str]
-    local: list[socket.socket]
+    local_sockets: list[socket.socket]
     """The agent's port on loopback."""
-    listens: list[socket.socket]
+    sockets: list[socket.socket]
     """The agent's port on this node's own address."""
-    unfit: Outcome | None
-    """The refusal of this node's own checks; nothing was started then."""
+    refusal: Outcome | None
+    """The refusal of this node's checks; then nothing was started."""
     ray: Child | None
-    """This node's Ray, where it is ours to start."""
+    """This node's Ray, where the agent starts it."""
 
 
 async def run(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
-    """Be the head."""
-    requests = Requests()
+    """Run the head."""
+    requests = PendingSignals()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(signals.watch, requests.stop, requests.notice)
-        begun = await _begin(node_run, keeper, requests)
-        if begun is None:
+        await tasks.start(signals.watch_signals, requests.on_stop, requests.on_notice)
+        started = await _start(node_run, keeper, requests)
+        if started is None:
             outcome = requests.outcome(expected=node_run.plan.job is None)
         else:
-            from agent.boot.head import Head  # noqa: PLC0415 - 20 ms, while Ray boots
+            from agent.boot.head import HeadAgent  # noqa: PLC0415 - 20 ms, while Ray boots
 
-            head = Head(node_run, keeper, begun)
-            requests.hand_to(head.on_signal, head.on_notice)
+            head = HeadAgent(node_run, keeper, started)
+            requests.forward_to(head.on_signal, head.on_notice)
             outcome = await head.run(tasks)
         tasks.cancel_scope.cancel()
     return outcome
 
 
-async def _begin(run: NodeRun, keeper: RunKeeper, requests: Requests) -> HeadStart | None:
-    """Start Ray as soon as may be; None where a stop was asked for before."""
+async def _start(run: NodeRun, keeper: RunKeeper, requests: PendingSignals) -> HeadStart | None:
+    """Start Ray as early as possible; return None if a stop was requested before."""
     plan = run.plan
-    # The port before all else: a second agent on this node ends here, and harms nothing.
-    local = bind(["127.0.0.1"], plan.ports.agent)
-    keeper.begin()
+    # The port first: a second agent on this node ends here, before it changes anything.
+    local_sockets = bind(["127.0.0.1"], plan.ports.agent)
+    keeper.save_former_state()
     run.folder.become_latest()
     ip = ""
-    with requests.guard():
+    with requests.stop_scope():
         limit = plan.settings.wait_head
         ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
     if not ip:
         return None
-    place = Place(ip, ip, "0", str(run.folder.path))
+    placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
     env = plan.environment(ip, ip)
-    goes_on = run.left is not None and run.left.has_ray
-    unfit = keeper.spent(plan.settings.job_retries)
-    if unfit is not None and run.left is not None:
-        run.left.end_ray()
-    if unfit is None:
-        unfit = make_ready.make_ready(plan, run.left)
-    listens = head_port.open_port(plan, ip, unfit)
-    if not goes_on:
+    keeps_ray = run.surviving is not None and run.surviving.has_ray
+    refusal = keeper.final_outcome(plan.settings.job_retries)
+    if refusal is not None and run.surviving is not None:
+        run.surviving.end_ray()
+    if refusal is None:
+        refusal = make_ready.prepare_machine(plan, run.surviving)
+    sockets = head_port.open_port(plan, ip, refusal)
+    if not keeps_ray:
         keeper.new_epoch(plan.topology.node_name)
     ray = None
-    if unfit is None and plan.own_ray is not None:
-        ray = await start_ray(run, place, env)
-    return HeadStart(place, env, local, listens, unfit, ray)
+    if refusal is None and plan.own_ray is not None:
+        ray = await start_ray(run, placeholders, env)
+    return HeadStart(placeholders, env, local_sockets, sockets, refusal, ray)
 
 
-async def start_ray(run: NodeRun, place: Place, env: Mapping[str, str]) -> Child:
+async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:
     """Start this node's Ray."""
-    if run.left is None or not run.left.has_ray:
-        say(f"starting Ray's head on {place.node_ip}:{run.plan.ports.gcs}")
+    if run.surviving is None or not run.surviving.has_ray:
+        say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
     process = run.plan.process(RAY)
-    return await run.start(process.name, process.command(place), env, process.log)
+    return await run.start(process.name, process.command(placeholders), env, process.log)

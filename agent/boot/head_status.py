@@ -1,4 +1,4 @@
-"""The head's state as the status that `/status`, the page and the metrics show."""
+"""The head's state as /status, findings, metrics and trace show it."""
 
 from __future__ import annotations
 
@@ -6,27 +6,69 @@ from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from agent.checks.finding import Level, group_findings
 from agent.decisions import head
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.state import HeadPhase, WorkerReported
 from agent.decisions.head.waits import service_title
-from agent.decisions.head.workers import NodeState
-from agent.decisions.items import HERE
-from agent.record.outcome_file import Outage
+from agent.decisions.values import HERE
+from agent.record.explain import Timeline
+from agent.record.job_lines import JobLines
+from agent.record.run_folder import OutageRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from agent.control.aside import Aside
-    from agent.decisions.head.roster import Key
-    from agent.decisions.head.state import HeadState, Worker
-    from agent.decisions.items import Item
+    from agent.boot.node_run import NodeRun
+    from agent.boot.run_keeper import RunKeeper
+    from agent.checks.finding import Finding
+    from agent.control.protocol import WorkerStats
+    from agent.decisions.head.fleet import Worker
+    from agent.decisions.head.state import HeadEvent, HeadState, Key
+    from agent.decisions.values import Item
     from agent.plan.plan import Plan
-    from agent.record.timeline import Span, Timeline
+    from agent.record.explain import Span
 
 
-def outages_of(state: HeadState, node: str, utc: Callable[[float], str]) -> tuple[Outage, ...]:
-    """Return when services did not answer, as records have it; `node` is the head's own name."""
+def render_findings(state: HeadState, plan: Plan, clean: Callable[[str], str]) -> dict[str, object]:
+    """Render the checks' findings: each node's own, and those between nodes."""
+    fleet = state.fleet
+    workers = sorted(
+        (worker for worker in fleet.workers.values() if not worker.has_left),
+        key=lambda worker: (worker.effective_rank or 0, worker.name),
+    )
+    of_workers = [
+        (worker.name, fleet.findings[worker.key])
+        for worker in workers
+        if worker.key in fleet.findings
+    ]
+    found = [(plan.topology.node_name, plan.findings), *of_workers]
+    known = {worker.ip for worker in workers if worker.key in fleet.findings}
+    return {
+        "nodes": [name for name, _ in found],
+        "unknown": [name for ip, name in fleet.alive.items() if ip not in known],
+        "findings": [
+            {**_row(row.finding, clean), "nodes": list(row.nodes)} for row in group_findings(found)
+        ],
+        "between": [_row(one, clean) for one in (*state.differences, *state.probes.findings)],
+    }
+
+
+def _row(one: Finding, clean: Callable[[str], str]) -> dict[str, object]:
+    return {
+        "check": one.check,
+        "level": one.level.value,
+        "what": clean(one.what),
+        "remedy": clean(one.remedy),
+    }
+
+
+def outage_records(
+    state: HeadState, node: str, utc: Callable[[float], str]
+) -> tuple[OutageRecord, ...]:
+    """Return the services' outages as records; `node` is the head's name."""
     return tuple(
-        Outage(
+        OutageRecord(
             one.service,
             node if one.node == HERE else one.node,
             utc(one.since),
@@ -36,17 +78,17 @@ def outages_of(state: HeadState, node: str, utc: Callable[[float], str]) -> tupl
     )
 
 
-def status_of(  # noqa: PLR0913 - all that a status tells of
+def render_status(  # noqa: PLR0913 - all that a status shows
     state: HeadState,
     plan: Plan,
     run_id: str,
     epoch: int,
     now: float,
     timeline: Timeline,
-    outages: Sequence[Outage] = (),
-    asides: Mapping[str, Aside] = MappingProxyType({}),
+    outages: Sequence[OutageRecord] = (),
+    worker_stats: Mapping[str, WorkerStats] = MappingProxyType({}),
 ) -> dict[str, object]:
-    """Render the head's state as data, without a secret in it."""
+    """Render the head's state as data without secrets."""
     job, report = None, state.attempt.report
     if plan.job is not None:
         status = report.status.lower() if report else "not submitted"
@@ -55,31 +97,31 @@ def status_of(  # noqa: PLR0913 - all that a status tells of
         "run_id": run_id,
         "epoch": epoch,
         "role": "head",
-        "platform": plan.topology.claim.platform,
+        "platform": plan.topology.platform.name,
         "name": plan.topology.node_name,
         "phase": state.phase.value,
         "seconds": round(now, 1),
-        "seconds_in_phase": round(now - state.since, 1),
+        "seconds_in_phase": round(now - state.phase_since, 1),
         "phases": _spans(timeline.phases),
-        "waits": [wait.to_dict(now) for wait in head.waits(state)],
+        "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
         "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
-        "nodes": _nodes(state, now, timeline, asides),
+        "nodes": _nodes(state, now, timeline, worker_stats),
         "services": [
-            _service(state, key, item, now, asides.get(key[0]))
+            _service(state, key, item, now, worker_stats.get(key[0]))
             for key, item in state.services.items.items()
         ],
         "prepare": [
             {"name": name, "state": item.step.value, "detail": item.evidence}
             for (_, name), item in state.steps.items()
         ],
-        "outages": [outage.in_outcome() for outage in outages],
+        "outages": [outage.to_outcome() for outage in outages],
         "job": job,
         "verdict": None if state.verdict is None else state.verdict.to_dict(),
     }
 
 
 def _service(
-    state: HeadState, key: Key, item: Item, now: float, aside: Aside | None
+    state: HeadState, key: Key, item: Item, now: float, stats: WorkerStats | None
 ) -> dict[str, object]:
     node, name = key
     worker = state.fleet.workers.get(node)
@@ -87,7 +129,7 @@ def _service(
     outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
     since = next((one.since for one in outages if one.until is None), None)
     seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
-    latency = None if aside is None else aside.latencies.get(name)
+    latency = None if stats is None else stats.latencies.get(name)
     return {
         "name": service_title(state, key),
         "state": item.step.value,
@@ -105,13 +147,16 @@ def _spans(spans: Sequence[Span]) -> list[list[object]]:
 
 
 def _nodes(
-    state: HeadState, now: float, timeline: Timeline, asides: Mapping[str, Aside]
+    state: HeadState,
+    now: float,
+    timeline: Timeline,
+    worker_stats: Mapping[str, WorkerStats],
 ) -> list[dict[str, object]]:
     alive, workers = state.fleet.alive, state.fleet.workers.values()
     ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
     known = {worker.ip for worker in workers}
     return [
-        *(_with_agent(one, alive, now, timeline, asides.get(one.key)) for one in ordered),
+        *(_with_agent(one, alive, now, timeline, worker_stats.get(one.key)) for one in ordered),
         *(_without_agent(ip) for ip in alive if ip not in known),
     ]
 
@@ -121,18 +166,18 @@ def _with_agent(
     alive: Mapping[str, str],
     now: float,
     timeline: Timeline,
-    aside: Aside | None,
+    stats: WorkerStats | None,
 ) -> dict[str, object]:
-    steps = {} if aside is None else aside.steps
+    steps = {} if stats is None else stats.steps
     return {
         "name": worker.name,
         "ip": worker.ip,
-        "rank": worker.number,
+        "rank": worker.effective_rank,
         "state": worker.state(counts=worker.ip in alive).value,
         "phase": worker.phase,
         "detail": worker.refused or worker.detail,
         "last_error": worker.refused or worker.error,
-        "heard_seconds_ago": round(now - worker.heard, 1),
+        "heard_seconds_ago": round(now - worker.last_report_at, 1),
         "joined": worker.ip in alive,
         "phases": _spans(timeline.nodes.get(worker.key, ())),
         "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
@@ -153,3 +198,81 @@ def _without_agent(ip: str) -> dict[str, object]:
         "phases": [],
         "steps": [],
     }
+
+
+class RunStatus:
+    """The status of one run; `get_state` returns the head's current state."""
+
+    def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
+        self._run = run
+        self._keeper = keeper
+        self._get_state = get_state
+        self._timeline = Timeline()
+        self._alive: Mapping[str, str] = {}
+        self.job_lines = JobLines(run.redactor.clean)
+        self.stalls: tuple[Finding, ...] = ()
+        """Findings about attempts that showed no sign of work."""
+        self.worker_stats: Mapping[str, WorkerStats] = {}
+        """Statistics from workers' reports, by agent."""
+
+    def apply_event(self, event: HeadEvent) -> None:
+        """Update timeline, run record and job lines with an event that was decided on."""
+        alive = self._get_state().fleet.alive
+        if alive is not self._alive:
+            self._alive = alive
+            self._keeper.record_nodes(alive.values())
+        self._timeline.add(event, self._get_state(), self._run.now())
+        if isinstance(event, WorkerReported):
+            stats = self.worker_stats.get(event.worker.key)
+            if stats is not None and stats.attempt == self._get_state().attempt.number:
+                # a report of an earlier attempt is skipped
+                self.job_lines.known.add_from_node(event.worker.name, stats.attempt, stats.known)
+
+    def is_over(self) -> bool:
+        """Return whether the run has its verdict."""
+        return self._get_state().phase is HeadPhase.LEAVING
+
+    def first_failure_cause(self) -> str:
+        """Return the known cause in the output of the node share that failed first, or ''."""
+        state = self._get_state()
+        parts, attempt = state.shares, state.attempt.number
+        return (
+            self.job_lines.known.last_from_node(parts.by_node[parts.first_failed].node, attempt)
+            if parts.first_failed
+            else ""
+        )
+
+    def status(self) -> dict[str, object]:
+        """Return the status that needs no token."""
+        keeper, run = self._keeper, self._run
+        position = (keeper.run_id, keeper.epoch, run.now(), self._timeline, self.outages())
+        stats = {**self.worker_stats, HERE: run.stats.snapshot({})}
+        status = render_status(self._get_state(), run.plan, *position, stats)
+        attempts = [attempt.to_outcome() for attempt in keeper.attempts]
+        return {**status, "attempts": attempts, "curve": self.job_lines.curve()}
+
+    def private_details(self) -> dict[str, object]:
+        """Return log and finding texts, which only callers with a token may read."""
+        clean = self._run.redactor.clean
+        state = self._get_state()
+        found = [*self._run.plan.findings, *state.differences, *state.probes.findings, *self.stalls]
+        warnings = [
+            {"check": one.check, "what": clean(one.what), "remedy": clean(one.remedy)}
+            for one in found
+            if one.level is not Level.OK
+        ]
+        warnings += self.job_lines.known.warnings()
+        progress = {HERE: dict(self._run.stats.snapshot({}).progress)}
+        workers = state.fleet.workers
+        for key, stats in self.worker_stats.items():
+            if stats.progress and key in workers:
+                progress[workers[key].name] = dict(stats.progress)
+        return {"warnings": warnings, "job_tail": self.job_lines.tail(), "progress": progress}
+
+    def findings(self) -> dict[str, object]:
+        """Return the findings of all nodes' checks."""
+        return render_findings(self._get_state(), self._run.plan, self._run.redactor.clean)
+
+    def outages(self) -> tuple[OutageRecord, ...]:
+        """Return the services' outages as records."""
+        return outage_records(self._get_state(), self._run.plan.topology.node_name, self._run.utc)

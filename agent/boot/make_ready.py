@@ -1,29 +1,44 @@
-"""What a Ray of our own needs here: limits raised, a stale Ray removed, ports proved free."""
+"""Prepare this node for Ray: limits, stale processes, ports and folders."""
 
 from __future__ import annotations
 
 import os
+import re
 import resource
+import shutil
+import time
 from contextlib import suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
 import psutil
 
-from agent.base.outcome import BEFORE_ALL, Kind, Outcome
-from agent.checks import Finding, Level
-from agent.checks.machine_checks import WANTED_FILES, free_ports, temp_dir
+from agent.base.outcome import STARTING, Kind, Outcome
+from agent.base.value import dataclass
+from agent.checks.finding import Finding, Level
+from agent.checks.machine import WANTED_FILES, free_ports, temp_dir
 from agent.node.addresses import taken_ports
-from agent.node.read_facts import look_at_folder
+from agent.node.limits import oom_kills
+from agent.node.read import read_folder
+from agent.plan.plan import RAY
 from agent.record.log import say
+from agent.record.node_record import NodeRecord, run_of, running_processes
+from agent.runtime import descendants, parent
+from agent.runtime.ray_watch import oom_sentence
+from agent.settings.jobs import TORCHRUN
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
-    from agent.boot.left_behind import LeftBehind
     from agent.node.facts import Facts, Folder
     from agent.plan.plan import Plan
+    from agent.record.run_folder import RunFolder
+    from agent.runtime.best_effort import BestEffort
+    from agent.runtime.process import Child
+
 
 _RAY_MARKS = (
     "/ray/core/src/ray/gcs/gcs_server",
@@ -37,34 +52,35 @@ _RAY_MARKS = (
 )
 
 
-def make_ready(plan: Plan, left: LeftBehind | None) -> Outcome | None:
-    """Prepare this machine; return the refusal where this run could not live on it.
+def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | None:
+    """Prepare this machine; return the refusal if the run cannot start here.
 
-    What a killed agent left behind holds its ports, and a Ray among it lives here already.
+    A killed agent's surviving processes keep their ports; if its Ray is one of them, nothing is
+    prepared.
     """
     raise_open_files(plan.facts.nofile_hard)
     if left is not None and left.has_ray:
         return None
     if plan.own_ray is not None:
         _remove_stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
-    lives = frozenset[str]() if left is None else left.names
-    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(lives)))
+    running = frozenset[str]() if left is None else left.names
+    facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(running)))
     busy = free_ports(facts, plan.settings, plan.topology)
     failed = [f for f in plan.failed() if f.check != busy.check]
     if not failed and plan.own_ray is not None:
-        made = own_folder(plan.own_ray.session, plan.facts)
+        made = secure_folder(plan.own_ray.session, plan.facts)
         if made is not None:
             failed = [temp_dir(replace(plan.facts, ray_temp=made), plan.settings, plan.topology)]
     return _refusal([*failed, busy] if busy.level is Level.FAIL else failed)
 
 
-def own_folder(temp: str, facts: Facts) -> Folder | None:
-    """Make the folder around Ray's temp dir, for us alone; return what is there if it is not ours.
+def secure_folder(temp: str, facts: Facts) -> Folder | None:
+    """Create the private folder around Ray's temp dir; return it if another user owns it.
 
-    It is made or tightened first and looked at afterwards, when nobody can change it any more.
+    It is created or restricted first and checked afterwards, when nobody else can change it.
     """
     folder = Path(temp).parent
-    with suppress(OSError):  # what cannot be made, Ray will name
+    with suppress(OSError):  # Ray reports a folder that cannot be created
         folder.mkdir(mode=0o700, exist_ok=True)
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -73,8 +89,8 @@ def own_folder(temp: str, facts: Facts) -> Folder | None:
                 os.fchmod(handle, 0o700)
         finally:
             os.close(handle)
-    there = look_at_folder(str(folder))
-    return None if there is None or facts.owns_wholly(there) else there
+    result = read_folder(str(folder))
+    return None if result is None or facts.owns_exclusively(result) else result
 
 
 def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
@@ -85,16 +101,16 @@ def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
 
 
 def _refusal(failed: list[Finding]) -> Outcome | None:
-    """Make one end of all findings that forbid a run."""
+    """Combine all failed checks into one outcome."""
     if not failed:
         return None
     reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
     remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
-    return Outcome(Kind.REFUSED, 78, reason, BEFORE_ALL, failed[0].check, remedy)
+    return Outcome(Kind.REFUSED, 78, reason, STARTING, failed[0].check, remedy)
 
 
 def raise_open_files(hard: int) -> None:
-    """Raise the limit of open files as far as it may be: Ray aborts on the usual 1024."""
+    """Raise the limit of open files as far as allowed: Ray aborts on the usual 1024."""
     wanted = WANTED_FILES if hard == resource.RLIM_INFINITY else min(WANTED_FILES, hard)
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -102,9 +118,10 @@ def raise_open_files(hard: int) -> None:
 
 
 def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
-    """Find Ray processes of a former run: on a shared host only those with our temp dir.
+    """Find Ray processes of an earlier run: on a shared host only those with our temp dir.
 
-    A host sees its containers' processes, too, whose temp dir has the same name: never those.
+    Processes of other containers are skipped: a host sees them, and their temp dir may have the
+    same name.
     """
     found, here = [], _container(os.getpid())
     ours = {os.getpid(), os.getppid()}
@@ -118,15 +135,15 @@ def stale_ray(temp_dir: str, *, everything: bool) -> list[psutil.Process]:
 
 
 def command_lines() -> Iterator[tuple[int, str]]:
-    """Read every process's command line; whole psutil processes take six times as long."""
+    """Yield every process's pid and command line; psutil.Process takes six times as long."""
     for pid in psutil.pids():
         with suppress(OSError):  # it has ended, or it is another user's
-            words = Path(f"/proc/{pid}/cmdline").read_bytes()
-            yield pid, os.fsdecode(words).replace("\0", " ")
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            yield pid, os.fsdecode(line).replace("\0", " ")
 
 
 def _container(pid: int) -> str:
-    """Return what tells a process's container from others: the namespace of its pid."""
+    """Return the id of a process's pid namespace, which identifies its container."""
     try:
         return str(Path(f"/proc/{pid}/ns/pid").readlink())
     except OSError:  # it has ended, or it is another user's
@@ -152,3 +169,180 @@ def _send(process: psutil.Process, *, hard: bool) -> None:
         return
     except psutil.AccessDenied:
         say(f"no right to end pid {process.pid} of a stale Ray", "warning")
+
+
+_NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
+_SPILLED = "ray_spilled_objects*"
+KEPT_SESSIONS = 3
+"""Number of ended sessions whose logs are kept."""
+QUIET_PERIOD = 600.0
+"""Seconds without a change after which a session has ended.
+
+A running Ray writes its logs more often, also in another container that shares the folder.
+"""
+_MOST = 64
+_MOST_FILES = 10_000
+
+
+@dataclass(frozen=True)
+class Session:
+    """A session's folder."""
+
+    name: str
+    changed: float
+    """When the folder or one of its logs changed last."""
+
+
+class Removals(NamedTuple):
+    """Sessions to remove, by name."""
+
+    whole: tuple[str, ...] = ()
+    spilled_only: tuple[str, ...] = ()
+    """Sessions of which only spilled objects are removed."""
+
+
+def choose_removals(found: Iterable[Session], living: frozenset[str], now: float) -> Removals:
+    """Choose what to remove: nothing of a session that a process uses or that changed recently."""
+    dead = [one for one in found if one.name not in living and one.changed + QUIET_PERIOD < now]
+    names = [one.name for one in sorted(dead, key=lambda one: (-one.changed, one.name))]
+    return Removals(tuple(names[KEPT_SESSIONS:][-_MOST:]), tuple(names[:KEPT_SESSIONS]))
+
+
+async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
+    """Remove old sessions from Ray's temp dir in the background."""
+    path = Path(temp_dir)
+
+    async def remove() -> int:
+        return await anyio.to_thread.run_sync(_prune, path, abandon_on_cancel=True)
+
+    removed = await best_effort("the removal of Ray's earlier sessions", remove)
+    if isinstance(removed, int) and removed:
+        rest = f"the last {KEPT_SESSIONS} stay"
+        say(f"removed {removed} earlier session(s) of Ray's from {path}: {rest}")
+
+
+def _prune(temp_dir: Path) -> int:
+    """Remove them; return the number of sessions that were removed entirely."""
+    found = [*_sessions(temp_dir)]
+    if not found:
+        return 0
+    removals = choose_removals(found, _sessions_in_use(), time.time())
+    for name in removals.spilled_only:
+        for folder in (temp_dir / name).glob(_SPILLED):
+            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
+    for name in removals.whole:
+        shutil.rmtree(temp_dir / name, ignore_errors=True)  # same
+    return sum(not (temp_dir / name).exists() for name in removals.whole)
+
+
+def _sessions(temp_dir: Path) -> Iterator[Session]:
+    """Yield this user's sessions; links are skipped."""
+    try:
+        with os.scandir(temp_dir) as entries:
+            for entry in entries:
+                is_ours = entry.is_dir(follow_symlinks=False) and (
+                    entry.stat(follow_symlinks=False).st_uid == os.getuid()
+                )
+                if is_ours and _NAME.fullmatch(entry.name):
+                    yield Session(entry.name, _changed(Path(entry.path)))
+    except OSError:  # there is none yet, or it was just removed
+        return
+
+
+def _changed(session: Path) -> float:
+    """Return when a session changed last; now if it cannot be read."""
+    try:
+        newest = session.stat().st_mtime
+        logs = session / "logs"
+        if logs.is_dir():
+            with os.scandir(logs) as entries:
+                times = [one.stat().st_mtime for one in islice(entries, _MOST_FILES)]
+            newest = max([newest, *times])
+    except OSError:
+        return time.time()
+    return newest
+
+
+def _sessions_in_use() -> frozenset[str]:
+    """Return the sessions that appear in processes' command lines."""
+    return frozenset(name for _, line in command_lines() for name in _NAME.findall(line))
+
+
+class SurvivingProcesses:
+    """A killed agent's node record, and those of its child processes that still run."""
+
+    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
+        """Keep the processes with these names, and kill the others.
+
+        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
+        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
+        keeps its services.
+        """
+        self.record = record
+        self._memory = memory
+        self._running = {one.name: one for one in running_processes(record) if one != record.agent}
+        lost_ray = RAY not in self._running and RAY in {one.name for one in record.started}
+        useful = set() if lost_ray else {*names}
+        for name in {*self._running} - useful:
+            descendants.kill_tree(self._running.pop(name).pid)
+        from agent.work.torchrun import RANK_VARIABLE  # noqa: PLC0415 - after a killed agent only
+
+        if TORCHRUN in {one.name for one in record.started}:  # ranks have their own sessions
+            descendants.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
+
+    @property
+    def has_ray(self) -> bool:
+        """Return whether this node's Ray still runs and was not adopted yet."""
+        return RAY in self._running
+
+    @property
+    def oom_evidence(self) -> str:
+        """Return the out-of-memory evidence if Ray has ended since; else ''."""
+        return "" if self.has_ray else self._memory
+
+    def end_ray(self) -> None:
+        """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
+        from agent.runtime import driver  # noqa: PLC0415 - most runs skip this
+
+        one = self._running.pop(RAY, None)
+        if one is not None:
+            say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
+            descendants.kill_tree(one.pid)
+        driver.kill_leftovers()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of processes that run and were not adopted yet."""
+        return frozenset(self._running)
+
+    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
+        """Adopt a process, once."""
+        one = self._running.pop(name, None)
+        if one is None:
+            return None
+        from agent.runtime.process import adopt  # noqa: PLC0415 - most runs skip this
+
+        return adopt(name, one.pid, one.start, log)
+
+
+def find_resumed_run(root: Path, node: str) -> str:
+    """Return the id of the killed agent's run that this agent resumes, or ''."""
+    killed = parent.former_agents()
+    return run_of(root, node, killed) if killed else ""
+
+
+def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
+    """Return what the killed agents that this one replaces left running, if there are any.
+
+    The last of them may have no record, where the disk was full: then the record of an earlier one
+    counts.
+    """
+    record, killed = folder.former, parent.former_agents()
+    if record is None or record.ended or record.agent.pid not in killed:
+        return None
+    kills = oom_kills()
+    more = kills.number - record.oom_kills
+    evidence = oom_sentence(kills, more) if more > 0 else ""
+    why = f" ({evidence})" if evidence else ""
+    say(f"the agent (pid {killed[0]}) was killed{why}: this one goes on in its stead", "warning")
+    return SurvivingProcesses(record, names, evidence if kills.of_container else "")

@@ -1,4 +1,4 @@
-"""One run on one node, as both stories need it: clock, folder, waits, children, and the way out."""
+"""One run on one node: clock, folder, records, child processes, and its end."""
 
 from __future__ import annotations
 
@@ -6,38 +6,93 @@ import time
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Literal
 
+import anyio
+
 from agent import __version__
-from agent.decisions.shared import StopAsked
+from agent.base.latency import Latency
+from agent.base.text import listed
+from agent.decisions.values import StopAsked
 from agent.record.files import iso_time
-from agent.record.log import disk, keep_in, say
-from agent.record.node_record import FILE as NODE
-from agent.record.node_recorder import NodeRecorder
-from agent.record.outcome_file import write_outcome
-from agent.runtime import orphans
+from agent.record.log import disk_alarm, log_to_file, say
+from agent.record.node_record import NODE_FILE as NODE
+from agent.record.node_record import NodeRecorder
+from agent.record.run_folder import write_outcome
+from agent.runtime import descendants, driver
 from agent.runtime.best_effort import BestEffort
-from agent.runtime.exiting import in_time
-from agent.runtime.memory_watch import MemoryWatch
 from agent.runtime.process import Child
-from agent.runtime.waiting import NotYet, until
+from agent.runtime.ray_watch import MemoryWatch
+from agent.runtime.signals import run_within
+from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from agent.base.outcome import Outcome
-    from agent.boot.left_behind import LeftBehind
-    from agent.boot.seen import Seen
-    from agent.decisions.shared import Said, Wait
+    from agent.boot.make_ready import SurvivingProcesses
+    from agent.control.protocol import WorkerStats
+    from agent.decisions.attempts import Attempt
+    from agent.decisions.values import Item, LogLine, Wait
     from agent.plan.plan import Plan
-    from agent.record.outcome_file import Outage
-    from agent.record.recorder import Recorder
-    from agent.record.run_folder import RunFolder
-    from agent.record.run_record import Attempt
-    from agent.record.waits import WaitTeller
+    from agent.record.events import EventRecorder, WaitLog
+    from agent.record.job_lines import JobLines
+    from agent.record.run_folder import OutageRecord, RunFolder
+    from agent.record.run_record import AttemptRecord
     from agent.settings.redact import Redactor
 
+
+class NodeStats:
+    """Service latencies, step progress and share output of this node, in memory."""
+
+    def __init__(self, clean: Callable[[str], str]) -> None:
+        self._clean = clean
+        self._latencies: dict[str, Latency] = {}
+        self._progress: dict[str, str] = {}
+        self._share: JobLines | None = None
+        self._attempt = 0
+
+    def record_latency(self, service: str, seconds: float) -> None:
+        """Record the time of a service's successful answer."""
+        self._latencies[service] = self._latencies.get(service, Latency()).with_answer(seconds)
+
+    def record_progress(self, step: str, line: str) -> None:
+        """Record the last output line of a running step."""
+        self._progress[step] = self._clean(line)
+
+    def clear_progress(self, step: str) -> None:
+        """Forget the progress of a step that ended."""
+        self._progress.pop(step, None)
+
+    def share_lines(self, attempt: int) -> JobLines:
+        """Return the scanner for the output of this node's share of an attempt."""
+        from agent.record.job_lines import JobLines  # noqa: PLC0415 - where torchrun starts it
+
+        if self._share is None or attempt != self._attempt:
+            self._share, self._attempt = JobLines(self._clean), attempt
+        return self._share
+
+    @property
+    def last_share_output(self) -> float | None:
+        """Return when that share wrote output last, on the monotonic clock."""
+        return None if self._share is None else self._share.last_output
+
+    def snapshot(self, steps: Mapping[str, Item]) -> WorkerStats:
+        """Return all statistics, with the state of each step."""
+        from agent.control.protocol import WorkerStats  # noqa: PLC0415 - while Ray boots
+
+        known = {name: item.step for name, item in steps.items()}
+        causes = () if self._share is None else self._share.known.causes
+        parts = (dict(self._latencies), known, dict(self._progress))
+        return WorkerStats(*parts, causes, self._attempt)
+
+    def for_report(self, steps: Mapping[str, Item]) -> WorkerStats | None:
+        """Return the statistics for a report; None if there are none."""
+        stats = self.snapshot(steps)
+        return stats if stats.latencies or stats.steps or stats.known else None
+
+
 WRITE_LIMIT = 2.0
-"""Longest that the end waits for a disk that stalls."""
-_STEP = 5.0
+"""Longest wait at the end for a stalled disk."""
+_INTERVAL = 5.0
 
 
 def _warn(sentence: str) -> None:
@@ -47,139 +102,137 @@ def _warn(sentence: str) -> None:
 class NodeRun:
     """One run on one node."""
 
-    def __init__(  # noqa: PLR0913 - all of it is fixed once, at the start
+    def __init__(  # noqa: PLR0913 - all fixed at the start
         self,
         plan: Plan,
         redactor: Redactor,
         folder: RunFolder,
         started: float,
         run_id: str = "",
-        left: LeftBehind | None = None,
+        left: SurvivingProcesses | None = None,
     ) -> None:
         self.plan = plan
         self.redactor = redactor
         self.folder = folder
         self.started = started
-        """When the agent was started, on the machine's monotonic clock."""
+        """When the agent started, on the machine's monotonic clock."""
         self.run_id = run_id
-        """The run to which this node belongs; '' on a worker that was not told yet."""
-        self.outages: Sequence[Outage] = ()
-        """When services did not answer, for the outcome."""
+        """The node's run; '' on a worker that has no reply of the head yet."""
+        self.outages: Sequence[OutageRecord] = ()
+        """Outages of services, for outcome.json."""
         self.bundle: str | None = None
-        """The file with all that tells of a failure, '' where none could be made."""
+        """The failure bundle's file name, '' if writing it failed."""
         self._phase = ""
-        self.left = left
-        """What a killed agent left behind, in whose stead this one goes on."""
-        own = folder.own if left is None else folder.own.taken_over(left.record)
-        self.node = NodeRecorder(own, partial(folder.steady, NODE), _warn, disk)
-        disk.of(lambda: folder.path)
+        self.surviving = left
+        """The processes of a killed agent that this one replaces."""
+        own = folder.own if left is None else folder.own.continuing(left.record)
+        self.node = NodeRecorder(own, partial(folder.held, NODE), _warn, disk_alarm)
+        disk_alarm.set_folder(lambda: folder.path)
         self.best_effort = BestEffort()
         """Runs optional tasks: their failures never end the run."""
         self.memory = MemoryWatch()
-        self.node.counted(self.memory.kills.number)
-        keep_in(partial(folder.file, "agent.log"))
+        self.node.set_oom_kills(self.memory.kills.number)
+        log_to_file(partial(folder.file, "agent.log"))
         self.node.start()
 
     @cached_property
-    def _recorder(self) -> Recorder:
-        """Begin to keep events, with the first of them: Ray's start need not wait for it."""
+    def _recorder(self) -> EventRecorder:
+        """Create the event recorder at the first event, so that it does not delay Ray's start."""
         from agent.record import events  # noqa: PLC0415 - see above
-        from agent.record.recorder import Recorder  # noqa: PLC0415 - same
+        from agent.record.events import EventRecorder  # noqa: PLC0415 - same
 
         role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
-        where = partial(self.folder.steady, events.FILE)
-        recorder = Recorder(events.EventLog(where, self.redactor.clean, began), self.now)
+        where = partial(self.folder.held, events.EVENTS_FILE)
+        recorder = EventRecorder(events.EventLog(where, self.redactor.clean, began), self.now)
         recorder.start()
         return recorder
 
     @cached_property
-    def seen(self) -> Seen:
-        """Return what is seen of services and steps here."""
-        from agent.boot.seen import Seen  # noqa: PLC0415 - as with events
-
-        return Seen(self.redactor.clean)
+    def stats(self) -> NodeStats:
+        """Return this node's statistics."""
+        return NodeStats(self.redactor.clean)
 
     @cached_property
-    def _waits(self) -> WaitTeller:
-        from agent.record.waits import WaitTeller  # noqa: PLC0415 - as with events
+    def _waits(self) -> WaitLog:
+        from agent.record.events import WaitLog  # noqa: PLC0415 - as with events
 
-        return WaitTeller(self.record, say)
+        return WaitLog(self.record, say)
 
     @property
-    def done(self) -> tuple[str, ...]:
-        """Return the prepare steps that a killed agent has finished here."""
-        return () if self.left is None else self.left.record.done
+    def finished_steps(self) -> tuple[str, ...]:
+        """Return the prepare steps that a killed agent finished here."""
+        return () if self.surviving is None else self.surviving.record.done
 
     def now(self) -> float:
         """Return the run's clock: seconds since the agent's start."""
         return time.monotonic() - self.started
 
-    def at(self, moment: float | None) -> float | None:
-        """Return a moment of the monotonic clock as the run's clock has it."""
+    def run_time(self, moment: float | None) -> float | None:
+        """Convert a time of the monotonic clock to the run's clock."""
         return None if moment is None else moment - self.started
 
     def utc(self, at: float) -> str:
-        """Write a time of the run's clock as records have it."""
+        """Format a time of the run's clock as records have it."""
         return iso_time(time.time() - self.now() + at)
 
     def record(self, event: object) -> None:
-        """Keep an event for later."""
-        self._recorder.note(event)
+        """Record an event."""
+        self._recorder.add(event)
 
-    def in_phase(self, phase: str) -> None:
-        """Keep which phase the story is in, if that is news; a killed agent leaves it in any."""
+    def set_phase(self, phase: str) -> None:
+        """Record a new phase; a killed agent's record may end in any phase."""
         from agent.record.events import PhaseEntered  # noqa: PLC0415 - as with the recorder
 
         if phase != self._phase:
             self._phase = phase
             self.record(PhaseEntered(phase))
 
-    def child_ended(self, child: Child) -> None:
-        """Keep that a child is gone: its pid may be another's soon."""
-        self.node.ended(child.pid)
+    def record_child_end(self, child: Child) -> None:
+        """Record a child's end: its pid may be reused soon."""
+        self.node.remove_process(child.pid)
 
     def close(self) -> None:
-        """Write what is left of the records, and let go of the folder."""
+        """Write the remaining records, and close the folder."""
         self._recorder.close()
         self.node.close()
         self.folder.close()
 
-    def belongs_to(self, run_id: str) -> None:
-        """Go on in the folder of the run that the head named."""
+    def join_run(self, run_id: str) -> None:
+        """Continue in the folder of the run that the head named."""
         before, self.run_id = self.folder.path, run_id
-        self.folder.belongs_to(run_id)
+        self.folder.move_to_run(run_id)
         if self.folder.path != before:
-            self.node.in_run(run_id)
+            self.node.set_run(run_id)
 
-    def speak(self, said: Said) -> None:
-        """Log a decision's sentence."""
-        say(said.sentence, said.level)
+    def log(self, line: LogLine) -> None:
+        """Log a line of the decisions."""
+        say(line.sentence, line.level)
 
     async def watch_machine(self, on_memory: Callable[[], None] = lambda: None) -> None:
-        """Tell of a disk of the run folder that stalls, and of memory that ran out."""
+        """Log stalled disks and out-of-memory kills."""
 
         async def look() -> None:
-            disk.look()
-            told = self.memory.look()
-            if told:
-                _warn(told)
+            disk_alarm.check()
+            evidence = self.memory.poll()
+            if evidence:
+                _warn(evidence)
                 on_memory()
-            self.node.counted(self.memory.kills.number)
+            self.node.set_oom_kills(self.memory.kills.number)
 
         async def turn() -> NotYet:
             await self.best_effort("a look at disk and memory", look)
             return NotYet()
 
-        await until(turn, None, step=_STEP, longest=_STEP)
+        await until(turn, None, step=_INTERVAL, longest=_INTERVAL)
 
-    def show_waits(self, waits: tuple[Wait, ...]) -> None:
-        """Tell of what is waited for, as it changes."""
-        self._waits.tell(waits, self.now())
+    def log_waits(self, waits: tuple[Wait, ...]) -> None:
+        """Log the pending waits as they change."""
+        self._waits.update(waits, self.now())
 
-    def patience(self, deadline: float | None) -> float | None:
-        """Return how long to wait for an event: to the deadline, or until waits must be told."""
-        return self._waits.patience(deadline, self.now())
+    def next_timeout(self, deadline: float | None) -> float | None:
+        """Return the time until the deadline or the next log line about waits."""
+        return self._waits.next_due(deadline, self.now())
 
     async def start(
         self,
@@ -188,30 +241,30 @@ class NodeRun:
         env: Mapping[str, str],
         log: str,
         *,
-        rest_stays: bool = False,
+        keep_group: bool = False,
     ) -> Child:
         """Start a child whose output goes to a file of the run folder.
 
-        One that a killed agent left behind under this name is taken over in its stead.
+        A surviving child of this name is adopted instead.
         """
         file = partial(self.folder.file, log)
-        child = None if self.left is None else self.left.adopt(name, file)
+        child = None if self.surviving is None else self.surviving.adopt(name, file)
         if child is not None:
             say(f"{name} (pid {child.pid}) lives: taken over")
             return child
-        child = await Child.start(name, argv, env, file, rest_stays=rest_stays)
-        self.note_child(child)
+        child = await Child.start(name, argv, env, file, keep_group=keep_group)
+        self.record_child(child)
         return child
 
-    def note_child(self, child: Child) -> None:
-        """Keep that a child was started."""
+    def record_child(self, child: Child) -> None:
+        """Record a started child."""
         from agent.record.events import ProcessStarted  # noqa: PLC0415 - the first is Ray's
 
         self.record(ProcessStarted(child.name, child.pid))
-        self.node.started(child.name, child.pid)
+        self.node.add_process(child.name, child.pid)
 
-    def ended(self, outcome: Outcome) -> None:
-        """Say and record how it ends."""
+    def record_outcome(self, outcome: Outcome) -> None:
+        """Log and record the outcome."""
         from agent.record.events import Decided  # noqa: PLC0415 - as above
 
         self.record(Decided(outcome))
@@ -221,24 +274,57 @@ class NodeRun:
         self,
         outcome: Outcome,
         next_event: Callable[[], Awaitable[object]],
-        attempts: Sequence[Attempt] = (),
+        attempts: Sequence[AttemptRecord] = (),
     ) -> None:
-        """Stay with the verdict where a platform would start the container again."""
-        if self.plan.on_done != "hold" or not outcome.is_worth_a_hold:
+        """Keep the pod after the verdict, where the platform would restart the container."""
+        if self.plan.on_done != "hold" or not outcome.holds_pod:
             return
-        told = (outcome, attempts, self.outages, self.bundle or "")
-        in_time(WRITE_LIMIT, partial(write_outcome, self.folder.path, *told))
+        contents = (outcome, attempts, self.outages, self.bundle or "")
+        run_within(WRITE_LIMIT, partial(write_outcome, self.folder.path, *contents))
         say(outcome.sentence())
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await next_event(), StopAsked):
             continue
 
-    async def sweep(self, limit: float) -> None:
-        """End whatever of ours is left."""
-        for name in await orphans.stop_descendants(limit):
+    async def stop_descendants(self, limit: float) -> None:
+        """Stop every remaining descendant process."""
+        for name in await descendants.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
 
 
 async def stop_ray(child: Child, grace: float) -> None:
     """Stop this node's Ray."""
     await child.stop(grace, leader_ends_group=True)
+
+
+_KILL_LIMIT = 10.0
+"""Seconds to kill leftovers; what resists stays."""
+
+
+async def end_attempt(attempt: Attempt, ray: Child | None, grace: float) -> str:
+    """Stop an attempt's Ray and kill leftovers; return the evidence of those that remain."""
+    if ray is not None:
+        await stop_ray(ray, grace)
+    return await kill_leftovers(f"attempt {attempt.number}", _KILL_LIMIT)
+
+
+async def kill_leftovers(whose: str, limit: float | None) -> str:
+    """Kill what Ray's workers and drivers left running; return the evidence of what remains.
+
+    Without a limit, return only once nothing remains.
+    """
+
+    async def kill() -> bool | NotYet:
+        killed = await anyio.to_thread.run_sync(driver.kill_leftovers)
+        for name in killed:
+            if name not in logged:
+                logged.append(name)
+                say(f"{whose} had left {name} running: killed", "warning")
+        return NotYet(listed(killed)) if killed else True
+
+    logged: list[str] = []
+    try:
+        await until(kill, limit, longest=0.5)
+    except TimedOutError as late:
+        return late.evidence
+    return ""

@@ -1,52 +1,364 @@
-"""What signals ask of a head: noted from the first moment on, and heard once its story listens."""
+"""Answer the head's orders on this node: logs, probes, samples, the all-reduce."""
 
 from __future__ import annotations
 
+import asyncio
+import json
+import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 import anyio
 
-from agent.base.outcome import Outcome, stopped
+from agent.base.ranges import LONGEST_TAIL, TEXT
+from agent.boot.diagnose import ray_log_folder
+from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics
+from agent.checks.network import SLOW
+from agent.control.protocol import MAX_ANSWERS
+from agent.control.sample import download_sample
+from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer, Answered
+from agent.plan import environment
+from agent.plan.make import GPUS, PREFLIGHT_RESULT
+from agent.plan.plan import AGENT_LOG
+from agent.plan.plan import ALL_REDUCE as PROCESS
+from agent.plan.waits import PREFLIGHT_LIMIT, PROBE_LIMIT, SAMPLE_LIMIT
+from agent.record.log import say
+from agent.runtime.best_effort import BestEffort, Failure
+from agent.runtime.probes import port_answers, reward_answers
+from agent.runtime.process import tail_of
+from agent.runtime.waiting import NotYet, TimedOutError, in_thread, until
+from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from agent.base.outcome import Outcome
+    from agent.boot.node_run import NodeRun
+    from agent.plan.plan import Plan
+    from agent.work.torchrun import ShareOrder
+    from agent.work.where import Placeholders
 
 
-class Requests:
-    """Requests to stop, and notices for the job, for the time before a story listens for them."""
+_KILLED_AFTER = 5.0
+_STOP = 1.0
+_NO_OUTPUT = "its ranks ended without a word"
 
-    def __init__(self) -> None:
-        self._stops: list[int] = []
-        self._notices: list[int] = []
-        self._on_stop: Callable[[int], None] = self._stops.append
-        self._on_notice: Callable[[int], None] = self._notices.append
-        self._scope: anyio.CancelScope | None = None
 
-    def stop(self, signum: int) -> None:
-        """Take in a request to stop, and end what is guarded."""
-        self._on_stop(signum)
-        if self._scope is not None:
-            self._scope.cancel()
+async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) -> Answer:
+    """Run this node's ranks of the all-reduce; only the head's answer has the result."""
+    plan = run.plan
+    out = run.folder.file(PREFLIGHT_RESULT)
+    await in_thread(lambda: _remove(out))
+    here = replace(place, rank=str(seat.rank), log_dir=str(out.parent))
+    gpus, process = ",".join(map(str, seat.gpus)), plan.process(PROCESS)
+    argv = [word.replace(GPUS, gpus) for word in process.command(here)]
+    full = plan.environment(place.node_ip, place.head_ip)
+    env = environment.for_service(full, plan.settings)
+    child = await run.start(process.name, argv, env, process.log)
+    try:
+        with anyio.move_on_after(PREFLIGHT_LIMIT + _KILLED_AFTER):
+            await child.wait()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await child.stop(_STOP, leader_ends_group=True)
+        run.record_child_end(child)
+    words = await in_thread(lambda: _text_of(out))
+    if plan.topology.is_head and words:
+        return Answer(ALL_REDUCE, "", words=words)
+    is_well = not plan.topology.is_head and _ended_well(words)
+    return Answer(ALL_REDUCE, "", "" if is_well else await child.tail() or _NO_OUTPUT)
 
-    def notice(self, signum: int) -> None:
-        """Take in a notice for the job."""
-        self._on_notice(signum)
 
-    def guard(self) -> anyio.CancelScope:
-        """Return a scope that a request to stop cancels."""
-        self._scope = anyio.CancelScope()
-        if self._stops:
-            self._scope.cancel()
-        return self._scope
+def _remove(path: Path) -> str:
+    """Remove a file; return why that failed, or ''."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
 
-    def hand_to(self, on_stop: Callable[[int], None], on_notice: Callable[[int], None]) -> None:
-        """Hand everything to a story from now on, what was noted before included."""
-        self._on_stop, self._on_notice = on_stop, on_notice
-        for signum in self._stops:
-            on_stop(signum)
-        for signum in self._notices:
-            on_notice(signum)
 
-    def outcome(self, *, expected: bool) -> Outcome:
-        """Return the end that was asked for."""
-        return stopped(self._stops[0], expected=expected)
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+
+
+def _ended_well(words: str) -> bool:
+    """Return whether all of this node's ranks ended with 0; otherwise their output shows why."""
+    try:
+        result = json.loads(words)
+    except ValueError:
+        return False
+    return isinstance(result, dict) and not any(result.get("codes", [1]))
+
+
+_REACH_LIMIT = 3.0
+"""A running raylet accepts connections, on a busy machine a little later."""
+_TRIES = 3
+_PER_TRY = 2.0
+_AT_ONCE = 64
+_SAMPLES = 3
+_PAUSE = 2.0
+"""Seconds between two samples of a link: cores may still be busy with Ray's start."""
+_STEADY = 1.25
+"""A slow link is equally slow each time; samples that differ more show a busy machine."""
+_SAMPLES_WITHIN = SAMPLE_LIMIT - 3.0
+"""A node that runs out of time reports so before the head's limit."""
+
+
+class Prober:
+    """Runs the probes that the head orders, at most some of them at once."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        clean: Callable[[str], str],
+        run_id: Callable[[], str] = str,
+        all_reduce: Callable[[ShareOrder, Placeholders], Awaitable[Answer]] | None = None,
+        best_effort: BestEffort | None = None,
+    ) -> None:
+        self._plan = plan
+        self._clean = clean
+        self._run_id = run_id
+        self._all_reduce = all_reduce
+        self._best_effort = best_effort or BestEffort()
+        self._limiter: anyio.CapacityLimiter | None = None
+        self._one_sample = asyncio.Lock()
+
+    async def probe(
+        self, probe: str, at: str, place: Placeholders, seat: ShareOrder | None = None
+    ) -> Answer:
+        """Run a probe; `at` is the other node's address, '' for the head."""
+        self._limiter = self._limiter or anyio.CapacityLimiter(_AT_ONCE)
+        async with self._limiter:
+            made = await self._best_effort(
+                f"the probe {probe!r}", self._run_probe, probe, at, place, seat
+            )
+        made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
+        return replace(made, evidence=self._clean(made.evidence))
+
+    async def _run_probe(
+        self, probe: str, at: str, place: Placeholders, seat: ShareOrder | None
+    ) -> Answer:
+        if probe == ALL_REDUCE and seat is not None and self._all_reduce is not None:
+            return await self._all_reduce(seat, place)
+        if probe == SAMPLE:
+            return await self._sample(at, place)
+        return await (self._score(at, place) if probe == SCORE else self._reach(at))
+
+    async def probe_on_head(
+        self,
+        probe: str,
+        at: str,
+        place: Placeholders,
+        tell: Callable[[Answered], None],
+        seat: ShareOrder | None = None,
+    ) -> None:
+        """Run a probe on the head and send its answer."""
+        tell(Answered(await self.probe(probe, at, place, seat)))
+
+    async def _score(self, at: str, place: Placeholders) -> Answer:
+        """Request a score from the reward server of this node's plan, as the job would."""
+        services = self._plan.all_services
+        url = reward_url(services, replace(place, node_ip=at or place.head_ip))
+        spec = next((one for one in services if one.name == REWARD), None)
+        began = time.monotonic()
+        if not url or spec is None:
+            return Answer(SCORE, at, "this node's settings name no reward server")
+        if isinstance(spec.ready, ScoringProbe):
+            evidence = await reward_answers(url, PROBE_LIMIT - 1)
+        else:  # its request format is not known
+            split = urlsplit(url)
+            evidence = await port_answers(split.hostname or "", split.port or 80)
+        return Answer(SCORE, at, evidence, time.monotonic() - began)
+
+    async def _reach(self, at: str) -> Answer:
+        """Connect to another node's raylet and object manager; return the shortest time."""
+        ports, best = self._plan.ports, _REACH_LIMIT
+
+        async def check() -> bool | NotYet:
+            nonlocal best
+            for port in (ports.object_manager, *[ports.node_manager] * _TRIES):
+                began = time.monotonic()
+                evidence = await port_answers(at, port, _PER_TRY)
+                if evidence:
+                    return NotYet(evidence)
+                best = min(best, time.monotonic() - began)
+            return True
+
+        try:
+            await until(check, _REACH_LIMIT)
+        except TimedOutError as error:
+            return Answer(REACH, at, error.evidence)
+        return Answer(REACH, at, "", best)
+
+    async def _sample(self, at: str, place: Placeholders) -> Answer:
+        """Download some MB from another node's agent; repeat while the link looks slow."""
+        ip, until, best = at or place.head_ip, anyio.current_time() + _SAMPLES_WITHIN, (0, 0.0)
+        before = 0.0
+        for number in range(_SAMPLES):
+            if number:
+                await anyio.sleep(_PAUSE)
+            async with self._one_sample:
+                left, port = until - anyio.current_time(), self._plan.ports.agent
+                if left <= 0:
+                    break
+                sample = await download_sample(ip, port, self._plan.token, self._run_id(), left)
+            if isinstance(sample, str):
+                return Answer(SAMPLE, at, sample)
+            best, rate = max(best, sample, key=_rate), _rate(sample)
+            if rate >= SLOW or max(before, rate) < _STEADY * min(before, rate):
+                break
+            before = rate
+        size, seconds = best
+        return Answer(SAMPLE, at, "" if size else "no time was left for it", seconds, size)
+
+
+def _rate(sample: tuple[int, float]) -> float:
+    size, seconds = sample
+    return size * 8 / seconds if seconds > 0 else 0.0
+
+
+_TAIL_LINES = 20
+_MOST_OF_ALL = 64 << 10
+"""Most bytes of all logs in a goodbye, as JSON: a hello beside it may take as much."""
+_OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
+
+
+def make_prober(run: NodeRun) -> Prober:
+    """Return this node's prober."""
+
+    async def all_reduce(seat: ShareOrder, place: Placeholders) -> Answer:
+        return await run_all_reduce(run, seat, place)
+
+    clean, best_effort = run.redactor.clean, run.best_effort
+    return Prober(run.plan, clean, lambda: run.run_id, all_reduce, best_effort)
+
+
+class HeadRequests:
+    """Handles the head's requests; keeps each result until a report with it was answered."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._prober = make_prober(run)
+        self._diagnostics = Diagnostics(run)
+        self._all_reduce_run: tuple[anyio.CancelScope, anyio.Event] | None = None
+        self._logs: dict[str, str] = {}
+        self._answers: list[Answer] = []
+        self._sent: tuple[dict[str, str], list[Answer]] = ({}, [])
+
+    def for_report(self) -> tuple[dict[str, str] | None, tuple[Answer, ...]]:
+        """Return the logs and answers for the next report."""
+        self._sent = (dict(self._logs), self._answers[:MAX_ANSWERS])
+        return self._sent[0] or None, tuple(self._sent[1])
+
+    def clear_sent(self) -> None:
+        """Drop what the last report contained, since it was answered."""
+        logs, answers = self._sent
+        for name, text in logs.items():
+            if self._logs.get(name) == text:
+                del self._logs[name]
+        self._answers = [one for one in self._answers if one not in answers]
+
+    async def probe(
+        self,
+        probe: str,
+        at: str,
+        place: Placeholders,
+        tell: Callable[[], None],
+        seat: ShareOrder | None = None,
+    ) -> None:
+        """Run a probe that the head ordered."""
+        if probe == ALL_REDUCE:
+            answer = await self._replace_all_reduce(place, seat)
+        else:
+            answer = await self._prober.probe(probe, at, place, seat)
+        if answer is None:
+            return
+        self._answers.append(answer)  # to the current list: other answers may have been added
+        tell()
+
+    async def _replace_all_reduce(
+        self, place: Placeholders, seat: ShareOrder | None
+    ) -> Answer | None:
+        """Run the all-reduce after canceling an earlier one, whose head is gone.
+
+        The earlier one gives no answer: the head would take it for the new one's.
+        """
+        before, now = self._all_reduce_run, (anyio.CancelScope(), anyio.Event())
+        self._all_reduce_run = now
+        if before is not None:
+            before[0].cancel()
+            await before[1].wait()
+        self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
+        try:
+            with now[0]:
+                return await self._prober.probe(ALL_REDUCE, "", place, seat)
+            return None
+        finally:
+            now[1].set()
+
+    async def fetch_log(self, name: str, tell: Callable[[], None]) -> None:
+        """Prepare a log's tail or a diagnostic for the next report."""
+        self._logs.pop(name, None)  # an earlier result is outdated
+        if name in DIAGNOSTICS:
+            text = await self._diagnostics.collect(name)
+            if name == STACKS:
+                self._diagnostics.log_stacks(text)
+            self._logs[name] = text[:LONGEST_TAIL]
+        else:
+            await self._fetch_tail(name)
+        tell()
+
+    async def _fetch_tail(self, name: str) -> None:
+        known = self._run.plan.logs()
+        if name not in known:
+            say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
+            return
+        from agent.record.bundle import last_lines  # noqa: PLC0415 - few are ever asked
+
+        path, clean = self._run.folder.file(known[name]), self._run.redactor.clean
+        text = await in_thread(lambda: last_lines(path, LONGEST_TAIL, clean) or "")
+        self._logs[name] = fitted(text, LONGEST_TAIL)
+
+    async def read_log_tails(self, outcome: Outcome) -> str:
+        """Return the tail of the agent's log for the goodbye; after a failure, read all logs."""
+        path, clean = self._run.folder.file(AGENT_LOG), self._run.redactor.clean
+        tails: dict[str, str] = {}
+
+        def read() -> str:
+            tail = clean(tail_of(path, _TAIL_LINES, TEXT.max_length))
+            if outcome.is_failure:
+                _read_all(self._run, tails)
+            return tail
+
+        tail = await in_thread(read)
+        self._logs |= {**tails}
+        return tail
+
+
+def _read_all(run: NodeRun, found: dict[str, str]) -> None:
+    """Read the tails of all logs, as many as fit into one report."""
+    from agent.record.bundle import last_lines  # noqa: PLC0415 - only where a run has failed
+
+    files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
+    logs = ray_log_folder(run)
+    files |= {} if logs is None else {name: logs / name for name in _OF_RAY}
+    left = _MOST_OF_ALL
+    for name, path in files.items():
+        text = last_lines(path, LONGEST_TAIL, run.redactor.clean) or ""
+        text = fitted(text, min(left, LONGEST_TAIL))
+        if text:
+            found[name] = text
+            left -= len(json.dumps(text))
+
+
+def fitted(text: str, most: int) -> str:
+    """Return the end of a text that takes at most so many bytes as JSON."""
+    while text and len(json.dumps(text)) > most:
+        text = text[len(text) // 4 + 1 :]
+    return text

@@ -1,4 +1,4 @@
-"""`run`: from the plan to the outcome, with everything taken down at the end."""
+"""The verb `run`: make the plan, run the role, write the outcome."""
 
 from __future__ import annotations
 
@@ -12,126 +12,203 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.errors import AgentError, PreflightError
-from agent.base.outcome import BEFORE_ALL, Kind, Outcome
-from agent.boot import planning
-from agent.boot.left_behind import left_behind, run_to_go_on_with
+from agent.base.outcome import STARTING, Kind, Outcome, stopped
+from agent.boot import plan_input
+from agent.boot.make_ready import find_resumed_run, find_surviving_processes
 from agent.boot.node_run import WRITE_LIMIT, NodeRun
-from agent.checks import Level
-from agent.node.process_limits import no_room
-from agent.plan.make_plan import new_run_id
+from agent.checks.finding import Level
+from agent.node.limits import process_limit_error
+from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
-from agent.record.log import configure, disk, say
-from agent.record.outcome_file import FILE as OUTCOME
-from agent.record.outcome_file import write_outcome
-from agent.record.run_folder import RunFolder
-from agent.runtime import orphans, parent
-from agent.runtime.exiting import in_time
+from agent.record.log import configure, disk_alarm, say
+from agent.record.run_folder import OUTCOME_FILE as OUTCOME
+from agent.record.run_folder import RunFolder, write_outcome
+from agent.runtime import descendants, parent
+from agent.runtime.signals import run_within
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
-from agent.work.job import jobs_own
-
-_ANSWERS_WITHIN = 20.0
-"""A network disk that was not used for long may take a while."""
+from agent.work.job import job_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
-    from agent.boot.left_behind import LeftBehind
+    from agent.boot.make_ready import SurvivingProcesses
     from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
-    from agent.record.run_choice import Chosen
+    from agent.record.run_choice import ChosenRun
     from agent.settings.redact import Redactor
 
 
+class PendingSignals:
+    """Stop requests and job signals that arrive before the role handles them."""
+
+    def __init__(self) -> None:
+        self._stops: list[int] = []
+        self._notices: list[int] = []
+        self._on_stop: Callable[[int], None] = self._stops.append
+        self._on_notice: Callable[[int], None] = self._notices.append
+        self._scope: anyio.CancelScope | None = None
+
+    def on_stop(self, signum: int) -> None:
+        """Handle a stop request; cancel the scope of `stop_scope`."""
+        self._on_stop(signum)
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def on_notice(self, signum: int) -> None:
+        """Handle a signal that is meant for the job."""
+        self._on_notice(signum)
+
+    def stop_scope(self) -> anyio.CancelScope:
+        """Return a scope that a stop request cancels."""
+        self._scope = anyio.CancelScope()
+        if self._stops:
+            self._scope.cancel()
+        return self._scope
+
+    def forward_to(self, on_stop: Callable[[int], None], on_notice: Callable[[int], None]) -> None:
+        """Forward all signals from now on, and those received before."""
+        self._on_stop, self._on_notice = on_stop, on_notice
+        for signum in self._stops:
+            on_stop(signum)
+        for signum in self._notices:
+            on_notice(signum)
+
+    def outcome(self, *, expected: bool) -> Outcome:
+        """Return the outcome of the stop request."""
+        return stopped(self._stops[0], expected=expected)
+
+
+_VERDICT_STANDS = "the agent was killed when its run was over: its verdict stands"
+
+
+def former_verdict(root: Path, node: str) -> Outcome | None:
+    """Return the verdict of the killed agent that this one replaces; None if it had none."""
+    from agent.record.node_record import folder_of  # noqa: PLC0415 - most agents have no former
+    from agent.record.run_folder import read_outcome  # noqa: PLC0415 - same
+
+    folder = folder_of(root, node, parent.former_agents())
+    return None if folder is None else read_outcome(folder)
+
+
+def resume_hold(outcome: Outcome, *, stays: bool) -> Outcome:
+    """End with that verdict, or hold the pod until a stop request."""
+    if stays and outcome.holds_pod:
+        anyio.run(_hold_until_stopped, outcome)
+    else:
+        say(_VERDICT_STANDS, "warning")
+    return outcome
+
+
+async def _hold_until_stopped(outcome: Outcome) -> None:
+    """Handle signals before logging that the pod is held: a stop may follow at once."""
+    from agent.runtime import signals  # noqa: PLC0415 - same
+
+    stopped = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(
+            signals.watch_signals, lambda _signum: stopped.set(), lambda _signum: None
+        )
+        say(_VERDICT_STANDS, "warning")
+        say(outcome.sentence())
+        say("holding the pod, which would be started again: stop it when you have what you need")
+        await stopped.wait()
+        tasks.cancel_scope.cancel()
+
+
+_DISK_LIMIT = 20.0
+"""An idle network disk may need some seconds."""
+
+
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
-    """Boot this node and live its story; raises SettingsError before anything is touched."""
+    """Run this node until the end; raise SettingsError before anything is changed."""
     started = time.monotonic()
-    plan = planning.plan_of(environ, command)
+    plan = plan_input.plan_from_environment(environ, command)
     topology = plan.topology
-    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
     configure(plan.settings.log, environ, redactor, topology.node_name)
     root, name = log_root(plan.settings), topology.node_name
     _refuse_a_stalled_disk(root)
     if topology.owns_machine:
         _refuse_another_run(root, name)
-    if parent.former():
-        from agent.boot import held  # noqa: PLC0415 - most agents have no former one
-
-        decided = held.verdict(root, name)
+    if parent.former_agents():
+        decided = former_verdict(root, name)
         if decided is not None:
-            return held.again(decided, stays=plan.on_done == "hold")
+            return resume_hold(decided, stays=plan.on_done == "hold")
     names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
         chosen, own = _chosen_run(root, plan, redactor)
-        folder = RunFolder(root, chosen.run_id, name, link=False)  # once its port is its own
-        left = left_behind(folder, names)
-        keeper = _keeper(root, plan, chosen, own, left)
-        if left is not None and keeper.has_old_ray:
+        folder = RunFolder(root, chosen.run_id, name, link=False)  # linked once the port is open
+        left = find_surviving_processes(folder, names)
+        keeper = _make_keeper(root, plan, chosen, own, left)
+        if left is not None and keeper.has_outdated_ray:
             left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
-        outcome = _live(node_run, keeper)
+        outcome = _run_role(node_run, keeper)
         keeper.close()
         attempts = keeper.attempts
     else:
-        run_id = run_to_go_on_with(root, name)
+        run_id = find_resumed_run(root, name)
         folder = RunFolder(root, run_id, name) if run_id else RunFolder.waiting(root, name)
-        node_run = NodeRun(plan, redactor, folder, started, run_id, left_behind(folder, names))
-        outcome, attempts = _live(node_run, None), ()
-    told = (outcome, attempts, node_run.outages, node_run.bundle or "")
-    write = partial(write_outcome, folder.path, *told)
-    if not in_time(WRITE_LIMIT, write):
-        disk.tell(OUTCOME, "a write does not end")
+        node_run = NodeRun(
+            plan, redactor, folder, started, run_id, find_surviving_processes(folder, names)
+        )
+        outcome, attempts = _run_role(node_run, None), ()
+    contents = (outcome, attempts, node_run.outages, node_run.bundle or "")
+    write = partial(write_outcome, folder.path, *contents)
+    if not run_within(WRITE_LIMIT, write):
+        disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
     return outcome
 
 
 def _refuse_a_stalled_disk(root: Path) -> None:
-    """Try to make the folder of all runs: where that does not end, nothing else would."""
+    """Create the folder of all runs; refuse to run if its disk does not answer."""
 
     def make() -> None:
-        with suppress(OSError):  # what cannot be made, the run folder tells
+        with suppress(OSError):  # the run folder reports this error
             root.mkdir(parents=True, exist_ok=True)
             os.utime(root)
 
-    if not in_time(_ANSWERS_WITHIN, make):
+    if not run_within(_DISK_LIMIT, make):
         raise PreflightError(
             f"AGENT_LOG_DIR={root} does not answer",
-            why=f"a write to its disk takes longer than {_ANSWERS_WITHIN:g} s",
+            why=f"a write to its disk takes longer than {_DISK_LIMIT:g} s",
             remedy="Mend that disk or mount it anew, or choose another in AGENT_LOG_DIR",
             culprit="AGENT_LOG_DIR",
         )
 
 
 def _refuse_another_run(root: Path, node: str) -> None:
-    """Let a second agent on this node say whose node it is, before it touches anything."""
-    from agent.record.node_record import foreign  # noqa: PLC0415 - only in containers of our own
+    """Refuse to run beside another agent on this node, before anything is changed."""
+    from agent.record.node_record import find_other_run  # noqa: PLC0415 - only in containers of our own
 
-    other = foreign(root, "", node)
-    if other is not None and other.agent_lives:
+    other = find_other_run(root, "", node)
+    if other is not None and other.is_agent_running:
         raise PreflightError(
             other.sentence(), remedy="Stop that agent (SIGTERM), or wait for its end", culprit="run"
         )
 
 
-def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str]:
-    """Find the run that this head goes on with, or a new one; with its fingerprint."""
+def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, str]:
+    """Return the run that this head resumes, or a new one; with the job's fingerprint."""
     from agent.record.run_choice import choose_run  # noqa: PLC0415 - see below
     from agent.record.run_record import fingerprint  # noqa: PLC0415 - same
 
-    argv, recipe = jobs_own(plan.job)
+    argv, recipe = job_identity(plan.job)
     own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
     node = plan.topology.node_name
-    claim = plan.topology.claim
-    # A platform that starts containers again is no person who wants a new run.
-    retries = None if claim.restarts else plan.settings.job_retries
-    resumed = run_to_go_on_with(root, node)
+    claim = plan.topology.platform
+    # A restart by the platform is no request for a new run.
+    retries = None if claim.restarts_containers else plan.settings.job_retries
+    resumed = find_resumed_run(root, node)
     chosen = choose_run(
         root, claim.run_id, own, new_run_id, node=node, retries=retries, resumed=resumed
     )
-    if chosen.notes:
-        more = f" (and {len(chosen.notes) - 1} more)" if len(chosen.notes) > 1 else ""
-        say(f"{chosen.notes[-1]}{more}")
+    if chosen.skipped:
+        more = f" (and {len(chosen.skipped) - 1} more)" if len(chosen.skipped) > 1 else ""
+        say(f"{chosen.skipped[-1]}{more}")
     if claim.run_id is not None and chosen.before is None and plan.settings.job_retries:
         say(f"run {chosen.run_id} begins: {root} holds no record of it to go on from")
     if chosen.before is not None and chosen.before.attempts:
@@ -139,15 +216,15 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[Chosen, str
     return chosen, own
 
 
-def _keeper(
-    root: Path, plan: Plan, chosen: Chosen, fingerprint: str, left: LeftBehind | None
+def _make_keeper(
+    root: Path, plan: Plan, chosen: ChosenRun, fingerprint: str, left: SurvivingProcesses | None
 ) -> RunKeeper:
-    """Keep the record of the run from now on."""
-    from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - a worker needs none of it
+    """Return the keeper of the run's record."""
+    from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - only on a head
 
     replaces_agent = left is not None
     survives = (left is not None and left.has_ray) or plan.topology.given_ray is not None
-    memory = "" if left is None else left.out_of_memory
+    memory = "" if left is None else left.oom_evidence
     return RunKeeper(
         *(root, fingerprint, chosen),
         job_survives=survives,
@@ -156,21 +233,21 @@ def _keeper(
     )
 
 
-def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
-    """Live the story to its end, whatever that is; nothing of ours is left then."""
+def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+    """Run the head or the worker; an exception becomes an outcome, and all children are ended."""
     plan = node_run.plan
-    orphans.become_subreaper()
-    say(f"pod-agent on {plan.topology.claim.platform}: {plan.topology.sentence()}")
+    descendants.become_subreaper()
+    say(f"pod-agent on {plan.topology.platform.name}: {plan.topology.sentence()}")
     for note in plan.notes:
         say(note)
     for finding in plan.findings:
         if finding.level is Level.WARN:
             say(finding.sentence(), "warning")
     try:
-        outcome = anyio.run(_story, node_run, keeper)
+        outcome = anyio.run(_role, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
-        orphans.kill_descendants()
+        descendants.kill_descendants()
         outcome = _bundled(node_run, bug(failure) if error is None else error.outcome())
     from agent.record.events import Ended  # noqa: PLC0415 - Ray's start need not wait for it
 
@@ -179,13 +256,13 @@ def _live(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
 
 
 def _bundled(node_run: NodeRun, outcome: Outcome) -> Outcome:
-    from agent.boot.failure import bundled_at_once  # noqa: PLC0415 - only where a run has failed
+    from agent.boot.diagnose import make_bundle_without_loop  # noqa: PLC0415 - only where a run has failed
 
-    return bundled_at_once(node_run, outcome)
+    return make_bundle_without_loop(node_run, outcome)
 
 
 def bug(failure: Exception) -> Outcome:
-    """Log an exception; return the outcome that asks for a report."""
+    """Log an exception; return the outcome that asks for a bug report."""
     for line in "".join(traceback.format_exception(failure)).splitlines():
         say(line, "error")
     remedy = "Please report it with agent.log"
@@ -193,7 +270,7 @@ def bug(failure: Exception) -> Outcome:
 
 
 def _in_one_line(failure: BaseException) -> str:
-    """Return an exception's type and the first line of its message; of a group, its first one's."""
+    """Return an exception's type and first line; for a group, those of its first exception."""
     inner = getattr(failure, "exceptions", ())
     if inner:
         return _in_one_line(inner[0])
@@ -201,30 +278,30 @@ def _in_one_line(failure: BaseException) -> str:
     return ": ".join([type(failure).__name__, *message[:1]])
 
 
-async def _story(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+async def _role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     if keeper is not None:
-        from agent.boot import head_start  # noqa: PLC0415 - a worker needs none of it
+        from agent.boot import head_start  # noqa: PLC0415 - only on a head
 
         return await head_start.run(node_run, keeper)
     if node_run.plan.topology.is_idle:
         return _idle(node_run.plan)
-    from agent.boot import worker  # noqa: PLC0415 - a head needs none of it
+    from agent.boot import worker  # noqa: PLC0415 - only on a worker
 
     return await worker.run(node_run)
 
 
 def _idle(plan: Plan) -> Outcome:
-    """Leave a node alone that needs no agent, with 0: what is run after us must go on."""
+    """Exit with 0 on a node that needs no agent: the container's next command must run."""
     given = plan.topology.given_ray
     owner = "the platform" if given is None else given.owner
     reason = f"nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere"
-    return Outcome(Kind.DONE, 0, reason, BEFORE_ALL)
+    return Outcome(Kind.DONE, 0, reason, STARTING)
 
 
 def _agent_error_in(failure: BaseException) -> AgentError | None:
-    """Find our own error in a failure: task groups wrap what their tasks raise."""
+    """Return the agent's own error in an exception: task groups wrap it."""
     if isinstance(failure, AgentError):
         return failure
     inner = getattr(failure, "exceptions", ())
     found = next(filter(None, map(_agent_error_in, inner)), None)
-    return found or (None if inner else no_room("a helper of this run", failure))
+    return found or (None if inner else process_limit_error("a helper of this run", failure))

@@ -1,4 +1,4 @@
-"""Keeps `run.json` as the head's story goes: attempts, epoch, state."""
+"""Write run.json as the run proceeds: epoch, attempts, outcome."""
 
 from __future__ import annotations
 
@@ -7,64 +7,174 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.decisions.attempts import is_loss, spent
-from agent.record.disk_thread import Latest
-from agent.record.files import FileLock, iso_time, safe
-from agent.record.run_record import FILE, LOCK, Attempt, RunRecord, State, next_epoch, proof_of
+import anyio
+
+from agent.decisions.attempts import is_loss, retries_exhausted
+from agent.decisions.head import state as h
+from agent.decisions.head.state import LaterHead, RunRemembered
+from agent.plan import waits as planned
+from agent.record.disk_thread import LatestWriter
+from agent.record.files import FileLock, iso_time, safe_name
+from agent.record.run_record import (
+    RUN_FILE,
+    RUN_LOCK,
+    AttemptRecord,
+    RunRecord,
+    RunState,
+    next_epoch,
+    proof_of,
+)
+from agent.runtime.waiting import NotYet, until
+from agent.work.job import is_sized
+from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from pathlib import Path
 
     from agent.base.outcome import Outcome
-    from agent.decisions.head.underway import Underway
-    from agent.record.run_choice import Chosen
+    from agent.boot.node_run import NodeRun
+    from agent.control.protocol import Hello
+    from agent.decisions.head.state import AttemptSnapshot
+    from agent.plan.plan import Plan
+    from agent.record.run_choice import ChosenRun
+
+
+def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
+    """Return the part of the plan that the head's decisions use.
+
+    `done` are the prepare steps that a killed agent finished on this node.
+    """
+    settings, given = plan.settings, plan.topology.given_ray
+    expected = plan.topology.expected_workers
+    partial_run = settings.partial == "proceed" and settings.min_workers is not None
+    limits = {wait.key: wait.seconds for wait in plan.waits}
+    longest = max([settings.wait_prepare, *(step.within for step in plan.steps)])
+    return h.HeadGoal(
+        limits=limits,
+        job_stop_grace=plan.budget.job,
+        expected_workers=expected,
+        min_workers=(settings.min_workers or 0) if partial_run else expected,
+        has_job=plan.job is not None,
+        is_sized_to_nodes=plan.torchrun is not None
+        or (plan.job is not None and is_sized(plan.job)),
+        run_id=keeper.run_id,
+        first_attempt=keeper.next_attempt,
+        lost_attempts=keeper.record.tried,
+        former_workers=keeper.former_nodes if given is None else (),
+        resumed_attempt=None if plan.job is None else keeper.open_attempt(now, expected),
+        submission_id=None if given is None else given.submission_id,
+        services=plan.all_services,
+        steps=plan.steps,
+        disks=plan.facts.disks,
+        max_prepare_seconds=longest + limits.get(planned.BEFORE, 0.0),
+        finished_steps=frozenset(done),
+        retries=settings.job_retries,
+        ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
+        ray_is_given=given is not None,
+        ray_restarts=h.RAY_RESTARTS if given is None else 0,
+        rank=plan.topology.platform.rank or 0,
+        by_torchrun=plan.torchrun is not None,
+        node=plan.topology.node_name,
+        size=NodeSize(plan.gpus, plan.facts.cpus, plan.facts.memory),
+        facts=plan.facts,
+        preflight=settings.preflight is not None,
+        platform=plan.topology.platform.name,
+        brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
+    )
+
+
+_INTERVAL = 3.0
+
+
+async def watch_for_later_head(
+    run: NodeRun, keeper: RunKeeper, tell: Callable[[LaterHead], None]
+) -> None:
+    """Read the run's record at intervals; send an event once a later head wrote it."""
+
+    async def read() -> int:
+        return await anyio.to_thread.run_sync(keeper.later_epoch, abandon_on_cancel=True)
+
+    async def look() -> int | NotYet:
+        epoch = await run.best_effort("a look for a later head's record", read)
+        return epoch if isinstance(epoch, int) and epoch else NotYet()
+
+    tell(
+        LaterHead(
+            await until(look, None, step=_INTERVAL, longest=_INTERVAL), "run.json has its epoch"
+        )
+    )
+
+
+def on_recalled_run(
+    keeper: RunKeeper, tell: Callable[[RunRemembered], None]
+) -> Callable[[Hello, int], bool]:
+    """Return the callback for workers' hellos; it returns whether a decision follows."""
+
+    def take(hello: Hello, epoch: int) -> bool:
+        known = recalled_run(keeper, hello, epoch)
+        if known is not None:
+            tell(known)
+        return known is not None
+
+    return take
+
+
+def recalled_run(keeper: RunKeeper, hello: Hello, epoch: int) -> RunRemembered | None:
+    """Return the run of a worker that outlived its head; `epoch` is the last that it followed.
+
+    None if its proof is not of this job, or if our own record is better.
+    """
+    run_id, attempt = hello.run_id, hello.attempt
+    proof = proof_of(keeper.record.fingerprint, run_id, attempt, epoch)
+    if hello.fingerprint != proof or keeper.has_record_of(run_id):
+        return None
+    return RunRemembered(run_id, attempt, epoch if epoch > keeper.record.epoch else 0)
 
 
 class RunKeeper:
-    """The record of this run: as an earlier head left it, or new.
+    """The record of this run: resumed from an earlier head, or new.
 
-    `job_survives` where a job outlives its head, on a Ray that others keep: an attempt that was
-    left open is then followed again under its own id, and no second job is started beside it.
-    `replaces_agent` where this one goes on for an agent that was killed: what that one had decided
-    stands. `memory` is what the kernel did for want of memory, where Ray has ended since: the job
-    would run out of it again.
+    `job_survives`: the job outlives its head, on a Ray that the platform runs; an open attempt is
+    then followed again under its id, so that no second job starts. `replaces_agent`: this agent
+    replaces a killed one, whose verdict stands. `memory` is the out-of-memory evidence if Ray has
+    ended since: the job would run out of memory again.
     """
 
     def __init__(  # noqa: PLR0913 - what a run may be found with
         self,
         root: Path,
         fingerprint: str,
-        chosen: Chosen,
+        chosen: ChosenRun,
         *,
         job_survives: bool = False,
         replaces_agent: bool = False,
         memory: str = "",
     ) -> None:
         self._root = root
-        self._writer: Latest[RunRecord] = Latest("run.json", self._write)
-        self._lock = chosen.lock  # held for as long as we are there
+        self._writer: LatestWriter[RunRecord] = LatestWriter("run.json", self._write)
+        self._lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
         new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
-        self._decided: Outcome | None = None
+        self._verdict: Outcome | None = None
         self._replaces_agent, self._before = replaces_agent, before
         if before is not None and before.ending is not None:
-            self._decided = before.ending if replaces_agent else None
+            self._verdict = before.ending if replaces_agent else None
             before = before if replaces_agent else replace(before, ending=None)
         if before is not None and not job_survives and before.open_attempt is not None:
-            end = before.open_attempt.end_in_sight or _out_of(memory)
+            end = before.open_attempt.planned_end or _oom_outcome(memory)
             if replaces_agent and end is not None and not is_loss(end):
-                self._decided = self._decided or end
-            before = before.after_a_lost_head(iso_time(time.time()), end)
+                self._verdict = self._verdict or end
+            before = before.after_lost_head(iso_time(time.time()), end)
         self.record = before or new
         self._epoch = self.record.epoch
         self._writer.start()
 
-    def begin(self) -> None:
-        """Write down what of a former life counts no more, for an agent that follows this one."""
+    def save_former_state(self) -> None:
+        """Write the corrections of a former head's record, for an agent that replaces this one."""
         if self.record is not self._before and self._before is not None:
-            self._keep(self.record)
+            self._save(self.record)
 
     @property
     def run_id(self) -> str:
@@ -73,40 +183,45 @@ class RunKeeper:
 
     @property
     def next_attempt(self) -> int:
-        """Return the number of the attempt that comes next: those of earlier heads count."""
+        """Return the number of the next attempt; attempts of earlier heads count."""
         if self.record.open_attempt is not None:
             return self.record.open_attempt.number
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
-    def spent(self, retries: int) -> Outcome | None:
-        """Return the end of a run that is decided, or used its attempts up: nothing is submitted.
+    def final_outcome(self, retries: int) -> Outcome | None:
+        """Return the outcome of a run that is decided or out of attempts; else None.
 
-        Decided by an agent that was killed before it had left; the workers hear it of this one.
+        It may be the verdict of a killed agent, which this one sends to the workers.
         """
-        if self._decided is not None:
-            return self._decided
-        return None if self.record.open_attempt is not None else spent(self.record.tried, retries)
+        if self._verdict is not None:
+            return self._verdict
+        return (
+            None
+            if self.record.open_attempt is not None
+            else retries_exhausted(self.record.tried, retries)
+        )
 
     @property
-    def attempts(self) -> tuple[Attempt, ...]:
+    def attempts(self) -> tuple[AttemptRecord, ...]:
         """Return all attempts at this run's job."""
         return self.record.attempts
 
     @property
     def is_between_attempts(self) -> bool:
-        """Say whether an attempt is over and no other has begun: the next has a Ray of its own."""
+        """Return whether an attempt is over and no other began: the next has a new Ray."""
         return bool(self.attempts) and self.record.open_attempt is None
 
     @property
-    def has_old_ray(self) -> bool:
-        """Say whether a Ray that lives is the one of an attempt that is over."""
-        return self.is_between_attempts and self.record.state is not State.BOOTING
+    def has_outdated_ray(self) -> bool:
+        """Return whether a running Ray belongs to an attempt that is over."""
+        return self.is_between_attempts and self.record.state is not RunState.BOOTING
 
     @property
     def former_nodes(self) -> tuple[str, ...]:
-        """Return the nodes that may still run the last attempt, where another follows it.
+        """Return the nodes that may still run the last attempt when another follows.
 
-        Its workers; and its head, where the driver runs, unless that is known to be over.
+        These are its workers and its head, where the driver runs, unless that head is known to have
+        ended.
         """
         if not self.is_between_attempts:
             return ()
@@ -114,60 +229,60 @@ class RunKeeper:
 
     @property
     def epoch(self) -> int:
-        """Return the number of the head's Ray that workers may follow; a later one has a higher.
+        """Return the epoch that workers may follow; a later Ray has a higher one.
 
-        It changes with `settled` alone: the next agent must find on the disk what workers follow,
-        or its own former epoch would supersede it.
+        Only `flush` changes it: the next agent must find on disk what workers follow, or its own
+        former epoch would supersede it.
         """
         return self._epoch
 
     def proof(self, submitted: int) -> str:
-        """Return what workers show to a later head of this job, after so many attempts."""
+        """Return the proof of so many attempts, which workers show to a later head."""
         return proof_of(self.record.fingerprint, self.run_id, submitted, self.epoch)
 
     def new_epoch(self, head: str) -> None:
-        """Name the Ray that is about to start."""
+        """Set the epoch of the Ray that is about to start."""
         previous = self.record.epoch or None
-        self._keep(self.record.at_head(head, next_epoch(previous, time.time_ns() // 1_000_000)))
+        self._save(self.record.with_head(head, next_epoch(previous, time.time_ns() // 1_000_000)))
 
-    def given_ranks(self, names: tuple[str, ...]) -> None:
-        """Note which node has which rank, where the head gives them."""
-        self._keep(replace(self.record, ranks=names))
+    def record_ranks(self, names: tuple[str, ...]) -> None:
+        """Record the ranks that the head assigned."""
+        self._save(replace(self.record, ranks=names))
 
     def has_record_of(self, run_id: str) -> bool:
-        """Say whether a run of this id is on this disk: what is there says more than others do."""
+        """Return whether this disk has a record of a run: it is better than workers' memory."""
         if run_id == self.run_id:
             return bool(self.record.attempts)
-        return isinstance(RunRecord.read(self._root / safe(run_id) / FILE), RunRecord)
+        return isinstance(RunRecord.read(self._root / safe_name(run_id) / RUN_FILE), RunRecord)
 
     def later_epoch(self) -> int:
-        """Return the epoch of a later head that has written this run's record; 0 for none."""
+        """Return the epoch of a later head that wrote this run's record; 0 for none."""
         return _epoch_above(self.record, self._root)
 
-    def take_up(self, run_id: str, attempts: int, epoch: int = 0) -> None:
-        """Go on with a run that others remember, with so many attempts that were lost.
+    def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
+        """Resume a run that workers remember, with so many lost attempts.
 
         `epoch` is that of its former head, where it is higher than ours: clocks differ.
         """
         now, former = iso_time(time.time()), self.run_id
         lost = tuple(
-            Attempt(number, f"{run_id}-{number}", now, now, "its head was lost", 75)
+            AttemptRecord(number, f"{run_id}-{number}", now, now, "its head was lost", 75)
             for number in range(1, attempts + 1)
         )
-        folder = self._root / safe(run_id)
-        with suppress(OSError):  # what cannot be written is told by whoever writes it
+        folder = self._root / safe_name(run_id)
+        with suppress(OSError):  # the writer reports this error
             folder.mkdir(parents=True, exist_ok=True)
         own = max(self.record.epoch, epoch + 1)
-        self._keep(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
+        self._save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
         if former == self.run_id:
             return
         with suppress(OSError):  # same
-            (self._root / former / FILE).unlink(missing_ok=True)
-            lock = FileLock(folder / LOCK)
+            (self._root / former / RUN_FILE).unlink(missing_ok=True)
+            lock = FileLock(folder / RUN_LOCK)
             lock.take()
             self._lock = lock
 
-    def submitted(  # noqa: PLR0913 - what a next agent must know of it
+    def record_submission(  # noqa: PLR0913 - all that a later agent needs
         self,
         number: int,
         submission_id: str,
@@ -176,85 +291,85 @@ class RunKeeper:
         required: int | None = None,
         places: Mapping[str, str] | None = None,
     ) -> None:
-        """Note that an attempt begins, from which step on it may go, and on which workers.
+        """Record that an attempt begins: its checkpoint and its workers.
 
-        So many of those at its `places`, address to name, are `required`.
+        `required` is the number of workers it needs, among those at `places` (address to name).
         """
-        from agent.record.moments import moment  # noqa: PLC0415 - while Ray boots
+        from agent.record.node_record import time_to_data  # noqa: PLC0415 - while Ray boots
 
         now = iso_time(time.time())
         lock = 0 if self._lock is None else self._lock.inode
-        record = self.record.begin(number, submission_id, now, checkpoint, nodes, lock)
+        record = self.record.begin_attempt(number, submission_id, now, checkpoint, nodes, lock)
         began = {
-            "began": moment(0.0),
+            "began": time_to_data(0.0),
             "required": len(nodes) if required is None else required,
             "places": {**(places or {})},
         }
-        self._keep(record.knowing(number, began))
+        self._save(record.with_snapshot(number, began))
 
-    def keep(self, known: Underway, now: float) -> None:
-        """Note what another agent must know that goes on with an attempt; `now` by its clock."""
-        from agent.record.underway import to_data  # noqa: PLC0415 - few runs lose anything
+    def save_snapshot(self, known: AttemptSnapshot, now: float) -> None:
+        """Record the snapshot of an attempt for a later agent; `now` is on the run's clock."""
+        from agent.record.run_record import snapshot_to_data  # noqa: PLC0415 - few runs lose anything
 
-        self._keep(self.record.knowing(known.number, to_data(known, now)))
+        self._save(self.record.with_snapshot(known.number, snapshot_to_data(known, now)))
 
-    def underway(self, now: float, needed: int) -> Underway | None:
-        """Return the attempt that an earlier agent left open; `needed` as the settings have it."""
+    def open_attempt(self, now: float, needed: int) -> AttemptSnapshot | None:
+        """Return the attempt that an earlier agent left open; `needed` is from the settings."""
         if self.record.open_attempt is None:
             return None
-        from agent.record.underway import taken_from  # noqa: PLC0415 - few runs go on with one
+        from agent.record.run_record import snapshot_from_data  # noqa: PLC0415 - few runs go on with one
 
-        found = taken_from(self.record.open_attempt, now, needed)
+        found = snapshot_from_data(self.record.open_attempt, now, needed)
         if self._replaces_agent or found.end is None or is_loss(found.end):
             return found
-        return replace(found, end=None)  # who starts a run again wants it to go on
+        return replace(found, end=None)  # a user who starts a run again wants it to continue
 
-    def leaving(self, end: Outcome) -> None:
-        """Note as what this head is about to leave: an agent that goes on for it says the same."""
-        self._keep(self.record.leaving(end))
+    def record_outcome(self, end: Outcome) -> None:
+        """Record the outcome to exit with: an agent that replaces this one uses it."""
+        self._save(self.record.with_ending(end))
 
-    async def settled(self) -> None:
-        """Wait until what was noted is on the disk, though not for long where that stalls."""
+    async def flush(self) -> None:
+        """Wait until all records are on disk, within a limit."""
         import anyio  # noqa: PLC0415 - loaded long before
 
         epoch = self.record.epoch
         await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
         self._epoch = max(self._epoch, epoch)
 
-    def served_by(self, nodes: Iterable[str]) -> None:
-        """Note who is there while an attempt runs: Ray may use whoever joins."""
-        record = self.record.served_by(tuple(nodes))
+    def record_nodes(self, nodes: Iterable[str]) -> None:
+        """Record the nodes of a running attempt: Ray may use any that joins."""
+        record = self.record.with_workers(tuple(nodes))
         if record is not self.record:
-            self._keep(record)
+            self._save(record)
 
-    def attempt_over(self, end: Outcome) -> None:
-        """Note how the last attempt ended."""
+    def record_attempt_end(self, end: Outcome) -> None:
+        """Record how the last attempt ended."""
         now = iso_time(time.time())
-        self._keep(self.record.end_attempt(now, end.reason, end.exit_code))
+        self._save(self.record.end_attempt(now, end.reason, end.exit_code))
 
-    def over(self, end: Outcome) -> None:
-        """Note how this head's story ended; what a restarted head may go on with has not ended."""
-        self.leaving(end)
-        self.attempt_over(end)
+    def record_end(self, end: Outcome) -> None:
+        """Record how this head ended; a run that can be resumed stays open."""
+        self.record_outcome(end)
+        self.record_attempt_end(end)
         if self.record.is_over:
-            self._keep(self.record.ended())
+            self._save(self.record.as_ended())
 
     def close(self) -> None:
-        """Write what waits, as far as the disk takes it."""
+        """Write what is pending, as far as the disk allows."""
         self._writer.close()
 
     def _write(self, record: RunRecord) -> OSError | None:
-        """Write the record, unless a later head of this run has done so: its word stands."""
+        """Write the record, unless a later head of this run has written it."""
         if _epoch_above(record, self._root):
             return None
-        return record.write(self._root / record.run_id / FILE)
+        return record.write(self._root / record.run_id / RUN_FILE)
 
-    def _keep(self, record: RunRecord) -> None:
+    def _save(self, record: RunRecord) -> None:
         self.record = record
         self._writer.put(record)
 
 
-def _out_of(memory: str) -> Outcome | None:
+def _oom_outcome(memory: str) -> Outcome | None:
     if not memory:
         return None
     from agent.decisions.verdict import out_of_memory  # noqa: PLC0415 - few runs end so
@@ -263,6 +378,6 @@ def _out_of(memory: str) -> Outcome | None:
 
 
 def _epoch_above(record: RunRecord, root: Path) -> int:
-    found = RunRecord.read(root / record.run_id / FILE)
+    found = RunRecord.read(root / record.run_id / RUN_FILE)
     is_later = isinstance(found, RunRecord) and found.epoch > record.epoch
     return found.epoch if is_later and isinstance(found, RunRecord) else 0

@@ -1,39 +1,114 @@
-"""A job that shows no sign of work: looked for on all nodes, told with stacks, once an attempt."""
+"""Detect a job without sign of work: check all nodes, then report process stacks."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.base.words import listed
-from agent.boot.head_logs import sent_by
-from agent.boot.looks import BUSY, IDLE, STACKS, Looks, tell_stacks
+from agent.base.text import listed
+from agent.boot.head_server import request_log
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE
-from agent.decisions.stall import Quiet, StalledSinceLoss, following, step
+from agent.decisions.attempts import Quiet, StalledSinceLoss, diagnostics_interval, quiet_period
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import HERE
 from agent.plan.show import duration
 from agent.record.log import say
-from agent.runtime.last_words import in_thread
-from agent.runtime.waiting import NotYet, until
+from agent.runtime.best_effort import Failure
+from agent.runtime.waiting import NotYet, in_thread, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from agent.boot.head_status import RunStatus
     from agent.boot.node_run import NodeRun
-    from agent.boot.torchrun_head import TorchrunLink
-    from agent.boot.watched import Watched
+    from agent.boot.torchrun import TorchrunLink
     from agent.control.reports import Reports
     from agent.decisions.head.state import HeadState
+    from agent.runtime.driver import Utilization
+
+
+BUSY, STACKS = "how busy", "process stacks"
+"""Diagnostics that a worker sends like a log; no service has such a name."""
+DIAGNOSTICS = (BUSY, STACKS)
+IDLE = "idle"
+_WRITES = "its share of the job writes"
+_MOST_LINES = 60
+"""Most lines of one node's stacks in the log."""
+_FOR_TOOLS = ("PATH", "HOME", "LD_LIBRARY_PATH", "LANG", "TMPDIR")
+
+
+class Diagnostics:
+    """Examines the job's processes on this node."""
+
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._utilization: Utilization | None = None
+        self._last_output: float | None = None
+        """When this node's share of the job wrote output last, as of the last call."""
+
+    async def collect(self, what: str, submission_id: str | None = None) -> str:
+        """Return one of the diagnostics, or why it failed: a failure is no sign of an idle job."""
+        method = self.activity if what == BUSY else self.stacks
+        text = await self._run.best_effort(
+            f"a look at the job here ({what})", method, submission_id
+        )
+        return f"it cannot be looked at: {text.reason}" if isinstance(text, Failure) else text
+
+    async def activity(self, submission_id: str | None = None) -> str:
+        """Return what works for the job on this node, or that nothing does."""
+        from agent.node.gpus import TOOLS  # noqa: PLC0415 - few jobs are ever quiet
+        from agent.runtime.driver import Utilization  # noqa: PLC0415 - same
+
+        run = self._run
+        before, self._last_output = self._last_output, run.stats.last_share_output
+        if self._last_output != before:
+            return _WRITES
+        if self._utilization is None:
+            facts = run.plan.facts
+            tools = TOOLS.get(facts.gpu_maker, ()) if facts.gpus else ()
+            self._utilization = Utilization(tools, self._env(), run.folder.file)
+        return await self._utilization.sample(submission_id) or IDLE
+
+    async def stacks(self, submission_id: str | None = None) -> str:
+        """Return the stacks of the driver, if it is here, and of the busiest actor or rank."""
+        from agent.runtime import driver as job  # noqa: PLC0415 - as above
+
+        plan = self._run.plan
+        found = await anyio.to_thread.run_sync(job.job_processes, submission_id)
+        py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
+        log = partial(self._run.folder.file, "py-spy.log")
+        text = await job.stacks_of(job.processes_to_dump(found), py_spy, self._env(), log)
+        return self._run.redactor.clean(text)
+
+    def log_stacks(self, text: str) -> None:
+        """Log the stacks on this node."""
+        log_stacks(self._run.plan.topology.node_name, text, "at the head")
+
+    def _env(self) -> dict[str, str]:
+        """Return the variables that the tools need, without secrets."""
+        environ = self._run.plan.environ
+        return {name: environ[name] for name in _FOR_TOOLS if name in environ}
+
+
+def log_stacks(node: str, text: str, where: str) -> None:
+    """Log a node's stacks; `where` names the place of omitted lines."""
+    from agent.decisions.attempts import informative_stack_lines  # noqa: PLC0415 - few jobs are ever quiet
+
+    lines = informative_stack_lines(text)
+    more = [f"({len(lines) - _MOST_LINES} more lines {where})"] if len(lines) > _MOST_LINES else []
+    for line in [*lines[:_MOST_LINES], *more]:
+        say(f"stacks of {node}: {line}")
+
 
 _BUSY_LIMIT, _STACKS_LIMIT, _TASKS_LIMIT = 15.0, 45.0, 30.0
 _DISK_LIMIT = 2.0
-_MOST_NODES = 8
-"""So many nodes' stacks are told in the log; the file has all."""
+_MOST_IDLE_NODES = 8
+"""Most nodes whose stacks are logged; the file has all."""
 _REMEDY = (
     "Look in the stacks for who waits for whom: a collective whose rank is missing, a result that "
     "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is said"
@@ -41,128 +116,132 @@ _REMEDY = (
 
 
 class StallWatch:
-    """Looks at a quiet job now and then, and at its stacks once it has been quiet for too long."""
+    """Checks a quiet job at intervals, and logs its stacks after AGENT_STALL without work."""
 
     def __init__(  # noqa: PLR0913 - all that it looks at
         self,
         run: NodeRun,
         reports: Reports,
-        watched: Watched,
+        status: RunStatus,
         link: RayLink | TorchrunLink,
-        look: Callable[[], HeadState],
-        tell: Callable[[StalledSinceLoss], None],
+        get_state: Callable[[], HeadState],
+        send: Callable[[StalledSinceLoss], None],
     ) -> None:
         self._run = run
         self._reports = reports
-        self._watched = watched
+        self._status = status
         self._link = link
-        self._look = look
-        self._tell_head = tell
-        self._own = Looks(run)
+        self._get_state = get_state
+        self._send = send
+        self._diagnostics = Diagnostics(run)
         self._limit = run.plan.settings.stall
         self._quiet: Quiet | None = None
 
     async def run(self) -> None:
-        """Watch for as long as the run lives, where that is wanted."""
+        """Watch until canceled, if AGENT_STALL is set."""
         if not self._limit or self._run.plan.job is None:
             return
-        pause = step(self._limit)
+        pause = diagnostics_interval(self._limit)
 
         async def turn() -> NotYet:
-            await self._run.best_effort("a look for a job without a sign of work", self._once)
+            await self._run.best_effort("a look for a job without a sign of work", self._check)
             return NotYet()
 
         await until(turn, None, step=pause, longest=pause)
 
-    async def _once(self) -> None:
-        """Take in what is known of the attempt that runs; look at the nodes where it is quiet."""
-        state, now = self._look(), self._run.now()
-        runs = state.phase is Phase.RUNNING
-        number, lost = state.attempt.number if runs else None, bool(state.attempt.gone)
-        quiet = following(self._quiet, number, now, lost_a_node=lost)
+    async def _check(self) -> None:
+        """Update the state of the running attempt; check the nodes if it is quiet."""
+        state, now = self._get_state(), self._run.now()
+        runs = state.phase is HeadPhase.RUNNING
+        number, lost = state.attempt.number if runs else None, bool(state.attempt.lost_nodes)
+        quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
         if quiet is not None:
-            quiet = quiet.worked(self._run.at(self._watched.job.heard))
-        if quiet is not None and quiet.wants_a_look(self._limit, now):
-            quiet = await self._looked(quiet, state)
+            quiet = quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
+        if quiet is not None and quiet.needs_diagnostics(self._limit, now):
+            quiet = await self._check_nodes(quiet, state)
         self._quiet = quiet
 
-    async def _looked(self, quiet: Quiet, state: HeadState) -> Quiet:
-        """Look for work on all nodes, then at Ray's tasks; tell of a job that shows neither."""
+    async def _check_nodes(self, quiet: Quiet, state: HeadState) -> Quiet:
+        """Check all nodes, then Ray's tasks, for work; report a job that shows neither."""
         answers = await self._ask_all(BUSY, _BUSY_LIMIT, state)
         if any(answer != IDLE for answer in answers.values()):
-            return quiet.worked(self._run.now())
-        quiet = quiet.worked(self._run.at(self._watched.job.heard))
-        if not quiet.is_over(self._limit, self._run.now()):
+            return quiet.with_work_at(self._run.now())
+        quiet = quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
+        if not quiet.is_stalled(self._limit, self._run.now()):
             return quiet
         if isinstance(self._link, RayLink):
             finished = await self._link.last_finished(_TASKS_LIMIT)
             if finished is not None:
-                quiet = quiet.worked(self._run.now() - (time.time() - finished))
-        if not quiet.is_over(self._limit, self._run.now()) or not self._is_on(quiet):
+                quiet = quiet.with_work_at(self._run.now() - (time.time() - finished))
+        if not quiet.is_stalled(self._limit, self._run.now()) or not self._is_still_quiet(quiet):
             return quiet
-        await self._tell(quiet, state)
-        return replace(quiet, is_told=True)
+        await self._report(quiet, state)
+        return replace(quiet, is_reported=True)
 
-    def _is_on(self, quiet: Quiet) -> bool:
-        """Say whether the attempt still runs, and has written nothing meanwhile."""
-        state, heard = self._look(), self._run.at(self._watched.job.heard)
-        same = state.phase is Phase.RUNNING and state.attempt.number == quiet.attempt
-        return same and quiet.worked(heard) == quiet
+    def _is_still_quiet(self, quiet: Quiet) -> bool:
+        """Return whether the attempt still runs and wrote no output meanwhile."""
+        state, last_output = (
+            self._get_state(),
+            self._run.run_time(self._status.job_lines.last_output),
+        )
+        same = state.phase is HeadPhase.RUNNING and state.attempt.number == quiet.attempt
+        return same and quiet.with_work_at(last_output) == quiet
 
-    async def _tell(self, quiet: Quiet, state: HeadState) -> None:
-        """Bring the stacks of all nodes, and say what they are of."""
+    async def _report(self, quiet: Quiet, state: HeadState) -> None:
+        """Collect the stacks of all nodes, and log the finding."""
         long = duration(round(self._run.now() - quiet.since))
         signs = listed(_signs(self._run, state, by_ray=isinstance(self._link, RayLink)))
         what = f"the job shows no sign of work for {long}: {signs}"
         say(f"{what} (AGENT_STALL): looking where it is", "warning")
         stacks = await self._ask_all(STACKS, _STACKS_LIMIT, state)
         path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
-        for name, text in [*stacks.items()][:_MOST_NODES]:
-            tell_stacks(name, text, f"in {path.name}")
+        for name, text in [*stacks.items()][:_MOST_IDLE_NODES]:
+            log_stacks(name, text, f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
-        fault = await in_thread(lambda: _written(path.write_text, whole), _DISK_LIMIT)
-        where = f"; the stacks of {listed([*stacks][:_MOST_NODES])} are in {path}"
+        fault = await in_thread(lambda: _write(path.write_text, whole), _DISK_LIMIT)
+        where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
         finding = Finding("stall", Level.WARN, f"{what}{'' if fault else where}", _REMEDY)
-        self._watched.stalls = (*self._watched.stalls, finding)
+        self._status.stalls = (*self._status.stalls, finding)
         say(finding.sentence(), "warning")
-        if quiet.lost_a_node:
-            self._tell_head(StalledSinceLoss(quiet.attempt, long))
+        if quiet.has_lost_node:
+            self._send(StalledSinceLoss(quiet.attempt, long))
 
     async def _ask_all(self, what: str, limit: float, state: HeadState) -> dict[str, str]:
-        """Ask this node and all workers that are there, side by side; who says nothing is named."""
+        """Request diagnostics from all present nodes concurrently; name those without answer."""
         id_ = None if state.goal.by_torchrun else state.attempt.id
-        everybody = state.fleet.workers.values()
-        workers = [one for one in everybody if not (one.gone or one.silent or one.refused)]
+        known = state.fleet.workers.values()
+        workers = [one for one in known if not (one.has_left or one.silent or one.refused)]
         found = dict.fromkeys([HERE, *(one.key for one in workers)], "")
 
         async def ask(key: str) -> None:
             if key == HERE:
-                found[key] = await self._own.tell(what, id_)
+                found[key] = await self._diagnostics.collect(what, id_)
                 return
-            text = await sent_by(self._reports, key, what, limit)
+            text = await request_log(self._reports, key, what, limit)
             found[key] = f"no word within {limit:g} s" if text is None else text
 
         async with anyio.create_task_group() as tasks:
             for key in found:
                 tasks.start_soon(ask, key)
-        told = {self._run.plan.topology.node_name: found[HERE]}
+        by_name = {self._run.plan.topology.node_name: found[HERE]}
         for one in workers:
-            told[f"{one.name} ({one.ip})" if one.name in told else one.name] = found[one.key]
-        return told
+            name = f"{one.name} ({one.ip})" if one.name in by_name else one.name
+            by_name[name] = found[one.key]
+        return by_name
 
 
 def _signs(run: NodeRun, state: HeadState, *, by_ray: bool) -> list[str]:
-    """Name the signs of work that are missing, of those that can be seen."""
+    """Return the missing signs of work, of those that this head can observe."""
     signs = ["no output"]
     if by_ray:
         signs.append("no Ray task finished")
-    if run.plan.topology.given_ray is None:  # else the job's processes are not below us
+    if run.plan.topology.given_ray is None:  # else this agent cannot see the job's processes
         gpus = any(facts.gpus for facts in (run.plan.facts, *state.fleet.facts.values()))
         signs.append("idle GPUs" if gpus else "idle processors")
     return signs
 
 
-def _written(write: Callable[[str], object], text: str) -> str:
+def _write(write: Callable[[str], object], text: str) -> str:
     try:
         write(text)
     except OSError as error:

@@ -1,63 +1,160 @@
-"""The worker's story: find the head, join, follow, leave with the verdict."""
+"""The worker's event loop: find the head, join Ray, follow orders, leave with the verdict."""
 
 from __future__ import annotations
 
 import secrets
+import time
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.base.errors import PreflightError
+from agent.base.ranges import ITEMS, MOST_ADDRESSES
 from agent.boot import make_ready
-from agent.boot.asked import Asked
-from agent.boot.clear_away import clear_away
-from agent.boot.explained import explained
-from agent.boot.hello import hello_of
-from agent.boot.kept_ray import had_agent, kept_ray, note_reach
-from agent.boot.node_run import NodeRun, stop_ray
-from agent.boot.old_sessions import prune
-from agent.boot.outside import Guard
-from agent.boot.prepare_steps import PrepareSteps
-from agent.boot.run_services import Services
-from agent.boot.share import Share
+from agent.boot.diagnose import explain_end
+from agent.boot.guard import Guard
+from agent.boot.make_ready import prune_sessions
+from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray
+from agent.boot.requests import HeadRequests
+from agent.boot.services import PrepareSteps, Services
+from agent.boot.torchrun import LocalShare
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.sockets import bind
 from agent.decisions import worker
-from agent.decisions.items import StepOver
-from agent.decisions.shared import Said, StopAsked, Tick, Unfit
+from agent.decisions.values import LogLine, Refused, StepOver, StopAsked, Tick
 from agent.decisions.worker import state as w
+from agent.decisions.worker.state import SurvivingRay, WorkerPhase
 from agent.node.addresses import source_towards
 from agent.plan import environment
 from agent.plan.listeners import may_listen_on
-from agent.plan.plan import RAY
-from agent.plan.services import alone_ranks
+from agent.plan.plan import RAY, versions
+from agent.plan.services import service_only_ranks
 from agent.record.log import say
 from agent.runtime import driver, signals
-from agent.runtime.inbox import Inbox
 from agent.runtime.probes import port_answers
-from agent.runtime.ray_parts import RayParts
-from agent.runtime.waiting import NotYet, until
-from agent.settings.jobs import NO_JOB
-from agent.work.where import Place
+from agent.runtime.ray_watch import RayParts
+from agent.runtime.waiting import Inbox, NotYet, until
+from agent.settings.jobs import NO_JOB, TORCHRUN
+from agent.work.job import job_identity
+from agent.work.services import digest
+from agent.work.where import Placeholders
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
     from aiohttp import web
 
     from agent.base.outcome import Outcome
+    from agent.base.ranges import Addresses
+    from agent.decisions.worker.state import WorkerState
+    from agent.node.facts import Facts
+    from agent.plan.plan import Plan
     from agent.runtime.process import Child
     from agent.work.prepare import PrepareStep
 
-_GOODBYE = 1.0
-_ANNOUNCE = 5.0
+
+def surviving_ray(run: NodeRun) -> SurvivingRay | None:
+    """Return a killed agent's Ray that can be kept; None if there is none of an agent's head."""
+    left = run.surviving
+    if left is None or not left.has_ray:
+        return None
+    was = left.record
+    if not (was.epoch and was.attempt and was.head_ip and run.run_id):
+        return None
+    return SurvivingRay(
+        was.epoch, was.head_ip, run.run_id, was.attempt, run.run_time(was.unreached or None)
+    )
 
 
-class Worker:
+def head_had_agent(run: NodeRun) -> bool:
+    """Return whether a head's agent answered the killed agent that this one replaces."""
+    return run.surviving is not None and run.surviving.record.epoch > 0
+
+
+def record_reachability(run: NodeRun, before: WorkerState, after: WorkerState) -> None:
+    """Record since when the head is out of reach, for an agent that replaces this one.
+
+    The epoch is recorded from the first reply on: it shows that the head has an agent.
+    """
+    if after.phase is WorkerPhase.FINDING and after.epoch != before.epoch:
+        run.node.set_epoch(after.epoch or 0, after.head_ip or "", 0)
+    if before.unreached_since != after.unreached_since:
+        run.node.set_unreached(
+            0.0 if after.unreached_since is None else run.started + after.unreached_since
+        )
+
+
+def make_hello(plan: Plan, last: Reply | None, attempt: int, clean: Callable[[str], str]) -> Hello:
+    """Return a worker's hello.
+
+    `last` is the last reply of a head that may be restarted, and `attempt` the last that it had
+    submitted by then.
+    """
+    ray, python, torch = versions(plan)
+    return Hello(
+        name=plan.topology.node_name,
+        rank=plan.topology.platform.rank,
+        ray=ray,
+        python=python,
+        torch=torch,
+        services=digest(plan.all_services, plan.steps),
+        job=_job_digest(plan, clean),
+        gpus=plan.gpus,
+        run_id="" if last is None else last.run_id,
+        attempt=attempt,
+        fingerprint="" if last is None else last.fingerprint,
+        facts=shorten_facts(plan.facts),
+        clock=time.time(),
+        findings=tuple(
+            replace(one, what=clean(one.what), remedy=clean(one.remedy)) for one in plan.findings
+        ),
+    )
+
+
+def shorten_facts(facts: Facts) -> Facts:
+    """Return facts whose lists fit into a hello.
+
+    A Kubernetes machine may have thousands of interfaces and addresses, of which the first are its
+    own; a temporary folder may have as many names.
+    """
+    folder, most = facts.ray_temp, ITEMS.items
+    if folder is not None:
+        folder = replace(folder, strangers=folder.strangers[:most])
+    return replace(
+        facts,
+        interfaces=_first(facts.interfaces),
+        known_names=_first(facts.known_names),
+        reserved_ports=facts.reserved_ports[:most],
+        ray_temp=folder,
+    )
+
+
+def _first(found: Addresses) -> Addresses:
+    return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), ITEMS.items)}
+
+
+def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
+    """Return the digest of the job if each node starts its share of it; else ''."""
+    if plan.torchrun is None or plan.job is None:
+        return ""
+    from agent.record.run_record import fingerprint  # noqa: PLC0415 - a worker with Ray needs none
+
+    argv, recipe = job_identity(plan.job)
+    return fingerprint(argv, TORCHRUN, recipe, clean)
+
+
+_GOODBYE_LIMIT = 1.0
+_AWAITED_GOODBYE_LIMIT = 5.0
+"""For an outcome that the head must receive."""
+
+
+class WorkerAgent:
     """One run of a worker."""
 
     def __init__(self, run: NodeRun) -> None:
@@ -68,53 +165,55 @@ class Worker:
         self._ray: Child | None = None
         self._services = Services(run, self._inbox.put)
         self._steps = PrepareSteps(run)
-        self._share = Share(run, self._inbox.put)
-        self._state = worker.first_state(self._goal(), kept_ray(run), has_agent=had_agent(run))
+        self._local_share = LocalShare(run, self._inbox.put)
+        self._state = worker.first_state(
+            self._goal(), surviving_ray(run), has_agent=head_had_agent(run)
+        )
         self._guard = Guard(worker.decide, w.FROM_OUTSIDE, run.record)
         self._reply: Reply | None = None
-        """The head's last word, for the hello to a head that was started anew."""
-        self._asked = Asked(run)
-        self._told: tuple[object, ...] = ()
-        self._last_words: str | None = None
-        """The end of the log, for the goodbye, which waits for it."""
+        """The head's last reply, for the hello to a restarted head."""
+        self._requests = HeadRequests(run)
+        self._reported: tuple[object, ...] = ()
+        self._log_tail: str | None = None
+        """The end of the log; the goodbye is sent once it is set."""
         self._own_ip = ""
         self._ray_ip = ""
-        """The address with which Ray here was started."""
+        """The address with which this node's Ray was started."""
         self._addressed = anyio.Event()
 
     async def run(self) -> Outcome:
-        """Live the whole story; return how it ended."""
+        """Run the worker until the run ends; return the outcome."""
         plan = self._plan
-        # The port before all else: a second agent on this node ends here, and harms nothing.
+        # The port first: a second agent on this node ends here, before it changes anything.
         sockets = bind(["127.0.0.1"], plan.ports.agent)
         host = plan.topology.head_host
         assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
         link = HeadLink(
             *(host, plan.ports.agent, plan.ports.gcs, plan.token),
             *(self._hello, self._report, self._inbox.put, self._on_reply),
-            was_at="" if self._run.left is None else self._run.left.record.head_ip,
+            last_ip="" if self._run.surviving is None else self._run.surviving.record.head_ip,
         )
-        unfit = make_ready.make_ready(plan, self._run.left)
+        unfit = make_ready.prepare_machine(plan, self._run.surviving)
         async with anyio.create_task_group() as tasks:
-            await tasks.start(signals.watch, self._on_signal, self._on_notice)
-            if self._state.ray is w.RayStep.UP:  # a killed agent's
+            await tasks.start(signals.watch_signals, self._on_signal, self._on_notice)
+            if self._state.ray is w.RayStep.UP:  # started by a killed agent
                 await self._start_ray(tasks, self._state.head_ip or "")
             tasks.start_soon(link.run)
             tasks.start_soon(self._run.watch_machine, link.report_now)
             if unfit is not None:
-                self._inbox.put(Unfit(unfit))
+                self._inbox.put(Refused(unfit))
             else:
                 tasks.start_soon(self._serve, sockets)
                 if plan.own_ray is not None:
-                    tasks.start_soon(prune, plan.own_ray.session, self._run.best_effort)
+                    tasks.start_soon(prune_sessions, plan.own_ray.session, self._run.best_effort)
                 for step in plan.steps:
-                    if step.name in self._state.under_way:
-                        tasks.start_soon(self._run_step, step, Place())
-                for said in worker.first_words(self._state):
-                    self._run.speak(said)
+                    if step.name in self._state.running_steps:
+                        tasks.start_soon(self._run_step, step, Placeholders())
+                for line in worker.first_messages(self._state):
+                    self._run.log(line)
             leave = await self._decide(tasks, link)
-            leave = replace(leave, outcome=await explained(self._run, leave.outcome))
-            outcome = await self._leave(link, leave)
+            leave = replace(leave, outcome=await explain_end(self._run, leave.outcome))
+            outcome = await self._shut_down(link, leave)
             await self._run.hold(outcome, partial(self._inbox.take, None))
             tasks.cancel_scope.cancel()
         return outcome
@@ -123,57 +222,61 @@ class Worker:
         self._inbox.put(StopAsked(signum))
 
     def _on_notice(self, signum: int) -> None:
-        say(driver.kept(signum, "the job's driver runs on the head"))
+        say(driver.not_passed_on(signum, "the job's driver runs on the head"))
 
-    def _goal(self) -> w.Goal:
+    def _goal(self) -> w.WorkerGoal:
         plan = self._plan
-        return w.Goal(
+        return w.WorkerGoal(
             head=plan.topology.head_host or "",
             limits={wait.key: wait.seconds for wait in plan.waits},
             steps=plan.steps,
             services=plan.possible_services,
-            stays=plan.settings.job == NO_JOB,
-            rank=plan.topology.claim.rank,
-            alone=alone_ranks(plan.all_services),
+            without_job=plan.settings.job == NO_JOB,
+            rank=plan.topology.platform.rank,
+            service_only_ranks=service_only_ranks(plan.all_services),
             by_torchrun=plan.torchrun is not None,
         )
 
-    # --- deciding -------------------------------------------------------------------------------
-
-    async def _decide(self, tasks: anyio.abc.TaskGroup, link: HeadLink) -> w.Leave:
-        """Take events one by one until a decision is to leave."""
+    async def _decide(self, tasks: anyio.abc.TaskGroup, link: HeadLink) -> w.EndWorker:
+        """Process events one by one until a decision ends the worker."""
         while True:
-            if self._inbox.is_empty:  # else what is waited for may be over
-                self._run.show_waits(worker.waits(self._state))
-            limit = self._run.patience(worker.deadline(self._state))
+            if self._inbox.is_empty:  # else a queued event may end a wait
+                self._run.log_waits(worker.pending_waits(self._state))
+            limit = self._run.next_timeout(worker.deadline(self._state))
             event = await self._inbox.take(limit) or Tick()
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
             before = self._state
-            event, self._state, actions = self._guard.decided(self._state, event, self._run.now())
-            self._run.in_phase(self._state.phase.value)
-            note_reach(self._run, before, self._state)
+            event, self._state, actions = self._guard.decide(self._state, event, self._run.now())
+            self._run.set_phase(self._state.phase.value)
+            record_reachability(self._run, before, self._state)
             for action in actions:
-                if isinstance(action, w.Leave):
+                if isinstance(action, w.EndWorker):
                     return action
                 await self._perform(action, tasks, link)
-            self._tell_if_changed(link)
+            self._report_changes(link)
 
-    def _tell_if_changed(self, link: HeadLink) -> None:
-        """Report at once what a person at the head would want to know at once."""
+    def _report_changes(self, link: HeadLink) -> None:
+        """Send a report at once if the state that it shows has changed."""
         state = self._state
-        news = (state.phase, state.joined, state.preparing, state.tries, worker.words(state))
-        all_news = (*news, state.obeyed, state.part, state.runs)
-        if all_news != self._told:
-            self._told = all_news
+        progress = (state.phase, state.joined, state.preparing, state.tries)
+        reported = (
+            *progress,
+            worker.item_reports(state),
+            state.last_order,
+            state.share_over,
+            state.running_attempt,
+        )
+        if reported != self._reported:
+            self._reported = reported
             link.report_now()
 
     async def _perform(  # noqa: C901 - one case, one action
         self, action: w.WorkerAction, tasks: anyio.abc.TaskGroup, link: HeadLink
     ) -> None:
         match action:
-            case Said():
-                self._run.speak(action)
+            case LogLine():
+                self._run.log(action)
             case w.StartRay(head_ip):
                 await self._start_ray(tasks, head_ip)
             case w.StopRay():
@@ -181,35 +284,33 @@ class Worker:
                     tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
             case w.StopServices():
                 tasks.start_soon(self._services.stop, self._plan.budget.services)
-            case w.StartService(name, generation):
+            case w.StartOwnService(name, generation):
                 spec = next(one for one in self._plan.possible_services if one.name == name)
                 place = self._place()
                 full = self._plan.environment(place.node_ip, place.head_ip)
                 env = environment.for_service(full, self._plan.settings)
-                tasks.start_soon(self._services.serve, spec, place, env, generation)
+                tasks.start_soon(self._services.run, spec, place, env, generation)
             case w.StopSteps():
                 self._steps.stop()
-            case w.RunStep(name):
+            case w.RunOwnStep(name):
                 step = next(step for step in self._plan.steps if step.name == name)
                 tasks.start_soon(self._run_step, step, self._place())
-            case w.StartPart(attempt, seat):
+            case w.StartShare(attempt, seat):
                 run_id = "" if self._reply is None else self._reply.run_id
-                await self._share.start(tasks, attempt, seat, self._place(), run_id)
-            case w.StopPart():
-                tasks.start_soon(self._share.stop, self._plan.budget.job)
+                await self._local_share.start(tasks, attempt, seat, self._place(), run_id)
+            case w.StopShare():
+                tasks.start_soon(self._local_share.stop, self._plan.budget.job)
             case w.SendLog(name):
-                tasks.start_soon(self._asked.log, name, link.report_now)
-            case w.Probe(probe, at, seat):
+                tasks.start_soon(self._requests.fetch_log, name, link.report_now)
+            case w.RunProbe(probe, at, seat):
                 tell = link.report_now
-                tasks.start_soon(self._asked.probe, probe, at, self._place(), tell, seat)
+                tasks.start_soon(self._requests.probe, probe, at, self._place(), tell, seat)
 
-    # --- what comes up --------------------------------------------------------------------------
-
-    def _place(self) -> Place:
+    def _place(self) -> Placeholders:
         head, rank = self._state.head_ip or "", self._state.rank
         ip = self._own_ip or source_towards(head) or "127.0.0.1"
         known_rank = "" if rank is None else str(rank)
-        return Place(ip, head, known_rank, str(self._run.folder.path))
+        return Placeholders(ip, head, known_rank, str(self._run.folder.path))
 
     async def _start_ray(self, tasks: anyio.abc.TaskGroup, head_ip: str) -> None:
         plan = self._plan
@@ -219,11 +320,11 @@ class Worker:
             return
         self._ray_ip = node_ip
         process = plan.process(RAY)
-        argv = process.command(Place(node_ip, head_ip))
+        argv = process.command(Placeholders(node_ip, head_ip))
         env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
-        if self._run.left is not None and self._run.left.record.epoch != epoch:
-            self._run.left.end_ray()
-        self._run.node.in_epoch(epoch, head_ip, self._state.ray_attempt)
+        if self._run.surviving is not None and self._run.surviving.record.epoch != epoch:
+            self._run.surviving.end_ray()
+        self._run.node.set_epoch(epoch, head_ip, self._state.ray_attempt)
         self._ray = await self._run.start(process.name, argv, env, process.log)
         tasks.start_soon(self._watch_ray, self._ray, node_ip)
 
@@ -233,7 +334,7 @@ class Worker:
             return NotYet(evidence) if evidence else True
 
         def tell(evidence: str) -> None:
-            self._inbox.put(w.RaySilent(evidence))
+            self._inbox.put(w.WorkerRaySilent(evidence))
 
         async def tell_when_up() -> None:
             await until(check, None, longest=0.2, on_evidence=tell)
@@ -245,33 +346,33 @@ class Worker:
             tasks.start_soon(parts.watch)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        self._run.child_ended(child)
-        await clear_away("Ray", None)
+        self._run.record_child_end(child)
+        await kill_leftovers("Ray", None)
         self._inbox.put(w.RayExited(await parts.end_sentence(code)))
 
-    async def _run_step(self, step: PrepareStep, place: Place) -> None:
-        """Run a step and tell how it went."""
+    async def _run_step(self, step: PrepareStep, place: Placeholders) -> None:
+        """Run a step and send the event of its end."""
         full = self._plan.environment_before_addresses()
         env = environment.for_prepare(full, self._plan.settings)
-        failure = await self._steps.run_unless_stopped(step, place, env)
+        failure = await self._steps.run_stoppable(step, place, env)
         if failure is not None:
             self._inbox.put(StepOver(step.name, failure))
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
-        """Serve this node's own probes and status: on loopback, and on its address.
+        """Serve this node's probes and status on loopback and on its address.
 
-        Until the head's name has resolved, that is the address of the default route: there a
-        platform's probes call, and they must not wait for the head.
+        Until the head's name resolves, that is the address of the default route, where a platform's
+        probes call.
         """
         from agent.control import server  # noqa: PLC0415 - aiohttp is not needed to begin
 
         topology = self._plan.topology
-        site = server.Site(
+        site = server.AgentServer(
             token=self._plan.token,
             ready=self._is_ready,
             status=self._status,
             run_id=lambda: self._run.run_id,
-            names=(topology.node_name, *topology.claim.own_names),
+            names=(topology.node_name, *topology.platform.own_names),
         )
         runner = await site.open(sockets)
         early = self._plan.address.ip or self._plan.facts.default_source
@@ -288,7 +389,7 @@ class Worker:
                 await runner.cleanup()
 
     async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> web.BaseSite | None:
-        """Open the agent's port on an address, where that may be."""
+        """Open the agent's port on an address, if it may be opened there."""
         from agent.control import server  # noqa: PLC0415 - same
 
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
@@ -299,21 +400,19 @@ class Worker:
         say(f"the agent's port cannot be opened on {ip}: probes there fail", "warning")
         return None
 
-    # --- what the head hears --------------------------------------------------------------------
-
     def _hello(self) -> Hello:
         last = self._reply
         attempt = 0 if last is None else last.submitted
-        return hello_of(self._plan, last, attempt, self._run.redactor.clean)
+        return make_hello(self._plan, last, attempt, self._run.redactor.clean)
 
     def _report(self, node_ip: str) -> Report:
         plan, state = self._plan, self._state
         if node_ip and not self._own_ip:
             self._own_ip = plan.address.ip or node_ip
             self._addressed.set()
-        following = state.phase is w.Phase.FOLLOWING
-        waits = () if following else worker.waits(state)
-        logs, answers = self._asked.to_send()
+        following = state.phase is w.WorkerPhase.FOLLOWING
+        waits = () if following else worker.pending_waits(state)
+        logs, answers = self._requests.for_report()
         return Report(
             id=self._id,
             ip=self._ray_ip or plan.address.ip or node_ip,
@@ -322,43 +421,43 @@ class Worker:
             if state.verdict is None
             else state.verdict.reason,
             joined=state.joined,
-            alone=state.alone,
+            alone=state.service_only,
             preparing=state.preparing,
             error=state.ray_evidence,
             memory=self._run.memory.recent(),
-            items=worker.words(state),
-            part=state.part,
-            aside=self._run.seen.to_tell(state.steps),
-            runs=state.runs,
+            items=worker.item_reports(state),
+            part=state.share_over,
+            aside=self._run.stats.for_report(state.steps),
+            runs=state.running_attempt,
             logs=logs,
             answers=answers,
-            obeyed=0 if state.obeyed is None else state.obeyed.number,
-            obeyed_by="" if state.obeyed is None else state.obeyed.by,
+            obeyed=0 if state.last_order is None else state.last_order.number,
+            obeyed_by="" if state.last_order is None else state.last_order.by,
             bye=self._bye(),
         )
 
     def _bye(self) -> Bye | None:
-        verdict, words = self._state.verdict, self._last_words
-        return None if verdict is None or words is None else Bye(verdict.reason, words)
+        verdict, tail = self._state.verdict, self._log_tail
+        return None if verdict is None or tail is None else Bye(verdict.reason, tail)
 
     def _on_reply(self, reply: Reply) -> None:
-        self._asked.arrived()
+        self._requests.clear_sent()
         self._reply = reply
-        self._run.belongs_to(reply.run_id)
+        self._run.join_run(reply.run_id)
 
     def _is_ready(self) -> bool:
-        return self._state.phase is not w.Phase.LEAVING
+        return self._state.phase is not w.WorkerPhase.LEAVING
 
     def _status(self) -> dict[str, object]:
         plan, state = self._plan, self._state
         return {
             "role": "worker",
-            "platform": plan.topology.claim.platform,
+            "platform": plan.topology.platform.name,
             "name": plan.topology.node_name,
             "rank": state.rank,
             "phase": state.phase.value,
             "seconds": round(self._run.now(), 1),
-            "waits": [wait.to_dict(self._run.now()) for wait in worker.waits(state)],
+            "waits": [wait.to_dict(self._run.now()) for wait in worker.pending_waits(state)],
             "head": {"host": state.head_ip or plan.topology.head_host, "port": plan.ports.agent},
             "head_phase": state.head_phase,
             "services": [
@@ -369,26 +468,27 @@ class Worker:
             "verdict": None if state.verdict is None else state.verdict.to_dict(),
         }
 
-    # --- the end --------------------------------------------------------------------------------
-
-    async def _leave(self, link: HeadLink, leave: w.Leave) -> Outcome:
-        self._run.ended(leave.outcome)
-        self._last_words = await self._asked.last_words(leave.outcome)
+    async def _shut_down(self, link: HeadLink, leave: w.EndWorker) -> Outcome:
+        self._run.record_outcome(leave.outcome)
+        self._log_tail = await self._requests.read_log_tails(leave.outcome)
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(link.goodbye, _ANNOUNCE if leave.head_must_hear else _GOODBYE)
+            tasks.start_soon(
+                link.send_goodbye,
+                _AWAITED_GOODBYE_LIMIT if leave.must_report else _GOODBYE_LIMIT,
+            )
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
-            tasks.start_soon(self._share.stop, budget.ray)
-        await self._run.sweep(budget.leftovers)
-        if link.was_told or (self._reply is not None and self._reply.verdict is not None):
-            return leave.outcome  # a head that lives keeps what there is to look at
-        from agent.boot.failure import bundled  # noqa: PLC0415 - once the run has ended
+            tasks.start_soon(self._local_share.stop, budget.ray)
+        await self._run.stop_descendants(budget.leftovers)
+        if link.goodbye_delivered or (self._reply is not None and self._reply.verdict is not None):
+            return leave.outcome  # the head makes the bundle
+        from agent.boot.diagnose import make_bundle  # noqa: PLC0415 - once the run has ended
 
-        return await bundled(self._run, leave.outcome)
+        return await make_bundle(self._run, leave.outcome)
 
 
 async def run(node_run: NodeRun) -> Outcome:
-    """Be a worker."""
-    return await Worker(node_run).run()
+    """Run a worker."""
+    return await WorkerAgent(node_run).run()

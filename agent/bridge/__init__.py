@@ -1,5 +1,5 @@
-"""The bridge to Ray: a process of its own imports Ray, so that the agent never does.
+"""The bridge: a separate process that imports Ray, so that the agent does not.
 
-Ray's client code ends its whole process when GCS stays away for a minute; in a process of its
-own that is an event like any other, its blocking calls hold nobody up, and the agent stays small.
+Ray's client exits its process when GCS does not answer for a minute, and its calls block. In a
+separate process the first is an event, the second stalls nothing, and the agent stays small.
 """

@@ -1,4 +1,4 @@
-"""The bridge's own process: lines of JSON in, lines of JSON out, Ray in between."""
+"""The bridge's process: reads commands and writes events as lines of JSON, and calls Ray."""
 
 from __future__ import annotations
 
@@ -17,51 +17,50 @@ from agent.bridge.ray_calls import (
     GcsJobs,
     GcsNodes,
     Jobs,
+    UploadMeter,
     import_ray,
     is_final,
     last_finished,
 )
-from agent.bridge.uploads import Upload
-from agent.runtime.beats import beats
-from agent.runtime.keepalive import notice_a_dead_peer
+from agent.runtime.keepalive import repeat, set_keepalive
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
 _HEARTBEAT = 5.0
 _NODES_STEP = 0.1
-_NODES_STEP_LATER = 1.0
+_NODES_STEP_WITH_JOB = 1.0
 _JOB_STEP = 0.2
 _OUTPUT_STEP = 0.5
 _GCS_STEP = 2.0
 _UPLOAD_STEP = 2.0
-"""An upload that takes less is told when it is over."""
-_DASHBOARD_IS_MUTE = 10.0
-"""A dashboard that answers speaks of a job more often than this."""
-_DEAD_WITHIN = 30.0
-"""Ray's client sets no limits: without this, a link that is cut would hold it for ever."""
-_OUTPUT_LIMIT = 5.0
-"""Longest that a job's end is held back for the last of its output."""
+"""Interval of progress events; a shorter upload has one at its end."""
+_DASHBOARD_SILENT_AFTER = 10.0
+"""After this many seconds without an answer of the dashboard, GCS is asked."""
+_DEAD_PEER_LIMIT = 30.0
+"""Ray's client sets no timeouts: without this, a cut link would block it forever."""
+_OUTPUT_COPY_LIMIT = 5.0
+"""Longest that a job's end is delayed for the rest of its output."""
 
 
 class Bridge:
-    """Watches Ray's nodes and one job, and tells of every change."""
+    """Watches Ray's nodes and one job, and sends an event for every change."""
 
     def __init__(self, gcs: str, dashboard: str) -> None:
         self._gcs = gcs
         self._dashboard = dashboard
-        # Whatever else prints in this process prints to the log, not into our lines.
+        # Anything else printed in this process goes to the log, not between the events.
         self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
         os.dup2(2, 1)
         self._stop = threading.Event()
         self._write = threading.Lock()
         self._jobs: Jobs | None = None
-        # By the ids of attempts; only ever added to.
+        # Job ids; never removed.
         self._submitted: set[str] = set()
         self._cancelled: set[str] = set()
         self._ended: set[str] = set()
-        self._heard: dict[str, float] = {}
-        """When the dashboard spoke of a job last."""
+        self._last_answer: dict[str, float] = {}
+        """When the dashboard last answered about a job."""
 
     def serve(self) -> None:
         """Read commands until the agent closes the pipe."""
@@ -73,31 +72,31 @@ class Bridge:
             elif command["do"] == "stop":
                 self._start(self._stop_job, command)
             elif command["do"] == "tasks":
-                self._start(self._tell_tasks)
+                self._start(self._send_last_finished)
         self._stop.set()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
-        thread = threading.Thread(target=self._safely, args=(work, *arguments), daemon=True)
+        thread = threading.Thread(target=self._run_thread, args=(work, *arguments), daemon=True)
         thread.start()
         return thread
 
-    def _safely(self, work: Callable[..., None], *arguments: object) -> None:
-        """Run a thread's work; its failure is told and ends the bridge, which is started anew."""
+    def _run_thread(self, work: Callable[..., None], *arguments: object) -> None:
+        """Run a thread's work; a failure is sent and exits the bridge, which is restarted."""
         try:
             work(*arguments)
-        except BaseException as error:  # noqa: BLE001 - told, then fatal
-            self._tell(event="gcs-silent", evidence=f"the bridge failed: {_first_line(error)}")
+        except BaseException as error:  # noqa: BLE001 - sent, then fatal
+            self._send(event="gcs-silent", evidence=f"the bridge failed: {_first_line(error)}")
             os._exit(1)
 
-    def _tell(self, **event: object) -> None:
+    def _send(self, **event: object) -> None:
         with self._write:
             self._out.write(json.dumps(event) + "\n")
             self._out.flush()
 
     def _watch_nodes(self) -> None:
-        with suppress(ImportError):  # the first call that needs it says so
-            import_ray()  # while Ray itself still boots
-        for _ in beats(self._stop, 0.05):
+        with suppress(ImportError):  # the first call that needs Ray reports it
+            import_ray()  # while Ray still starts
+        for _ in repeat(self._stop, 0.05):
             if _is_open(self._gcs):
                 break
         known = None
@@ -108,39 +107,39 @@ class Bridge:
                 source = source or GcsNodes(self._gcs)
                 nodes = source.list()
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._tell(event="gcs-silent", evidence=_first_line(error))
+                self._send(event="gcs-silent", evidence=_first_line(error))
                 source = None
                 continue
             if nodes and known in (None, []):
                 self._start(self._warm_up)
             if nodes != known:
                 known = nodes
-                self._tell(event="nodes", nodes=nodes)
-            step = _NODES_STEP_LATER if self._submitted else _NODES_STEP
+                self._send(event="nodes", nodes=nodes)
+            step = _NODES_STEP_WITH_JOB if self._submitted else _NODES_STEP
 
     def _warm_up(self) -> None:
-        """Meet the dashboard while workers are still awaited: its first answer takes longest."""
-        for _ in beats(self._stop, 0.2):
+        """Call the dashboard while the head waits for workers: its first answer is the slowest."""
+        for _ in repeat(self._stop, 0.2):
             if self._jobs is not None:
                 return
             try:
                 jobs = Jobs(self._dashboard)
-                jobs.know("none")
+                jobs.has_job("none")
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._tell(event="gcs-silent", evidence=_first_line(error))
+                self._send(event="gcs-silent", evidence=_first_line(error))
                 continue
             self._jobs = self._jobs or jobs
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
         job_id = str(command["id"])
         follows = command["do"] == "follow"
-        if follows:  # where the dashboard hangs, GCS tells of it all the same
+        if follows:  # also where the dashboard hangs
             self._watch_in_gcs(job_id)
-        if not self._is_taken(command):
+        if not self._submit_or_find(command):
             return
         self._submitted.add(job_id)
-        self._tell(event="submitted", id=job_id)
-        if job_id in self._cancelled:  # asked while the submission was under way
+        self._send(event="submitted", id=job_id)
+        if job_id in self._cancelled:  # requested during the submission
             self._start(self._stop_submitted, job_id)
         copying = None
         if command.get("mirror"):
@@ -150,166 +149,168 @@ class Bridge:
         self._follow(job_id, copying)
 
     def _watch_in_gcs(self, job_id: str) -> None:
-        self._heard[job_id] = time.monotonic()
+        self._last_answer[job_id] = time.monotonic()
         self._start(self._follow_in_gcs, job_id)
 
-    def _is_taken(self, command: Mapping[str, Any]) -> bool:
-        """Have Ray take a job, or ask whether it has one that is to be followed; tell if not."""
+    def _submit_or_find(self, command: Mapping[str, Any]) -> bool:
+        """Submit a job, or look up one to follow; sends why if there is none."""
         job_id, follows = str(command["id"]), command["do"] == "follow"
-        for _ in beats(self._stop, 0.1):
+        for _ in repeat(self._stop, 0.1):
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
                 if not follows and job_id not in self._cancelled:
-                    with self._told_of_its_upload(command) as upload:
+                    with self._upload_reported(command) as upload:
                         self._jobs.submit_once(command, upload)
-                elif not self._jobs.know(job_id):
-                    self._tell_unknown(job_id, follows=follows)
+                elif not self._jobs.has_job(job_id):
+                    self._send_unknown(job_id, follows=follows)
                     return False
                 break
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                if follows:  # whether or not the dashboard says so, it may run
-                    self._tell(event="job-silent", evidence=_first_line(error))
+                if follows:  # the job may run though the dashboard does not answer
+                    self._send(event="job-silent", evidence=_first_line(error))
                     continue
                 final = is_final(error)
-                self._tell_unsubmitted(job_id, _first_line(error), final=final)
+                self._send_submit_failed(job_id, _first_line(error), final=final)
                 if final:
                     return False
         return not self._stop.is_set()
 
-    def _tell_unknown(self, job_id: str, *, follows: bool) -> None:
-        """Tell that Ray has no such job; where it was to be stopped, nothing is left to stop."""
+    def _send_unknown(self, job_id: str, *, follows: bool) -> None:
+        """Send that Ray has no such job; a stop of it is then complete."""
         if job_id in self._cancelled:
-            self._tell(event="stop-taken", id=job_id)
+            self._send(event="stop-taken", id=job_id)
         if follows:
-            self._tell(event="never-submitted", id=job_id)
+            self._send(event="never-submitted", id=job_id)
         else:
-            self._tell_unsubmitted(job_id, "stopped before Ray took it", cancelled=True)
+            self._send_submit_failed(job_id, "stopped before Ray took it", cancelled=True)
 
     @contextmanager
-    def _told_of_its_upload(self, command: Mapping[str, Any]) -> Iterator[Upload]:
-        """Tell now and then how far the upload of a job's folder has come, if it takes a while."""
-        upload = Upload(command["upload"], partial(self._tell, event="upload", id=command["id"]))
+    def _upload_reported(self, command: Mapping[str, Any]) -> Iterator[UploadMeter]:
+        """Send the progress of a job's upload at an interval."""
+        upload = UploadMeter(
+            command["upload"], partial(self._send, event="upload", id=command["id"])
+        )
         is_over = threading.Event()
 
-        def tell() -> None:
+        def send() -> None:
             while not is_over.wait(_UPLOAD_STEP):
-                upload.tell()
+                upload.report()
 
-        self._start(tell)
+        self._start(send)
         try:
             yield upload
         finally:
             is_over.set()
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
-        """Keep a copy of the driver's log here; without a place for it the job goes on."""
+        """Copy the driver's log to a file; if that fails the job goes on."""
         try:
             with Path(command["mirror"]).open("w", encoding="utf-8", newline="") as file:
-                self._copy_to(Copy(file), str(command["id"]))
+                self._copy_to(ResumableCopy(file), str(command["id"]))
         except OSError as error:
-            self._tell(event="job-silent", evidence=f"its output: {_first_line(error)}")
+            self._send(event="job-silent", evidence=f"its output: {_first_line(error)}")
 
-    def _copy_to(self, copy: Copy, job_id: str) -> None:
-        """Take the stream up again where it was, as often as it drops before the job's end."""
+    def _copy_to(self, copy: ResumableCopy, job_id: str) -> None:
+        """Follow the log stream until the job's end, and resume it when it drops."""
         assert self._jobs is not None  # noqa: S101 - it was used to submit
-        for _ in beats(self._stop, _OUTPUT_STEP):
-            copy.begin()
+        for _ in repeat(self._stop, _OUTPUT_STEP):
+            copy.restart()
             try:
-                self._jobs.follow_output(job_id, copy.take)
+                self._jobs.follow_output(job_id, copy.write)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._tell(event="job-silent", evidence=f"its output: {_first_line(error)}")
+                self._send(event="job-silent", evidence=f"its output: {_first_line(error)}")
                 continue
             if job_id in self._ended:
                 return
 
     def _follow(self, job_id: str, copying: threading.Thread | None) -> None:
         assert self._jobs is not None  # noqa: S101 - it was used to submit
-        told: dict[str, object] = {}
-        told_at = 0.0
-        for _ in beats(self._stop, _JOB_STEP):
+        sent: dict[str, object] = {}
+        sent_at = 0.0
+        for _ in repeat(self._stop, _JOB_STEP):
             try:
                 report = self._jobs.report(job_id)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._tell(event="job-silent", evidence=_first_line(error))
+                self._send(event="job-silent", evidence=_first_line(error))
                 continue
-            self._heard[job_id] = time.monotonic()
+            self._last_answer[job_id] = time.monotonic()
             if report["ended"]:
                 self._ended.add(job_id)
             if report["ended"] and copying is not None:
-                copying.join(_OUTPUT_LIMIT)  # the verdict ends the run, and the copy with it
-            if report != told or time.monotonic() >= told_at + _HEARTBEAT:
-                told, told_at = report, time.monotonic()
-                self._tell(event="job", id=job_id, **report)
+                copying.join(_OUTPUT_COPY_LIMIT)  # the end of the run ends the copy
+            if report != sent or time.monotonic() >= sent_at + _HEARTBEAT:
+                sent, sent_at = report, time.monotonic()
+                self._send(event="job", id=job_id, **report)
             if report["ended"]:
                 return
 
     def _follow_in_gcs(self, job_id: str) -> None:
-        """Follow a job of which the dashboard says nothing any more: it lives without that."""
+        """Follow a job in GCS while the dashboard does not answer; the job runs without it."""
         source: GcsJobs | None = None
-        for _ in beats(self._stop, _GCS_STEP):
+        for _ in repeat(self._stop, _GCS_STEP):
             if job_id in self._ended:
                 return
-            if time.monotonic() < self._heard[job_id] + _DASHBOARD_IS_MUTE:
+            if time.monotonic() < self._last_answer[job_id] + _DASHBOARD_SILENT_AFTER:
                 continue
             try:
                 source = source or GcsJobs(self._gcs)
                 report = source.report(job_id)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._tell(event="job-silent", evidence=_first_line(error))
+                self._send(event="job-silent", evidence=_first_line(error))
                 source = None
                 continue
             if report is not None:
-                self._tell(event="job", id=job_id, **report)
+                self._send(event="job", id=job_id, **report)
                 if report["ended"]:
                     self._ended.add(job_id)
 
-    def _tell_tasks(self) -> None:
-        """Tell when a task finished last; a dashboard that does not answer knows of none."""
+    def _send_last_finished(self) -> None:
+        """Send when a task finished last; None where the dashboard does not answer."""
         try:
-            self._tell(event="tasks", finished=last_finished(self._dashboard))
+            self._send(event="tasks", finished=last_finished(self._dashboard))
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
             print(f"no word of finished tasks: {_first_line(error)}", file=sys.stderr)
-            self._tell(event="tasks", finished=None)
+            self._send(event="tasks", finished=None)
 
-    def _tell_unsubmitted(
+    def _send_submit_failed(
         self, job_id: str, why: str, *, final: bool = False, cancelled: bool = False
     ) -> None:
-        self._tell(event="submit-failed", id=job_id, evidence=why, final=final, cancelled=cancelled)
+        self._send(event="submit-failed", id=job_id, evidence=why, final=final, cancelled=cancelled)
 
     def _stop_job(self, command: Mapping[str, Any]) -> None:
-        """Have Ray stop a job; one that it has not taken yet is stopped by whoever submits."""
+        """Stop a job; one that is not submitted yet is stopped by the submitting thread."""
         job_id = str(command["id"])
         self._cancelled.add(job_id)
         if job_id in self._submitted:
             self._stop_submitted(job_id)
 
     def _stop_submitted(self, job_id: str) -> None:
-        for _ in beats(self._stop, 0.2):
+        for _ in repeat(self._stop, 0.2):
             try:
                 (self._jobs or Jobs(self._dashboard)).stop(job_id)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._tell(event="job-silent", evidence=_first_line(error))
+                self._send(event="job-silent", evidence=_first_line(error))
                 continue
-            self._tell(event="stop-taken", id=job_id)
+            self._send(event="stop-taken", id=job_id)
             return
 
 
-class Copy:
-    """Writes a stream that may begin anew, what was written before left out."""
+class ResumableCopy:
+    """Writes a stream that may restart from its beginning; skips what is written already."""
 
     def __init__(self, file: TextIO) -> None:
         self._file = file
         self._written = 0
-        self._seen = 0
+        self._position = 0
 
-    def begin(self) -> None:
-        """Take note that the stream begins from its beginning."""
-        self._seen = 0
+    def restart(self) -> None:
+        """Note that the stream starts from its beginning."""
+        self._position = 0
 
-    def take(self, text: str) -> None:
-        """Write what is new of the stream's next piece."""
-        new = text[max(0, self._written - self._seen) :]
-        self._seen += len(text)
+    def write(self, text: str) -> None:
+        """Write the new part of the stream's next chunk."""
+        new = text[max(0, self._written - self._position) :]
+        self._position += len(text)
         self._written += len(new)
         self._file.write(new)
         self._file.flush()
@@ -329,15 +330,15 @@ def _first_line(error: BaseException) -> str:
     return (lines[0] if lines else type(error).__name__)[:300]
 
 
-def keep_alive(event: str, arguments: tuple[Any, ...]) -> None:
-    """Have the kernel look after each connection that Ray's libraries make here."""
+def enable_keepalive(event: str, arguments: tuple[Any, ...]) -> None:
+    """Audit hook: set keepalive on each connection that Ray's libraries open."""
     if event == "socket.connect" and arguments[0].family in {socket.AF_INET, socket.AF_INET6}:
-        with suppress(OSError):  # no TCP
-            notice_a_dead_peer(arguments[0], _DEAD_WITHIN)
+        with suppress(OSError):  # not TCP
+            set_keepalive(arguments[0], _DEAD_PEER_LIMIT)
 
 
 def main(argv: list[str]) -> int:
-    """Run the bridge: GCS address and dashboard URL are its arguments."""
-    sys.addaudithook(keep_alive)
+    """Run the bridge; the arguments are GCS address and dashboard URL."""
+    sys.addaudithook(enable_keepalive)
     Bridge(*argv).serve()
     return 0

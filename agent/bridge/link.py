@@ -1,4 +1,4 @@
-"""The agent's end of the bridge: starts it, restarts it, turns its lines into events."""
+"""The agent's side of the bridge: start and restart it, send commands, emit its events."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agent.decisions.head import state as h
+from agent.decisions.head.fleet import RayNode
+from agent.decisions.values import Uploading
 from agent.decisions.verdict import JobReport
-from agent.node.process_limits import NoRoomError
+from agent.node.limits import ProcessLimitError
 from agent.record.log import say
 from agent.runtime.process import Child
 
@@ -18,59 +20,59 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_LONGEST_LINE = 1 << 22
-_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
-"""Between two starts of a bridge."""
+_MAX_LINE = 1 << 22
+_PAUSE, _MAX_PAUSE = 0.5, 5.0
+"""Seconds between two starts of a bridge."""
 
 
 class RayLink:
-    """Asks the bridge to submit and stop, and passes on what it hears of nodes and job."""
+    """Sends commands to the bridge and emits events of Ray's nodes and the job."""
 
     def __init__(
         self,
         argv: list[str],
         env: Mapping[str, str],
         log: Callable[[], Path],
-        tell: Callable[[h.HeadEvent], None],
-        note_child: Callable[[Child], None] = lambda _child: None,
+        emit: Callable[[h.HeadEvent], None],
+        on_child: Callable[[Child], None] = lambda _child: None,
     ) -> None:
-        self._note_child = note_child
+        self._on_child = on_child
         self._argv = argv
         self._env = env
         self._log = log
-        self._tell = tell
+        self._emit = emit
         self._child: Child | None = None
-        self._standing: list[dict[str, object]] = []
-        self._renewed = False
-        self._taken: dict[str, anyio.Event] = {}
-        """By the ids of jobs that are to be stopped: whether Ray has taken that."""
-        self._finished: float | None = None
-        self._told_tasks = anyio.Event()
+        self._commands: list[dict[str, object]] = []
+        self._restarted = False
+        self._stops_accepted: dict[str, anyio.Event] = {}
+        """By job id: set once Ray has accepted the stop."""
+        self._last_finished: float | None = None
+        self._tasks_received = anyio.Event()
 
     async def run(self) -> None:
-        """Keep a bridge up until cancelled; a new one is told what the old one knew."""
+        """Keep a bridge running until cancelled; a new one is sent all commands again."""
         try:
             while True:
                 self._child = await self._start()
-                self._note_child(self._child)
-                for order in self._standing:
-                    await self._send(order)
+                self._on_child(self._child)
+                for command in self._commands:
+                    await self._send(command)
                 await self._read(self._child)
                 code = await self._child.wait()
-                if self._renewed:
-                    self._renewed = False
+                if self._restarted:
+                    self._restarted = False
                     continue
-                self._tell(
-                    h.RaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
+                self._emit(
+                    h.HeadRaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
                 )
-                await anyio.sleep(_PAUSE)  # one that ends at once must not be restarted in a spin
+                await anyio.sleep(_PAUSE)  # no busy loop where it exits at once
         finally:
             if self._child is not None:
                 with anyio.CancelScope(shield=True):
                     await self._child.stop(0.5)
 
     async def _start(self) -> Child:
-        """Start a bridge, and try again where that fails: a running job does not need it.
+        """Start a bridge; retry without end, since a running job does not need it.
 
         The deadlines of the head's waits end this.
         """
@@ -78,15 +80,15 @@ class RayLink:
         while True:
             try:
                 return await Child.start_piped("ray bridge", self._argv, self._env, self._log)
-            except NoRoomError as error:
+            except ProcessLimitError as error:
                 why = error.sentence()
             except OSError as error:
                 why = f"the ray bridge could not be started: {error.strerror}"
             if pause == _PAUSE:
                 say(f"{why}. It is tried again", "warning")
-            self._tell(h.RaySilent(why))
+            self._emit(h.HeadRaySilent(why))
             await anyio.sleep(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
+            pause = min(2 * pause, _MAX_PAUSE)
 
     async def submit(
         self,
@@ -96,12 +98,12 @@ class RayLink:
         mirror: Path | None = None,
         upload: Mapping[str, object] | None = None,
     ) -> None:
-        """Have the job submitted and followed, and its output written to `mirror` if given.
+        """Submit and follow a job; write its output to `mirror` if given.
 
-        `upload` is what is known of the folder that it brings.
+        `upload` is the measured size of its working_dir.
         """
-        self.forget(job_id)  # it may have been looked for, in vain
-        await self._order(
+        self.forget(job_id)  # an earlier `follow` may not have found it
+        await self._add_command(
             do="submit",
             id=job_id,
             entrypoint=entrypoint,
@@ -111,71 +113,73 @@ class RayLink:
         )
 
     async def follow(self, job_id: str, mirror: Path | None = None) -> None:
-        """Have a job followed that Ray has already, and its output written to `mirror` if given."""
-        await self._order(do="follow", id=job_id, mirror=None if mirror is None else str(mirror))
+        """Follow a submitted job; write its output to `mirror` if given."""
+        await self._add_command(
+            do="follow", id=job_id, mirror=None if mirror is None else str(mirror)
+        )
 
     async def stop_job(self, job_id: str) -> None:
-        """Have the job stopped; return when Ray has taken that."""
-        taken = self._taken.setdefault(job_id, anyio.Event())
-        await self._order(do="stop", id=job_id)
-        await taken.wait()
+        """Stop a job; return when Ray has accepted the stop."""
+        accepted = self._stops_accepted.setdefault(job_id, anyio.Event())
+        await self._add_command(do="stop", id=job_id)
+        await accepted.wait()
 
-    async def renew(self) -> None:
-        """Have another bridge begin, which knows nothing of the Ray before."""
+    async def restart_bridge(self) -> None:
+        """Restart the bridge for another Ray cluster."""
         if self._child is not None and self._child.running:
-            self._renewed = True
+            self._restarted = True
             await self._child.stop(0.5)
 
     async def last_finished(self, limit: float) -> float | None:
-        """Return when a task finished last, in seconds since 1970; None where Ray knows of none."""
-        self._finished, self._told_tasks = None, anyio.Event()
+        """Return when a task finished last, in seconds since 1970; None if unknown."""
+        self._last_finished, self._tasks_received = None, anyio.Event()
         await self._send({"do": "tasks"})
         with anyio.move_on_after(limit):
-            await self._told_tasks.wait()
-        return self._finished
+            await self._tasks_received.wait()
+        return self._last_finished
 
     def forget(self, job_id: str) -> None:
-        """Ask no later bridge about a job that is over."""
-        self._standing = [order for order in self._standing if order["id"] != job_id]
+        """Drop the commands of a job that is over."""
+        self._commands = [command for command in self._commands if command["id"] != job_id]
 
-    async def _order(self, **order: object) -> None:
-        self._standing.append(order)
-        await self._send(order)
+    async def _add_command(self, **command: object) -> None:
+        self._commands.append(command)
+        await self._send(command)
 
-    async def _send(self, order: Mapping[str, object]) -> None:
+    async def _send(self, command: Mapping[str, object]) -> None:
         child = self._child
-        if child is None or child.process.stdin is None:
-            return  # the next bridge is told
+        if child is None or child.pipes.stdin is None:
+            return  # the next bridge is sent all commands
         try:
-            await child.process.stdin.send((json.dumps(order) + "\n").encode())
+            await child.pipes.stdin.send((json.dumps(command) + "\n").encode())
         except (anyio.BrokenResourceError, anyio.ClosedResourceError):
             return  # same
 
     async def _read(self, child: Child) -> None:
-        assert child.process.stdout is not None  # noqa: S101 - started with pipes
-        stream = BufferedByteReceiveStream(child.process.stdout)
+        assert child.pipes.stdout is not None  # noqa: S101 - started with pipes
+        stream = BufferedByteReceiveStream(child.pipes.stdout)
         while True:
             try:
-                line = await stream.receive_until(b"\n", _LONGEST_LINE)
+                line = await stream.receive_until(b"\n", _MAX_LINE)
             except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError):
                 return
             data = json.loads(line)
             if data["event"] == "stop-taken":
-                self._taken.setdefault(str(data["id"]), anyio.Event()).set()
+                self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
             elif data["event"] == "tasks":
-                self._finished = data["finished"]
-                self._told_tasks.set()
+                self._last_finished = data["finished"]
+                self._tasks_received.set()
             else:
-                self._tell(to_event(data))
+                self._emit(parse_event(data))
 
 
-def to_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one case, one return
-    """Turn one line of the bridge's into an event of the head's story."""
+def parse_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one case, one return
+    """Convert one line of the bridge into an event for the head."""
     match data["event"]:
         case "nodes":
             return h.RayNodes(
                 tuple(
-                    h.RayNode(
+                    RayNode(
                         *(n["id"], n["ip"], n["head"], n["gpus"], n["alive"]),
                         cpus=n["cpus"],
                         memory=n["memory"],
@@ -189,8 +193,8 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one cas
         case "never-submitted":
             return h.NeverSubmitted(str(data["id"]))
         case "upload":
-            told = {key: value for key, value in data.items() if key != "event"}
-            return h.Uploading(**told)
+            values = {key: value for key, value in data.items() if key != "event"}
+            return Uploading(**values)
         case "submit-failed":
             return h.SubmitWaits(
                 str(data["id"]), data["evidence"], data["final"], data["cancelled"]
@@ -201,4 +205,4 @@ def to_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one cas
             )
             return h.JobHeard(str(data["id"]), report)
         case _:
-            return h.RaySilent(str(data["evidence"]))
+            return h.HeadRaySilent(str(data["evidence"]))

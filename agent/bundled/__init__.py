@@ -1,1 +1,1 @@
-"""What ships to be run: reward server, rehearsal, verl's reward function; each stands alone."""
+"""Programs that ship with the agent; each runs without the rest of it."""

@@ -1,8 +1,8 @@
-"""One all-reduce over all GPUs of all nodes, before a job needs it: does it work, and how fast.
+"""One all-reduce over all GPUs of all nodes before the job: whether it works, and how fast.
 
-Run on every node at the same time. `--host` on one of them, and there alone, keeps the store by
-which all meet and writes what came of it, whoever hangs: the ranks write into the store how far
-they have come. Needs torch and nothing else.
+Run it on every node at the same time, on one of them with `--host`: that one serves the store by
+which the ranks connect. The ranks write their progress into the store, so that the host can report
+a result even if one hangs. Needs only torch.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _GPU_BYTES, _CPU_BYTES = 256 << 20, 8 << 20
 _ROUNDS = 3
 _LONGEST_WORDS = 300
 _PATIENCE = 5.0
-"""For ranks to end by themselves once all is measured."""
+"""Seconds for ranks to exit after the measurement."""
 _AFTER_A_FAILURE = 3.0
 _BEGAN = time.monotonic()
-"""Torch takes seconds to import, which count."""
+"""Seconds for the import of torch, which counts towards the limit."""
 
 
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
@@ -51,17 +51,17 @@ def parsed(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def processes(gpus: Sequence[int]) -> list[int]:
-    """Return how many ranks each node has: one for each GPU, or one a node where there are none."""
+    """Return the ranks per node: one for each GPU, or one without GPUs."""
     return [*gpus] if any(gpus) else [1] * len(gpus)
 
 
 def first_ranks(counts: Sequence[int]) -> list[int | None]:
-    """Return each node's first rank; None for one that has no share."""
+    """Return the first rank of each node; None for a node without ranks."""
     return [sum(counts[:node]) if count else None for node, count in enumerate(counts)]
 
 
 def neighbours(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return a ring's pairs, in groups of which no node is in two pairs: a group goes at once."""
+    """Return the pairs of a ring in groups without a common node; a group runs at once."""
     count = len(nodes)
     if count < 2:
         return []
@@ -76,7 +76,7 @@ def neighbours(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
 
 
 class Rank:
-    """One rank, and the store into which it writes how far it is."""
+    """One rank, which writes its progress to the store."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._torch: Any = importlib.import_module("torch")
@@ -95,18 +95,18 @@ class Rank:
         )
 
     def say(self, what: str) -> None:
-        """Write how far this rank is."""
+        """Write this rank's progress."""
         self.store.set(f"at/{self._rank}", what)
 
     def end(self, failure: str = "") -> None:
-        """Write that it has ended; the last one, or one that failed, ends it for all."""
+        """Write that this rank has ended; the last one, or a failed one, ends all."""
         if failure:
             self.store.set(f"failed/{self._rank}", failure[:_LONGEST_WORDS])
         if self.store.add(_ENDED, 1) == self._world or failure:
             self.store.set(_OVER, "1")
 
     def run(self) -> None:
-        """Meet the others, sum over all, then send to and fro between neighbours."""
+        """Connect all ranks, run the all-reduce, then measure between neighbors."""
         torch, dist = self._torch, self._dist
         self.say("meeting the others")
         device = "cpu"
@@ -140,7 +140,7 @@ class Rank:
         dist.destroy_process_group()
 
     def _ring(self, numbers: Any) -> None:  # noqa: ANN401 - a tensor
-        """Send to and fro between the first ranks of neighbouring nodes."""
+        """Measure between the first ranks of neighboring nodes."""
         for group in neighbours(self._firsts):
             self._dist.barrier()
             for one, other in group:
@@ -149,7 +149,7 @@ class Rank:
         self._dist.barrier()
 
     def _pair(self, numbers: Any, one: int, other: int) -> None:  # noqa: ANN401 - same
-        """Measure both ways between two ranks; the slower one counts."""
+        """Measure both directions between two ranks; return the slower one."""
         self.say(f"the way between ranks {one} and {other}")
         self._round(numbers[:1024], one, other)  # which connects
         seconds = max(self._round(numbers, one, other), self._round(numbers, other, one))
@@ -159,7 +159,7 @@ class Rank:
             self.store.set(f"way/{one}", json.dumps([*nodes, bits / seconds]))
 
     def _round(self, numbers: Any, source: int, target: int) -> float:  # noqa: ANN401 - same
-        """Send numbers, and one back; return how long the sender waited."""
+        """Send numbers and receive one back; return the sender's time."""
         self._wait()
         began = time.monotonic()
         if self._rank == source:
@@ -185,7 +185,7 @@ class Rank:
 
 
 def as_rank(options: argparse.Namespace) -> int:
-    """Be one rank."""
+    """Run one rank."""
     rank = Rank(options)
     try:
         rank.run()
@@ -199,8 +199,8 @@ def as_rank(options: argparse.Namespace) -> int:
 # --- a node ---------------------------------------------------------------------------------------
 
 
-class Ranks:
-    """This node's ranks, and their ends as they come."""
+class AllReduceRanks:
+    """The ranks of this node and their exit codes."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         counts = processes(numbers_in(options.gpus))
@@ -210,12 +210,12 @@ class Ranks:
             for local in range(counts[options.node])
         ]
         self.ends: queue.Queue[int | None] = queue.Queue()
-        """The code of each that ended; None where somebody else has word of the end of it all."""
+        """Exit code by rank; None where another node has the result."""
         for rank in self._ranks:
             in_thread(lambda rank=rank: self.ends.put(rank.wait()))  # type: ignore[misc]  # bound now
 
     def wait(self, until: float) -> bool:
-        """Wait for the end of it all; say whether it came in time.
+        """Wait for the end of all ranks; return whether it came in time.
 
         Where one rank has failed the word of why is soon to come, or never.
         """
@@ -235,7 +235,7 @@ class Ranks:
         return False
 
     def end(self, patience: float) -> list[int]:
-        """Let them end by themselves for a while, then end them; return their codes."""
+        """Give the ranks time to exit, then end them; return their codes."""
         until = time.monotonic() + patience
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -245,22 +245,22 @@ class Ranks:
 
 
 def in_thread(work: Callable[[], object]) -> None:
-    """Do something that may never end beside the rest."""
+    """Run a function that may never return in a thread."""
     threading.Thread(target=work, daemon=True).start()
 
 
 def as_host(options: argparse.Namespace) -> dict[str, object]:
-    """Keep the store until all have ended, one has failed, or time is over; return what came."""
+    """Serve the store until all ranks ended, one failed, or time is over; return the result."""
     dist: Any = importlib.import_module("torch.distributed")
     limit = timedelta(seconds=options.within)
     until = _BEGAN + options.within
     place = (options.address, options.port, None)
     store = kept_store(dist, options.address, options.port, limit)
     look = dist.TCPStore(*place, is_master=False, timeout=limit)  # the other one is busy waiting
-    ranks = Ranks(options)
+    ranks = AllReduceRanks(options)
 
     def wait() -> None:
-        with contextlib.suppress(Exception):  # that time is over is told by the clock
+        with contextlib.suppress(Exception):  # the deadline is checked below
             store.wait([_OVER], limit)
             ranks.ends.put(None)
 
@@ -268,19 +268,19 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     counts = processes(numbers_in(options.gpus))
     in_time = ranks.wait(until) and _met(look, until)
     world = range(sum(counts))
-    told: dict[str, object] = {
+    result: dict[str, object] = {
         "in_time": in_time,
         "at": [] if in_time else [_read(look, f"at/{rank}") for rank in world],
         "failed": [[rank, why] for rank in world if (why := _read(look, f"failed/{rank}"))],
         "all_reduce": json.loads(_read(look, "all-reduce") or "null"),
         "ways": [json.loads(way) for rank in world if (way := _read(look, f"way/{rank}"))],
     }
-    told["codes"] = ranks.end(_PATIENCE if in_time and not told["failed"] else 0.0)
-    return told
+    result["codes"] = ranks.end(_PATIENCE if in_time and not result["failed"] else 0.0)
+    return result
 
 
 def kept_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  # noqa: ANN401 - torch's
-    """Keep the store on one address, since it asks nobody for a token: torch's own is on all.
+    """Listen on one address only, since the store has no token: torch's own listens on all.
 
     From a socket of ours torch 2.4 to 2.7 takes it only without libuv.
     """
@@ -295,7 +295,7 @@ def kept_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  # 
 
 
 def _met(store: Any, until: float) -> bool:  # noqa: ANN401 - torch's store
-    """Wait for the other nodes' ranks, where this node's own have ended well."""
+    """Wait for other nodes' ranks after this node's ranks have ended well."""
     try:
         store.wait([_OVER], timedelta(seconds=max(0.1, until - time.monotonic())))
     except Exception:  # noqa: BLE001 - an error of its own in each version of torch
@@ -304,35 +304,35 @@ def _met(store: Any, until: float) -> bool:  # noqa: ANN401 - torch's store
 
 
 def _read(store: Any, key: str) -> str:  # noqa: ANN401 - same
-    """Read a key that may not be there, without waiting for it."""
+    """Return a key's value if it is set, without waiting."""
     return str(store.get(key).decode()) if store.check([key]) else ""
 
 
 def as_node(options: argparse.Namespace) -> dict[str, object]:
-    """Start this node's ranks and wait for them; how they did is the host's to tell."""
-    ranks = Ranks(options)
+    """Run this node's ranks; the store's node reports the result."""
+    ranks = AllReduceRanks(options)
     in_time = ranks.wait(_BEGAN + options.within)
     return {"in_time": in_time, "codes": ranks.end(_PATIENCE if in_time else 0.0)}
 
 
 def numbers_in(text: str) -> list[int]:
-    """Read a list of numbers: 8,8,4."""
+    """Parse a list of numbers: 8,8,4."""
     return [int(word) for word in text.split(",")]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Take part; what came of it is in the file."""
+    """Run this node's part and write the result file."""
     options = parsed(argv)
     if options.local_rank is not None:
         return as_rank(options)
     try:
-        told = as_host(options) if options.host else as_node(options)
-    except Exception as error:  # noqa: BLE001 - told to whoever started it
-        told = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_WORDS]}
+        result = as_host(options) if options.host else as_node(options)
+    except Exception as error:  # noqa: BLE001 - reported in the result file
+        result = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_WORDS]}
     part = Path(f"{options.out}.part")
-    part.write_text(json.dumps(told), encoding="utf-8")
+    part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(options.out)
-    os._exit(1 if "error" in told else 0)  # a thread may still wait in torch, for ever
+    os._exit(1 if "error" in result else 0)  # a thread may still wait in torch, forever
 
 
 if __name__ == "__main__":

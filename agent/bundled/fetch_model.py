@@ -1,8 +1,8 @@
-"""Fetches a model from the hub into this node's cache, once, before many processes would want it.
+"""Fetch a model from the hub into this node's cache before many processes need it.
 
-The work is `huggingface_hub`'s: it shows its progress, resumes what was broken off, and heeds
-HF_HOME, HF_ENDPOINT, HF_TOKEN and HF_HUB_OFFLINE. Of weights that come in several forms only
-safetensors are fetched, where there are some, as vLLM and transformers do.
+`huggingface_hub` shows the progress, resumes partial downloads and reads HF_HOME, HF_ENDPOINT,
+HF_TOKEN and HF_HUB_OFFLINE. If weights exist in several formats, only safetensors are fetched, as
+vLLM and transformers do.
 """
 
 from __future__ import annotations
@@ -19,22 +19,20 @@ if TYPE_CHECKING:
 
 _OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _FOR_OTHERS = ("*.h5", "*.msgpack", "*.onnx", "*.gguf", "*.tflite", "*.ot", "original/*")
-"""What no framework here reads: other libraries' weights, and a second copy of one's own."""
+"""Files that no supported framework reads: weights for other libraries, and second copies."""
 _PAUSES = (2.0, 4.0, 8.0, 16.0, 32.0)
-"""Between tries, after what may pass: the hub is busy, or the line broke off."""
+"""Seconds between retries of errors that may pass."""
 _FINAL = {"RevisionNotFoundError", "OfflineModeIsEnabled", "EntryNotFoundError"}
-"""By name, since their place differs between versions; and ours or theirs of the program."""
+"""Errors by class name, since their modules differ between versions."""
 _BUGS = (TypeError, ValueError, AttributeError, LookupError)
 
 
 def fetch(model: str) -> str:
-    """Bring a model into the cache; return the folder in which it lies."""
+    """Download a model into the cache; return its folder."""
     hub = importlib.import_module("huggingface_hub")
     if importlib.import_module("huggingface_hub.constants").HF_HUB_OFFLINE:
-        unread = [
-            *_FOR_OTHERS,
-            *_OTHER_WEIGHTS,
-        ]  # no list of files tells now: of .bin none is missed
+        # The list of files is unknown offline, so missing .bin files are no error.
+        unread = [*_FOR_OTHERS, *_OTHER_WEIGHTS]
         return str(hub.snapshot_download(model, local_files_only=True, ignore_patterns=unread))
     siblings = hub.HfApi().model_info(model).siblings or []
     names = [file.rfilename for file in siblings]
@@ -43,7 +41,7 @@ def fetch(model: str) -> str:
 
 
 def explain(error: Exception) -> tuple[str, bool]:
-    """Say what is wrong and what helps, and whether another try would be as vain."""
+    """Return an error with its remedy, and whether a retry is useless."""
     if isinstance(error, ImportError):
         return str(error), True
     constants = importlib.import_module("huggingface_hub.constants")
@@ -62,7 +60,7 @@ def explain(error: Exception) -> tuple[str, bool]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Fetch one model: 0 once it lies in the cache, 1 with the reason as the last line."""
+    """Fetch one model: return 0, or 1 with the reason as the last line."""
     parser = argparse.ArgumentParser(prog="pod-agent fetch-model", description=__doc__)
     parser.add_argument("model", help="its id on the hub, such as Qwen/Qwen2.5-7B")
     model = parser.parse_args(argv).model

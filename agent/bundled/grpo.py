@@ -1,8 +1,8 @@
-"""The learning in the rehearsal: GRPO on a tabular softmax policy, gradients by hand.
+"""The rehearsal's GRPO on a tabular softmax policy, with gradients in plain Python.
 
 Each prompt has its own row of logits over the answers. A group of answers is drawn for a prompt;
-an answer's advantage is its reward against the group's mean, in the group's deviations. The policy
-climbs PPO's clipped objective, held to a frozen reference by the k3 estimate of their divergence.
+an answer's advantage is its reward minus the group's mean, divided by the group's deviation. The
+policy maximizes PPO's clipped objective minus the k3 estimate of the divergence from a reference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 ANSWERS = 10
-"""Every sum is one digit, so a guess is right once in ten."""
+"""Every sum is one digit, so one guess in ten is right."""
 
 CHANCE = 1 / ANSWERS
 _SMALLEST_DEVIATION = 1e-6
@@ -23,7 +23,7 @@ _LARGEST_LOG_RATIO = 10.0
 
 
 class Learning(NamedTuple):
-    """How the policy learns from one group."""
+    """Parameters of an update."""
 
     rate: float = 0.5
     kl: float = 0.02
@@ -31,7 +31,7 @@ class Learning(NamedTuple):
     updates: int = 4
 
 
-class Problem(NamedTuple):
+class Exercise(NamedTuple):
     """One addition."""
 
     left: int
@@ -39,7 +39,7 @@ class Problem(NamedTuple):
 
     @property
     def prompt(self) -> str:
-        """The question as a model is asked it."""
+        """The prompt."""
         return f"What is {self.left}+{self.right}?"
 
     @property
@@ -48,9 +48,9 @@ class Problem(NamedTuple):
         return str(self.left + self.right)
 
 
-def problems(count: int, seed: int) -> list[Problem]:
+def problems(count: int, seed: int) -> list[Exercise]:
     """Draw different additions with sums of one digit; there are 55."""
-    every = [Problem(a, b) for a in range(ANSWERS) for b in range(ANSWERS - a)]
+    every = [Exercise(a, b) for a in range(ANSWERS) for b in range(ANSWERS - a)]
     return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 # no secret
 
 
@@ -67,21 +67,21 @@ def probabilities(logits: Sequence[float]) -> list[float]:
 
 
 def advantages(rewards: Sequence[float]) -> list[float]:
-    """Each reward against its group; a group that agrees teaches nothing."""
+    """Return each reward relative to its group; equal rewards give zeros."""
     mean = sum(rewards) / len(rewards)
     deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
     return [(reward - mean) / (deviation + _SMALLEST_DEVIATION) for reward in rewards]
 
 
 class Group(NamedTuple):
-    """The answers drawn for one prompt, and what they were worth."""
+    """The answers drawn for one prompt, and their rewards."""
 
     answers: Sequence[int]
     advantages: Sequence[float]
 
 
 def _ratio(above: float, below: float) -> float:
-    """Divide two probabilities given as logs, within what floats and a learner can bear."""
+    """Return the ratio of two probabilities given as logs, limited to a finite range."""
     return math.exp(min(max(above - below, -_LARGEST_LOG_RATIO), _LARGEST_LOG_RATIO))
 
 
@@ -92,7 +92,7 @@ def objective(
     group: Group,
     learning: Learning,
 ) -> float:
-    """Return what an update climbs: clipped gain less the divergence from the reference."""
+    """Return the objective: clipped gain minus the divergence from the reference."""
     now, before, frozen = map(log_probabilities, (logits, old, reference))
     total = 0.0
     for answer, advantage in zip(group.answers, group.advantages, strict=True):
@@ -111,7 +111,7 @@ def gradient(
     group: Group,
     learning: Learning,
 ) -> list[float]:
-    """Return the objective's slope in each logit."""
+    """Return the gradient of the objective by logit."""
     now, before, frozen = map(log_probabilities, (logits, old, reference))
     slope = [0.0] * len(logits)
     for answer, advantage in zip(group.answers, group.advantages, strict=True):
@@ -129,7 +129,7 @@ def gradient(
 def updated(
     logits: Sequence[float], reference: Sequence[float], group: Group, learning: Learning
 ) -> list[float]:
-    """Return a prompt's logits after the updates that one group of answers allows."""
+    """Return a prompt's logits after the updates by one group of answers."""
     old, row = list(logits), list(logits)
     for _ in range(learning.updates):
         slope = gradient(row, old, reference, group, learning)
@@ -138,7 +138,7 @@ def updated(
 
 
 def divergence(policy: Sequence[Sequence[float]], reference: Sequence[Sequence[float]]) -> float:
-    """Return the exact KL divergence of the policy from the reference, mean over the prompts."""
+    """Return the exact KL divergence of policy and reference, averaged over the prompts."""
     total = 0.0
     for row, frozen in zip(policy, reference, strict=True):
         pairs = zip(log_probabilities(row), log_probabilities(frozen), strict=True)

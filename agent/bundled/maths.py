@@ -1,35 +1,207 @@
-r"""Find the answer in a model's text and tell, by exact value, whether it is the right one.
+"""Find the answer in a model's text and compare it with the label by exact value.
 
-Answers are read, never computed: `3+4` is no 7, or a policy would learn to repeat the question.
-A per cent sign may be a value or a unit: `50%` equals `1/2` and `50`; `1/2` does not equal `50`.
-Brackets hold their order, `(1,2)` is not `(2,1)`; sets and bare lists have none, `1, 2` is `2, 1`.
+Expressions are not evaluated: `3+4` is not 7, or a policy would learn to repeat the question.
+A percent sign may be a value or a unit: `50%` equals `1/2` and `50`; `1/2` does not equal `50`.
+Order matters in brackets, `(1,2)` is not `(2,1)`, but not in sets and bare lists.
 A unit is dropped, not converted: `5 cm` equals `5`. Text is compared without case or spacing.
-Whatever a policy may write (a million braces, 10 MB of digits, `1e999999999`) costs milliseconds.
+Any text (a million braces, 10 MB of digits, `1e999999999`) takes only milliseconds.
 """
 
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 from functools import lru_cache
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from agent.bundled.notation import LONGEST, read
+LONGEST = 1_000
+"""Longest answer that is parsed; longer ones are compared as text."""
 
-if TYPE_CHECKING:
-    from agent.bundled.notation import Number
+# 10 ** 400 is beyond every float, and still cheap to calculate with.
+_LARGEST_EXPONENT = 400
+_DEEPEST_FRACTION = 4
+
+
+class Number(NamedTuple):
+    """A number by value and as written: `50%` is worth 1/2 and reads 50."""
+
+    value: Fraction
+    written: Fraction
+    percent: bool
+
+
+class Reading(NamedTuple):
+    r"""An answer in one form: `x = \frac12` is named x, its body is 1/2, and so is its number."""
+
+    name: str
+    body: str
+    number: Number | None
+
+
+@lru_cache(maxsize=4096)
+def read(text: str) -> Reading:
+    """Read an answer of at most LONGEST characters."""
+    name, body = _without_name(_normal(text))
+    return Reading(name, body, _number(body))
+
+
+_SIGNS = str.maketrans(
+    {
+        "\N{MINUS SIGN}": "-",
+        "\N{EN DASH}": "-",
+        "\N{FRACTION SLASH}": "/",
+        "\N{MULTIPLICATION SIGN}": r"\times ",
+        "\N{INFINITY}": r"\infty ",
+        "\N{GREEK SMALL LETTER PI}": r"\pi ",
+        "\N{DEGREE SIGN}": r"^\circ",
+    }
+)
+_SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
+_SHORT_UNITS = "mm|cm|dm|km|mg|kg|ml|cl|ft|hr|lb|oz|mi"
+_NO_UNITS = "and|cos|cot|exp|from|inf|infty|log|max|min|mod|not|over|plus|sin|sqrt|tan|times"
+_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}"
+_PART = r" ?(\{[^{}]*\}|[0-9a-z])"
+
+_FRACTION = re.compile(rf"\\frac{_PART}{_PART}")
+_MARKED_UNIT = re.compile(rf"(?<=[0-9}}%]) ?{_TEXT}(?:\^ ?\{{?[0-9]\}}?)?[ .]*$")
+_UNIT = (
+    rf"(?: ?(?:{_SHORT_UNITS})\b| (?!(?:{_NO_UNITS})\b)[a-z]{{3,}}\b)"
+    rf"(?: (?!(?:{_NO_UNITS})\b)[a-z]{{2,}})*(?: ?\^ ?\{{?[23]\}}?)?"
+)
+_PLAIN_UNIT = re.compile(
+    rf"([-+]?[0-9.][-+0-9.,/ *^{{}}()%]*?)"
+    rf"(?: (?P<scale>{'|'.join(_SCALES)})\b(?:{_UNIT})?|{_UNIT})"
+)
+_ROWS_BEFORE_FRACTIONS: tuple[tuple[str, str], ...] = (
+    (r"\\(?:[,;:> ]|q?quad(?![a-z]))|~", " "),
+    (r"\s+", " "),
+    (r"\\[()\[\]!]", ""),
+    (r"\\(?:left|right|displaystyle|textstyle|big+[lr]?)(?![a-z])", ""),
+    (r"\{,\}", ","),
+    (r"\\?[$£€¥]", ""),
+    (r" ?(?:\\%|\bper ?cent\b)", "%"),
+    (r" ?\^ ?\{? ?\\circ ?\}?(?: ?[cf](?![a-z]))?", ""),
+    (r" ?\\in(?![a-z]) ?", "="),
+    (r"\\[dtc]frac", r"\\frac"),
+    (r"(?<=[0-9]) ?\\frac", r" \\frac"),  # a mixed number, 1 1/2, is no 11/2
+)
+_ROWS_AFTER_FRACTIONS: tuple[tuple[str, str], ...] = (
+    (_TEXT, r" \1 "),
+    (r"\\cdot(?![a-z])|\\times(?![a-z])", "*"),
+    (r"\*\*", "^"),
+    (r" ?\* ?", "*"),
+    (r"(?<=[0-9])\*(?=[a-z(\\])", ""),
+    (r"\^ ?\{ ?([^{} ]) ?\}", r"^\1"),
+    (r"\\?sqrt ?(?:\(([^()]*)\)|([0-9a-z]))", r"sqrt{\1\2}"),
+    (r"\\", ""),
+    (r" +", " "),
+)
+_BEFORE = tuple((re.compile(pattern), new) for pattern, new in _ROWS_BEFORE_FRACTIONS)
+_AFTER = tuple((re.compile(pattern), new) for pattern, new in _ROWS_AFTER_FRACTIONS)
+
+
+def _normal(text: str) -> str:
+    text = text[:LONGEST].casefold().translate(_SIGNS)
+    for pattern, new in _BEFORE:
+        text = pattern.sub(new, text)
+    text = _MARKED_UNIT.sub(_unit_or_scale, text)
+    for _ in range(_DEEPEST_FRACTION):
+        if r"\frac" not in text:
+            break
+        text = _FRACTION.sub(_slashed, text)
+    for pattern, new in _AFTER:
+        text = pattern.sub(new, text)
+    if ", " in text:  # then a comma without its space is a thousands mark: (1,000, 2)
+        text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)
+    text = _without_unit(text.rstrip(" .,;:").lstrip(" :="))
+    text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
+    single = re.fullmatch(r"\(([^(),;]+)\)|\{([^{},;]+)\}", text)
+    return (single[1] or single[2]) if single else text
+
+
+def _unit_or_scale(match: re.Match[str]) -> str:
+    words = match[1].strip()
+    return f" {words}" if words.split(" ")[0] in _SCALES else ""
+
+
+def _without_unit(text: str) -> str:
+    """Drop the words after a number: `42 apples`, `5 cm^2`; `5 million` becomes `5*10^6`."""
+    match = _PLAIN_UNIT.fullmatch(text)
+    if not match:
+        return text
+    scale = match["scale"]
+    return f"{match[1]}*10^{_SCALES[scale]}" if scale else match[1]
+
+
+def _slashed(match: re.Match[str]) -> str:
+    """Write a fraction on one line, in parentheses where it needs them."""
+    parts = [part.strip("{} ") for part in (match[1], match[2])]
+    return "/".join(p if re.fullmatch(r"[0-9.,]+|[a-z]", p) else f"({p})" for p in parts)
+
+
+_NAMED = re.compile(r"([a-z][a-z0-9_{}]{0,15}(?:\([a-z]\))?|\([a-z](?:,[a-z])+\))=([^=]+)")
+
+
+def _without_name(text: str) -> tuple[str, str]:
+    named = _NAMED.fullmatch(text)
+    return (named[1], named[2]) if named else ("", text)
+
+
+_MANTISSA = r"(?:[0-9]{1,3}(?:[, ][0-9]{3})+|[0-9]+)(?:\.[0-9]*)?|\.[0-9]+"
+_DECIMAL = re.compile(
+    rf"([-+]?)(?:({_MANTISSA})(?:e([-+]?[0-9]+))?"
+    rf"|(?:({_MANTISSA})\*)?10\^\{{?([-+]?[0-9]+)\}}?)"
+)
+_MIXED = re.compile(r"([-+]?)([0-9]+) ([0-9]+/[0-9]+)")
+
+
+def _number(text: str) -> Number | None:
+    percent = text.endswith("%")
+    written = _ratio(text.removesuffix("%"))
+    if written is None:
+        return None
+    return Number(written / 100 if percent else written, written, percent)
+
+
+def _ratio(text: str) -> Fraction | None:
+    mixed = _MIXED.fullmatch(text)
+    if mixed:
+        part = _ratio(mixed[3])
+        whole = int(mixed[2])
+        return None if part is None else (whole + part) * (-1 if mixed[1] == "-" else 1)
+    above, slash, below = text.partition("/")
+    numerator = _decimal(above)
+    if not slash or numerator is None:
+        return None if slash else numerator
+    denominator = _decimal(below)
+    return numerator / denominator if denominator else None
+
+
+def _decimal(text: str) -> Fraction | None:
+    match = _DECIMAL.fullmatch(text[1:-1] if text[:1] + text[-1:] == "()" else text)
+    if not match:
+        return None
+    sign, plain, exponent, factor, power = match.groups()
+    shift = exponent or power or "0"
+    if len(shift) > 4 or abs(int(shift)) > _LARGEST_EXPONENT:
+        return None
+    digits = (plain or factor or "1").replace(",", "").replace(" ", "")
+    value = Fraction(digits.rstrip(".")) * Fraction(10) ** int(shift)
+    return -value if sign == "-" else value
+
 
 _BOXES_TRIED = 16
 _MOST_ELEMENTS = 64
 _DEEPEST_LIST = 4
 _LONGEST_FOR_A_SECOND_LOOK = 300
 
-_DECIMAL = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
-_FRACTION = rf"\\[dtc]?frac\s*\{{\s*-?{_DECIMAL}\s*\}}\s*\{{\s*-?{_DECIMAL}\s*\}}"
+_DECIMAL_TEXT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
+_FRACTION_TEXT = rf"\\[dtc]?frac\s*\{{\s*-?{_DECIMAL_TEXT}\s*\}}\s*\{{\s*-?{_DECIMAL_TEXT}\s*\}}"
 _LAST_NUMBER = re.compile(
     r"(?:(?<![\w)\]}])[-+\N{MINUS SIGN}])?"
-    rf"(?:(?:[0-9]+\s*)?{_FRACTION}|\\[dtc]?frac\s*[0-9]\s*[0-9]"
-    rf"|{_DECIMAL}\s?/\s?{_DECIMAL}"
-    rf"|{_DECIMAL}(?:[eE][-+]?[0-9]+|\s*\\times\s*10\^\{{?-?[0-9]+\}}?)?)"
+    rf"(?:(?:[0-9]+\s*)?{_FRACTION_TEXT}|\\[dtc]?frac\s*[0-9]\s*[0-9]"
+    rf"|{_DECIMAL_TEXT}\s?/\s?{_DECIMAL_TEXT}"
+    rf"|{_DECIMAL_TEXT}(?:[eE][-+]?[0-9]+|\s*\\times\s*10\^\{{?-?[0-9]+\}}?)?)"
     r"(?:\s?\\?%)?"
 )
 _SAYS_SO = re.compile(r"\banswer\s*(?:is\s*:?|:|=)\s*", re.IGNORECASE)
@@ -39,7 +211,7 @@ _CALCULATION = re.compile(r"[-+*/.,() 0-9%]*")
 
 
 class Grade(NamedTuple):
-    """What one answer earned, and what was compared; None stands for nothing found or given."""
+    """The score of one answer, and the texts compared; None if nothing was found or given."""
 
     reward: float
     answer: str | None
@@ -55,7 +227,7 @@ def grade(query: str, prompt: str | None, label: str | float | None) -> Grade:
 
 
 def answer_part(query: str, prompt: str | None) -> str:
-    """Cut the prompt off a text that begins with it, so that its numbers are not taken for ours."""
+    """Remove the prompt from a text that starts with it, so that its numbers do not count."""
     return query[len(prompt) :] if prompt and query.startswith(prompt) else query
 
 
@@ -74,12 +246,12 @@ def gold_answer(label: str | float) -> str | None:
 
 
 def equal(answer: str, gold: str) -> bool:
-    """Tell whether two answers agree in value, or letter by letter where they have none."""
+    """Return whether two answers have equal values, or equal texts without a value."""
     return _equal(answer, gold, _DEEPEST_LIST)
 
 
 def worth_a_second_look(answer: str | None, gold: str | None) -> bool:
-    """Tell whether a symbolic comparison could still find two unequal answers equal."""
+    """Return whether a symbolic comparison could still find two answers equal."""
     if not answer or not gold or max(len(answer), len(gold)) > _LONGEST_FOR_A_SECOND_LOOK:
         return False
     ours, theirs = read(answer), read(gold)
@@ -103,7 +275,7 @@ def _boxed(text: str) -> str | None:
 
 
 def _braced(text: str) -> str | None:
-    r"""Return what stands in the braces that open a text, or the bare token of `\boxed 7`."""
+    r"""Return the content of the braces at the start of a text, or the bare token of `\boxed 7`."""
     if not text.startswith("{"):
         token = re.match(r"[-+]?[0-9][0-9.,/]*", text)
         return token[0].rstrip(".,") if token else None
@@ -131,7 +303,7 @@ def _tagged(text: str) -> str | None:
 
 
 def _after_the_words(text: str) -> str:
-    """Cut what leads up to an answer: `The answer is 42.` holds `42`."""
+    """Remove the introduction of an answer: `The answer is 42.` becomes `42`."""
     found = list(_SAYS_SO.finditer(text)) if len(text) <= LONGEST else []
     return text[found[-1].end() :].strip() if found else text
 

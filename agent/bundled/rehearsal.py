@@ -1,4 +1,4 @@
-"""The bundled GPU-free GRPO job: proves that every node, the network and the rewards work.
+"""The bundled GRPO job without GPUs: tests every node, the network and the rewards.
 
 A small policy learns additions by GRPO. An actor on each node samples it and asks the reward URL
 from there; the mean reward rises from chance to the target, or the job says which node is why.
@@ -11,46 +11,276 @@ import contextlib
 import json
 import math
 import os
+import re
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
+from xml.sax.saxutils import escape
 
-from agent.bundled import curve, grpo, rollout
-from agent.bundled.rehearsal_nodes import (
-    SETTINGS_WRONG,
-    Actors,
-    Node,
-    RehearsalError,
-    connect,
-    named,
-)
+from agent.bundled import grpo, rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+
+
+_WIDTH, _HEIGHT = 760, 420
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 724, 64, 360
+_FONT = "font-family='system-ui, Helvetica, Arial, sans-serif' font-size='13' fill='#52606d'"
+_CENTRED = "text-anchor='middle'"
+_INK, _MUTED, _GRID = "#1f2933", "#52606d", "#e4e7eb"
+_CURVE, _TARGET, _CHANCE = "#2563eb", "#15803d", "#b45309"
+
+
+def svg(rewards: Sequence[float], *, target: float, chance: float, title: str) -> str:
+    """Draw the mean reward by step, with lines for target and chance."""
+    low = min(0.0, math.floor(min(rewards, default=0.0)))
+    high = max(1.0, math.ceil(max(rewards, default=1.0)))
+    plot = _Plot(len(rewards), low, high)
+    size = f"width='{_WIDTH}' height='{_HEIGHT}'"
+    head = (
+        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' {size} {_FONT}>"
+    )
+    parts = [
+        head,
+        f"<title>{escape(title)}</title>",
+        f"<rect {size} fill='#ffffff'/>",
+        _text(_LEFT, 32, title, f"font-size='18' font-weight='600' fill='{_INK}'"),
+        *plot.axes(),
+        *plot.level(chance, -6, f"chance {chance:g}", _CHANCE),
+        *plot.level(target, 16, f"target {target:g}", _TARGET),
+        *plot.curve(rewards),
+        "</svg>",
+    ]
+    return "\n".join(parts) + "\n"
+
+
+class _Plot:
+    """The coordinates of the picture, and its parts."""
+
+    def __init__(self, steps: int, low: float, high: float) -> None:
+        self._steps, self._low, self._high = steps, low, high
+
+    def _x(self, step: float) -> float:
+        return _LEFT + (_RIGHT - _LEFT) * (step - 1) / max(self._steps - 1, 1)
+
+    def _y(self, value: float) -> float:
+        return _BOTTOM - (_BOTTOM - _TOP) * (value - self._low) / (self._high - self._low)
+
+    def axes(self) -> list[str]:
+        """Return ticks with their grid, both axes and their labels."""
+        parts = []
+        for index in range(6):
+            value = self._low + (self._high - self._low) * index / 5
+            y = self._y(value)
+            parts.append(_line((_LEFT, y), (_RIGHT, y), _GRID))
+            parts.append(_text(_LEFT - 10, y + 4, f"{value:.1f}", "text-anchor='end'"))
+        for step in _ticks(self._steps):
+            x = self._x(step)
+            parts.append(_line((x, _BOTTOM), (x, _BOTTOM + 5), _MUTED))
+            parts.append(_text(x, _BOTTOM + 20, str(step), _CENTRED))
+        middle = (_TOP + _BOTTOM) / 2
+        turned = f"{_CENTRED} transform='rotate(-90 20 {middle:.1f})'"
+        return [
+            *parts,
+            _line((_LEFT, _TOP), (_LEFT, _BOTTOM), _MUTED),
+            _line((_LEFT, _BOTTOM), (_RIGHT, _BOTTOM), _MUTED),
+            _text((_LEFT + _RIGHT) / 2, _HEIGHT - 14, "step", _CENTRED),
+            _text(20, middle, "mean reward", turned),
+        ]
+
+    def level(self, value: float, offset: float, name: str, colour: str) -> list[str]:
+        """Return a dashed horizontal line with a label at the right end."""
+        y = self._y(value)
+        line = _line((_LEFT, y), (_RIGHT, y), colour, "stroke-dasharray='6 4' stroke-width='1.5'")
+        return [line, _text(_RIGHT, y + offset, name, f"text-anchor='end' fill='{colour}'")]
+
+    def curve(self, rewards: Sequence[float]) -> list[str]:
+        """Return the curve, with a dot for each step."""
+        points = [(self._x(step), self._y(reward)) for step, reward in enumerate(rewards, 1)]
+        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        dots = [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{_CURVE}'/>" for x, y in points]
+        line = f"<polyline points='{path}' fill='none' stroke='{_CURVE}' stroke-width='2.5'"
+        return [line + " stroke-linejoin='round' stroke-linecap='round'/>", *dots]
+
+
+def _ticks(steps: int) -> list[int]:
+    """Return the first step and evenly spaced round ones, at most a dozen."""
+    size = 10 ** max(len(str(steps)) - 2, 0)
+    gap = next(g * size for g in (1, 2, 5, 10) if steps <= 10 * g * size)
+    return sorted({1, *range(gap, steps + 1, gap)} - ({2} if gap > 1 else set()))
+
+
+def _line(
+    start: tuple[float, float], end: tuple[float, float], colour: str, style: str = ""
+) -> str:
+    ends = f"x1='{start[0]:.1f}' y1='{start[1]:.1f}' x2='{end[0]:.1f}' y2='{end[1]:.1f}'"
+    return f"<line {ends} stroke='{colour}' {style}/>"
+
+
+def _text(x: float, y: float, text: str, style: str) -> str:
+    return f"<text x='{x:.1f}' y='{y:.1f}' {style}>{escape(text)}</text>"
+
+
+FAILED, SETTINGS_WRONG = 1, 78
+_CONNECT_SECONDS = 60.0
+_ACTORS_SECONDS = 60.0
+_STEP_SECONDS = 60.0
+_NOISE = re.compile(r"(?m)^\s+(?:class_name|actor_id|pid|namespace|ip): .*$")
+_START_ONE = (
+    "start one with `ray start --head`, or let `pod-agent` boot the cluster and submit this"
+)
+
+
+class RehearsalError(Exception):
+    """Why the rehearsal cannot continue, with the remedy and the exit code."""
+
+    def __init__(self, sentence: str, code: int = FAILED) -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class Node(NamedTuple):
+    """A node that takes part."""
+
+    ip: str
+    id: str
+
+
+def connect(least: int) -> list[Node]:
+    """Connect to the cluster as a driver; return its alive nodes in a fixed order."""
+    address = os.environ.get("RAY_ADDRESS", "")
+    _probe(address)
+    import ray  # noqa: PLC0415 # a third of a second that --help need not pay
+
+    with _deadline(_CONNECT_SECONDS, f"Ray at {address or 'auto'} did not answer", SETTINGS_WRONG):
+        try:
+            ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+            alive = [node for node in ray.nodes() if node["Alive"]]
+        except Exception as problem:  # noqa: BLE001 # Ray raises its own and builtin ones here
+            message = " ".join(str(problem).split())[:300]
+            raise RehearsalError(
+                f"no Ray cluster to join ({message}): {_START_ONE}", SETTINGS_WRONG
+            ) from None
+    nodes = sorted(Node(node["NodeManagerAddress"], node["NodeID"]) for node in alive)
+    if len(nodes) < least:
+        there = ", ".join(node.ip for node in nodes)
+        raise RehearsalError(f"{len(nodes)} of {least} nodes are alive ({there}): see `ray status`")
+    return nodes
+
+
+def _probe(address: str) -> None:
+    """Check the address in seconds; Ray's own client takes a minute."""
+    host, _, port = address.rpartition(":")
+    if not host or "/" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
+    except (OSError, OverflowError) as problem:
+        sentence = f"no Ray cluster answers at RAY_ADDRESS={address} ({problem}): {_START_ONE}"
+        raise RehearsalError(sentence, SETTINGS_WRONG) from None
+
+
+def named(ips: Sequence[str]) -> str:
+    """Return the names of nodes for a sentence."""
+    return f"node{'s' if len(ips) > 1 else ''} {', '.join(ips)}"
+
+
+class Actors:
+    """One actor on each node; all run the same step."""
+
+    def __init__(self, nodes: Sequence[Node], reward_url: str) -> None:
+        import ray  # noqa: PLC0415 # a third of a second that --help need not pay
+        from ray import cloudpickle  # noqa: PLC0415
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
+
+        cloudpickle.register_pickle_by_value(rollout)
+        actor_class = ray.remote(rollout.Rollout)
+        self._ray: Any = ray
+        self._nodes = nodes
+        self._actors = [
+            actor_class.options(
+                num_cpus=0,
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False),
+            ).remote(reward_url)
+            for node in nodes
+        ]
+        calls = [actor.ready.remote() for actor in self._actors]
+        self._gather(calls, _ACTORS_SECONDS, "the rehearsal: its actor did not start")
+
+    def step(self, step: int, shares: Sequence[Sequence[rollout.RolloutShare]]) -> list[list[Any]]:
+        """Draw and score shares on each node; return answers and rewards in order."""
+        calls = [
+            actor.step.remote([tuple(share) for share in own])
+            for actor, own in zip(self._actors, shares, strict=True)
+        ]
+        return self._gather(calls, _STEP_SECONDS, f"step {step}")
+
+    def _gather(self, calls: Sequence[Any], seconds: float, part: str) -> list[Any]:
+        """Wait for every node's reply; name each node without one, and why."""
+        with _deadline(seconds + 10, f"Ray did not answer in {part}"):
+            done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
+            replies = [self._reply(call) if call in done else None for call in calls]
+        reasons: dict[str, list[str]] = {}
+        for node, reply in zip(self._nodes, replies, strict=True):
+            if reply is None or isinstance(reply, str):
+                reason = reply or f"no answer within {seconds:g} s"
+                reasons.setdefault(reason, []).append(node.ip)
+        if reasons:
+            failures = [
+                f"{named(ips)} took no part in {part}: {why}" for why, ips in reasons.items()
+            ]
+            raise RehearsalError("; ".join(failures))
+        return replies
+
+    def _reply(self, call: object) -> object:
+        try:
+            return self._ray.get(call)
+        except self._ray.exceptions.RayError as problem:
+            message = _NOISE.sub("", str(problem).partition("Some common causes")[0])
+            return f"{type(problem).__name__}: {' '.join(message.split())[:300]}"
+
+
+@contextlib.contextmanager
+def _deadline(seconds: float, sentence: str, code: int = FAILED) -> Iterator[None]:
+    """Exit the process if a Ray call blocks forever, since it cannot be interrupted."""
+
+    def end() -> None:
+        print(f"rehearsal: {sentence} within {seconds:g} s", file=sys.stderr, flush=True)
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
 
 _PROBLEMS = 24
 _LAST_STEPS = 3
 
 
 class History(NamedTuple):
-    """What the rehearsal has to show, step by step."""
+    """The results by step."""
 
     rewards: list[float]
     divergences: list[float]
     samples: list[int]
 
     def last(self) -> float:
-        """Mean reward of the last steps, which is what must reach the target."""
+        """Return the mean reward of the last steps, which has to reach the target."""
         recent = self.rewards[-_LAST_STEPS:]
         return sum(recent) / len(recent) if recent else 0.0
 
 
 def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
-    """Run the steps: sample on every node, score from there, update here."""
+    """Run the steps: sample and score on every node, update here."""
     actors = Actors(nodes, options.reward_url)
     problems = grpo.problems(_PROBLEMS, options.seed)
     reference = [[0.0] * grpo.ANSWERS for _ in problems]
@@ -80,11 +310,11 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) 
 def shares(
     options: argparse.Namespace,
     step: int,
-    problems: Sequence[grpo.Problem],
+    problems: Sequence[grpo.Exercise],
     policy: Sequence[Sequence[float]],
     count: int,
-) -> list[list[tuple[int, rollout.Share]]]:
-    """Deal a step's samples evenly; seeded one by one, they are the same for any count of nodes."""
+) -> list[list[tuple[int, rollout.RolloutShare]]]:
+    """Distribute a step's samples evenly; each has a seed, so the node count does not matter."""
     total = len(problems) * options.group
     dealt = []
     for rank in range(count):
@@ -96,12 +326,12 @@ def shares(
     return dealt
 
 
-def _share(problem: grpo.Problem, row: Sequence[float], seeds: list[str]) -> rollout.Share:
-    return rollout.Share(problem.prompt, problem.label, grpo.probabilities(row), seeds)
+def _share(problem: grpo.Exercise, row: Sequence[float], seeds: list[str]) -> rollout.RolloutShare:
+    return rollout.RolloutShare(problem.prompt, problem.label, grpo.probabilities(row), seeds)
 
 
 def rehearse(options: argparse.Namespace) -> str:
-    """Connect, learn, write the curve; return the sentence of success."""
+    """Connect, train and write the curve; return the final sentence."""
     begun = time.monotonic()
     with _writing():
         options.out.mkdir(parents=True, exist_ok=True)
@@ -119,7 +349,7 @@ def rehearse(options: argparse.Namespace) -> str:
     finally:
         if history.rewards:
             write_curve(options, nodes, history)
-    # Ray puts stderr and stdout of a job into one file: the word of the step lines stays theirs
+    # Ray merges stderr and stdout of a job into one file: do not write like a step line
     measured = f"{history.last():.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
     if history.last() < options.target:
         raise RehearsalError(f"the mean was {measured}: {_where_to_look(options, history)}")
@@ -137,7 +367,7 @@ def _where_to_look(options: argparse.Namespace, history: History) -> str:
 
 
 def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
-    """Write curve.json and curve.svg, each whole or not at all."""
+    """Write curve.json and curve.svg, each as a whole."""
     done = len(history.rewards)
     record = {
         "steps": list(range(1, done + 1)),
@@ -151,7 +381,7 @@ def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: His
         "passed": done == options.steps and history.last() >= options.target,
     }
     title = f"GRPO rehearsal: {done} steps on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    picture = curve.svg(history.rewards, target=options.target, chance=grpo.CHANCE, title=title)
+    picture = svg(history.rewards, target=options.target, chance=grpo.CHANCE, title=title)
     for name, text in (("curve.json", json.dumps(record, indent=1) + "\n"), ("curve.svg", picture)):
         draft = options.out / f".{name}.{os.getpid()}"
         with _writing():
@@ -168,7 +398,7 @@ def _writing() -> Iterator[None]:
 
 
 def _end_on_signals() -> None:
-    """End at once on SIGTERM and SIGINT: 143 and 130.
+    """Exit at once on SIGTERM and SIGINT: 143 and 130.
 
     A thread waits for them, because ray.init replaces handlers (Ray 2.40 to 2.60 exit with 15), and
     because a handler would not run while the main thread is inside Ray.
@@ -218,7 +448,7 @@ def _at_least(least: int) -> Callable[[str], int]:
 
 
 def main(argv: list[str]) -> int:
-    """Rehearse: 0 when the target is reached, 1 when not, 2 and 78 for what must be fixed first."""
+    """Run: 0 when the target is reached, 1 when not, 2 and 78 for errors to fix first."""
     try:
         options = _arguments(argv)
     except SystemExit as end:

@@ -1,7 +1,7 @@
-"""The bundled retriever: finds passages for search queries over HTTP, as Search-R1's server does.
+"""The bundled retriever: passages for search queries over HTTP, as in Search-R1.
 
-A stand-in for the rehearsal of a run: it ranks by the words that a query and a passage share
-(BM25), in a corpus of its own or in a file of JSON lines, each with
+A stand-in for rehearsals: it ranks by shared words (BM25) in a built-in corpus or in a file of
+JSON lines, each with
 `contents`: a title, a line break, a text.
 """
 
@@ -61,8 +61,8 @@ class CorpusError(Exception):
     """Why a corpus cannot be used."""
 
 
-class Request(NamedTuple):
-    """What a client wants to know."""
+class SearchRequest(NamedTuple):
+    """A parsed request."""
 
     queries: list[str]
     topk: int
@@ -70,7 +70,7 @@ class Request(NamedTuple):
 
 
 def built_in() -> list[dict[str, str]]:
-    """Return the corpus that needs no file."""
+    """Return the built-in corpus."""
     return [
         {"id": str(number), "contents": f"{title}\n{text}"}
         for number, (title, text) in enumerate(_FACTS)
@@ -78,7 +78,7 @@ def built_in() -> list[dict[str, str]]:
 
 
 def read_corpus(path: str) -> list[dict[str, Any]]:
-    """Read a corpus of JSON lines; raises CorpusError with the line that is wrong."""
+    """Read a corpus of JSON lines; raise CorpusError with the number of a bad line."""
     found: list[dict[str, Any]] = []
     try:
         with Path(path).open(encoding="utf-8") as lines:
@@ -104,7 +104,7 @@ def _passage(line: str, where: str) -> dict[str, Any]:
 
 
 class Index:
-    """Ranks passages by the words that they share with a query."""
+    """Ranks passages by the words they share with a query (BM25)."""
 
     def __init__(self, passages: Iterable[dict[str, Any]]) -> None:
         self.passages = list(passages)
@@ -117,7 +117,7 @@ class Index:
                 self._places.setdefault(word, []).append((number, times))
 
     def find(self, query: str, most: int) -> list[tuple[dict[str, Any], float]]:
-        """Return the best passages with their scores, the best first; always as many as asked."""
+        """Return the best passages with their scores, always `topk` of them."""
         scores: dict[int, float] = {}
         for word in _words(query):
             places = self._places.get(word, [])
@@ -137,8 +137,8 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-def read_request(body: bytes, default: int) -> Request:
-    """Check a request's body, or say what is wrong with which field."""
+def read_request(body: bytes, default: int) -> SearchRequest:
+    """Parse a request's body, or raise an error that names the field."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -160,11 +160,11 @@ def read_request(body: bytes, default: int) -> Request:
     scores = fields.get("return_scores", False)
     if not isinstance(scores, bool):
         raise BadRequestError(f"return_scores: expected true or false, got {kind_of(scores)}")
-    return Request(queries, topk, scores)
+    return SearchRequest(queries, topk, scores)
 
 
-def answer(index: Index, request: Request) -> dict[str, Any]:
-    """Return what is found for each query; with scores where they are asked for."""
+def answer(index: Index, request: SearchRequest) -> dict[str, Any]:
+    """Return the passages for each query, with scores if requested."""
     found = [index.find(query, request.topk) for query in request.queries]
     if request.return_scores:
         scored = [[{"document": p, "score": score} for p, score in one] for one in found]
@@ -173,7 +173,7 @@ def answer(index: Index, request: Request) -> dict[str, Any]:
 
 
 def make_app(index: Index, path: str, max_body: int, default: int) -> web.Application:
-    """Build the application: one path that finds, one that tells that it lives."""
+    """Build the application: a path for queries and one for health."""
 
     def work(body: bytes) -> dict[str, Any]:
         return answer(index, read_request(body, default))
@@ -207,7 +207,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Serve until told to stop: 0 then, 2 for a wrong flag, 78 where it cannot."""
+    """Serve until SIGTERM: 0 then, 2 for a wrong flag, 78 if it cannot listen."""
     try:
         options = _arguments(argv)
     except SystemExit as end:

@@ -1,6 +1,6 @@
 """The bundled reward server: scores answers to mathematical questions over HTTP.
 
-It speaks what the frameworks' clients speak:
+Requests and replies:
 
 - `{"query": […], "prompts": […], "labels": […]}` gets `rewards`, `scores` and `extra_logs`, as
   OpenRLHF reads them; with `--dialect openrlhf-m` `rewards`, `format_rewards` and `acc_rewards`
@@ -8,12 +8,11 @@ It speaks what the frameworks' clients speak:
 
 OpenRLHF-M turns every key of a reply into a tensor: each is a list of numbers there.
 
-Where math-verify is installed it is asked about answers that our own comparison finds unequal. A
-pair on which it spends more than its CPU time earns 0 and is marked in `undecided` (of
+If math-verify is installed, it checks answers that our own comparison finds unequal. A pair that
+needs more than its CPU time gets 0 and is marked in `undecided` (of
 `extra_logs`, or beside the rewards for OpenRLHF-M): a list as long as the rewards, 1.0 for such an
-item. A batch that cannot be scored within --limit, or whose scorers die again and again, is
-answered 503 with Retry-After, never with rewards that depend on the load; what was decided by then
-is remembered, so that the retry is quicker.
+item. A batch that cannot be scored within --limit, or whose scorers crash repeatedly, gets a 503
+with Retry-After, never rewards that depend on the load; verdicts so far are cached for the retry.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiohttp import web
 
 from agent.bundled import maths
-from agent.bundled.second_opinion import NoVerdictError, SecondOpinion, Verdict
+from agent.bundled.second_opinion import NoVerdictError, Opinion, SecondOpinion
 from agent.bundled.web_program import (
     BadRequestError,
     add_place,
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
 _CHUNK = 256
-# Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they must hear that they should retry.
+# Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they need a 503 before that to retry.
 _REQUEST_SECONDS = 120.0
 _RETRY_AFTER = 2
 _LABEL = (str, int, float, type(None))
@@ -53,23 +52,23 @@ _LABEL_IN_WORDS = "a string, a finite number or null"
 OPENRLHF, OPENRLHF_M = "openrlhf", "openrlhf-m"
 
 
-class Item(NamedTuple):
-    """One text to score, with its prompt and its label where the request has them."""
+class ScoredItem(NamedTuple):
+    """One text to score, with its prompt and label if the request has them."""
 
     query: str
     prompt: str | None
     label: str | float | None
 
 
-class Request(NamedTuple):
-    """What is to be scored, and whether its reply is one bare number."""
+class ScoreRequest(NamedTuple):
+    """A parsed request; `single` if the reply is one bare number."""
 
-    items: list[Item]
+    items: list[ScoredItem]
     single: bool = False
 
 
-def read_request(body: bytes) -> Request:
-    """Check a request's body, or say what is wrong with which field."""
+def read_request(body: bytes) -> ScoreRequest:
+    """Parse a request's body, or raise an error that names the field."""
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -77,12 +76,12 @@ def read_request(body: bytes) -> Request:
     if not isinstance(fields, dict):
         raise BadRequestError(f"body: expected an object with `query`, got {_kind(fields)}")
     if fields.get("query") is None and fields.get("response") is not None:
-        return Request([_one_item(fields)], single=True)
-    return Request(_batch(fields))
+        return ScoreRequest([_one_item(fields)], single=True)
+    return ScoreRequest(_batch(fields))
 
 
-def _one_item(fields: dict[str, Any]) -> Item:
-    """Read one sample as slime and miles send it, whose prompt may be a list of messages."""
+def _one_item(fields: dict[str, Any]) -> ScoredItem:
+    """Parse one sample in the format of slime and miles; its prompt may be a list of messages."""
     prompt = fields.get("prompt")
     lists = {
         "response": [fields["response"]],
@@ -94,16 +93,16 @@ def _one_item(fields: dict[str, Any]) -> Item:
         (label,) = _items(lists, "label", _LABEL, _LABEL_IN_WORDS)
     except BadRequestError as problem:
         raise BadRequestError(str(problem).replace("[0]", "", 1)) from None
-    return Item(response, lists["prompt"][0], label)
+    return ScoredItem(response, lists["prompt"][0], label)
 
 
-def _batch(fields: dict[str, Any]) -> list[Item]:
+def _batch(fields: dict[str, Any]) -> list[ScoredItem]:
     if fields.get("query") is None:
         raise BadRequestError("query: missing; expected a list of strings")
     query = _items(fields, "query", (str,), "a string")
     prompts = _items(fields, "prompts", (str,), "a string", len(query))
     labels = _items(fields, "labels", _LABEL, _LABEL_IN_WORDS, len(query))
-    return [Item(*item) for item in zip(query, prompts, labels, strict=True)]
+    return [ScoredItem(*item) for item in zip(query, prompts, labels, strict=True)]
 
 
 def _items(
@@ -137,7 +136,7 @@ def _kind(value: object) -> str:
 
 
 class Scored(NamedTuple):
-    """What one item earned, and whether that is for want of a verdict."""
+    """The score of one item, and whether it lacks a verdict of math-verify."""
 
     grade: maths.Grade
     undecided: bool = False
@@ -153,15 +152,15 @@ class Scorer:
 
     @property
     def has_second_opinion(self) -> bool:
-        """Tell whether math-verify is installed, so that items may be undecided."""
+        """Return whether math-verify is installed, so that items may be undecided."""
         return self._opinion.installed
 
-    async def read(self, body: bytes) -> Request:
-        """Parse and check a body."""
+    async def read(self, body: bytes) -> ScoreRequest:
+        """Parse a body."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read_request, body)
 
-    async def score(self, batch: list[Item]) -> list[Scored]:
-        """Grade every item of a batch, in order; raises NoVerdictError where time does not do."""
+    async def score(self, batch: list[ScoredItem]) -> list[Scored]:
+        """Score every item of a batch in order; raise NoVerdictError if time runs out."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._seconds
         scored: list[Scored] = []
@@ -177,22 +176,22 @@ class Scorer:
             verdicts = await self._opinion.decide(doubts.values(), deadline - loop.time())
             for index, pair in doubts.items():
                 grade, verdict = scored[index].grade, verdicts[pair]
-                if verdict is Verdict.EQUAL:
+                if verdict is Opinion.EQUAL:
                     grade = grade._replace(reward=1.0)
-                scored[index] = Scored(grade, verdict is Verdict.UNDECIDED)
+                scored[index] = Scored(grade, verdict is Opinion.UNDECIDED)
         return scored
 
     async def give_up(self, _app: web.Application) -> None:
-        """Let go of math-verify's processes; who waits for them is told to ask again."""
+        """End math-verify's processes; pending requests get a 503."""
         await self._opinion.close()
 
     async def close(self, _app: web.Application) -> None:
-        """Let go of the threads."""
+        """End the threads."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-def _grades(batch: list[Item]) -> tuple[list[maths.Grade], dict[int, tuple[str, str]]]:
-    """Grade a chunk; name the pairs of which a symbolic comparison might think better."""
+def _grades(batch: list[ScoredItem]) -> tuple[list[maths.Grade], dict[int, tuple[str, str]]]:
+    """Score a chunk; return the pairs that math-verify should compare."""
     grades = [maths.grade(*item) for item in batch]
     doubts = {
         index: (answer or "", gold or "")
@@ -203,7 +202,7 @@ def _grades(batch: list[Item]) -> tuple[list[maths.Grade], dict[int, tuple[str, 
 
 
 def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict[str, Any]:
-    """Shape the reply to a batch."""
+    """Build the reply to a batch."""
     rewards = [item.grade.reward for item in scored]
     answered = [float(item.grade.answer is not None) for item in scored]
     doubts = {"undecided": [float(item.undecided) for item in scored]} if undecided else {}
@@ -215,7 +214,7 @@ def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict
 
 
 def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) -> web.Application:
-    """Build the application: one path that scores, one that tells that it lives."""
+    """Build the application: a path for scoring and one for health."""
     scorer = Scorer(limit)
 
     async def score(request: web.Request) -> web.Response:
@@ -260,7 +259,7 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def main(argv: list[str]) -> int:
-    """Serve until told to stop: 0 then, 2 for a wrong flag, 78 where it cannot listen."""
+    """Serve until SIGTERM: 0 then, 2 for a wrong flag, 78 if it cannot listen."""
     try:
         options = _arguments(argv)
     except SystemExit as end:

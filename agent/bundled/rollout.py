@@ -1,8 +1,7 @@
-"""The rehearsal's actor, one on each node: draws answers and has them scored over HTTP.
+"""The rehearsal's actor, one per node: draws answers and has them scored over HTTP.
 
-It travels to its node by value, so it stands on the standard library and on requests, which Ray
-itself needs: that node may not have this package at all, or the user's directory another one of the
-same name.
+It is sent to its node by value and uses only the standard library and requests, which Ray needs
+too: the node may not have this package, or the user's directory may have one of the same name.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ if TYPE_CHECKING:
 TRIES = 3
 TRY_SECONDS = 15.0
 LONGEST_PAUSE = 5.0
-"""Most of what a server's Retry-After may ask for: a step has its own deadline."""
+"""Upper limit of a server's Retry-After in seconds; a step has its own deadline."""
 
 
-class Share(NamedTuple):
-    """What one node draws for one prompt: a number of answers, each from its own seed."""
+class RolloutShare(NamedTuple):
+    """The answers that one node draws for one prompt, each from its own seed."""
 
     prompt: str
     label: str
@@ -32,7 +31,7 @@ class Share(NamedTuple):
 
 
 class Rollout:
-    """Samples the policy where it runs, and asks for the rewards from there."""
+    """Samples the policy on its node and requests the rewards from there."""
 
     def __init__(self, reward_url: str) -> None:
         import requests  # noqa: PLC0415 # where it runs: --help needs no library at all
@@ -45,11 +44,11 @@ class Rollout:
         self._http.verify = ssl.get_default_verify_paths().cafile or True
 
     def ready(self) -> bool:
-        """Tell that the actor runs."""
+        """Confirm that the actor runs."""
         return True
 
     def step(self, shares: list[tuple[str, str, list[float], list[str]]]) -> object:
-        """Draw and score one step's shares; a sentence instead says why that did not work."""
+        """Draw and score one step's shares; return a sentence on failure."""
         drawn = [[self._draw(weights, seed) for seed in seeds] for _, _, weights, seeds in shares]
         items = [
             (prompt, label, f"{prompt} Counting up, the answer is \\boxed{{{answer}}}.")
@@ -68,7 +67,7 @@ class Rollout:
         return random.Random(seed).choices(range(len(weights)), weights)[0]  # noqa: S311 # no secret
 
     def _score(self, batch: dict[str, list[str]]) -> list[float] | str:
-        """Ask for a batch's rewards, again where that may help."""
+        """Request a batch's rewards, with retries for temporary errors."""
         problem = ""
         for attempt in range(1, TRIES + 1):
             pause = 0.3 * attempt
@@ -78,8 +77,8 @@ class Rollout:
                 )
                 if reply.status_code == 200:
                     return _rewards(reply, len(batch["query"]))
-                said = reply.content[:200].decode(errors="replace").strip()
-                problem = f"{self._url} replied {reply.status_code} {said}"
+                text = reply.content[:200].decode(errors="replace").strip()
+                problem = f"{self._url} replied {reply.status_code} {text}"
                 if reply.status_code < 500:
                     return problem
                 pause = _asked_pause(reply, pause)
@@ -91,7 +90,7 @@ class Rollout:
 
 
 def _rewards(reply: requests.Response, count: int) -> list[float]:
-    """Read the rewards out of a reply; ValueError says what is wrong with it."""
+    """Parse the rewards in a reply; raise ValueError with the reason."""
     fields = reply.json()
     rewards = fields.get("rewards") if isinstance(fields, dict) else None
     if not isinstance(rewards, list) or len(rewards) != count:
@@ -102,13 +101,13 @@ def _rewards(reply: requests.Response, count: int) -> list[float]:
 
 
 def _asked_pause(reply: requests.Response, otherwise: float) -> float:
-    """Return the seconds that a Retry-After asks for, within reason."""
+    """Return the seconds in a Retry-After header, limited."""
     asked = reply.headers.get("Retry-After", "").strip()
     return min(float(asked), LONGEST_PAUSE) if asked.isdecimal() else otherwise
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's own words, which requests wraps in several errors of its own."""
+    """Return the system's error text, which requests wraps in its own errors."""
     import requests  # noqa: PLC0415 # as above
 
     if isinstance(error, requests.Timeout):

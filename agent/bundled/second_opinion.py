@@ -1,9 +1,9 @@
-"""Ask math-verify, where it is installed, about answers that our own comparison finds unequal.
+"""Ask math-verify, if installed, about answers that our own comparison finds unequal.
 
-It runs in processes of its own: sympy can work for minutes on a line that a policy made up, and
-only a process can be ended for certain. A pair may use so much CPU time, which the kernel counts;
-one that needs more is undecided, on a busy machine as on an idle one. What the machine's load or a
-dying process keeps from us is no verdict at all: `NoVerdictError`, and nothing is remembered.
+It runs in separate processes: sympy can take minutes on a generated line, and only a process can be
+ended reliably. Each pair has a limit of CPU time, so that the verdict does not depend on the load;
+a pair above it is undecided. If the load or a crash prevents a verdict, `NoVerdictError` is raised
+and nothing is cached.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _LOOK_EVERY = 0.5
 _LAST_PAIRS_SECONDS = 1.0
 _SCRIPT = str(Path(__file__).resolve())
 _CRASHES = {signal.SIGSEGV, signal.SIGILL, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE}
-"""Signals with which a broken installation ends itself; others come from outside."""
+"""Signals that a broken installation raises; other signals come from outside."""
 
 
-class Verdict(Enum):
-    """What math-verify says of an answer and its gold; undecided is one that cost too much."""
+class Opinion(Enum):
+    """math-verify's result for an answer and its gold; undecided if it used too much CPU time."""
 
     EQUAL = "equal"
     UNEQUAL = "unequal"
@@ -46,11 +46,11 @@ class Verdict(Enum):
 
 
 class NoVerdictError(Exception):
-    """Load, or processes that die, kept verdicts from us: ask again later."""
+    """No verdict due to load or crashed processes: ask again later."""
 
 
 class _DeadError(Exception):
-    """The process ended, or is blocked."""
+    """The process exited, or is blocked."""
 
 
 class _OverLimitError(Exception):
@@ -62,7 +62,7 @@ class _BrokenError(Exception):
 
 
 class SecondOpinion:
-    """math-verify's verdicts, from a few processes that all requests share by turns."""
+    """math-verify in a few processes that all requests share."""
 
     def __init__(self, cpu_seconds: float = 3.0, blocked_seconds: float = 5.0) -> None:
         self.installed = importlib.util.find_spec("math_verify") is not None
@@ -71,13 +71,13 @@ class SecondOpinion:
         self._idle: asyncio.Queue[_Scorer] = asyncio.Queue()
         for scorer in self._scorers:
             self._idle.put_nowait(scorer)
-        self._known: dict[Pair, Verdict] = {}
-        self._running: dict[Pair, asyncio.Task[Verdict]] = {}
+        self._known: dict[Pair, Opinion] = {}
+        self._running: dict[Pair, asyncio.Task[Opinion]] = {}
         self._told: set[str] = set()
         self._closing = False
 
-    async def decide(self, pairs: Iterable[Pair], seconds: float) -> dict[Pair, Verdict]:
-        """Return a verdict for each (answer, gold), or raise NoVerdictError by then.
+    async def decide(self, pairs: Iterable[Pair], seconds: float) -> dict[Pair, Opinion]:
+        """Return a verdict for each (answer, gold), or raise NoVerdictError at the deadline.
 
         What was decided until then is remembered, so that another try has less to do.
         """
@@ -105,7 +105,7 @@ class SecondOpinion:
         return found
 
     async def close(self) -> None:
-        """Let the pairs at hand be decided, briefly, then end the processes."""
+        """Wait briefly for the current pairs, then end the processes."""
         self._closing = True
         running = list(self._running.values())
         if running:
@@ -116,7 +116,7 @@ class SecondOpinion:
         for scorer in self._scorers:
             await scorer.close()
 
-    async def _decide(self, pair: Pair) -> Verdict:
+    async def _decide(self, pair: Pair) -> Opinion:
         if pair not in self._running:
             scorer = await self._idle.get()
             if pair in self._running:  # another request was quicker
@@ -128,12 +128,12 @@ class SecondOpinion:
                 task.add_done_callback(partial(self._done, pair))
         return await asyncio.shield(self._running[pair])
 
-    def _done(self, pair: Pair, task: asyncio.Task[Verdict]) -> None:
+    def _done(self, pair: Pair, task: asyncio.Task[Opinion]) -> None:
         del self._running[pair]
         if not task.cancelled():
-            task.exception()  # heard, should nobody wait for it any more
+            task.exception()  # retrieve it, so that asyncio does not log it
 
-    async def _use(self, scorer: _Scorer, pair: Pair) -> Verdict:
+    async def _use(self, scorer: _Scorer, pair: Pair) -> Opinion:
         try:
             if self._closing:
                 raise NoVerdictError("the server is stopping")
@@ -143,11 +143,11 @@ class SecondOpinion:
                     if len(self._known) >= _MOST_REMEMBERED:
                         del self._known[next(iter(self._known))]
                     self._known[pair] = verdict
-            return self._known.get(pair, Verdict.UNEQUAL)
+            return self._known.get(pair, Opinion.UNEQUAL)
         finally:
             self._idle.put_nowait(scorer)
 
-    async def _ask(self, scorer: _Scorer, pair: Pair) -> Verdict:
+    async def _ask(self, scorer: _Scorer, pair: Pair) -> Opinion:
         try:
             try:
                 return await scorer.verdict(pair)
@@ -155,11 +155,11 @@ class SecondOpinion:
                 return await scorer.verdict(pair)
         except _OverLimitError as over:
             self._say_once(f"{over}: such a pair earns 0 and is counted as undecided")
-            return Verdict.UNDECIDED
+            return Opinion.UNDECIDED
         except _BrokenError as broken:
             self._broken = True
             self._say_once(f"math-verify gives no opinion, we go on without it: {broken}")
-            return Verdict.UNEQUAL
+            return Opinion.UNEQUAL
         except _DeadError as dead:
             self._say_once(f"math-verify gave no verdict, clients are told to retry: {dead}")
             raise NoVerdictError(f"math-verify's process is no help, {dead}") from None
@@ -172,7 +172,7 @@ class SecondOpinion:
 
 
 class _Scorer:
-    """One process with math-verify in it, started when it is needed, and again after its death."""
+    """One process with math-verify, started on demand and restarted after a crash."""
 
     def __init__(self, cpu_seconds: float, blocked_seconds: float) -> None:
         self._cpu_seconds = cpu_seconds
@@ -180,8 +180,8 @@ class _Scorer:
         self._child: asyncio.subprocess.Process | None = None
         self._ever_ready = False
 
-    async def verdict(self, pair: Pair) -> Verdict:
-        """Ask for one verdict; whatever ends that early ends the process too."""
+    async def verdict(self, pair: Pair) -> Opinion:
+        """Request one verdict; an interruption ends the process too."""
         try:
             reply = await self._exchange(pair)
         except BaseException as problem:
@@ -189,7 +189,7 @@ class _Scorer:
             if isinstance(problem, (OSError, ValueError)):
                 raise _DeadError(str(problem)) from None
             raise
-        return Verdict.EQUAL if reply.get("equal") is True else Verdict.UNEQUAL
+        return Opinion.EQUAL if reply.get("equal") is True else Opinion.UNEQUAL
 
     async def _exchange(self, pair: Pair) -> dict[str, object]:
         child = self._child or await self._start()
@@ -207,7 +207,7 @@ class _Scorer:
         raise _DeadError(f"it ended ({code})")
 
     async def close(self) -> None:
-        """End the process and wait for its end."""
+        """End the process and wait for its exit."""
         child, self._child = self._child, None
         if child is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -240,7 +240,7 @@ class _Scorer:
     async def _line(
         self, child: asyncio.subprocess.Process, blocked_seconds: float
     ) -> dict[str, object] | None:
-        """Read a reply for as long as the process works or waits for a CPU; None at its end."""
+        """Read a reply while the process runs or waits for a CPU; None at its exit."""
         if child.stdout is None:
             raise _DeadError("no pipe comes from it")
         loop = asyncio.get_running_loop()
@@ -273,17 +273,17 @@ async def _end_of(child: asyncio.subprocess.Process) -> int:
 
 
 def _spent(pid: int) -> tuple[bool, int]:
-    """Tell whether a process runs, or could if it got a CPU, and the ticks it has used."""
+    """Return whether a process runs or is runnable, and its CPU ticks."""
     try:
         # its name, in brackets, may hold anything
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
-    except OSError:  # it has ended just now: the pipe tells
+    except OSError:  # it just exited: the pipe shows its end
         return False, -1
     return fields[0] == "R", int(fields[11]) + int(fields[12])
 
 
 def _serve(cpu_seconds: float) -> None:
-    """Answer pairs line by line until stdin ends; only this runs in the child."""
+    """Compare pairs line by line until stdin ends; only this runs in the child."""
     # Our own modules beside this file must not shadow what sympy imports.
     sys.path[:] = [p for p in sys.path if Path(p or ".").resolve() != Path(__file__).parent]
     replies = os.fdopen(os.dup(1), "w", buffering=1)
@@ -314,12 +314,12 @@ def _serve(cpu_seconds: float) -> None:
 
 
 def _no_alarm(_seconds: int) -> int:
-    """Stand for signal.alarm."""
+    """Replace signal.alarm."""
     return 0
 
 
 def _bound_memory() -> None:
-    """Keep a tower of powers from taking the machine's memory: it raises MemoryError instead."""
+    """Limit memory: a tower of powers raises MemoryError instead of filling it."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     wanted = pages * resource.getpagesize() + _MEMORY

@@ -1,10 +1,9 @@
-"""GRPO by TRL, scored by a reward server: a program for torchrun, on GPUs or by gloo on CPUs.
+"""GRPO by TRL with rewards from a server, started by torchrun, on GPUs or CPUs.
 
-TRL's own `trl grpo` neither goes on from a checkpoint nor reads a data file by its path, and knows
-no reward server; hence this one. It stands on its own, beside TRL (1.0 or newer): the Python that
-trains need not have the agent. Every process asks the server for its own answers' rewards, with
-growing pauses while it is away, and ends the job when it stays away: no answer ever earns 0 for
-want of a server.
+TRL's own `trl grpo` cannot resume from a checkpoint, read a data file by its path or use a reward
+server. This program needs only TRL (1.0 or newer), not the agent. Every process requests the
+rewards of its own answers, retries with growing pauses, and ends the job if the server stays away:
+no answer gets 0 because of a missing server.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ if TYPE_CHECKING:
 
 _SETTINGS_WRONG = 78
 _AT_ONCE = 64
-"""Answers in one request: a server that needs a second for each still replies in time."""
+"""Answers per request: a server that takes a second for each still replies in time."""
 _REQUEST_SECONDS = 180.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _LATER = {408, 425, 429}
-"""Refusals that ask for patience; any other 4xx says that the request itself is wrong."""
+"""Statuses to retry after; any other 4xx means that the request is wrong."""
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
 class RewardError(RuntimeError):
-    """Why there are no rewards: the server is gone, refuses, or replies something else."""
+    """Why there are no rewards: no server, a refusal, or an invalid reply."""
 
 
-class SetupError(Exception):
-    """What is wrong with the arguments, the data or the checkpoints."""
+class TrainerSetupError(Exception):
+    """An error in the arguments, the data or the checkpoints."""
 
 
 def parser() -> argparse.ArgumentParser:
@@ -84,18 +83,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train to the end, or say why not."""
+    """Train to the end, or exit with the reason."""
     options = parser().parse_args(argv)
     try:
         _record(train)(options)
-    except SetupError as error:
+    except TrainerSetupError as error:
         print(f"trl_grpo: {error}", file=sys.stderr)
         return _SETTINGS_WRONG
     return 0
 
 
 def train(options: argparse.Namespace) -> None:
-    """Load, resume and train; the model of the end lies in the checkpoints' folder, as `model`."""
+    """Load, resume and train; the final model is in the checkpoints' folder as `model`."""
     from transformers import PrinterCallback  # noqa: PLC0415 - seconds that --help need not take
     from trl import GRPOTrainer  # noqa: PLC0415 - as above
 
@@ -112,9 +111,9 @@ def train(options: argparse.Namespace) -> None:
     )
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(_told_each_step())
-    said = f"going on from {last}" if last else "no checkpoint yet: from step 0"
+    start = f"going on from {last}" if last else "no checkpoint yet: from step 0"
     if trainer.accelerator.is_main_process:
-        print(f"{said}, {config.world_size} processes", flush=True)
+        print(f"{start}, {config.world_size} processes", flush=True)
     trainer.train(resume_from_checkpoint=last)
     trainer.save_model(str(Path(options.checkpoints) / "model"))
 
@@ -146,21 +145,23 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         fields |= {"use_vllm": True, "vllm_mode": "colocate"}
         fields |= {"vllm_tensor_parallel_size": options.vllm_tensor_parallel_size}
     if options.wandb and importlib.util.find_spec("wandb") is None:
-        raise SetupError("W&B is wanted and not installed: pip install wandb, or leave out --wandb")
+        raise TrainerSetupError(
+            "W&B is wanted and not installed: pip install wandb, or leave out --wandb"
+        )
     fields |= further(options.config, {field.name for field in dataclasses.fields(GRPOConfig)})
     try:
         return GRPOConfig(**fields)
     except ValueError as error:
-        raise SetupError(f"GRPOConfig: {error}") from error
+        raise TrainerSetupError(f"GRPOConfig: {error}") from error
 
 
 def further(pairs: Sequence[str], known: set[str]) -> dict[str, Any]:
-    """Read `NAME=VALUE …`, each value as JSON where it is that, else as text."""
+    """Parse `NAME=VALUE …`; a value is JSON if valid, else text."""
     read: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or name not in known:
-            raise SetupError(f"--config {pair}: expected NAME=VALUE, a field of GRPOConfig")
+            raise TrainerSetupError(f"--config {pair}: expected NAME=VALUE, a field of GRPOConfig")
         try:
             read[name] = json.loads(text)
         except ValueError:
@@ -169,12 +170,12 @@ def further(pairs: Sequence[str], known: set[str]) -> dict[str, Any]:
 
 
 def prompts_of(options: argparse.Namespace, data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
-    """Load data and call their prompt what TRL calls it."""
+    """Load the data and rename the prompt column for TRL."""
     rows = _load(data, split)
     wanted = [key for key in (options.prompt_key, options.label_key) if key]
     missing = [key for key in wanted if key not in rows.column_names]
     if missing:
-        raise SetupError(
+        raise TrainerSetupError(
             f"{data} has no column {' and no '.join(missing)}, only "
             f"{', '.join(rows.column_names)}: name them by --prompt-key and --label-key ('' for no "
             "answers)"
@@ -194,7 +195,7 @@ def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
     path = Path(data)
     if path.suffix in _FILES:
         if not path.is_file():
-            raise SetupError(f"{data} is no file here, on {os.uname().nodename}")
+            raise TrainerSetupError(f"{data} is no file here, on {os.uname().nodename}")
         return load_dataset(_FILES[path.suffix], data_files=data, split="train")
     if (path / "state.json").is_file():
         return load_from_disk(data)
@@ -202,10 +203,10 @@ def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
 
 
 def _told_each_step() -> Any:  # noqa: ANN401 - a TrainerCallback
-    """Return what prints a line a step; all else is in the checkpoints' state, and in W&B."""
+    """Return a callback that prints one line per step."""
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
-    class Told(TrainerCallback):  # type: ignore[misc]  # transformers is not there to be looked at
+    class StepPrinter(TrainerCallback):  # type: ignore[misc]  # transformers is not installed for mypy
         def on_log(
             self,
             _args: object,
@@ -225,11 +226,11 @@ def _told_each_step() -> Any:  # noqa: ANN401 - a TrainerCallback
                         flush=True,
                     )
 
-    return Told()
+    return StepPrinter()
 
 
 def last_checkpoint(folder: Path) -> str | None:
-    """Return the newest checkpoint that was written to its end: the state is written last."""
+    """Return the newest complete checkpoint; its state file is written last."""
     found = []
     for path in folder.glob("checkpoint-*"):
         number = re.fullmatch(r"checkpoint-(\d+)", path.name)
@@ -246,7 +247,7 @@ def _is_whole(checkpoint: Path) -> bool:
 
 
 def agreed(last: str | None) -> str | None:
-    """Return the checkpoint that every process sees; raises SetupError where they differ."""
+    """Return the checkpoint that every process sees; raise TrainerSetupError if they differ."""
     from torch import distributed  # noqa: PLC0415 - as above
 
     if not distributed.is_initialized():
@@ -255,7 +256,7 @@ def agreed(last: str | None) -> str | None:
     distributed.all_gather_object(seen, last)
     if len(set(seen)) == 1:
         return last
-    raise SetupError(
+    raise TrainerSetupError(
         f"process 0 sees {seen[0] or 'no checkpoint'} and others "
         f"{' and '.join(sorted({str(one or 'none') for one in seen[1:]} - {seen[0]}))}: "
         "--checkpoints must be a folder on a disk that all nodes share"
@@ -263,7 +264,7 @@ def agreed(last: str | None) -> str | None:
 
 
 class Rewards:
-    """A reward function for TRL that asks a server."""
+    """A reward function for TRL that queries a server."""
 
     __name__ = "server"
 
@@ -280,7 +281,7 @@ class Rewards:
         completions: Sequence[Any],
         **columns: Any,  # noqa: ANN401 - what the data's columns hold
     ) -> list[float]:
-        """Return a reward for each answer; raises RewardError where they cannot be had."""
+        """Return a reward for each answer; raise RewardError on failure."""
         asked = [_text(prompt) for prompt in prompts]
         texts = [p + _text(c) for p, c in zip(asked, completions, strict=True)]
         labels = columns.get(self._label_key) if self._label_key else None
@@ -322,17 +323,17 @@ class Rewards:
             with self._opener.open(posted, timeout=seconds) as reply:
                 return _rewards(reply.read(), len(request["query"]), self._url)
         except urllib.error.HTTPError as error:
-            said = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
+            text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
             if error.code < 500 and error.code not in _LATER:
-                raise RewardError(f"{self._url} refuses to score: {said}") from error
-            raise _BusyError(said, error.headers.get("Retry-After", "")) from error
+                raise RewardError(f"{self._url} refuses to score: {text}") from error
+            raise _BusyError(text, error.headers.get("Retry-After", "")) from error
 
 
 class _BusyError(Exception):
-    """What a server said that may reply later, and how long it wants to be left alone."""
+    """A temporary failure of the server, and the seconds it asks to wait."""
 
-    def __init__(self, said: str, retry_after: str) -> None:
-        super().__init__(said)
+    def __init__(self, text: str, retry_after: str) -> None:
+        super().__init__(text)
         self.pause = min(float(retry_after), _LONGEST_PAUSE) if retry_after.isdecimal() else 0.0
 
 
@@ -348,8 +349,8 @@ def _rewards(body: bytes, count: int, url: str) -> list[float]:
         and all(isinstance(one, (int, float)) and math.isfinite(one) for one in rewards)
     ):
         return [float(one) for one in rewards]
-    said = body[:200].decode(errors="replace")
-    raise RewardError(f"{url} replied {said!r}, and not `rewards` with {count} finite numbers")
+    text = body[:200].decode(errors="replace")
+    raise RewardError(f"{url} replied {text!r}, and not `rewards` with {count} finite numbers")
 
 
 def _text(words: Any) -> str:  # noqa: ANN401 - a text, or a chat's messages
@@ -360,7 +361,7 @@ def _text(words: Any) -> str:  # noqa: ANN401 - a text, or a chat's messages
 
 
 def _record(function: Callable[[argparse.Namespace], None]) -> Callable[..., None]:
-    """Let torchrun know by its error file which error was the first."""
+    """Write the first error to torchrun's error file."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return function
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above

@@ -1,12 +1,11 @@
-"""verl's custom reward function that asks a reward server: it stands on its own, beside aiohttp.
+"""verl's custom reward function that queries a reward server; needs only aiohttp.
 
 verl loads this file by its path on every node where it scores, and awaits `compute_score` for each
-answer. A server that is busy, restarting or gone is asked again, with growing pauses, until
-`within` seconds are over; then the error ends the job. No answer is ever given 0 for want of a
-server.
+answer. Requests are retried with growing pauses for `within` seconds; then the error ends the job.
+No answer gets 0 because of a missing server.
 
-Its keywords are `reward_kwargs` of verl's configuration: `url`, and where wanted `within` (seconds)
-and `parallel` (requests at once of each process).
+Its keywords are `reward_kwargs` of verl's configuration: `url`, and optionally `within` (seconds)
+and `parallel` (concurrent requests of each process).
 """
 
 from __future__ import annotations
@@ -29,11 +28,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _LONGEST_RETRY_AFTER = 30.0
 _WRONG_REPLIES = 3
 _LATER = {408, 425, 429}
-"""Refusals that ask for patience; any other 4xx says that the request itself is wrong."""
+"""Statuses to retry after; any other 4xx means that the request is wrong."""
 
 
 class _NotYetError(Exception):
-    """Why there is no reward yet, and how long the server wants to be left alone."""
+    """A temporary failure, and the seconds the server asks to wait."""
 
     def __init__(self, why: str, pause: float = 0.0) -> None:
         super().__init__(why)
@@ -41,7 +40,7 @@ class _NotYetError(Exception):
 
 
 class _WrongReplyError(Exception):
-    """What is wrong with a reply, although the server meant it."""
+    """An invalid reply of the server."""
 
 
 async def compute_score(  # noqa: PLR0913 - verl's names
@@ -55,7 +54,7 @@ async def compute_score(  # noqa: PLR0913 - verl's names
     parallel: int = _PARALLEL,
     **_others: object,
 ) -> float:
-    """Return the server's reward for one answer; raises RuntimeError where it cannot be had."""
+    """Return the server's reward for one answer; raise RuntimeError on failure."""
     request: dict[str, Any] = {"query": [solution_str], "labels": [_label(ground_truth)]}
     prompt = _prompt(extra_info)
     if prompt is not None:
@@ -64,13 +63,13 @@ async def compute_score(  # noqa: PLR0913 - verl's names
 
 
 async def close() -> None:
-    """Close the connections of this event loop; for programs that end before their process."""
+    """Close the connections of this event loop, for programs whose process goes on."""
     for asker in _ASKERS.pop(asyncio.get_running_loop(), {}).values():
         await asker.close()
 
 
 def _label(truth: object) -> str | float | None:
-    """Return a ground truth as the protocol takes it: text, a number or null."""
+    """Return a ground truth for the request: text, a number or null."""
     if hasattr(truth, "tolist"):  # numpy's scalars and arrays
         truth = truth.tolist()
     if truth is None or isinstance(truth, str):
@@ -81,13 +80,13 @@ def _label(truth: object) -> str | float | None:
 
 
 def _prompt(extra_info: dict[str, Any] | None) -> str | None:
-    """Return the question, where the data set kept it beside the answer."""
+    """Return the question if the data set has it beside the answer."""
     named = ((extra_info or {}).get(name) for name in ("question", "prompt"))
     return next((text for text in named if isinstance(text, str)), None)
 
 
 class _Asker:
-    """Asks one server from one event loop: one session, so many requests at once, one patience."""
+    """Queries one server from one event loop, with limited concurrency and one retry deadline."""
 
     def __init__(self, url: str, within: float, parallel: int) -> None:
         self._url = url
@@ -96,11 +95,11 @@ class _Asker:
         # The semaphore bounds requests; a second bound inside would make connecting time out.
         self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
         self._down_since: float | None = None
-        """When the first of those requests failed since which none was answered."""
+        """When the first of the failed requests since the last success failed."""
         self._failed_last = 0.0
 
     async def ask(self, request: dict[str, Any]) -> float:
-        """Ask until there is a reward, or until the patience is over."""
+        """Retry until there is a reward, or until the deadline."""
         async with self._slots:
             loop = asyncio.get_running_loop()
             began, pause, wrong = loop.time(), _FIRST_PAUSE, 0
@@ -134,7 +133,7 @@ class _Asker:
         await self._session.close()
 
     def forget(self) -> None:
-        """Let go of a session whose event loop is closed, and cannot close it any more."""
+        """Drop a session whose event loop is closed, since it cannot be closed any more."""
         self._session.detach()
 
     async def _request(self, request: dict[str, Any], left: float) -> float:
@@ -171,15 +170,15 @@ class _Asker:
 
     def _sentence(self, what: str) -> str:
         parts = urlsplit(self._url)  # what identifies a caller stays out of logs
-        shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
+        address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return (
-            f"reward server {shown} {what}. Its log tells why (`pod-agent status` names it); "
+            f"reward server {address} {what}. Its log tells why (`pod-agent status` names it); "
             "AGENT_REWARD chooses the server"
         )
 
 
 def _retry_after(reply: aiohttp.ClientResponse) -> float:
-    """Return the seconds that a reply asks to wait; 0 where it names none, or a date."""
+    """Return the seconds of a Retry-After header; 0 without one, or for a date."""
     wish = reply.headers.get("Retry-After", "")
     return min(float(wish), _LONGEST_RETRY_AFTER) if wish.isdecimal() else 0.0
 
@@ -188,7 +187,7 @@ _ASKERS: dict[asyncio.AbstractEventLoop, dict[str, _Asker]] = {}
 
 
 def _asker(url: str, within: float, parallel: int) -> _Asker:
-    """Return what asks this server from the running event loop."""
+    """Return the client of this server in the running event loop."""
     loop = asyncio.get_running_loop()
     if loop not in _ASKERS:
         for ended in [other for other in _ASKERS if other.is_closed()]:

@@ -1,4 +1,4 @@
-"""What the bundled servers share: where they listen, how they stop, and errors as JSON."""
+"""What the bundled servers share: listening, stopping, and errors as JSON."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ SETTINGS_WRONG = 78
 _LAST_REQUESTS_SECONDS = 3.0
 
 
-class SetupError(Exception):
+class ServerSetupError(Exception):
     """Why the server cannot listen, and the remedy."""
 
 
 class BadRequestError(Exception):
-    """What is wrong with a request, naming the field."""
+    """An error in a request, naming the field."""
 
 
 def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
@@ -39,7 +39,7 @@ def error(status: int, message: str, headers: dict[str, str] | None = None) -> w
 
 
 def errors_as_json(path: str, max_body: int) -> Middleware:
-    """Return a middleware that answers in JSON where aiohttp itself would answer in text."""
+    """Return a middleware that returns aiohttp's own errors as JSON."""
 
     @web.middleware
     async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -61,7 +61,7 @@ def errors_as_json(path: str, max_body: int) -> Middleware:
 
 
 def app_of(path: str, max_body: int, answer: Handler) -> web.Application:
-    """Build an application: one path that answers, one that tells that it lives."""
+    """Build an application: one path for requests and one for health."""
     app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
     app.router.add_post(path, answer)
     app.router.add_get("/healthz", healthz)
@@ -69,7 +69,7 @@ def app_of(path: str, max_body: int, answer: Handler) -> web.Application:
 
 
 def add_place(parser: argparse.ArgumentParser, port: int, path: str, mib: int) -> None:
-    """Add where a server listens, and what it takes."""
+    """Add the arguments for listening and limits."""
     add = parser.add_argument
     add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
     add("--port", type=int, default=port, help="0 for any free one (%(default)s)")
@@ -78,7 +78,7 @@ def add_place(parser: argparse.ArgumentParser, port: int, path: str, mib: int) -
 
 
 def check_place(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """End with 2 where no server could listen so; have its hosts as a list."""
+    """Check the arguments, exit with 2 on error; split the hosts."""
     if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
         usual = parser.get_default("path")
         parser.error(f"--path: expected a path like {usual}, got {options.path!r}")
@@ -88,12 +88,12 @@ def check_place(parser: argparse.ArgumentParser, options: argparse.Namespace) ->
 
 
 async def healthz(_request: web.Request) -> web.Response:
-    """Tell that the server lives."""
+    """Report that the server runs."""
     return web.json_response({"ok": True})
 
 
 def kind_of(value: object) -> str:
-    """Name a JSON value's type, for a person."""
+    """Return the name of a JSON value's type."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "a boolean"
     if isinstance(value, (int, float)):
@@ -104,7 +104,7 @@ def kind_of(value: object) -> str:
 
 
 def hosts_of(given: Sequence[str] | None) -> list[str]:
-    """Return where to listen: each host of lists such as `10.0.0.4,127.0.0.1`."""
+    """Return the hosts to listen on, from lists such as `10.0.0.4,127.0.0.1`."""
     hosts = [h.strip() for one in given or ["127.0.0.1"] for h in one.split(",")]
     anywhere = "0.0.0.0"  # noqa: S104 # compared with, not chosen
     if anywhere in hosts:  # it holds every other IPv4 address, which could not be bound again
@@ -113,11 +113,11 @@ def hosts_of(given: Sequence[str] | None) -> list[str]:
 
 
 def run(name: str, app: web.Application, hosts: Sequence[str], port: int, path: str) -> int:
-    """Serve until told to stop: 0 then, 78 where it cannot listen."""
+    """Serve until SIGTERM: 0 then, 78 if it cannot listen."""
     logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
     try:
         asyncio.run(_serve(name, app, hosts, port, path))
-    except SetupError as problem:
+    except ServerSetupError as problem:
         print(f"{name}: {problem}", file=sys.stderr)
         return SETTINGS_WRONG
     return 0
@@ -126,7 +126,7 @@ def run(name: str, app: web.Application, hosts: Sequence[str], port: int, path: 
 async def _serve(
     name: str, app: web.Application, hosts: Sequence[str], port: int, path: str
 ) -> None:
-    """Listen on every host until SIGTERM or SIGINT, then finish what was begun."""
+    """Listen on every host until SIGTERM or SIGINT, then finish open requests."""
     stop = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -143,7 +143,7 @@ async def _serve(
             try:
                 await web.TCPSite(runner, host, port).start()
             except OSError as problem:
-                raise SetupError(_why_not(problem, host, port)) from None
+                raise ServerSetupError(_why_not(problem, host, port)) from None
             port = port or runner.addresses[-1][1]  # 0: any free one, but the same everywhere
             urls.append(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
         print(f"{name} listening on {', '.join(urls)}", file=sys.stderr, flush=True)
@@ -167,6 +167,6 @@ def _why_not(problem: OSError, host: str, port: int) -> str:
 
 
 def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
+    """Return whether an error is a bug, and not a disconnect or invalid HTTP of a peer."""
     problem = record.exc_info[1] if record.exc_info else None
     return not isinstance(problem, (HttpProcessingError, ConnectionError))

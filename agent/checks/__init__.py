@@ -1,18 +1,10 @@
-"""Preflight: whether this machine can do what was asked, each answer with its remedy."""
+"""The preflight checks of a machine; each finding has a remedy."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.checks import (
-    gpu_checks,
-    limit_checks,
-    machine_checks,
-    network_checks,
-    ray_checks,
-    torch_checks,
-    wandb_checks,
-)
+from agent.checks import gpu, machine, network, ray, recipe
 from agent.checks.finding import Finding, Level
 from agent.settings.jobs import launcher
 
@@ -20,93 +12,98 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from agent.node.facts import Facts
-    from agent.settings import Settings
+    from agent.settings.model import Settings
     from agent.topology.resolve import Topology
 
     Check = Callable[[Facts, Settings, Topology], Finding]
 
-__all__ = ["CHECKS", "NAMES", "Finding", "Level", "about_names", "examine"]
+__all__ = ["CHECKS", "NAMES", "Finding", "Level", "misspelling_findings", "run_checks"]
 
 NAMES = "names"
 
 CHECKS: tuple[Check, ...] = (
-    ray_checks.ray_installed,
-    ray_checks.plain_path,
-    ray_checks.token,
-    ray_checks.private_bind,
-    ray_checks.node_address,
-    ray_checks.debugger,
-    machine_checks.open_files,
-    machine_checks.shared_memory,
-    machine_checks.disk,
-    limit_checks.inodes,
-    machine_checks.temp_dir,
-    limit_checks.cores,
-    limit_checks.memory,
-    limit_checks.processes,
-    limit_checks.clock,
-    machine_checks.gpus,
-    gpu_checks.driver_lets_in,
-    machine_checks.visible_devices,
-    gpu_checks.chosen_gpus,
-    gpu_checks.driver_knows_them,
-    network_checks.named_interfaces,
-    network_checks.proxies,
-    network_checks.leftovers,
-    wandb_checks.key_shape,
-    network_checks.given_away_ports,
-    machine_checks.free_ports,
+    ray.ray_installed,
+    ray.plain_path,
+    ray.ray_token,
+    ray.ray_bind,
+    ray.node_address,
+    ray.debugger,
+    machine.open_files,
+    machine.shared_memory,
+    machine.disk,
+    machine.inodes,
+    machine.temp_dir,
+    machine.cores,
+    machine.memory,
+    machine.processes,
+    machine.clock,
+    machine.gpus,
+    gpu.driver_access,
+    machine.visible_devices,
+    gpu.chosen_gpus,
+    gpu.gpu_health,
+    network.named_interfaces,
+    network.proxies,
+    network.leftovers,
+    recipe.wandb_key,
+    network.ephemeral_ports,
+    machine.free_ports,
 )
 
 
-OF_OUR_RAY = {
-    machine_checks.open_files,
-    machine_checks.shared_memory,
-    machine_checks.disk,
-    limit_checks.inodes,
-    machine_checks.temp_dir,
-    limit_checks.cores,
-    limit_checks.memory,
-    limit_checks.processes,
-    machine_checks.gpus,
-    gpu_checks.driver_lets_in,
-    machine_checks.visible_devices,
-    gpu_checks.chosen_gpus,
-    gpu_checks.driver_knows_them,
-    network_checks.named_interfaces,
-    network_checks.given_away_ports,
-    ray_checks.debugger,
-    ray_checks.plain_path,
+OWN_RAY_CHECKS = {
+    machine.open_files,
+    machine.shared_memory,
+    machine.disk,
+    machine.inodes,
+    machine.temp_dir,
+    machine.cores,
+    machine.memory,
+    machine.processes,
+    machine.gpus,
+    gpu.driver_access,
+    machine.visible_devices,
+    gpu.chosen_gpus,
+    gpu.gpu_health,
+    network.named_interfaces,
+    network.ephemeral_ports,
+    ray.debugger,
+    ray.plain_path,
 }
-"""Checks of what only a Ray that is started here needs of its machine."""
+"""Checks that apply only where the agent starts Ray itself."""
 
 
-BY_TORCHRUN: dict[Check, Check] = {
-    ray_checks.ray_installed: torch_checks.torch_installed,
-    ray_checks.token: torch_checks.token,
-    ray_checks.private_bind: torch_checks.private_bind,
+TORCHRUN_REPLACEMENTS: dict[Check, Check] = {
+    ray.ray_installed: ray.torch_installed,
+    ray.ray_token: ray.torchrun_token,
+    ray.ray_bind: ray.torchrun_bind,
 }
-"""What is checked instead, where torchrun starts the job and no Ray runs."""
-OF_RAY_ALONE = {
-    *(ray_checks.plain_path, ray_checks.debugger, machine_checks.temp_dir),
-    *(limit_checks.cores, network_checks.given_away_ports, network_checks.leftovers),
+"""Checks and what replaces them where torchrun starts the job, without Ray."""
+RAY_ONLY_CHECKS = {
+    *(ray.plain_path, ray.debugger, machine.temp_dir),
+    *(machine.cores, network.ephemeral_ports, network.leftovers),
 }
+"""Checks that do not apply where torchrun starts the job."""
 
 
-def examine(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
-    """Run every check that means something on this node."""
+def run_checks(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
+    """Run every check that applies to this node."""
     if topology.is_idle:
         return ()
-    skipped = OF_OUR_RAY if topology.given_ray is not None else set()
+    skipped = OWN_RAY_CHECKS if topology.given_ray is not None else set()
     if launcher(settings, None) == "torchrun":
-        checks = [BY_TORCHRUN.get(check, check) for check in CHECKS if check not in OF_RAY_ALONE]
+        checks = [
+            TORCHRUN_REPLACEMENTS.get(check, check)
+            for check in CHECKS
+            if check not in RAY_ONLY_CHECKS
+        ]
         return tuple(check(facts, settings, topology) for check in checks)
-    preflight = () if settings.preflight is None else (torch_checks.for_preflight,)
+    preflight = () if settings.preflight is None else (ray.preflight_torch,)
     wanted = [check for check in CHECKS if check not in skipped]
     return tuple(check(facts, settings, topology) for check in (*wanted, *preflight))
 
 
-def about_names(slips: tuple[str, ...]) -> tuple[Finding, ...]:
-    """Warn of variables whose names are nearly ours: other tools may own them."""
+def misspelling_findings(misspelled: tuple[str, ...]) -> tuple[Finding, ...]:
+    """Warn of variables that are probably misspelled; another tool may use them."""
     remedy = "Correct it, unless it belongs to another tool"
-    return tuple(Finding(NAMES, Level.WARN, slip, remedy) for slip in slips)
+    return tuple(Finding(NAMES, Level.WARN, sentence, remedy) for sentence in misspelled)

@@ -1,13 +1,13 @@
-"""Whether the nodes of a run agree: what differs, on whom, and whether that breaks the run."""
+"""Compares the nodes of a run: versions, variables, GPUs and clocks."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base.text import listed
 from agent.base.value import dataclass
-from agent.base.words import listed
 from agent.checks.finding import Finding, Level
-from agent.node.libraries import CUDA, NCCL, TORCH
+from agent.node.pythons import CUDA, NCCL, TORCH
 from agent.node.variables import DEBUGGER, INTERFACES, is_compared
 
 if TYPE_CHECKING:
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     Nodes = Sequence[tuple[str, Facts]]
     """Name and facts of each node, the head's first."""
 
-CLOCKS_APART = 5.0
-"""A hello may be on its way for three seconds; what is more is the clock's."""
+MAX_CLOCK_DIFFERENCE = 5.0
+"""In seconds: a hello may take three, a larger difference comes from the clock."""
 _MOST_NAMED = 4
 _LONGEST_VALUE = 80
 _ABSENT = "not installed"
@@ -28,10 +28,10 @@ _ONE_IMAGE = "Use one image on all nodes"
 
 
 def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding, ...]:
-    """Compare the nodes of a run; return a finding for each thing in which they differ.
+    """Compare the nodes of a run; return a finding for each difference.
 
-    What would break the run is a failure: versions, the debugger, interfaces of different
-    networks. Libraries of the images count less where the job brings its own.
+    Differences that break the run fail: versions, the debugger, interfaces of different networks.
+    Different libraries only warn where the job brings its own.
     """
     if len(nodes) < 2:
         return ()
@@ -44,17 +44,14 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
     )
 
 
-# --- versions ------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class _Library:
-    """A library, and how much it matters that all have the same version."""
+    """A library to compare, and the level of a difference."""
 
     name: str
     level: Level = Level.FAIL
     needs_gpu: bool = False
-    """True where nodes without GPUs have no use for it while others have some."""
+    """True if nodes without GPUs are left out, where other nodes have GPUs."""
 
 
 _LIBRARIES = (
@@ -79,28 +76,25 @@ def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
         asked = with_gpus if library.needs_gpu and with_gpus else nodes
         values = [(name, _version(facts, library.name)) for name, facts in asked]
         versions = {value for _, value in values if value != _ABSENT}
-        certain = len(versions) > 1 and not brings_libraries  # one that lacks it may not need it
+        certain = len(versions) > 1 and not brings_libraries  # a node without it may not need it
         level = library.level if certain else Level.WARN
         yield from _finding(library.name, values, level, _ONE_IMAGE)
     yield from _differing("image", nodes, lambda f: f.outfit.image, Level.WARN, _ONE_IMAGE)
 
 
 def _version(facts: Facts, name: str) -> str:
-    """Return a library's version; torch's without what it was built for, which is told apart."""
+    """Return a library's version; torch's without its build tag, which is compared by itself."""
     found = facts.ray.libraries.get(name, _ABSENT)
-    if name == TORCH and facts.torch is not None:  # torchrun's, which may live in another Python
+    if name == TORCH and facts.torch is not None:  # torchrun's Python may be another one
         found = facts.torch.version or _ABSENT
     return found.partition("+")[0] if name == TORCH else found
 
 
-# --- variables -----------------------------------------------------------------------------------
-
-
 def _interfaces(nodes: Nodes) -> Iterator[Finding]:
-    """Compare which interface the user named for NCCL and Gloo.
+    """Compare the interfaces that the user set for NCCL and Gloo.
 
-    Machines may name the interfaces of one network differently. A node that has the interface
-    which most others use, and yet is to use another one, is on another network.
+    Machines may name the interfaces of one network differently. A node that has the usual
+    interface, but is set to another one, uses another network.
     """
     for name in INTERFACES:
         values = [(node, facts.variables.get(name, _UNSET)) for node, facts in nodes]
@@ -115,7 +109,7 @@ def _interfaces(nodes: Nodes) -> Iterator[Finding]:
 
 
 def _has_interface(facts: Facts, value: str) -> bool:
-    """Say whether a node has an interface that NCCL's words mean: by the beginning of its name."""
+    """Return whether a node has an interface that NCCL's value matches, by its prefix."""
     if value.startswith("^"):
         return False
     words = [word for word in value.lstrip("=").split(",") if word]
@@ -135,39 +129,33 @@ def _variables(nodes: Nodes) -> Iterator[Finding]:
         yield from _finding(name, values, Level.WARN, f"Set the same {name} on all nodes")
 
 
-# --- machines ------------------------------------------------------------------------------------
-
-
 def _machines(nodes: Nodes) -> Iterator[Finding]:
     counts = [(name, str(facts.gpus or "none")) for name, facts in nodes]
-    remedy = "Take nodes of one kind, or a job that uses uneven ones"
+    remedy = "Use nodes of one kind, or a job that supports different ones"
     yield from _finding("GPUs", counts, Level.WARN, remedy)
     models = [
         (name, listed(facts.outfit.gpu_models)) for name, facts in nodes if facts.outfit.gpu_models
     ]
-    slowest = "Take nodes of one kind: all wait for the slowest, and the smallest memory counts"
+    slowest = "Use nodes of one kind: all wait for the slowest, and the smallest memory counts"
     yield from _finding("GPU model", models, Level.WARN, slowest)
 
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
     off = {name: facts.outfit.clock_ahead or 0.0 for name, facts in nodes}
-    told = [
+    differences = [
         f"{abs(round(ahead))} s {'ahead of' if ahead > 0 else 'behind'} the head's on {name}"
         for name, ahead in off.items()
-        if abs(ahead) > CLOCKS_APART
+        if abs(ahead) > MAX_CLOCK_DIFFERENCE
     ]
-    if told:
-        remedy = "Have these machines set their clocks (chrony, ntp): logs and files lie otherwise"
-        yield Finding("clock", Level.WARN, listed(_shortened(told)), remedy)
-
-
-# --- telling -------------------------------------------------------------------------------------
+    if differences:
+        remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"
+        yield Finding("clock", Level.WARN, listed(_first_names(differences)), remedy)
 
 
 def _differing(
     check: str, nodes: Nodes, value: Callable[[Facts], str], level: Level, remedy: str
 ) -> Iterator[Finding]:
-    """Compare what is known of each node; one of which it is not known agrees with all."""
+    """Compare a value of each node; nodes without a value are left out."""
     known = [(name, value(facts)) for name, facts in nodes]
     yield from _finding(check, [(name, one) for name, one in known if one], level, remedy)
 
@@ -177,11 +165,11 @@ def _finding(
 ) -> Iterator[Finding]:
     groups = _groups(values)
     if len(groups) > 1:
-        yield Finding(check, level, _told(groups), remedy)
+        yield Finding(check, level, _differences(groups), remedy)
 
 
 def _groups(values: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
-    """Return who has which value, the odd one first; of two alike in number the head is right."""
+    """Return each value with its nodes, the rarest first and the head's last among equals."""
     found: dict[str, list[str]] = {}
     for name, value in values:
         found.setdefault(value, []).append(name)
@@ -189,14 +177,14 @@ def _groups(values: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
     return sorted(found.items(), key=lambda group: (len(group[1]), group[0] == head, group[0]))
 
 
-def _told(groups: list[tuple[str, list[str]]]) -> str:
+def _differences(groups: list[tuple[str, list[str]]]) -> str:
     *odd, (usual, others) = groups
-    parts = [f"{_short(value)} on {listed(_shortened(names))}" for value, names in odd]
+    parts = [f"{_short(value)} on {listed(_first_names(names))}" for value, names in odd]
     rest = others[0] if len(others) == 1 else f"the {len(others)} others"
     return ", ".join([*parts, f"{_short(usual)} on {rest}"])
 
 
-def _shortened(names: list[str]) -> list[str]:
+def _first_names(names: list[str]) -> list[str]:
     more = len(names) - _MOST_NAMED
     return names if more <= 0 else [*names[:_MOST_NAMED], f"{more} more"]
 

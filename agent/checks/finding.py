@@ -1,18 +1,21 @@
-"""What a check says: fine, doubtful or impossible, and the remedy."""
+"""The result of a check, and the findings of many nodes in one table."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base.text import listed
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from agent.base.ranges import Required
 
 
 class Level(str, Enum):
-    """How much a finding weighs."""
+    """The severity of a finding."""
 
     OK = "ok"
     WARN = "warn"
@@ -21,7 +24,7 @@ class Level(str, Enum):
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's word on this machine."""
+    """The result of one check on this machine."""
 
     check: Required
     level: Level
@@ -29,5 +32,43 @@ class Finding:
     remedy: str = ""
 
     def sentence(self) -> str:
-        """Say the finding and its remedy in one line."""
+        """Return the finding and its remedy in one line."""
         return f"{self.check}: {self.what}" + (f". {self.remedy}" if self.remedy else "")
+
+
+_ORDER = (Level.FAIL, Level.WARN, Level.OK)
+_MOST_NAMED = 4
+
+
+@dataclass(frozen=True)
+class FindingRow:
+    """One finding and the nodes that have it."""
+
+    finding: Finding
+    nodes: tuple[str, ...]
+
+
+def group_findings(found: Iterable[tuple[str, Sequence[Finding]]]) -> tuple[FindingRow, ...]:
+    """Group the findings of nodes into rows: the worst first, then in the order of the checks.
+
+    Findings at level OK are one row per check, whatever their text.
+    """
+    rows: dict[tuple[str, ...], tuple[Finding, list[str]]] = {}
+    places: dict[str, int] = {}
+    for node, findings in found:
+        for one in findings:
+            places.setdefault(one.check, len(places))
+            texts = () if one.level is Level.OK else (one.what, one.remedy)
+            rows.setdefault((one.check, one.level.value, *texts), (one, []))[1].append(node)
+    ordered = sorted(
+        rows.values(), key=lambda row: (_ORDER.index(row[0].level), places[row[0].check])
+    )
+    return tuple(FindingRow(one, tuple(nodes)) for one, nodes in ordered)
+
+
+def node_list(nodes: Sequence[str], count: int) -> str:
+    """List the nodes of a row; `count` is the number of all nodes."""
+    if len(nodes) == count:
+        return "all nodes" if count > 1 else nodes[0]
+    more = len(nodes) - _MOST_NAMED
+    return listed(nodes if more <= 0 else [*nodes[:_MOST_NAMED], f"{more} more"])

@@ -1,1 +1,1 @@
-"""The agent's own port: what nodes tell each other, and what a person can look at."""
+"""The agent's port: reports between nodes, and status, page and metrics for users."""

@@ -1,47 +1,174 @@
-"""`status`: ask this node's agent, and through it the head's, and show the answer."""
+"""Client of the agent's port for the command line: find the head, its status and events."""
 
 from __future__ import annotations
 
+import http.client
 import json
 import sys
+import threading
+import time
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.base.addresses import in_url
 from agent.base.ports import port_map
-from agent.base.words import all_escaped
-from agent.control.http import ask
+from agent.base.text import all_escaped, escaped, in_url
+from agent.base.value import dataclass
+from agent.node.limits import starting
+from agent.record import run_folder
 from agent.settings import load
 from agent.topology.platforms import port_base
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     from agent.base.ports import PortBase
-    from agent.settings import Settings
-
-STRANGE = (KeyError, TypeError, ValueError, AttributeError)
-"""What comes of a status that no agent of this version tells."""
-OF_ANOTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
-_NO_AGENT = "whatever listens there is no agent"
+    from agent.control.view import Status
+    from agent.settings.model import Settings
 
 
-def show(environ: Mapping[str, str], *, as_json: bool) -> int:
+REQUEST_LIMIT = 5.0
+MAX_BODY = 16 << 20
+"""The status of 5,000 nodes fits."""
+_CHUNK = 1 << 20
+
+UNKNOWN_FORMAT_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
+"""Errors of reading a status of another version."""
+OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
+_NOT_AN_AGENT = "whatever listens there is no agent"
+POLL_INTERVAL = 1.0
+"""Seconds between two requests where `/events` cannot be used."""
+_STREAM_TIMEOUT = 12.0
+"""A stream sends a status every 5 s at least."""
+_DATA_PREFIX = b"data: "
+
+
+@dataclass(frozen=True)
+class HttpAnswer:
+    """An HTTP status and body, or 0 and a sentence why there is none."""
+
+    status: int
+    body: bytes = b""
+    evidence: str = ""
+
+
+def ask(
+    url: str,
+    token: str | None = None,
+    limit: float = REQUEST_LIMIT,
+    *,
+    largest: int = MAX_BODY,
+    post: bool = False,
+) -> HttpAnswer:
+    """Send one request; `limit` is its total time in seconds."""
+    found: list[HttpAnswer] = []
+
+    def work() -> None:
+        found.append(_ask(url, token, limit, largest, "POST" if post else "GET"))
+
+    # A socket's timeout starts again with each byte received; a thread can be abandoned.
+    thread = threading.Thread(target=work, name=f"ask {url}", daemon=True)
+    with starting("a request"):
+        thread.start()
+    thread.join(limit)
+    return found[0] if found else HttpAnswer(0, evidence=f"no answer within {limit:g} s")
+
+
+def _ask(url: str, token: str | None, limit: float, largest: int, method: str) -> HttpAnswer:
+    import requests  # noqa: PLC0415 - it costs 0.1 s, which only one-shot questions pay
+    from urllib3.exceptions import HTTPError  # noqa: PLC0415 - what reading a body raises
+
+    # the node checks the Host header of browsers; any name may lead there
+    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", "Host": "localhost"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    if method == "POST":
+        headers["Content-Type"] = "application/json"
+    try:
+        with requests.Session() as session:
+            # no netrc entry may replace our header, no proxy receive the request
+            session.trust_env = False
+            reply = session.request(
+                method, url, headers=headers, timeout=limit, allow_redirects=False, stream=True
+            )
+            body = b""
+            while len(body) <= largest and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
+                body += chunk
+    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+        return HttpAnswer(0, evidence=_error_text(error, limit))
+    if len(body) > largest:
+        return HttpAnswer(0, evidence=f"an answer of more than {largest} bytes")
+    return HttpAnswer(reply.status_code, body)
+
+
+def _error_text(error: BaseException, limit: float) -> str:
+    """Return the innermost error's text; requests wraps it several times."""
+    import requests  # noqa: PLC0415 - imported by then
+
+    if isinstance(error, requests.Timeout):
+        return f"no answer within {limit:g} s"
+    cause: BaseException | None = error
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()
+        inner = [a for a in (*cause.args, getattr(cause, "reason", None)) if _is_error(a)]
+        cause = next(iter(inner), None) or cause.__cause__ or cause.__context__
+    return str(error) or type(error).__name__
+
+
+def _is_error(value: object) -> bool:
+    return isinstance(value, BaseException)
+
+
+def local_keys(settings: Settings, log_root: Path) -> list[str]:
+    """Return the credentials to try: the token if set, else the control keys in the log folder."""
+    token = settings.ray_auth_token
+    return [token.reveal()] if token is not None else [*run_folder.keys_in(log_root)]
+
+
+def ask_with_key(url: str, settings: Settings, log_root: Path, *, post: bool = False) -> HttpAnswer:
+    """Send a request with each local credential until one is accepted."""
+    answer = HttpAnswer(0, evidence="no key to the head's port lies here")
+    for key in local_keys(settings, log_root):
+        answer = ask(url, key, post=post)
+        if answer.status != 401:
+            break
+    return answer
+
+
+def failure_reason(answer: HttpAnswer, what_is_done: str) -> str:
+    """Return why a head refused; `what_is_done` is a clause such as `a run is stopped`."""
+    if not answer.status or answer.status in {401, 403}:
+        what = answer.evidence or "it asks for proof"
+        return (
+            f"{what}; without RAY_AUTH_TOKEN {what_is_done} from its head's node alone, by the "
+            "user whose agent it is and with the same AGENT_LOG_DIR"
+        )
+    try:
+        return escaped(str(json.loads(answer.body)["error"]))
+    except (ValueError, KeyError, TypeError):
+        return f"it answered {answer.status}"
+
+
+def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print the head's status; 69 if no head answers."""
     found = find_head(environ)
     if found is None:
         return 69
     status = found.status
     try:
-        text = json.dumps(status) if as_json else as_text(status)
-    except STRANGE:
-        print(OF_ANOTHER_VERSION, file=sys.stderr)
+        text = json.dumps(status) if as_json else status_text(status)
+    except UNKNOWN_FORMAT_ERRORS:
+        print(OTHER_VERSION, file=sys.stderr)
         return 69
     print(text, flush=True)
     return 0
 
 
-def is_live(environ: Mapping[str, str]) -> int:
-    """Ask this node's own agent whether it lives, as a container's health check does; else 69."""
+def check_live(environ: Mapping[str, str]) -> int:
+    """Health check of this node's agent: 0 if it answers, else 69."""
     settings = load(environ).settings
     where = f"127.0.0.1:{_own_port(settings, port_base(environ, settings))}"
     answer = ask(f"http://{where}/livez")
@@ -53,7 +180,7 @@ def is_live(environ: Mapping[str, str]) -> int:
 
 
 class FoundHead(NamedTuple):
-    """A head that answers: its status, its host and port, and this node's settings."""
+    """A head's status, its host and port, and this node's settings."""
 
     status: dict[str, Any]
     where: str
@@ -61,9 +188,11 @@ class FoundHead(NamedTuple):
 
 
 def find_head(environ: Mapping[str, str]) -> FoundHead | None:
-    """Ask the head for its status; None where none answers, which a person is told."""
+    """Return the head and its status; prints why and returns None where none answers."""
     settings = load(environ).settings
-    status, evidence, where = _head_of(settings, _own_port(settings, port_base(environ, settings)))
+    status, evidence, where = _find_head_status(
+        settings, _own_port(settings, port_base(environ, settings))
+    )
     if status is None:
         print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
         return None
@@ -75,10 +204,10 @@ def _own_port(settings: Settings, base: PortBase) -> int:
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
 
 
-def _head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
-    """Return the head's status, or None and why; and the host and port that were asked.
+def _find_head_status(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
+    """Return the head's status, or None and why; and the host and port asked.
 
-    The agent of this node is asked first: an ssh shell has no variables that name the head.
+    This node's agent is asked first: an ssh shell lacks the variables that name the head.
     """
     where = f"127.0.0.1:{port}"
     local, evidence = status_at(where, settings)
@@ -87,7 +216,7 @@ def _head_of(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str,
     if local is not None:
         named = local.get("head")
         if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
-            return None, f"{where}: {_NO_AGENT}", where
+            return None, f"{where}: {_NOT_AN_AGENT}", where
         where = f"{in_url(str(named['host']))}:{named['port']}"
     elif settings.head is not None:
         where = f"{in_url(settings.head)}:{port}"
@@ -115,11 +244,11 @@ def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, st
         data = None
     if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
         return data, ""
-    return None, f"{where}: {_NO_AGENT}"
+    return None, f"{where}: {_NOT_AN_AGENT}"
 
 
-def as_text(status: Mapping[str, Any]) -> str:
-    """Render a status for a person."""
+def status_text(status: Mapping[str, Any]) -> str:
+    """Format a status as text."""
     job = status.get("job") or {"name": "none", "status": "none"}
     lines = [
         (
@@ -143,3 +272,59 @@ def as_text(status: Mapping[str, Any]) -> str:
     if verdict:
         lines.append(f"verdict: {verdict['kind']}: {verdict['reason']}")
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class NoStatus:
+    """The head did not answer, and why."""
+
+    reason: str
+
+
+class _NoStreamError(Exception):
+    """The head answers but offers no stream here."""
+
+
+def follow_status(
+    where: str, first: Status, settings: Settings, log_root: Path
+) -> Iterator[Status | NoStatus]:
+    """Yield each status received, and a NoStatus for each failed request."""
+    yield first
+    streams = True
+    while True:
+        try:
+            if streams:
+                yield from _stream(where, settings, log_root)
+        except _NoStreamError:
+            streams = False
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            yield NoStatus(str(error) or type(error).__name__)
+        status, why = status_at(where, settings)
+        if status is None:
+            streams = True  # the head may be restarted with another key
+            yield NoStatus(why)
+        else:
+            yield status
+        time.sleep(POLL_INTERVAL)  # for a person only; nothing waits on it
+
+
+def _stream(where: str, settings: Settings, log_root: Path) -> Iterator[Status]:
+    """Yield the statuses of a stream until it ends."""
+    for key in local_keys(settings, log_root):
+        with closing(http.client.HTTPConnection(where, timeout=_STREAM_TIMEOUT)) as connection:
+            headers = {"Host": "localhost", "Authorization": f"Bearer {key}"}
+            connection.request("GET", "/events", headers=headers)
+            answer = connection.getresponse()
+            if answer.status == 200:
+                yield from _statuses(answer)
+                return
+    raise _NoStreamError
+
+
+def _statuses(answer: http.client.HTTPResponse) -> Iterator[Status]:
+    while text := answer.readline(MAX_BODY):
+        if text.startswith(_DATA_PREFIX):
+            status = all_escaped(json.loads(text[len(_DATA_PREFIX) :]))
+            if not isinstance(status, dict):
+                raise ValueError("a status is a JSON object")
+            yield status

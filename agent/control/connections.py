@@ -1,8 +1,4 @@
-"""Connections to the agent's port: their deadlines, and how many may be open at a time.
-
-A connection is trusted once a request on it showed the token or the key, or, where there is no
-token, once the agent that reports on it was accepted. Untrusted ones are limited for each address.
-"""
+"""Connections to the agent's port: taken, limited, closed by deadline."""
 
 from __future__ import annotations
 
@@ -23,19 +19,20 @@ if TYPE_CHECKING:
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+
 HEADER_SECONDS = 10.0
 """Limit from the start of a connection to its first complete request header."""
 IDLE_SECONDS = 30.0
 """Limit from an answer to the next complete header; aiohttp's clients reuse one for 15 s only."""
-MOST = 16_384
+MAX_OPEN = 16_384
 """Limit of open connections, where half the limit of open files is more."""
-MOST_OF_A_PEER = 1024
+MAX_UNTRUSTED_PER_ADDRESS = 1024
 """Limit of untrusted connections from an address that has no trusted one.
 
 It is half the limit of all where that is less. A thousand workers may call at once from behind one
 address, and none of them is trusted before its first report is read.
 """
-_AT_ONCE = 16
+_ACCEPTED_PER_TURN = 16
 """Connections accepted in one turn of the loop, before any of them is counted."""
 _WARNING_EVERY = 60.0
 
@@ -60,9 +57,9 @@ class Connections:
 
         Return False where it has to be refused.
         """
-        most = _most()
+        most = _max_open()
         own = self._peers.get(connection.ip, _Peer({}, {}))
-        if not own.trusted and len(own.untrusted) >= min(MOST_OF_A_PEER, most // 2):
+        if not own.trusted and len(own.untrusted) >= min(MAX_UNTRUSTED_PER_ADDRESS, most // 2):
             self._close_one(own.untrusted, f"{len(own.untrusted)} of them are not authenticated")
         elif self._open >= most:
             why = f"{self._open} connections are open"
@@ -221,7 +218,9 @@ class Listener(web.BaseSite):
         assert make is not None  # noqa: S101 - aiohttp checks it as a site is made
         connections = self._app_runner.app[CONNECTIONS]
         self._serving = await asyncio.get_running_loop().create_server(
-            lambda: Connection(connections, make()), sock=self._listening, backlog=_AT_ONCE
+            lambda: Connection(connections, make()),
+            sock=self._listening,
+            backlog=_ACCEPTED_PER_TURN,
         )
         self._listening.listen(BACKLOG)  # asyncio takes one number for both
 
@@ -238,9 +237,9 @@ class Listener(web.BaseSite):
 
 
 @web.middleware
-async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
+async def suspend_deadline(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Suspend a connection's deadline while a request on it is handled."""
-    connection = _of(request)
+    connection = _connection_of(request)
     if connection is None:
         return await handler(request)
     with connection.serving():
@@ -249,18 +248,18 @@ async def timed(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 def trust(request: web.Request) -> None:
     """Note that a request was authenticated."""
-    connection = _of(request)
+    connection = _connection_of(request)
     if connection is not None:
         connection.trust()
 
 
-def _of(request: web.Request) -> Connection | None:
+def _connection_of(request: web.Request) -> Connection | None:
     """Return the connection of a request, if it is still open."""
     protocol = None if request.transport is None else request.transport.get_protocol()
     return protocol if isinstance(protocol, Connection) else None
 
 
-def _most() -> int:
+def _max_open() -> int:
     """Return the limit of open connections: the other half of the open files is the agent's."""
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return MOST if soft == resource.RLIM_INFINITY else min(MOST, soft // 2)
+    return MAX_OPEN if soft == resource.RLIM_INFINITY else min(MAX_OPEN, soft // 2)

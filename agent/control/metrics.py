@@ -1,34 +1,34 @@
-"""`/metrics`: the status in Prometheus' text format."""
+"""`/metrics`: the status in the Prometheus text format."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agent.base.latency import BOUNDS
+from agent.base.latency import LATENCY_BOUNDS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     Status = Mapping[str, Any]
     Sample = tuple[Mapping[str, object], float] | tuple[Mapping[str, object], float, str]
-    """Labels, value, and what a histogram adds to the name."""
+    """Labels, value, and the suffix of a histogram's series."""
 
 STATES = ("booting", "joined", "silent", "lost", "left")
-"""Those that a node may have; each has its sample, so that a graph of it begins at 0."""
+"""All states of a node; each has a sample, so that a graph of it starts at 0."""
 JOB_STATES = ("not submitted", "pending", "running", "succeeded", "failed", "stopped")
 _JOINED = "following the head"
 
 
 def metrics(status: Status) -> str:
-    """Render a status; what it does not tell has no sample."""
+    """Render a status; missing values have no sample."""
     lines: list[str] = []
-    for name, kind, told, samples in _families(status):
+    for name, kind, help_text, samples in _families(status):
         rows: dict[str, float] = {}
         for labels, value, *suffix in samples:
-            # two machines may share one name, and a series has one value
+            # two nodes may share a name; a series has one value
             rows.setdefault(f"{name}{''.join(suffix)}{_labels(labels)}", value)
         if rows:
-            lines += [f"# HELP {name} {told}", f"# TYPE {name} {kind}"]
+            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
             lines += [f"{series} {value:.10g}" for series, value in rows.items()]
     return "\n".join(lines) + "\n"
 
@@ -40,14 +40,14 @@ def _families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]
     )
     yield (
         *("pod_agent_uptime_seconds", "gauge", "Seconds since the agent's start."),
-        _single(status.get("seconds")),
+        _single_sample(status.get("seconds")),
     )
-    yield "pod_agent_waits", "gauge", "Things waited for.", _single(len(status["waits"]))
+    yield "pod_agent_waits", "gauge", "Things waited for.", _single_sample(len(status["waits"]))
     if status["role"] == "head":
-        yield from _of_a_head(status)
+        yield from _head_families(status)
 
 
-def _of_a_head(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+def _head_families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     nodes, services = status["nodes"], status["services"]
     yield (
         *("pod_agent_phase_seconds", "gauge", "Seconds that the head has spent in a phase."),
@@ -86,10 +86,10 @@ def _of_a_head(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]
         *("pod_agent_service_answer_seconds", "histogram", "How long a probe's answer took."),
         [sample for one in _probed(services) for sample in _histogram(one)],
     )
-    yield from _of_a_job(status)
+    yield from _job_families(status)
 
 
-def _of_a_job(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+def _job_families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
     job = status.get("job")
     if job is None:
         return
@@ -100,16 +100,16 @@ def _of_a_job(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]
     )
     yield (
         *("pod_agent_attempt", "gauge", "The number of the attempt at the job."),
-        _single(job["attempt"]),
+        _single_sample(job["attempt"]),
     )
     points = status["curve"]["points"]
     step, reward = points[-1] if points else (None, None)
-    yield "pod_agent_job_step", "gauge", "The last step that the job told of.", _single(step)
+    yield "pod_agent_job_step", "gauge", "The last step that the job told of.", _single_sample(step)
     yield (
         *("pod_agent_job_steps", "gauge", "How many steps the job is to take, where it tells."),
-        _single(status["curve"]["steps"]),
+        _single_sample(status["curve"]["steps"]),
     )
-    yield "pod_agent_job_reward", "gauge", "The mean reward of that step.", _single(reward)
+    yield "pod_agent_job_reward", "gauge", "The mean reward of that step.", _single_sample(reward)
 
 
 def _probed(services: Iterable[Status]) -> list[Status]:
@@ -119,15 +119,15 @@ def _probed(services: Iterable[Status]) -> list[Status]:
 
 def _histogram(service: Status) -> Iterator[Sample]:
     latency, name = service["latency"], service["name"]
-    so_far = 0
-    for bound, count in zip((*BOUNDS, "+Inf"), latency["counts"], strict=True):
-        so_far += count
-        yield {"service": name, "le": bound}, so_far, "_bucket"
+    cumulative = 0
+    for bound, count in zip((*LATENCY_BOUNDS, "+Inf"), latency["counts"], strict=True):
+        cumulative += count
+        yield {"service": name, "le": bound}, cumulative, "_bucket"
     yield {"service": name}, latency["total"], "_sum"
-    yield {"service": name}, so_far, "_count"
+    yield {"service": name}, cumulative, "_count"
 
 
-def _single(value: float | None) -> list[Sample]:
+def _single_sample(value: float | None) -> list[Sample]:
     return [] if value is None else [({}, value)]
 
 
@@ -155,6 +155,6 @@ def _labels(labels: Mapping[str, object]) -> str:
 
 
 def _escaped(text: object) -> str:
-    """Return a text as a label holds it; one that no encoding takes is shown by its numbers."""
+    """Return a label's value, escaped; surrogates as numbers."""
     plain = str(text).encode(errors="backslashreplace").decode()
     return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

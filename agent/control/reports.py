@@ -1,4 +1,4 @@
-"""What the head's port does with reports: one reply for all workers, and orders for each."""
+"""Handle workers' reports on the head: one reply for all, orders for each."""
 
 from __future__ import annotations
 
@@ -10,118 +10,199 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.value import dataclass
-from agent.control.protocol import LONGEST_HOLD, Bye, Hello, Reply, Report, disagreement
-from agent.control.ranks import Ranks
-from agent.control.room import LEAST, Room
-from agent.decisions.head.state import (
-    LaterHead,
-    WorkerIntroduced,
-    WorkerReplaced,
-    WorkerReported,
-)
-from agent.decisions.head.workers import Worker
-from agent.decisions.shared import Order, OrderKind
-from agent.runtime.inbox import Inbox
+from agent.control.protocol import MAX_HOLD, Bye, Hello, Reply, Report, version_disagreement
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced, WorkerReported
+from agent.decisions.values import Order, OrderKind
+from agent.runtime.waiting import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
 
-    from agent.control.aside import Aside
-    from agent.work.torchrun import Seat
+    from agent.control.protocol import WorkerStats
+    from agent.work.torchrun import ShareOrder
 
 
-Heard = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
-"""What reports may tell the head's story."""
-HELD = "held"
-_WEIGHED_WITHIN = 5.0
-_SILENT = LONGEST_HOLD + 5.0
-"""An agent that lives is heard of more often than this."""
-_MOST_AHEAD = 24 * 3600 * 1000
-"""By how many milliseconds a later head's clock, and so its epoch, may be ahead of this one's."""
+BASE_LIMIT = 256
+_DEPARTED_SHARE = 8
+"""One agent in eight may be kept after it has departed."""
+_CHECK_EVERY = 32
+_FULL_RECHECK = 1.0
+
+HELD_PHASE = "held"
+_RUN_DECISION_LIMIT = 5.0
+_SILENT_AFTER = MAX_HOLD + 5.0
+"""A running agent reports more often than this."""
+_MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000
+"""How far a later head's clock, and so its epoch, may be ahead of this one's."""
+
+
+def agent_limit(expected_workers: int) -> int:
+    """Return the most agents that a head keeps: more than ever take part in a run."""
+    return BASE_LIMIT + 2 * expected_workers
+
+
+class TooManyAgentsError(Exception):
+    """The limit of agents is reached, and none of them has departed."""
+
+
+class AgentLimit:
+    """Limits the agents that are kept: the first to depart are forgotten, unless still needed."""
+
+    def __init__(
+        self, most: int, clock: Callable[[], float], is_needed: Callable[[str], bool]
+    ) -> None:
+        self._most = most
+        self._clock = clock
+        self._is_needed = is_needed
+        self._added = 0
+        self._full_since: float | None = None
+
+    def agents_to_forget(
+        self, count: int, departed: Callable[[], Mapping[str, float]]
+    ) -> list[str]:
+        """Return the agents to forget for a new one; raises TooManyAgentsError if there are none.
+
+        `departed` returns the departed agents and the time of their last reports. It is expensive,
+        and called every 32 agents, or once a second while the limit is reached.
+        """
+        self._added += 1
+        is_full, now = count >= self._most, self._clock()
+        if not is_full and self._added % _CHECK_EVERY:
+            return []
+        if is_full and self._full_since is not None and now < self._full_since + _FULL_RECHECK:
+            raise TooManyAgentsError
+        last_reports = departed()
+        unneeded = (key for key in last_reports if not self._is_needed(key))
+        may_go = sorted(unneeded, key=last_reports.__getitem__)
+        self._full_since = now if is_full and not may_go else None
+        if self._full_since is not None:
+            raise TooManyAgentsError
+        return may_go[: max(len(may_go) - self._most // _DEPARTED_SHARE, count + 1 - self._most, 0)]
+
+
+class RankAssignment:
+    """Assigns each node of a run a rank; a node that comes back gets the same one."""
+
+    def __init__(
+        self,
+        names: Iterable[str] = (),
+        keep: Callable[[tuple[str, ...]], None] = lambda _: None,
+        most: int = 20_000,
+    ) -> None:
+        self._names = [*names]
+        """By rank, from 1 on; nodes that share a name have one entry each."""
+        self._keep = keep
+        self._most = most
+
+    def assign(
+        self,
+        name: str,
+        held: Collection[int | None],
+        taken: Callable[[], Collection[int | None]] = tuple,
+    ) -> int:
+        """Return the rank of a node; `held` are the ranks of running nodes of the same name.
+
+        Once the limit of names is reached, it is the first rank that is not `taken`.
+        """
+        for rank, other in enumerate(self._names, 1):
+            if other == name and rank not in held:
+                return rank
+        rank = len(self._names) + 1
+        if rank > self._most:
+            in_use = {*taken()}
+            rank = next(one for one in range(1, rank + 1) if one not in in_use)
+        self._names[rank - 1 : rank] = [name]
+        self._keep(tuple(self._names))
+        return rank
+
+
+ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
+"""Events that reports cause for the head's decisions."""
 
 
 @dataclass
-class _Known:
-    """One worker's agent, as this port knows it."""
+class _Agent:
+    """One worker's agent: its hello, its orders, its last report."""
 
     hello: Hello
     refusal: str
     rank: int | None = None
-    """The one that it was given, where its platform has none."""
+    """The rank assigned here, where its platform sets none."""
     orders: list[Order] = field(default_factory=list)
-    """Those that it has not taken in yet."""
+    """Orders that it has not acknowledged yet."""
     asked_logs: set[str] = field(default_factory=set)
-    """The names of logs that it was asked for and has not sent yet."""
+    """Names of logs that were ordered and not sent yet."""
     waiting: int = 0
-    """Reports of it that are held back now: while there is one, it certainly lives."""
-    heard: float = 0.0
+    """Its reports that are held now; while there is one, its agent is connected."""
+    last_report: float = 0.0
     said_goodbye: bool = False
     ip: str = ""
     sequence: int = 0
-    """The number of the last report that was taken in; 0 where its reports have none."""
+    """The number of its last report; 0 where it does not number them."""
     is_silent: bool = False
-    """True once it was told to have fallen silent, until it speaks again."""
+    """True from `mark_silent` to its next report."""
     wake: anyio.Event = field(default_factory=anyio.Event)
-    spoke: anyio.Event = field(default_factory=anyio.Event)
+    reported: anyio.Event = field(default_factory=anyio.Event)
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a worker must agree with the head about."""
+    """What must be the same on a worker as on the head."""
 
     ray: str | None
     python: str
     torch: str
     services: str
     job: str = ""
-    """The digest of a command of which every node starts its share; '' where only the head does."""
+    """The digest of a torchrun job's command; '' for other jobs."""
 
 
 class Reports:
-    """Takes reports in and hands replies out; a report may wait for the next news."""
+    """Handles reports; the reply to one may be held until the head's state changes."""
 
-    def __init__(  # noqa: PLR0913 - what it says, to whom, and what it goes by
+    def __init__(  # noqa: PLR0913 - callbacks, most with a default
         self,
         reply: Reply,
         expected: Expected,
-        tell: Callable[[Heard], None],
+        emit: Callable[[ReportEvent], None],
         clock: Callable[[], float],
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
-        ranks: Ranks | None = None,
-        on_memory: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
-        room: Room | None = None,
+        ranks: RankAssignment | None = None,
+        on_recalled_run: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
+        limit: AgentLimit | None = None,
         *,
         has_token: bool = False,
     ) -> None:
         self._reply = reply
         self._expected = expected
-        self._tell = tell
+        self._emit = emit
         self._clock = clock
         self._on_bye = on_bye
-        self._ranks = ranks or Ranks()
-        self._on_memory = on_memory
+        self._ranks = ranks or RankAssignment()
+        self._on_recalled_run = on_recalled_run
         self._has_token = has_token
-        self._room = room or Room(LEAST, clock, lambda _key: False)
-        self._weighed = anyio.Event()
-        self._broken_off: Inbox[str] = Inbox(str)
+        self._limit = limit or AgentLimit(BASE_LIMIT, clock, lambda _key: False)
+        self._run_decided = anyio.Event()
+        self._disconnected: Inbox[str] = Inbox(str)
         self._id = secrets.token_hex(8)
         self._news = anyio.Event()
-        self._known: dict[str, _Known] = {}
+        self._agents: dict[str, _Agent] = {}
         self._namesakes: dict[tuple[str, int | None], list[str]] = {}
         self._replaced: list[str] = []
-        """Agents that are no more, of which the head's story was not told yet."""
+        """Agents replaced by later ones; WorkerReplaced is not emitted yet."""
         self._report = anyio.Event()
-        self._ordered = 0
-        self._is_over = False
+        self._order_count = 0
+        self._is_closed = False
         self.logs: dict[tuple[str, str], str] = {}
         """Ends of logs that workers sent, by agent and name."""
-        self.asides: dict[str, Aside] = {}
-        """What workers told beside their word, by agent."""
+        self.worker_stats: dict[str, WorkerStats] = {}
+        """Statistics that workers sent, by agent."""
         self.byes: dict[str, Bye] = {}
-        """The last words of those that left, by agent."""
+        """Goodbyes of those that left, by agent."""
 
     def publish(self, **changed: object) -> None:
-        """Change the reply; everyone who waits for news is answered at once."""
+        """Change the reply; held reports are answered at once."""
         new = replace(self._reply, **changed)  # type: ignore[arg-type]  # names of its fields
         if new == self._reply:
             return
@@ -129,56 +210,56 @@ class Reports:
         self._news.set()
         self._news = anyio.Event()
 
-    def order(  # noqa: PLR0913 - what an order may say
+    def order(  # noqa: PLR0913 - an order's fields
         self,
         key: str,
         kind: OrderKind,
         name: str = "",
         generation: int = 1,
-        seat: Seat | None = None,
+        seat: ShareOrder | None = None,
         at: str = "",
     ) -> None:
-        """Have one worker do something; an agent that is not known any more does nothing."""
-        known = self._known.get(key)
-        if known is None:
+        """Send an order to one worker; ignored for an agent that was forgotten."""
+        agent = self._agents.get(key)
+        if agent is None:
             return
-        self._ordered += 1  # one count for all: an agent may come back as one unknown
-        known.orders.append(Order(self._id, self._ordered, kind, name, generation, seat, at))
+        self._order_count += 1  # one count for all agents, since a forgotten one may register again
+        agent.orders.append(Order(self._id, self._order_count, kind, name, generation, seat, at))
         if kind is OrderKind.SEND_LOG:
-            known.asked_logs.add(name)
-        known.wake.set()
+            agent.asked_logs.add(name)
+        agent.wake.set()
 
-    async def take(self, report: Report) -> Reply:
-        """Take one report in; answer when there is news, or when its patience ends."""
-        known = self._known.get(report.id)
-        if report.hello is not None and known is None and not self._is_over:
-            hello = report.hello.arrived(time.time())  # before anything takes its time
-            await self._weigh(hello, report.epoch)
+    async def handle(self, report: Report) -> Reply:
+        """Handle one report; reply when the head's state changes, or after the report's hold."""
+        agent = self._agents.get(report.id)
+        if report.hello is not None and agent is None and not self._is_closed:
+            hello = report.hello.with_clock_offset(time.time())  # before any delay
+            await self._wait_for_run_decision(hello, report.epoch)
             if self._is_outranked(report, hello):
                 return replace(self._reply, verdict=None)
-            known = self._known.get(report.id) or self._welcome(report.id, hello)
-        if known is None:
-            return self._to_a_stranger()
-        if self._is_outranked(report, report.hello or known.hello):
+            agent = self._agents.get(report.id) or self._register(report.id, hello)
+        if agent is None:
+            return self._reply_to_unknown()
+        if self._is_outranked(report, report.hello or agent.hello):
             return replace(self._reply, verdict=None)
-        if 0 < report.sequence <= known.sequence:  # it arrives after its successor
-            return self._answer(known)
-        self._note(known, report)
+        if 0 < report.sequence <= agent.sequence:  # it was overtaken by a later one
+            return self._reply_to(agent)
+        self._record_report(agent, report)
         obeyed = report.obeyed if report.obeyed_by == self._id else 0
-        known.orders = [order for order in known.orders if order.number > obeyed]
-        may_hold = report.hold > 0 and not known.orders and not known.refusal
+        agent.orders = [order for order in agent.orders if order.number > obeyed]
+        may_hold = report.hold > 0 and not agent.orders and not agent.refusal
         if may_hold and report.news == self._reply.news:
-            await self._hold(known, report)
-        return self._answer(known)
+            await self._hold(agent, report)
+        return self._reply_to(agent)
 
-    def _answer(self, known: _Known) -> Reply:
-        orders = () if known.refusal else tuple(known.orders)
-        return replace(self._reply, refusal=known.refusal, orders=orders, rank=known.rank)
+    def _reply_to(self, agent: _Agent) -> Reply:
+        orders = () if agent.refusal else tuple(agent.orders)
+        return replace(self._reply, refusal=agent.refusal, orders=orders, rank=agent.rank)
 
     def accepts(self, key: str) -> bool:
-        """Say whether an agent's reports are accepted."""
-        known = self._known.get(key)
-        return known is not None and not known.refusal
+        """Return whether an agent is registered and not refused."""
+        agent = self._agents.get(key)
+        return agent is not None and not agent.refusal
 
     def _is_outranked(self, report: Report, hello: Hello) -> bool:
         """Return whether a worker of this run follows a later head; emit LaterHead if it is proven.
@@ -188,25 +269,25 @@ class Reports:
         epoch, run_id = self._reply.epoch, self._reply.run_id
         if report.epoch <= epoch or hello.run_id not in {"", run_id}:
             return False
-        latest = max(epoch, int(time.time() * 1000)) + _MOST_AHEAD
+        latest = max(epoch, int(time.time() * 1000)) + _MAX_CLOCK_AHEAD_MS
         names_run = report.hello is not None and report.hello.run_id == run_id
         if self._has_token and names_run and report.epoch <= latest:
-            self._tell(LaterHead(report.epoch, f"{hello.name} follows it"))
+            self._emit(LaterHead(report.epoch, f"{hello.name} follows it"))
         return True
 
     def refuse(self, why: str) -> Reply:
-        """Answer an agent whose reports cannot be read."""
+        """Return the reply to an agent whose reports cannot be read."""
         return replace(self._reply, verdict=None, refusal=why)
 
-    def _to_a_stranger(self) -> Reply:
-        """Answer an agent that was never welcomed: nobody learns of an end that is not its own."""
-        if self._is_over:
-            return replace(self._reply, phase=HELD, verdict=None, ray_ready=False, held=True)
+    def _reply_to_unknown(self) -> Reply:
+        """Return the reply to an unregistered agent: never the verdict, which is another run's."""
+        if self._is_closed:
+            return replace(self._reply, phase=HELD_PHASE, verdict=None, ray_ready=False, held=True)
         return replace(self._reply, verdict=None, wants_hello=True)
 
-    async def _hold(self, known: _Known, report: Report) -> None:
-        known.waiting += 1
-        known.wake = anyio.Event()
+    async def _hold(self, agent: _Agent, report: Report) -> None:
+        agent.waiting += 1
+        agent.wake = anyio.Event()
         try:
             with anyio.move_on_after(report.hold):
                 async with anyio.create_task_group() as group:
@@ -216,74 +297,76 @@ class Reports:
                         group.cancel_scope.cancel()
 
                     group.start_soon(until, self._news)
-                    group.start_soon(until, known.wake)
+                    group.start_soon(until, agent.wake)
         except anyio.get_cancelled_exc_class():  # its connection broke
-            self._broken_off.put(report.id)
+            self._disconnected.put(report.id)
             raise
         finally:
-            known.waiting -= 1
+            agent.waiting -= 1
 
-    # --- who does not call any more -------------------------------------------------------------
-
-    async def broken_off(self) -> AsyncIterator[str]:
+    async def disconnected(self) -> AsyncIterator[str]:
         """Yield each agent whose connection broke while its report was held."""
         while True:
-            key = await self._broken_off.take(None)
+            key = await self._disconnected.take(None)
             if key is not None:
                 yield key
 
-    async def calls_again(self, key: str, limit: float) -> bool:
-        """Say whether an agent is heard of within so many seconds, or is no more of interest."""
-        known = self._known.get(key)
-        if known is None or known.waiting:
+    async def reports_again(self, key: str, limit: float) -> bool:
+        """Return whether an agent reports within `limit` seconds, or was forgotten."""
+        agent = self._agents.get(key)
+        if agent is None or agent.waiting:
             return True
         with anyio.move_on_after(limit):
-            await known.spoke.wait()
+            await agent.reported.wait()
             return True
         return False
 
     def overdue(self) -> list[str]:
-        """Return the agents that should have called by now, and were not told to be silent."""
-        latest = self._clock() - _SILENT
-        return [key for key, one in self._known.items() if one.heard < latest and _is_awaited(one)]
+        """Return the agents whose report is overdue and that are not marked silent."""
+        latest = self._clock() - _SILENT_AFTER
+        return [
+            key
+            for key, one in self._agents.items()
+            if one.last_report < latest and _must_report(one)
+        ]
 
     def address_of(self, key: str) -> str | None:
-        """Return where an agent is that should call; None where it need not."""
-        known = self._known.get(key)
-        return known.ip or None if known is not None and _is_awaited(known) else None
+        """Return the address of an agent that must report, else None."""
+        agent = self._agents.get(key)
+        return agent.ip or None if agent is not None and _must_report(agent) else None
 
-    def fell_silent(self, key: str) -> bool:
-        """Note that an agent does not answer; say whether that is news, and still so."""
-        known = self._known.get(key)
-        if known is None or not _is_awaited(known):
+    def mark_silent(self, key: str) -> bool:
+        """Mark an agent as silent; return False where it need not report or is marked already."""
+        agent = self._agents.get(key)
+        if agent is None or not _must_report(agent):
             return False
-        known.is_silent = True
+        agent.is_silent = True
         return True
 
-    async def _weigh(self, hello: Hello, epoch: int) -> None:
-        """Let the head decide whether it goes on with the run that an agent comes from.
+    async def _wait_for_run_decision(self, hello: Hello, epoch: int) -> None:
+        """Wait until the head has decided whether to resume the run that an agent followed.
 
-        Until then no reply may name another run to it: it would leave.
+        A reply that names another run would make the agent leave.
         """
         if not hello.run_id:
             return
-        if self._weighed.is_set():
-            self._weighed = anyio.Event()
-        weighed = self._weighed
-        if self._on_memory(hello, epoch):
-            with anyio.move_on_after(_WEIGHED_WITHIN):
-                await weighed.wait()
+        if self._run_decided.is_set():
+            self._run_decided = anyio.Event()
+        decided = self._run_decided
+        if self._on_recalled_run(hello, epoch):
+            with anyio.move_on_after(_RUN_DECISION_LIMIT):
+                await decided.wait()
 
-    def weighed(self) -> None:
-        """Answer those whose word of a run was decided upon."""
-        self._weighed.set()
+    def run_decided(self) -> None:
+        """Reply to the agents that wait for this decision."""
+        self._run_decided.set()
 
-    def _welcome(self, key: str, hello: Hello) -> _Known:
-        """Get to know an agent, which may be a later life of one that is known."""
+    def _register(self, key: str, hello: Hello) -> _Agent:
+        """Register an agent, and forget an earlier one of the same node."""
         self._replace_others(key, hello, 0.0)
-        self._make_room()
+        self._make_space()
         own, theirs = self._expected, (hello.ray, hello.python, hello.torch)
-        refusal = disagreement((own.ray, own.python, own.torch), theirs)
+        refusal = version_disagreement((own.ray, own.python, own.torch), theirs)
         if not refusal and hello.services != self._expected.services:
             refusal = (
                 "its AGENT_SERVICES differ from the head's; set the same environment on all nodes, "
@@ -295,128 +378,129 @@ class Reports:
                 "AGENT_LAUNCHER, and torchrun the same command"
             )
         rank = self._rank_of(hello) if not refusal and hello.rank is None else None
-        known = self._known[key] = _Known(hello, refusal, rank)
+        agent = self._agents[key] = _Agent(hello, refusal, rank)
         self._namesakes.setdefault((hello.name, hello.rank), []).append(key)
         if hello.facts is not None:
-            self._tell(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
-        return known
+            self._emit(WorkerIntroduced(key, hello.name, hello.facts, hello.findings))
+        return agent
 
     def _rank_of(self, hello: Hello) -> int:
-        """Give a node its rank; living namesakes keep theirs."""
+        """Assign a rank; running nodes of the same name keep theirs."""
         others = self._namesakes.get((hello.name, hello.rank), [])
-        held = {self._known[other].rank for other in others}
-        return self._ranks.of(hello.name, held, lambda: {one.rank for one in self._known.values()})
+        held = {self._agents[other].rank for other in others}
+        return self._ranks.assign(
+            hello.name, held, lambda: {one.rank for one in self._agents.values()}
+        )
 
-    def _make_room(self) -> None:
-        """Forget those that departed first of too many; raises where no room is left."""
-        for key in self._room.made(len(self._known), self._departed):
+    def _make_space(self) -> None:
+        """Forget departed agents beyond the limit; raises TooManyAgentsError if there are none."""
+        for key in self._limit.agents_to_forget(len(self._agents), self._departed):
             self._forget(key)
-            self._tell(WorkerReplaced(key))
+            self._emit(WorkerReplaced(key))
 
     def _departed(self) -> dict[str, float]:
-        """Return who has left, was refused or is silent, and when each was heard last."""
-        silent = self._clock() - _SILENT
-        known = ((key, one) for key, one in self._known.items() if not one.waiting)
+        """Return the last reports' times of agents that left, were refused or are silent."""
+        silent = self._clock() - _SILENT_AFTER
+        agents = ((key, one) for key, one in self._agents.items() if not one.waiting)
         return {
-            key: one.heard
-            for key, one in known
-            if one.said_goodbye or one.refusal or one.heard <= silent
+            key: one.last_report
+            for key, one in agents
+            if one.said_goodbye or one.refusal or one.last_report <= silent
         }
 
     def _forget(self, key: str) -> None:
-        known = self._known.pop(key)
-        node = (known.hello.name, known.hello.rank)
+        agent = self._agents.pop(key)
+        node = (agent.hello.name, agent.hello.rank)
         self._namesakes[node].remove(key)
         if not self._namesakes[node]:
             del self._namesakes[node]
         self.logs = {at: text for at, text in self.logs.items() if at[0] != key}
-        self.asides.pop(key, None)
+        self.worker_stats.pop(key, None)
         self.byes.pop(key, None)
 
     def _replace_others(self, key: str, hello: Hello, silent_for: float) -> None:
-        """Forget agents of the same name and rank that no longer live.
+        """Forget earlier agents of the same name and rank.
 
-        Two machines may share a host name: one whose report is held here lives for certain.
+        Two machines may share a host name: an agent whose report is held is connected.
         """
         namesakes = self._namesakes.get((hello.name, hello.rank), [])
         for other in [one for one in namesakes if one != key]:
-            known = self._known[other]
-            if not known.waiting and self._clock() - known.heard >= silent_for:
+            agent = self._agents[other]
+            if not agent.waiting and self._clock() - agent.last_report >= silent_for:
                 self._forget(other)
                 self._replaced.append(other)
 
-    def _note(self, known: _Known, report: Report) -> None:
-        if report.bye is not None and not known.said_goodbye:
-            self._on_bye(known.hello.name, report.bye)
+    def _record_report(self, agent: _Agent, report: Report) -> None:
+        if report.bye is not None and not agent.said_goodbye:
+            self._on_bye(agent.hello.name, report.bye)
         if report.bye is not None:
             self.byes[report.id] = report.bye
-        known.said_goodbye = report.bye is not None
-        if known.said_goodbye:
-            known.orders.clear()  # nobody is there to obey them
+        agent.said_goodbye = report.bye is not None
+        if agent.said_goodbye:
+            agent.orders.clear()  # the agent is gone
         sent = report.logs or {}
-        for name in sent if known.said_goodbye else known.asked_logs & sent.keys():
-            known.asked_logs.discard(name)
+        for name in sent if agent.said_goodbye else agent.asked_logs & sent.keys():
+            agent.asked_logs.discard(name)
             self.logs[report.id, name] = sent[name]
         if report.aside is not None:
-            self.asides[report.id] = report.aside
-        known.heard, known.ip, known.is_silent = self._clock(), report.ip, False
-        known.sequence = report.sequence
-        known.spoke.set()
-        known.spoke = anyio.Event()
-        self._replace_others(report.id, known.hello, _SILENT)
-        self._tell(WorkerReported(_worker(known, report, known.heard)))
-        while self._replaced:  # once the later one was heard: its node may never have left
-            self._tell(WorkerReplaced(self._replaced.pop()))
+            self.worker_stats[report.id] = report.aside
+        agent.last_report, agent.ip, agent.is_silent = self._clock(), report.ip, False
+        agent.sequence = report.sequence
+        agent.reported.set()
+        agent.reported = anyio.Event()
+        self._replace_others(report.id, agent.hello, _SILENT_AFTER)
+        self._emit(WorkerReported(_worker(agent, report, agent.last_report)))
+        while self._replaced:  # after the later one's report: its node may never have left
+            self._emit(WorkerReplaced(self._replaced.pop()))
         self._report.set()
 
-    async def farewell(self, limit: float, unheard: int) -> tuple[list[str], int]:
-        """Wait until every worker has heard the end and said goodbye.
+    async def wait_for_goodbyes(self, limit: float, missing: int) -> tuple[list[str], int]:
+        """Wait until every worker has received the verdict and sent its goodbye.
 
-        So many that were never heard of may be about to call: a head that ends within its first
-        second must not leave them to wait for it until their own deadline. Return the names of
-        those who said no goodbye, and how many never called. Whoever calls for the first time
-        after this belongs to another run.
+        `missing` workers have not reported yet: without this wait, a head that ends in its first
+        second would leave them waiting for a head. Return the names of those that sent no goodbye,
+        and how many never reported. An agent that registers afterwards belongs to another run.
         """
-        awaited = len(self._known) + unheard
+        expected = len(self._agents) + missing
         with anyio.move_on_after(limit):
-            while self._here() or len(self._known) < awaited:
+            while self._present_names() or len(self._agents) < expected:
                 self._report = anyio.Event()
                 await self._report.wait()
-        self._is_over = True
-        return self._here(), max(0, awaited - len(self._known))
+        self._is_closed = True
+        return self._present_names(), max(0, expected - len(self._agents))
 
-    def _here(self) -> list[str]:
-        """Name those who have neither left nor been refused."""
-        known = self._known.values()
-        return [k.hello.name for k in known if not k.said_goodbye and not k.refusal]
-
-
-def _is_awaited(known: _Known) -> bool:
-    """Say whether an agent should call, and is not known to be silent."""
-    silent_by_right = known.said_goodbye or bool(known.refusal) or known.waiting > 0
-    return not silent_by_right and not known.is_silent
+    def _present_names(self) -> list[str]:
+        """Return the names of agents that neither left nor were refused."""
+        agents = self._agents.values()
+        return [one.hello.name for one in agents if not one.said_goodbye and not one.refusal]
 
 
-def _worker(known: _Known, report: Report, now: float) -> Worker:
+def _must_report(agent: _Agent) -> bool:
+    """Return whether an agent must report and is not marked silent."""
+    may_be_silent = agent.said_goodbye or bool(agent.refusal) or agent.waiting > 0
+    return not may_be_silent and not agent.is_silent
+
+
+def _worker(agent: _Agent, report: Report, now: float) -> Worker:
     return Worker(
         key=report.id,
-        name=known.hello.name,
+        name=agent.hello.name,
         ip=report.ip,
-        rank=known.hello.rank,
+        rank=agent.hello.rank,
         phase=report.phase,
         detail=report.detail,
-        heard=now,
+        last_report_at=now,
         joined=report.joined,
         preparing=report.preparing,
-        refused=known.refusal,
-        gone=report.bye is not None,
+        refused=agent.refusal,
+        has_left=report.bye is not None,
         error=report.error,
         items=report.items,
         answers=report.answers,
-        given_rank=known.rank,
-        alone=report.alone,
-        part=report.part,
-        gpus=known.hello.gpus,
-        runs=report.runs,
+        given_rank=agent.rank,
+        service_only=report.alone,
+        share=report.part,
+        gpus=agent.hello.gpus,
+        running_attempt=report.runs,
         memory=report.memory,
     )

@@ -9,71 +9,291 @@ import hmac
 import json
 import logging
 import socket
+import time
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
-from agent.control import callers, page
-from agent.control.connections import CONNECTIONS, Connections, Listener, timed, trust
+from agent.base.text import is_ip
+from agent.control.connections import CONNECTIONS, Connections, Listener, suspend_deadline, trust
 from agent.control.metrics import metrics
-from agent.control.protocol import LARGEST_REPORT, REPORT_PATH, Report, skew
-from agent.control.room import TooManyAgentsError
+from agent.control.protocol import MAX_REPORT_BYTES, REPORT_PATH, Report, protocol_mismatch
+from agent.control.reports import TooManyAgentsError
 from agent.control.sample import PATH as SAMPLE_PATH
-from agent.control.sample import Samples
-from agent.control.stream import MOST, Stream
+from agent.control.sample import SampleServer
+from agent.control.view import without_clocks
+from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable
+    from collections.abc import Awaitable, Callable, Iterable, Mapping
 
     from agent.control.reports import Reports
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
+
+UNGUARDED_PATHS = ("/livez", "/readyz")
+"""Kubernetes probes, which reveal nothing and may use any host name."""
+
+_CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
+"""Suffixes of Kubernetes names, which nobody can register on the internet."""
+
+MAX_READERS = 16
+"""Readers at a time; each costs memory and CPU time."""
+STATUS_INTERVAL = 0.5
+"""Shortest time between two reads of the status, shared by all readers."""
+KEEPALIVE_INTERVAL = 5.0
+"""An unchanged status is repeated at this interval, as a sign of life."""
+WRITE_LIMIT = 10.0
+"""A reader that does not accept a status within this time is disconnected."""
+_LOOP_SHARE = 50.0
+"""Reading the status takes at most one fiftieth of the loop's time."""
+ASSETS = {
+    "/page.js": "text/javascript",
+    "/page.css": "text/css",
+    "/page.svg": "image/svg+xml",
+}
+"""The page's static files and their types; they are public and contain no data of a run."""
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'"
+    "; form-action 'self'; frame-ancestors 'none'; base-uri 'none'"
+    "; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Content-Security-Policy: own files, requests to this server, and its form only."""
 COOKIE = "pod_agent"
 BODY_SECONDS = 10.0
-"""What a caller has to send a body in: one that stalls must not hold a handler for ever."""
-HEADERS = {
+"""Timeout of reading a request's body."""
+SECURITY_HEADERS = {
     "Cache-Control": "no-store",
-    "Content-Security-Policy": page.POLICY,
+    "Content-Security-Policy": POLICY,
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
 }
 _FORM, _JSON = "application/x-www-form-urlencoded", "application/json"
 
 
+class Refusal(NamedTuple):
+    """HTTP status and reason of a refused request."""
+
+    status: int
+    why: str
+
+
+def host_names(names: Iterable[str | None]) -> frozenset[str]:
+    """Return the host names that a Host header may contain for this node."""
+    return frozenset(
+        name.rstrip(".").lower() for name in names if name and name.strip(".") and not is_ip(name)
+    ) | {"localhost"}
+
+
+def refusal_of(
+    method: str, path: str, headers: Mapping[str, str], names: frozenset[str], *, guarded: bool
+) -> Refusal | None:
+    """Return why a request is refused before its body is read; a token replaces these checks."""
+    if path in UNGUARDED_PATHS:
+        return None
+    if headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
+        return Refusal(415, "Content-Encoding: send the body without compression")
+    host = headers.get("Host")
+    if not guarded and host is not None and not _is_own_name(_host_name(host), names):
+        known = ", ".join(sorted(names))
+        return Refusal(
+            421,
+            f"this node is not known as {host[:100]!a}: call it by its IP address or as {known}, "
+            "or set RAY_AUTH_TOKEN on all nodes, which opens it under any name",
+        )
+    reads = method in {"GET", "HEAD"}
+    if guarded and reads:  # other sites cannot send the token or its SameSite cookie
+        return None
+    if _is_cross_site(headers, host) and not (reads and _is_link_navigation(headers)):
+        return Refusal(403, "a page of another site may not call this node")
+    return None
+
+
+def _host_name(host: str) -> str:
+    """Return the host of a Host header, without port and brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.partition(":")[0].rstrip(".").lower()
+
+
+def _is_own_name(name: str, names: frozenset[str]) -> bool:
+    if is_ip(name) or name in names:
+        return True
+    in_cluster = name.endswith(_CLUSTER_SUFFIXES)
+    return any(
+        name.startswith(f"{known}.")
+        and (in_cluster or name.removeprefix(f"{known}.") in _search_domains())
+        for known in names
+    )
+
+
+@cache
+def _search_domains() -> frozenset[str]:
+    """Return the search domains of /etc/resolv.conf."""
+    try:
+        lines = Path("/etc/resolv.conf").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return frozenset()
+    found = (line.split() for line in lines)
+    domains = (name for row in found if row[:1] in (["search"], ["domain"]) for name in row[1:])
+    return frozenset(name.strip(".").lower() for name in domains)
+
+
+def _is_cross_site(headers: Mapping[str, str], host: str | None) -> bool:
+    site, origin = headers.get("Sec-Fetch-Site", "").lower(), headers.get("Origin")
+    if site in {"same-origin", "none"}:  # set by the browser; a page cannot change it
+        return False
+    if origin is not None:
+        return host is None or _without_default_port(
+            origin.partition("://")[2]
+        ) != _without_default_port(host)
+    return site == "cross-site"
+
+
+def _without_default_port(host: str) -> str:
+    """Return a host without the default ports."""
+    name = host.lower()
+    return name.removesuffix(":80").removesuffix(":443")
+
+
+def _is_link_navigation(headers: Mapping[str, str]) -> bool:
+    """Return whether a person follows a link: the page with the link cannot read the answer."""
+    mode, dest = headers.get("Sec-Fetch-Mode", ""), headers.get("Sec-Fetch-Dest", "")
+    return (mode, dest) == ("navigate", "document") and "Origin" not in headers
+
+
+class StatusStream:
+    """Reads the status once for all readers; each is sent the newest, never a queue."""
+
+    def __init__(
+        self,
+        read_status: Callable[[], Mapping[str, object]],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._read_status = read_status
+        self._clock = clock
+        self._readers = 0
+        self._next_read = 0.0
+        self._status: Mapping[str, object] = {}
+        self._without_clocks: object = None
+        self._text = ""
+        """The status as JSON; '' until a reader needs it."""
+        self._number = 0
+        """Number of changes so far."""
+
+    @property
+    def is_full(self) -> bool:
+        """Return whether the limit of readers is reached."""
+        return self._readers >= MAX_READERS
+
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Send statuses to one reader until it leaves, is too slow, or the port closes."""
+        self._readers += 1
+        try:
+            answer = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+            await answer.prepare(request)
+            await self._write_statuses(answer)
+            if request.transport is not None:  # unsent data would delay the server's stop
+                request.transport.abort()
+            return answer
+        finally:
+            self._readers -= 1
+
+    async def _write_statuses(self, answer: web.StreamResponse) -> None:
+        """Write each changed status; return once the reader accepts none."""
+        sent = 0
+
+        async def is_new() -> bool | NotYet:
+            self._refresh()
+            return NotYet() if sent == self._number else True
+
+        while True:
+            with suppress(TimedOutError):
+                await until(
+                    is_new, KEEPALIVE_INTERVAL, step=STATUS_INTERVAL, longest=STATUS_INTERVAL
+                )
+            sent = self._number
+            try:
+                with anyio.fail_after(WRITE_LIMIT):
+                    await answer.write(f"data: {self._newest()}\n\n".encode())
+            except (TimeoutError, ConnectionError):
+                return
+
+    def _refresh(self) -> None:
+        """Read the status, unless the last read is too recent."""
+        began = self._clock()
+        if began < self._next_read:
+            return
+        self._status, self._text = self._read_status(), ""
+        content = without_clocks(self._status)
+        if content != self._without_clocks:
+            self._without_clocks = content
+            self._number += 1
+        self._next_read = began + max(STATUS_INTERVAL, _LOOP_SHARE * (self._clock() - began))
+
+    def _newest(self) -> str:
+        """Return the last status as JSON, encoded once for all readers."""
+        self._text = self._text or json.dumps(self._status)
+        return self._text
+
+
+_ASSET_FOLDER = Path(__file__).parent / "assets"
+
+
+@cache
+def asset(path: str) -> bytes:
+    """Return one of the page's files."""
+    return (_ASSET_FOLDER / path.removeprefix("/")).read_bytes()
+
+
+def status_page(*, streams: bool) -> bytes:
+    """Return the page; it reads `/events` if `streams`, else it polls `/status`."""
+    text = asset("page.html")
+    return text.replace(b'data-news="status"', b'data-news="events"') if streams else text
+
+
+def login_page(*, wrong: bool = False) -> bytes:
+    """Return the form that asks for the token."""
+    note = '<p class="alarm" role="alert">That is not the token of this cluster.</p>'
+    return asset("login.html").replace(b"<!--note-->", note.encode() if wrong else b"")
+
+
 class LogPart(NamedTuple):
-    """A part of a log, without a secret."""
+    """A part of a log, with secrets removed."""
 
     text: str
     next: int | None
-    """Where the next part begins; None where a log comes as its last lines only."""
+    """Offset of the next part; None where only the last lines are available."""
     is_over: bool = False
-    """True where the run has its verdict: an agent that falls silent now has left."""
+    """True once the run has its verdict: an agent that stops answering has left."""
 
 
 class Control(NamedTuple):
-    """What a head's port lets others do with the run."""
+    """Operations of a head's port."""
 
     stop: Callable[[], None]
-    within: float
+    stop_limit: float
     """Seconds that a stop may take."""
     key: str | None
-    """Opens it to callers on this node where there is no token."""
+    """Control key: the credential of callers on this node where there is no token."""
     findings: Callable[[], dict[str, object]]
-    """What the checks of all nodes found: it names paths and addresses of machines."""
+    """Findings of all nodes; they contain paths and addresses."""
     log: Callable[[str, str, int | None], Awaitable[LogPart | str]]
-    """A part of a node's log, from a place on; or why there is none."""
-    more: Callable[[], dict[str, object]] = dict
-    """What the status tells beyond that to those who proved that they may: warnings, log text."""
+    """Read a node's log from an offset; a string is why there is none."""
+    private_status: Callable[[], dict[str, object]] = dict
+    """Status fields for authenticated callers only: warnings, log text."""
 
 
-class Site:
-    """One node's port: what is open to all, and what the token guards.
+class AgentServer:
+    """The HTTP server of one node's agent.
 
-    `names` are the names by which others may call this node, besides its IP addresses and the name
-    that the machine gives itself.
+    `names` are host names of this node besides its IP addresses and its own hostname.
     """
 
     def __init__(  # noqa: PLR0913 - all by name, most with a default
@@ -92,16 +312,18 @@ class Site:
         self._status = status
         self._reports = reports
         self._control = control
-        self._stream = Stream(self._all_of_it)
-        self._samples = Samples(run_id)
-        self._names = callers.known_names([socket.gethostname(), *names])
+        self._stream = StatusStream(self._full_status)
+        self._samples = SampleServer(run_id)
+        self._names = host_names([socket.gethostname(), *names])
 
     async def open(self, sockets: list[socket.socket]) -> web.AppRunner:
-        """Serve on sockets that are bound already; the caller cleans the runner up."""
-        logging.getLogger("aiohttp.server").addFilter(_is_our_fault)
-        app = web.Application(client_max_size=LARGEST_REPORT, middlewares=[timed, self._admit])
+        """Serve on bound sockets; the caller cleans up the runner."""
+        logging.getLogger("aiohttp.server").addFilter(_is_own_bug)
+        app = web.Application(
+            client_max_size=MAX_REPORT_BYTES, middlewares=[suspend_deadline, self._filter_request]
+        )
         app[CONNECTIONS] = Connections()
-        app.on_response_prepare.append(_harden)
+        app.on_response_prepare.append(_set_security_headers)
         app.add_routes(self.routes())
         runner = web.AppRunner(
             app,
@@ -115,14 +337,14 @@ class Site:
         return runner
 
     def routes(self) -> list[web.RouteDef]:
-        """Return all that can be asked for."""
+        """Return all routes."""
         return [
             web.get("/livez", self._livez),
             web.get("/readyz", self._readyz),
             web.get("/status", self._guarded(self._get_status)),
             web.get("/metrics", self._guarded(self._metrics)),
             web.get("/", self._page),
-            *(web.get(path, self._file) for path in page.FILES),
+            *(web.get(path, self._file) for path in ASSETS),
             web.post("/login", self._login),
             web.post(REPORT_PATH, self._guarded(self._report)),
             web.post("/stop", self._guarded(self._stop)),
@@ -133,9 +355,9 @@ class Site:
         ]
 
     @web.middleware
-    async def _admit(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Turn away what a foreign page asks for; whatever goes wrong is told in JSON."""
-        refused = callers.refusal(
+    async def _filter_request(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Refuse cross-site requests; answer errors as JSON."""
+        refused = refusal_of(
             request.method,
             request.path,
             request.headers,
@@ -147,7 +369,7 @@ class Site:
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge:
-            return _error(413, f"a body has at most {LARGEST_REPORT} bytes here")
+            return _error(413, f"a body has at most {MAX_REPORT_BYTES} bytes here")
         except web.HTTPMethodNotAllowed as refusal:
             allowed = ", ".join(sorted(refusal.allowed_methods))
             return _error(405, f"allowed here: {allowed}", {"Allow": allowed})
@@ -156,20 +378,22 @@ class Site:
 
     def _guarded(self, handler: Handler) -> Handler:
         async def guard(request: web.Request) -> web.StreamResponse:
-            if not self._may_enter(request):
+            if not self._is_authenticated(request):
                 return _error(401, "token needed")
             if request.method == "POST" and request.content_type != _JSON:
-                # a page may send other types anywhere without asking first
+                # a cross-site page can send other types without a preflight request
                 return _error(415, f"Content-Type: expected {_JSON}")
             return await handler(request)
 
         return guard
 
-    def _may_enter(self, request: web.Request) -> bool:
+    def _is_authenticated(self, request: web.Request) -> bool:
         if self._token is None:
             return True
-        ticket = request.cookies.get(COOKIE, "")
-        if not _same(_bearer(request), self._token) and not _same(ticket, _ticket(self._token)):
+        cookie = request.cookies.get(COOKIE, "")
+        if not _equal_secrets(_bearer_token(request), self._token) and not _equal_secrets(
+            cookie, _cookie_value(self._token)
+        ):
             return False
         trust(request)
         return True
@@ -182,12 +406,12 @@ class Site:
         return web.json_response({"ok": ok}, status=200 if ok else 503)
 
     async def _get_status(self, _request: web.Request) -> web.StreamResponse:
-        if self._token is None:  # anybody asks
+        if self._token is None:  # the caller may be anyone
             return web.json_response(self._status())
-        return web.json_response(self._all_of_it())
+        return web.json_response(self._full_status())
 
-    def _all_of_it(self) -> dict[str, object]:
-        more = {} if self._control is None else self._control.more()
+    def _full_status(self) -> dict[str, object]:
+        more = {} if self._control is None else self._control.private_status()
         return {**self._status(), **more}
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
@@ -195,7 +419,7 @@ class Site:
         if not isinstance(control, Control):
             return control
         if self._stream.is_full:
-            why = f"{MOST} others read already: ask /status now and then"
+            why = f"{MAX_READERS} others read already: ask /status now and then"
             return _error(503, why, {"Retry-After": "30"})
         return await self._stream.serve(request)
 
@@ -205,28 +429,28 @@ class Site:
         return web.Response(body=body, headers=kind)
 
     async def _page(self, request: web.Request) -> web.StreamResponse:
-        if not self._may_enter(request):
-            return self._html(page.login(), 401)
+        if not self._is_authenticated(request):
+            return self._html(login_page(), 401)
         streams = self._token is not None and self._control is not None
-        return self._html(page.overview(streams=streams))
+        return self._html(status_page(streams=streams))
 
     async def _file(self, request: web.Request) -> web.StreamResponse:
-        kind = page.FILES[request.path]
-        return web.Response(body=page.file(request.path), content_type=kind, charset="utf-8")
+        kind = ASSETS[request.path]
+        return web.Response(body=asset(request.path), content_type=kind, charset="utf-8")
 
     async def _login(self, request: web.Request) -> web.StreamResponse:
         if request.content_type != _FORM:
             return _error(415, f"Content-Type: expected {_FORM}")
-        if await _body(request) is None:
+        if await _read_body(request) is None:
             return _error(408, f"no body within {BODY_SECONDS:g} s")
         given = (await request.post()).get("token", "")
         if self._token is None or not isinstance(given, str):
-            return self._html(page.login(wrong=True), 401)
-        if not _same(given.strip(), self._token):
-            return self._html(page.login(wrong=True), 401)
+            return self._html(login_page(wrong=True), 401)
+        if not _equal_secrets(given.strip(), self._token):
+            return self._html(login_page(wrong=True), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
-        ticket = _ticket(self._token)
-        answer.set_cookie(COOKIE, ticket, httponly=True, samesite="Strict", path="/")
+        cookie = _cookie_value(self._token)
+        answer.set_cookie(COOKIE, cookie, httponly=True, samesite="Strict", path="/")
         return answer
 
     async def _stop(self, request: web.Request) -> web.StreamResponse:
@@ -234,7 +458,7 @@ class Site:
         if not isinstance(control, Control):
             return control
         control.stop()
-        return web.json_response({"ok": True, "within": control.within})
+        return web.json_response({"ok": True, "within": control.stop_limit})
 
     async def _get_findings(self, request: web.Request) -> web.StreamResponse:
         control = self._control_for(request)
@@ -253,11 +477,11 @@ class Site:
         found = await control.log(node, name, None if after is None else int(after))
         if isinstance(found, str):
             return _error(404, found)
-        told = {"text": found.text, "next": found.next, "over": found.is_over}
-        return web.json_response(told)
+        part = {"text": found.text, "next": found.next, "over": found.is_over}
+        return web.json_response(part)
 
     def _control_for(self, request: web.Request) -> Control | web.StreamResponse:
-        """Return what a caller may do beyond looking at the status, or the refusal."""
+        """Return the operations for an authorized caller, else an error response."""
         control = self._control
         if control is None:
             return _error(409, "this node is no head: ask the head's")
@@ -272,21 +496,21 @@ class Site:
     async def _report(self, request: web.Request) -> web.StreamResponse:
         if self._reports is None:
             return _error(409, "this node is a worker")
-        body = await _body(request)
+        body = await _read_body(request)
         if body is None:
             return _error(408, f"no body within {BODY_SECONDS:g} s")
         try:
             data = json.loads(body)
-            refusal = skew(data, "this worker")
+            refusal = protocol_mismatch(data, "this worker")
             if refusal:
                 return web.json_response(self._reports.refuse(refusal).to_dict())
             report = Report.from_dict(data)
         except (ValueError, RecursionError) as error:
             return _error(400, str(error))
-        if self._reports.accepts(report.id):  # before it is held
+        if self._reports.accepts(report.id):  # before the report is held
             trust(request)
         try:
-            reply = await self._reports.take(report)
+            reply = await self._reports.handle(report)
         except TooManyAgentsError:
             return _error(503, "this head keeps as many agents as it can", {"Retry-After": "5"})
         if self._reports.accepts(report.id):
@@ -295,20 +519,20 @@ class Site:
 
 
 async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[web.BaseSite]:
-    """Serve on these sockets too; return what serves them, each to be stopped by itself."""
+    """Serve on more sockets; return their sites, which can be stopped separately."""
     sites: list[web.BaseSite] = [Listener(runner, listening) for listening in sockets]
     for site in sites:
         await site.start()
     return sites
 
 
-async def _harden(_request: web.Request, response: web.StreamResponse) -> None:
-    """Let no browser keep, frame or reinterpret an answer."""
-    response.headers.update(HEADERS)
+async def _set_security_headers(_request: web.Request, response: web.StreamResponse) -> None:
+    """Set headers against caching, framing and content sniffing."""
+    response.headers.update(SECURITY_HEADERS)
 
 
-async def _body(request: web.Request) -> bytes | None:
-    """Read a body; None where it does not come in time."""
+async def _read_body(request: web.Request) -> bytes | None:
+    """Read a request's body; None after the timeout."""
     try:
         with anyio.fail_after(BODY_SECONDS):
             return await request.read()
@@ -320,30 +544,30 @@ def _error(status: int, why: str, headers: dict[str, str] | None = None) -> web.
     return web.json_response({"error": why}, status=status, headers=headers)
 
 
-def _is_our_fault(record: logging.LogRecord) -> bool:
-    """Tell a bug, which deserves its traceback, from a peer that talks no HTTP or is gone."""
+def _is_own_bug(record: logging.LogRecord) -> bool:
+    """Return whether a logged error is a bug here, not invalid HTTP or a closed connection."""
     problem = record.exc_info[1] if record.exc_info else None
     return not isinstance(problem, (HttpProcessingError, ConnectionError))
 
 
-def _bearer(request: web.Request) -> str:
-    """Return the secret that a caller shows."""
+def _bearer_token(request: web.Request) -> str:
+    """Return the bearer token of a request, or ''."""
     kind, _, given = request.headers.get("Authorization", "").partition(" ")
     return given.strip() if kind.lower() == "bearer" else ""
 
 
 def _has_key(request: web.Request, key: str | None) -> bool:
-    """Say whether a caller on this very node shows what only its users can read."""
+    """Return whether a caller on this node sends the control key."""
     transport = request.transport
     ends = () if transport is None else [*map(transport.get_extra_info, ("peername", "sockname"))]
     is_here = len({end[0] for end in ends if end}) == 1 and all(ends)
-    return is_here and key is not None and _same(_bearer(request), key)
+    return is_here and key is not None and _equal_secrets(_bearer_token(request), key)
 
 
-def _same(given: str, wanted: str) -> bool:
+def _equal_secrets(given: str, wanted: str) -> bool:
     return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
 
-def _ticket(token: str) -> str:
-    """Return what the cookie holds: proof of the token, never the token."""
+def _cookie_value(token: str) -> str:
+    """Return the cookie's value: an HMAC of the token, never the token."""
     return hmac.new(token.encode(), b"pod-agent page", "sha256").hexdigest()

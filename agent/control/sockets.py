@@ -1,11 +1,11 @@
-"""Taking the agent's port, before anything else starts: callers wait in the backlog."""
+"""Take the agent's port before anything else starts; callers wait in the backlog."""
 
 from __future__ import annotations
 
 import socket
 
 from agent.base.errors import PreflightError
-from agent.runtime.keepalive import notice_a_dead_peer
+from agent.runtime.keepalive import set_keepalive
 
 DEAD_WITHIN = 3.0
 """A held report says nothing for seconds, and a pod that is lost does not say goodbye."""
@@ -21,7 +21,7 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
         listener = socket.socket(family, socket.SOCK_STREAM)
         sockets.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        notice_a_dead_peer(listener, DEAD_WITHIN)
+        set_keepalive(listener, DEAD_WITHIN)
         listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
         try:
             listener.bind((address, port))

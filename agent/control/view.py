@@ -1,7 +1,4 @@
-"""What a terminal shows of a status: a few rows that fit its height, worst first.
-
-Pure: the same status, height and seconds make the same rows; how they are drawn is another's.
-"""
+"""The status for a terminal: sections that fit its height, and changes as lines."""
 
 from __future__ import annotations
 
@@ -15,14 +12,23 @@ if TYPE_CHECKING:
 
     Status = Mapping[str, Any]
 
-_LONGEST = 400
-"""No terminal shows more of one text."""
-_LONGEST_NAME = 24
-"""Longer ones leave no room for what is said beside them."""
-_MOST_WAITS = 6
-_MOST_SERVICES = 8
-_LEAST_TAIL = 3
-_BAR = 20
+
+_CLOCK_FIELDS = frozenset(
+    {
+        *("seconds", "seconds_in_phase", "seconds_left", "heard_seconds_ago", "outage_seconds"),
+        "latency",
+    }
+)
+"""Fields that change with the clock or with each probe."""
+
+_MAX_TEXT = 400
+"""Characters shown of one text."""
+_MAX_NAME = 24
+"""Longer names leave no space for the other columns."""
+_MAX_WAITS = 6
+_MAX_SERVICES = 8
+_MIN_TAIL = 3
+_BAR_WIDTH = 20
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
 _NODE_TONES = {"lost": "bad", "silent": "bad", "booting": "busy", "left": "dim", "joined": "good"}
 _ITEM_TONES = {"lost": "bad", "pending": "busy", "ready": "good"}
@@ -30,9 +36,20 @@ _JOB_TONES = {"running": "good", "succeeded": "good", "failed": "bad", "pending"
 _RUNNING, _FAILED = "running", "failed"
 
 
+def without_clocks(status: object) -> object:
+    """Return a status without the fields that change all the time."""
+    if isinstance(status, dict):
+        return {
+            name: without_clocks(value)
+            for name, value in status.items()
+            if name not in _CLOCK_FIELDS
+        }
+    return [without_clocks(one) for one in status] if isinstance(status, list) else status
+
+
 @dataclass(frozen=True)
-class Row:
-    """One line: its cells, and how they are meant: '', good, busy, bad or dim."""
+class ViewRow:
+    """One line: its cells, and its tone: '', title, good, busy, bad or dim."""
 
     cells: tuple[str, ...]
     tone: str = ""
@@ -40,169 +57,182 @@ class Row:
 
 @dataclass(frozen=True)
 class Section:
-    """Lines of one kind, in columns; the first may be a title of its own."""
+    """Rows with the same columns, with or without a title."""
 
     title: str
-    rows: tuple[Row, ...]
+    rows: tuple[ViewRow, ...]
 
     @property
     def height(self) -> int:
-        """Return how many lines it takes."""
+        """Return the number of lines."""
         return len(self.rows) + bool(self.title)
 
 
 @dataclass(frozen=True)
 class View:
-    """All that is shown."""
+    """The whole view."""
 
     sections: tuple[Section, ...]
 
     @property
     def height(self) -> int:
-        """Return how many lines it takes, each of one line."""
+        """Return the number of lines."""
         return sum(section.height for section in self.sections)
 
 
 def view_of(
-    status: Status, height: int, passed: float = 0.0, gone: str = "", *, with_tail: bool = True
+    status: Status, height: int, age: float = 0.0, outage: str = "", *, with_tail: bool = True
 ) -> View:
-    """Return what fits into so many lines of a status that came `passed` seconds ago.
+    """Return the view of a status of `age` seconds ago that fits into `height` lines.
 
-    `gone` says why there is no later one. Raises KeyError, TypeError, ValueError or
-    AttributeError for what no head of this version tells.
+    `outage` is why there is no newer status. Raises KeyError, TypeError, ValueError or
+    AttributeError for the status of another version.
     """
-    top = _top(status, passed, gone)
+    top = _summary(status, age, outage)
     left = max(0, height - top.height)
-    waits = _waits(status, passed, min(_MOST_WAITS, left))
+    waits = _waits(status, age, min(_MAX_WAITS, left))
     left -= waits.height
-    services = _services(status, passed, min(_MOST_SERVICES, left))
+    services = _services(status, age, min(_MAX_SERVICES, left))
     left -= services.height
     lines = [*status.get("job_tail", [])] if with_tail else []
-    tail_least = min(len(lines), _LEAST_TAIL) + bool(lines)
-    nodes = _nodes(status, passed, left - tail_least if left > 2 * tail_least else left)
+    tail_least = min(len(lines), _MIN_TAIL) + bool(lines)
+    nodes = _nodes(status, age, left - tail_least if left > 2 * tail_least else left)
     left -= nodes.height
     sections = (top, waits, services, nodes, _tail(lines, left))
     return View(tuple(section for section in sections if section.height))
 
 
-# --- the sections --------------------------------------------------------------------------------
-
-
-def _top(status: Status, passed: float, gone: str) -> Section:
-    since = f" for {long(status['seconds_in_phase'] + passed)}"
+def _summary(status: Status, age: float, outage: str) -> Section:
+    since = f" for {duration_text(status['seconds_in_phase'] + age)}"
     run = f"run {status.get('run_id') or 'without an id'}: {status['phase']}{since}"
-    started = f"{long(status['seconds'] + passed)} since the start"
-    rows = [Row((plain(f"{run}, {started}"),), "title")]
-    if gone:
-        rows.append(Row((plain(gone),), "bad"))
+    started = f"{duration_text(status['seconds'] + age)} since the start"
+    rows = [ViewRow((one_line(f"{run}, {started}"),), "title")]
+    if outage:
+        rows.append(ViewRow((one_line(outage),), "bad"))
     verdict = status.get("verdict")
     if verdict:
         tone = "good" if verdict["exit_code"] == 0 else "bad"
-        told = f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
-        rows.append(Row((plain(told),), tone))
-        rows += [Row((plain(verdict["remedy"]),), tone)] if verdict.get("remedy") else []
+        text = f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
+        rows.append(ViewRow((one_line(text),), tone))
+        rows += [ViewRow((one_line(verdict["remedy"]),), tone)] if verdict.get("remedy") else []
     job = status.get("job")
     if job:
-        rows.append(Row((plain(f"job {_job_says(status)}"),), _JOB_TONES.get(job["status"], "")))
+        rows.append(
+            ViewRow((one_line(f"job {_job_text(status)}"),), _JOB_TONES.get(job["status"], ""))
+        )
     return Section("", tuple(rows))
 
 
-def _job_says(status: Status) -> str:
+def _job_text(status: Status) -> str:
     job, curve = status["job"], status.get("curve") or {}
     attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
-    says = f"{job['name']}: {job['status']}{attempt}"
+    text = f"{job['name']}: {job['status']}{attempt}"
     points, steps = curve.get("points") or [], curve.get("steps")
     if not points:
-        return says
+        return text
     step, reward = points[-1]
     of = f" of {steps} {bar(step / steps)}" if steps else ""
-    return f"{says}, step {step}{of}, mean reward {reward:.3g}"
+    return f"{text}, step {step}{of}, mean reward {reward:.3g}"
 
 
-def _waits(status: Status, passed: float, most: int) -> Section:
-    in_phase = status["seconds_in_phase"] + passed
+def _waits(status: Status, age: float, most: int) -> Section:
+    in_phase = status["seconds_in_phase"] + age
     rows = []
     for wait in _awaited(status):
-        left = wait["seconds_left"] - passed
-        # a wait of a boot, a submission or a stop began with its phase
+        left = wait["seconds_left"] - age
+        # boot, submission and stop: the wait started with the phase
         share = in_phase / max(0.1, in_phase + left) if status["phase"] != _RUNNING else None
         share = wait.get("share", share)
-        rest = f"{long(left)} left"
-        cells = (short(wait["what"]), "" if share is None else bar(share), rest, wait["evidence"])
-        rows.append(Row(tuple(map(plain, cells)), "busy"))
-    return _fitting("waiting for", rows, most)
+        remaining = f"{duration_text(left)} left"
+        cells = (
+            short_name(wait["what"]),
+            "" if share is None else bar(share),
+            remaining,
+            wait["evidence"],
+        )
+        rows.append(ViewRow(tuple(map(one_line, cells)), "busy"))
+    return _section_that_fits("waiting for", rows, most)
 
 
 def _awaited(status: Status) -> list[Status]:
-    """Return what may come late: that the run merely goes on is nothing to wait for."""
+    """Return the waits with a deadline, without that for the end of the run."""
     return [wait for wait in status["waits"] if not wait.get("following")]
 
 
-def _services(status: Status, passed: float, most: int) -> Section:
+def _services(status: Status, age: float, most: int) -> Section:
     rows = []
     for one in status["services"]:
         restarts = f"restarts: {one['restarts']}" if one["restarts"] else ""
         latency = one.get("latency")
-        answers = f"answers in {quick(latency['last'])}" if latency else ""
-        told = "; ".join(filter(None, (restarts, _outages(one, passed), answers)))
-        cells = (short(one["name"]), one["state"], told, one["detail"])
-        rows.append(Row(tuple(map(plain, cells)), _ITEM_TONES.get(one["state"], "")))
+        answers = f"answers in {latency_text(latency['last'])}" if latency else ""
+        details = "; ".join(filter(None, (restarts, _outages(one, age), answers)))
+        cells = (short_name(one["name"]), one["state"], details, one["detail"])
+        rows.append(ViewRow(tuple(map(one_line, cells)), _ITEM_TONES.get(one["state"], "")))
     for one in status.get("prepare", []):
         state = "done" if one["state"] == "ready" else one["state"]
-        said = _progress(status, "head").get(one["name"], "")
-        cells = (short(one["name"]), state, "", one["detail"] or said)
-        rows.append(Row(tuple(map(plain, cells)), _ITEM_TONES.get(one["state"], "")))
+        progress = _progress(status, "head").get(one["name"], "")
+        cells = (short_name(one["name"]), state, "", one["detail"] or progress)
+        rows.append(ViewRow(tuple(map(one_line, cells)), _ITEM_TONES.get(one["state"], "")))
     rows.sort(key=lambda row: ("bad", "busy", "good", "").index(row.tone))
-    return _fitting("services and prepare steps", rows, most)
+    return _section_that_fits("services and prepare steps", rows, most)
 
 
-def _outages(service: Status, passed: float) -> str:
+def _outages(service: Status, age: float) -> str:
     if not service["outages"]:
         return ""
     is_open = service["outage_since"] is not None
-    seconds = service["outage_seconds"] + (passed if is_open else 0.0)
-    return f"outages: {service['outages']}, {long(seconds)}{', not over' if is_open else ''}"
+    seconds = service["outage_seconds"] + (age if is_open else 0.0)
+    return (
+        f"outages: {service['outages']}, {duration_text(seconds)}{', not over' if is_open else ''}"
+    )
 
 
-def _nodes(status: Status, passed: float, most: int) -> Section:
+def _nodes(status: Status, age: float, most: int) -> Section:
     nodes = status["nodes"]
-    now = status["seconds"] + passed
+    now = status["seconds"] + age
     if not nodes:
         return Section("", ())
-    in_phase = long(status["seconds_in_phase"] + passed)
-    own = ("head", short(status.get("name") or ""), "", status["phase"], in_phase, "")
-    head = Row(tuple(map(plain, own)))
+    in_phase = duration_text(status["seconds_in_phase"] + age)
+    cells = ("head", short_name(status.get("name") or ""), "", status["phase"], in_phase, "")
+    head = ViewRow(tuple(map(one_line, cells)))
     states = [node["state"] for node in nodes]
     counts = [f"{states.count(one)} {one}" for one in _WORST_FIRST if one in states]
     workers = "worker" if len(nodes) == 1 else "workers"
     title = f"nodes: {len(nodes)} {workers}: {', '.join(counts)}"
-    rows = [head, *(_node(status, node, now, passed) for node in nodes)]
+    rows = [head, *(_node(status, node, now, age) for node in nodes)]
     if len(rows) + 1 > most:
         rank = {state: place for place, state in enumerate(_WORST_FIRST)}
         order = sorted(nodes, key=lambda node: rank.get(node["state"], 0))
-        rows = [_node(status, node, now, passed) for node in order]
-    return _fitting(plain(title), rows, most)
+        rows = [_node(status, node, now, age) for node in order]
+    return _section_that_fits(one_line(title), rows, most)
 
 
-def _node(status: Status, node: Status, now: float, passed: float) -> Row:
-    heard = node["heard_seconds_ago"]
+def _node(status: Status, node: Status, now: float, age: float) -> ViewRow:
+    silence = node["heard_seconds_ago"]
     phases = node["phases"]
-    since = long(now - phases[-1][1]) if phases else ""
-    quiet = heard is not None and heard + passed > 15 and node["state"] not in {"left", "lost"}
-    word = node["last_error"] or _preparing(status, node) or node["detail"]
-    if quiet:
-        word = f"last heard {long(heard + passed)} ago{f'; {word}' if word else ''}"
+    since = duration_text(now - phases[-1][1]) if phases else ""
+    is_present = node["state"] not in {"left", "lost"}
+    text = node["last_error"] or _preparing(status, node) or node["detail"]
+    if is_present and silence is not None and silence + age > 15:
+        text = "; ".join(filter(None, (f"last heard {duration_text(silence + age)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])
-    cells = (rank, short(node["name"]), node["state"], short(node["phase"]), since, word)
-    return Row(tuple(map(plain, cells)), _NODE_TONES.get(node["state"], ""))
+    cells = (
+        rank,
+        short_name(node["name"]),
+        node["state"],
+        short_name(node["phase"]),
+        since,
+        text,
+    )
+    return ViewRow(tuple(map(one_line, cells)), _NODE_TONES.get(node["state"], ""))
 
 
 def _preparing(status: Status, node: Status) -> str:
-    """Return which of a node's prepare steps failed, or run, and what that one said last."""
-    said = _progress(status, node["name"])
+    """Return a node's failed or running prepare steps, with the last line of their logs."""
+    progress = _progress(status, node["name"])
     steps = _steps(node)
-    if said and not steps.startswith(_FAILED):
-        return "; ".join(f"{name}: {line}" for name, line in said.items())
+    if progress and not steps.startswith(_FAILED):
+        return "; ".join(f"{name}: {line}" for name, line in progress.items())
     return steps
 
 
@@ -224,11 +254,13 @@ def _tail(lines: Sequence[str], most: int) -> Section:
     if most < 2 or not lines:
         return Section("", ())
     last = lines[-(most - 1) :]
-    return Section("the job's last lines", tuple(Row((plain(line),), "dim") for line in last))
+    return Section(
+        "the job's last lines", tuple(ViewRow((one_line(line),), "dim") for line in last)
+    )
 
 
-def _fitting(title: str, rows: Sequence[Row], most: int) -> Section:
-    """Return as many rows as there is room for, below a title; the rest are counted."""
+def _section_that_fits(title: str, rows: Sequence[ViewRow], most: int) -> Section:
+    """Return a section of at most `most` lines; the title counts the rows left out."""
     if not rows or most < 1:
         return Section("", ())
     if len(rows) + 1 <= most:
@@ -238,23 +270,20 @@ def _fitting(title: str, rows: Sequence[Row], most: int) -> Section:
     return Section(f"{title} ({more} more not shown)", shown)
 
 
-# --- words ---------------------------------------------------------------------------------------
+def one_line(text: object) -> str:
+    """Return a text on one line, without control characters."""
+    return printable(str(text)[:_MAX_TEXT].replace("\t", " "))
 
 
-def plain(text: object) -> str:
-    """Return a text on one line, without what would steer a terminal."""
-    return printable(str(text)[:_LONGEST].replace("\t", " "))
-
-
-def short(name: str) -> str:
-    """Return a name with its middle left out where it is long: names differ at their ends."""
-    if len(name) <= _LONGEST_NAME:
+def short_name(name: str) -> str:
+    """Return a name, a long one without its middle: names differ at their ends."""
+    if len(name) <= _MAX_NAME:
         return name
-    return f"{name[: _LONGEST_NAME // 2 - 1]}…{name[-_LONGEST_NAME // 2 :]}"
+    return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
 
 
-def long(seconds: float) -> str:
-    """Write a length of time as the page does."""
+def duration_text(seconds: float) -> str:
+    """Format a duration, as the page does."""
     whole = max(0, round(seconds))
     if whole < 120:
         return f"{whole} s"
@@ -263,48 +292,45 @@ def long(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def quick(seconds: float) -> str:
-    """Write how fast an answer was."""
+def latency_text(seconds: float) -> str:
+    """Format an answer's latency."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
-def bar(share: float, width: int = _BAR) -> str:
-    """Draw how much of something is over, in signs that every terminal has."""
+def bar(share: float, width: int = _BAR_WIDTH) -> str:
+    """Draw a progress bar in ASCII."""
     full = round(min(1.0, max(0.0, share)) * width)
     return f"[{'#' * full}{'.' * (width - full)}]"
 
 
-# --- the same as lines ---------------------------------------------------------------------------
-
-
 def changes(before: Status, after: Status) -> list[str]:
-    """Say what is news since the status before, a sentence each: of clocks and beats nothing."""
+    """Return a sentence for each change since the former status, except clocks."""
     lines = []
     if before.get("run_id") != after.get("run_id"):
         lines.append(f"run {after.get('run_id')}")
     if before["phase"] != after["phase"]:
         lines.append(f"the head is {after['phase']}")
-    lines += _new(_wait_lines(before), _wait_lines(after))
-    lines += _new(_item_lines(before), _item_lines(after))
-    lines += _new(_node_lines(before), _node_lines(after))
-    lines += _new(_job_lines(before), _job_lines(after))
+    lines += _new_lines(_wait_lines(before), _wait_lines(after))
+    lines += _new_lines(_item_lines(before), _item_lines(after))
+    lines += _new_lines(_node_lines(before), _node_lines(after))
+    lines += _new_lines(_job_lines(before), _job_lines(after))
     verdict = after.get("verdict")
     if verdict and before.get("verdict") != verdict:
         lines.append(f"verdict: {verdict['kind']}: {verdict['reason']}")
-    return [plain(line) for line in lines]
+    return [one_line(line) for line in lines]
 
 
-def _new(before: Mapping[object, str], after: Mapping[object, str]) -> Iterable[str]:
+def _new_lines(before: Mapping[object, str], after: Mapping[object, str]) -> Iterable[str]:
     return [line for key, line in after.items() if key not in before]
 
 
 def _wait_lines(status: Status) -> dict[object, str]:
-    """Return a line for each wait, by what of it is no number: counts and clocks are no news."""
+    """Return a line per wait; a change of a number alone makes no new key."""
     found: dict[object, str] = {}
     for wait in _awaited(status):
         gist = "".join(sign for sign in wait["evidence"] if not sign.isdigit())
         evidence = wait["evidence"] or "no word"
-        left = long(wait["seconds_left"])
+        left = duration_text(wait["seconds_left"])
         found[wait["what"], gist] = f"waiting for {wait['what']}: {evidence} ({left} left)"
     return found
 

@@ -1,1 +1,1 @@
-"""What to do next, on the head and on a worker: pure functions from state, event and time."""
+"""Decisions of head and worker: pure functions from state, event and time to actions."""

@@ -1,4 +1,4 @@
-"""Attempts at the job: each has a number, an id that Ray knows it by, its reports and its end."""
+"""Attempts at the job: retries, pauses, attempts without progress, and stalled jobs."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
 
     from agent.decisions.verdict import JobReport
 
+
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
 _SHORT = 600.0
-"""An attempt that was lost sooner than this, and saved nothing new, came to nothing."""
+"""Seconds: an attempt that was lost sooner, without a new checkpoint, made no progress."""
 _MOST_IN_VAIN = 3
 
 
@@ -25,91 +26,91 @@ class Attempt:
     """One attempt at the job."""
 
     id: str
-    """What Ray knows it by: `<run id>-<number>`; a given Ray's owner may name the first one."""
+    """Its submission id in Ray: `<run id>-<number>`, unless a given Ray's owner set the first."""
     number: int = 1
     began: float = 0.0
-    """Its deadlines count from here."""
+    """Its deadlines count from this time."""
     not_before: float = 0.0
-    """It is submitted no earlier than this, so that losses in a row do not make a spin."""
+    """It is submitted no earlier than this: a pause after a loss."""
     submitted: float | None = None
-    """When it was handed to Ray; None until then."""
-    heard: float = 0.0
-    """When Ray spoke of it last."""
+    """When it was submitted to Ray; None until then."""
+    last_status_at: float = 0.0
+    """When Ray last returned its status."""
     report: JobReport | None = None
     ended: float | None = None
     end: Outcome | None = None
-    places: Mapping[str, str] = field(default_factory=dict)
-    """Its workers as it was submitted, address to name: who joins later is none of them.
+    workers: Mapping[str, str] = field(default_factory=dict)
+    """Its workers at submission, address to name; workers that join later are spares.
 
-    Empty where an earlier agent submitted it, and had nothing to tell of it.
+    Empty if a killed agent submitted it and left no record of them.
     """
-    missed: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that were lost, be they back or not: address to name."""
-    gone: tuple[str, ...] = ()
-    """The nodes that were lost while it ran, by name."""
-    nodes: tuple[str, ...] = ()
-    """The workers that an earlier agent saw while it ran, by name; it may still run there."""
+    lost_workers: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were lost, rejoined or not: address to name."""
+    lost_nodes: tuple[str, ...] = ()
+    """All nodes that were lost while it ran, by name."""
+    former_workers: tuple[str, ...] = ()
+    """The workers that a killed agent counted, by name; it may still run there."""
     checkpoint: int | None = None
-    """The newest checkpoint's step when it began, as far as known."""
-    doubt: str = ""
-    """Which nodes of a given Ray did not answer after its job failed, and why."""
+    """The step of the newest checkpoint when it began, if known."""
+    unreachable_nodes: str = ""
+    """The nodes of a given Ray that did not answer after the job failed, with evidence."""
     signaled: bool = False
-    """True once the agent itself sent SIGTERM to its driver: an exit code of 0 is no success then.
+    """True once the agent itself sent SIGTERM to the driver: exit code 0 is then no success.
     """
 
-    def heard_at(self, now: float, report: JobReport | None) -> Attempt:
-        """Return it with Ray's newest word of it."""
-        return replace(self, heard=now, report=report or self.report)
+    def with_status(self, now: float, report: JobReport | None) -> Attempt:
+        """Return it with a new status from Ray; `report` is None if only the time is new."""
+        return replace(self, last_status_at=now, report=report or self.report)
 
-    def over(self, now: float, end: Outcome) -> Attempt:
-        """Return it with its end."""
+    def ended_with(self, now: float, end: Outcome) -> Attempt:
+        """Return it with its outcome."""
         return replace(self, ended=now, end=end)
 
     @property
-    def tried(self) -> Tried:
-        """Return what it counts for once it was lost."""
+    def as_lost(self) -> LostAttempt:
+        """Return it as a lost attempt, for the decision about the next."""
         began = self.began if self.submitted is None else self.submitted
         reason = "" if self.end is None else self.end.reason
-        return Tried((self.ended or began) - began, reason, self.checkpoint)
+        return LostAttempt((self.ended or began) - began, reason, self.checkpoint)
 
 
 @dataclass(frozen=True)
 class DriverSignaled:
-    """The agent itself sent SIGTERM to an attempt's driver, since Ray did not take its stop."""
+    """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
 
     id: str
 
 
 @dataclass(frozen=True)
-class Tried:
-    """An attempt that was lost, as it counts for those that may follow."""
+class LostAttempt:
+    """A lost attempt, as input to the decision about the next one."""
 
     seconds: float
     """How long it ran."""
     reason: str = ""
     checkpoint: int | None = None
-    """The newest checkpoint's step when it began."""
+    """The step of the newest checkpoint when it began."""
 
 
-def id_of(run_id: str, number: int, fixed: str | None = None) -> str:
-    """Return the id of a new attempt; `fixed` is what a given Ray's owner calls the first one."""
+def submission_id_of(run_id: str, number: int, fixed: str | None = None) -> str:
+    """Return an attempt's id in Ray; `fixed` is the one set for the first attempt, if any."""
     return fixed if fixed and number == 1 else f"{run_id}-{number}"
 
 
 def is_loss(end: Outcome) -> bool:
-    """Say whether an attempt that ended so was lost, rather than over by itself or by wish."""
+    """Return whether an attempt with this end was lost, so that another may follow."""
     return end.kind is Kind.LOST and not end.is_jobs_verdict and not end.is_superseded
 
 
-def pause_after(losses: int) -> float:
-    """Return how long to wait before the attempt that follows so many losses."""
+def pause_after_losses(losses: int) -> float:
+    """Return the seconds to wait before the attempt after this many losses."""
     return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(losses - 1, 10))
 
 
-def spent(tried: Sequence[Tried], retries: int) -> Outcome | None:
-    """Return the end of a run after which no attempt may follow; None where one may.
+def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | None:
+    """Return the end of a run that has used all retries; None if an attempt is left.
 
-    `tried` are all attempts so far that were lost, in their order, those of earlier heads too.
+    `tried` are all lost attempts in order, those of earlier heads included.
     """
     if not tried:
         return None
@@ -121,10 +122,10 @@ def spent(tried: Sequence[Tried], retries: int) -> Outcome | None:
     return None
 
 
-def in_vain(tried: Sequence[Tried], newest: int | None) -> Outcome | None:
-    """Return the end of a run whose last attempts came to nothing, one like the other.
+def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:
+    """Return the end of a run whose last attempts were short and saved nothing, or None.
 
-    `newest` is the step of the newest checkpoint now; where none is known, time alone tells.
+    `newest` is the step of the newest checkpoint now; without one only time counts.
     """
     recent = tried[-_MOST_IN_VAIN:]
     if len(recent) < _MOST_IN_VAIN or any(one.seconds > _SHORT for one in recent):
@@ -146,3 +147,82 @@ def _spent(reason: str, remedy: str) -> Outcome:
     return Outcome(
         Kind.LOST, 75, reason, culprit="attempts", remedy=remedy, attempts_are_used_up=True
     )
+
+
+DIAGNOSTICS_PER_LIMIT = 10
+"""How often a job without progress is diagnosed within its limit."""
+_SHORTEST, _LONGEST = 1.0, 60.0
+_FRAME, _MAIN = "    ", '"MainThread"'
+_ORDINARY = (
+    *("ray/", "threading.py", "concurrent/", "asyncio/", "socketserver.py", "selectors.py"),
+    *("grpc/", "queue.py", "multiprocessing/"),
+)
+"""Files in the stack of a thread that is of no interest."""
+
+
+@dataclass(frozen=True)
+class StalledSinceLoss:
+    """An attempt that lost a node has made no progress since, for AGENT_STALL."""
+
+    attempt: int
+    duration: str
+
+
+@dataclass(frozen=True)
+class Quiet:
+    """Since when an attempt has made no progress."""
+
+    attempt: int
+    since: float
+    is_reported: bool = False
+    """True once the stall was reported: once per attempt, and again after a loss."""
+    has_lost_node: bool = False
+    """True if the attempt has lost a node, rejoined or not: time counts from the loss."""
+
+    def with_work_at(self, at: float | None) -> Quiet:
+        """Return it after a sign of progress at a time; None is no sign."""
+        return self if at is None or at <= self.since else replace(self, since=at)
+
+    def needs_diagnostics(self, limit: float, now: float) -> bool:
+        """Return whether to diagnose the nodes, since nothing else shows progress."""
+        return not self.is_reported and now >= self.since + diagnostics_interval(limit)
+
+    def is_stalled(self, limit: float, now: float) -> bool:
+        """Return whether the limit is over."""
+        return not self.is_reported and now >= self.since + limit
+
+
+def diagnostics_interval(limit: float) -> float:
+    """Return the seconds between two diagnostics."""
+    return min(_LONGEST, max(_SHORTEST, limit / DIAGNOSTICS_PER_LIMIT))
+
+
+def informative_stack_lines(stacks: str) -> list[str]:
+    """Return the lines of stacks without idle threads of Python and Ray."""
+    kept: list[str] = []
+    thread: list[str] = []
+    for line in [*stacks.splitlines(), ""]:
+        if line.startswith(_FRAME) and thread:
+            thread.append(line)
+            continue
+        if thread and (_MAIN in thread[0] or not all(map(_is_ordinary, thread[1:]))):
+            kept += thread
+        thread = [line] if line.startswith("Thread ") else []
+        kept += [] if thread or not line.strip() else [line]
+    return kept
+
+
+def _is_ordinary(frame: str) -> bool:
+    file = frame.rpartition("(")[2]
+    return file.startswith(_ORDINARY)
+
+
+def quiet_period(
+    quiet: Quiet | None, attempt: int | None, now: float, *, lost_a_node: bool
+) -> Quiet | None:
+    """Return the quiet period of the running attempt; None if none runs."""
+    if attempt is None:
+        return None
+    if quiet is not None and (quiet.attempt, quiet.has_lost_node) == (attempt, lost_a_node):
+        return quiet
+    return Quiet(attempt, now, has_lost_node=lost_a_node)

@@ -1,4 +1,4 @@
-"""How this machine's addresses and ports are looked at."""
+"""Reads this machine's addresses and ports in use."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def source_towards(address: str) -> str | None:
-    """Return the address with which this node reaches another; no packet is sent."""
+    """Return the source address of the route to another node; no packet is sent."""
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_DGRAM) as probe:
@@ -23,7 +23,7 @@ def source_towards(address: str) -> str | None:
 
 
 def taken_ports(ports: Iterable[int]) -> dict[int, str]:
-    """Return the ports on which somebody listens already, and who, where that can be told."""
+    """Return the ports in use, each with the process that listens, if known."""
     found = {}
     for port in ports:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

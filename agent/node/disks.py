@@ -1,11 +1,14 @@
-"""Which disk a path lies on, named alike by all nodes that share it."""
+"""Finds the disk of a path, and its free space."""
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from contextlib import suppress
 from pathlib import Path
+
+from agent.node.facts import Mount
 
 _LOCAL = frozenset(
     {
@@ -13,19 +16,19 @@ _LOCAL = frozenset(
         *("tmpfs", "ramfs", "rootfs", "vfat", "squashfs"),
     }
 )
-"""File systems of one machine; any other is taken for one that others may have, too."""
+"""File systems of one machine; all others may be shared."""
 _WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
 _MOUNTS = Path("/proc/self/mountinfo")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def disk_of(path: str) -> str:
-    """Name the disk under a path; nodes that may share it name it alike.
+    """Return a name for the disk of a path that is equal on all nodes that may share it.
 
-    Two that name it alike need not share it: they take turns then, which costs time and no data.
-    So a network file system goes by its kind alone: one server has many names.
+    Equal names do not prove a shared disk: such nodes only take turns, which costs time but no
+    data. A network file system is named by its type only, since one server has many names.
     """
-    folder = _there_already(Path(path).parent)
+    folder = _existing_parent(Path(path).parent)
     with suppress(OSError, ValueError):
         kind = _kind_of(folder.resolve(), _MOUNTS.read_text(errors="replace"))
         if kind not in _LOCAL:
@@ -35,17 +38,17 @@ def disk_of(path: str) -> str:
 
 
 def free_at(folder: str) -> int | None:
-    """Return the bytes that are free where a folder lies, or will; None where that is not told."""
+    """Return the free bytes on the disk of a folder, which need not exist; None if unknown."""
     with suppress(OSError):
-        return shutil.disk_usage(_there_already(Path(folder))).free
+        return shutil.disk_usage(_existing_parent(Path(folder))).free
     return None
 
 
 def weights_in(model: str | None) -> int:
-    """Return the bytes of a model's weights, where it is a folder of this machine; else 0."""
+    """Return the bytes of a model's weights if it is a local folder, else 0."""
     if not model:
         return 0
-    for pattern in _WEIGHTS:  # one kind: some models come in two
+    for pattern in _WEIGHTS:  # only one format: some models contain two
         with suppress(OSError):
             sizes = [file.stat().st_size for file in Path(model).glob(pattern)]
             if sizes:
@@ -53,13 +56,13 @@ def weights_in(model: str | None) -> int:
     return 0
 
 
-def _there_already(folder: Path) -> Path:
-    """Return the nearest folder on the way up that is there."""
+def _existing_parent(folder: Path) -> Path:
+    """Return the folder or its nearest existing parent."""
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
 def _kind_of(folder: Path, mounts: str) -> str:
-    """Return the type of what is mounted where a folder lies."""
+    """Return the type of the file system of a folder."""
     found = ("", "?")
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
@@ -68,3 +71,35 @@ def _kind_of(folder: Path, mounts: str) -> str:
         if is_above and len(point) >= len(found[0]):
             found = (point, after.partition(" ")[0])
     return found[1]
+
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+_SEPARATOR = " - "
+
+
+def mount_of(folder: str, mounts: Path = _MOUNTS) -> Mount | None:
+    """Return the mount of a folder, which need not exist; None if unknown."""
+    place = Path(os.path.realpath(folder))
+    above = {str(place), *map(str, place.parents)}
+    found: Mount | None = None
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    for line in lines:  # a later mount at the same place is on top
+        where, kind, source = _parts(line)
+        if where in above and (found is None or len(where) >= len(found.folder)):
+            found = Mount(where, kind, source)
+    return found
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    """Parse a line into mount point, type and source."""
+    before, _, behind = line.partition(_SEPARATOR)
+    fields, (kind, source, *_) = before.split(" "), [*behind.split(" "), "", ""]
+    where = fields[4] if len(fields) > 4 else ""
+    return _plain(where), kind, _plain(source)
+
+
+def _plain(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

@@ -1,13 +1,14 @@
-"""Facts about this machine, as values: read once, never guessed at again."""
+"""The facts about a machine, as values."""
 
 from __future__ import annotations
 
 import ipaddress
+import re
 import sys
 from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
-from agent.base.addresses import is_ip
+from agent.base.text import is_ip
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
@@ -21,86 +22,127 @@ if TYPE_CHECKING:
         Difference,
         Gpus,
         Limit,
-        Moment,
         Port,
         Surplus,
+        Timestamp,
         UserId,
         Variables,
     )
-    from agent.node.driver import Driver
+
+
+OLDEST = (2, 40)
+FIRST_WITH_HIP = (2, 45)
+"""The first Ray that assigns AMD GPUs by HIP_VISIBLE_DEVICES."""
+FIRST_DEBUGPY = (1, 8)
+"""The oldest debugpy that Ray's distributed debugger accepts."""
+FIRST_WITH_TOKEN = (2, 52)
+FIRST_FOR_ANY_CLICK = (2, 53)
+BROKEN_CLICK = ((8, 3, 0), (8, 5, 1))
+"""From the first to before the second, click's sentinel for "not set" cannot be copied."""
+
+
+def version(text: str) -> tuple[int, int]:
+    """Return the first two numbers of a version."""
+    match = re.match(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else (0, 0)
+
+
+def supports_token_auth(ray: str | None) -> bool:
+    """Return whether Ray supports token authentication; True without Ray."""
+    return ray is None or version(ray) >= FIRST_WITH_TOKEN
+
+
+def has_debugpy(debugpy: str | None) -> bool:
+    """Return whether this debugpy works with Ray's debugger."""
+    return debugpy is not None and version(debugpy) >= FIRST_DEBUGPY
+
+
+def breaks_command_line(ray: str, click: str | None, *, enum_copies_are_same: bool) -> bool:
+    """Return whether the `ray` command fails with "is not a valid Sentinel".
+
+    Ray up to 2.52 deep-copies a command of click, which fails for an enum member on older Pythons.
+    Seen on Python 3.10 with Ray 2.40, 2.49 and 2.52 and click 8.3.0 to 8.5.0; not with click 8.2.1
+    and 8.5.1, on Python 3.11, or with Ray 2.60. Ray 2.53 is the first without that copy.
+    """
+    if enum_copies_are_same or click is None or version(ray) >= FIRST_FOR_ANY_CLICK:
+        return False
+    first, fixed = BROKEN_CLICK
+    found = tuple(int(number) for number in re.findall(r"\d+", click)[:3])
+    return first <= found < fixed
+
 
 MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Folder:
-    """What lies at a path that should be a folder of our own."""
+    """What exists at a path that should be a private folder."""
 
     path: str
     is_folder: bool
-    """False where it is a link or a file."""
+    """False for a link or a file."""
     uid: UserId
     mode: Count
     strangers: tuple[str, ...] = ()
-    """What others have put into it."""
+    """Entries of other users."""
 
 
 @dataclass(frozen=True)
 class RayPython:
-    """A Python, and the Ray that it has."""
+    """A Python and its Ray."""
 
     executable: str
     python: str
     """Python's full version, which Ray compares between nodes."""
     version: str | None
-    """Ray's own version; None where it has none."""
+    """Ray's version; None if it is not installed."""
     missing: tuple[str, ...] = ()
-    """Modules of ray[default] that a job submission cannot do without, and that are not there."""
+    """Missing modules of ray[default] that job submission needs."""
     command: tuple[str, ...] = ("ray",)
-    """How its `ray` is run, wherever PATH points."""
+    """The argv of its `ray` command."""
     click: str | None = None
-    """The version of click, with which that command is written."""
+    """The version of click, which that command uses."""
     enum_copies_are_same: bool = True
-    """Whether this Python copies an enum's member as itself."""
+    """Whether a copy of an enum member is the member itself in this Python."""
     folder: str = ""
-    """Where its `ray` package lies; '' where it has none."""
+    """The folder of its `ray` package, or ''."""
     hub: str | None = None
-    """The version of huggingface_hub, which fetches models; None where it is not installed."""
+    """The version of huggingface_hub, which fetches models; None if not installed."""
     debugpy: str | None = None
-    """That of debugpy, which Ray's distributed debugger and post-mortem rest on."""
+    """The version of debugpy, which Ray's distributed debugger needs."""
     libraries: Mapping[str, str] = field(default_factory=dict)
-    """Versions of what a job rests on, as far as it is installed there, by name."""
+    """Versions of known libraries by name."""
 
 
 @dataclass(frozen=True)
 class Framework:
-    """A recipe's framework, as the job's Python would find it."""
+    """A recipe's framework, as the job's Python finds it."""
 
     name: str
-    """As the recipe's row names it."""
+    """Its name in the recipe's row."""
     folder: str = ""
-    """The folder around its package; '' where it has none."""
+    """The folder that contains its package, or ''."""
     version: str = ""
-    """'' where it does not tell."""
+    """Its version, or '' if unknown."""
 
 
 @dataclass(frozen=True)
 class Mount:
-    """What a folder lies on."""
+    """The mounted file system of a folder."""
 
     folder: str
     kind: str
-    """The file system's, such as ext4, nfs4 or overlay."""
+    """The type of the file system, such as ext4, nfs4 or overlay."""
     source: str
 
     @property
     def is_containers_own(self) -> bool:
-        """Say whether it goes when the container, or the machine's memory, does."""
+        """Return whether it is lost with the container or with the machine's memory."""
         return self.kind in _OF_A_CONTAINER
 
     @property
     def is_shared(self) -> bool:
-        """Say whether other machines can have the same one."""
+        """Return whether other machines can mount it."""
         over_a_network = self.kind in _NETWORK or self.kind.startswith("fuse.")
         return over_a_network and not self.is_containers_own
 
@@ -118,142 +160,142 @@ class TorchPython:
 
     executable: str
     version: str | None
-    """torch's own version; None where no Python has it."""
+    """torch's version; None if no Python has it."""
     asked: tuple[str, ...] = ()
-    """The Pythons that were asked, where none has it."""
+    """The Pythons that were searched, if none has it."""
 
 
 @dataclass(frozen=True)
 class Room:
-    """How many more processes and threads there may be, by the tightest of all limits."""
+    """How many more processes and threads may start, by the lowest limit."""
 
     left: Surplus
     limit: str
-    """Which limit that is, with its number."""
+    """That limit and its value."""
 
 
 @dataclass(frozen=True)
-class Outfit:
-    """What should be the same on all nodes of a run, beside Ray's Python and what it has."""
+class NodeVersions:
+    """Versions that should be equal on all nodes, besides Python, Ray and libraries."""
 
     agent: str = ""
     """The agent's own version."""
     image: str = ""
-    """What the container was made from, where anything tells."""
+    """The container's image, if known."""
     gpu_models: tuple[str, ...] = ()
-    """The models of its GPUs, each once, as their driver names them."""
+    """The distinct models of its GPUs, as the driver names them."""
     clock_ahead: Difference | None = None
-    """Seconds by which its clock is ahead of the head's, as its hello showed; None on the head."""
+    """Seconds by which its clock is ahead of the head's; None on the head."""
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What this machine is and allows."""
+    """The facts about one machine."""
 
     hostname: str
     interfaces: Addresses
     """IP addresses by the interface that carries them, loopback included."""
     ray: RayPython = RayPython(sys.executable, "", None)
-    """The Python that has Ray, and that Ray: our own, but for an image that keeps them apart."""
+    """The Python with Ray, which an image may keep apart from the agent's."""
     torch: TorchPython | None = None
-    """Looked for only where torchrun is to start the job."""
+    """Set only if torchrun starts the job."""
     cpus: Cpus = 1
     machine_cpus: Cpus = 0
-    """Those of the whole machine, which Ray would take for ours; 0 where nobody looked."""
+    """CPUs of the whole machine, which Ray would use; 0 if not read."""
     memory: Bytes = 0
     machine_memory: Bytes = 0
-    """The whole machine's, likewise."""
+    """Memory of the whole machine; 0 if not read."""
     shm: Bytes = 0
     shm_free: Bytes = 0
     temp: str = "/tmp"
-    """The disk on which Ray keeps its sessions: logs, sockets, what it spills and unpacks."""
+    """The folder for Ray's sessions: logs, sockets, spilled objects."""
     temp_free: Bytes = 0
     temp_total: Bytes = 0
     temp_inodes: Bytes | None = None
-    """How many more files that disk takes; None where it does not count them."""
+    """Free inodes of that disk; None if it does not count them."""
     nofile_soft: Limit = 0
     nofile_hard: Limit = 0
     room: Room | None = None
-    """For processes and threads; None where nothing limits them."""
+    """For processes and threads; None without a limit."""
     ephemeral_ports: tuple[Port, Port] = (32_768, 60_999)
-    """The first and the last port that the kernel gives to outgoing connections."""
+    """The first and last port that the kernel uses for outgoing connections."""
     reserved_ports: tuple[tuple[Port, Port], ...] = ()
-    """Ranges within, which it leaves out."""
-    clock: Moment | None = None
-    """Seconds since 1970, as this machine has it; None where nobody looked."""
+    """Ranges of these that the kernel does not use."""
+    clock: Timestamp | None = None
+    """This machine's time in seconds since 1970; None if not read."""
     variables: Variables = field(default_factory=dict)
-    """Of the environment what checks weigh and nodes compare: no secret is among it."""
+    """Environment variables that checks read and nodes compare, without secrets."""
     gpus: Gpus = 0
     gpu_maker: Literal["", "nvidia", "amd"] = ""
-    """Whose GPUs they are; '' where none is seen."""
+    """The vendor of the GPUs, or ''."""
     gpu_fault: str = ""
-    """Why the GPUs' driver lets nobody in, though their device files are here."""
+    """Why the driver refuses access to GPUs that have device files, or ''."""
     driver: Driver | None = None
-    """What its tool says of the GPUs; None where it was not asked, since that takes seconds."""
+    """The report of the driver's tool; None if not queried, which takes seconds."""
     gpu_contradiction: str = ""
-    """Which variables choose GPUs in ways that do not go together; '' where none do."""
+    """Which variables select GPUs in contradictory ways, or ''."""
     is_first_process: bool = False
     uid: UserId = 0
     default_source: str | None = None
-    """The address with which this node leaves by its default route, if it has one."""
+    """The source address of the default route, if there is one."""
     taken_ports: Mapping[Port, str] | None = None
-    """Ports of ours on which somebody listens already, and who; None where nobody looked."""
+    """Ports of ours that are in use, with the process; None if not checked."""
     program_fault: str = ""
-    """Why the program after `--` cannot be started from here, with its name; '' where it can."""
+    """Why the program after `--` cannot start here, or ''."""
     wandb_login: bool = False
-    """Whether W&B finds credentials on this machine, as `wandb login` leaves them."""
+    """Whether W&B has credentials on this machine, from `wandb login`."""
     model_is_here: bool = False
     """Whether AGENT_MODEL names a file or folder of this machine."""
     ray_temp: Folder | None = None
-    """What is there already where Ray's temp dir is to be kept."""
+    """What exists at the path of Ray's temp dir."""
     disks: Mapping[str, str] = field(default_factory=dict)
-    """Which disk each path lies on that prepare steps mark, named alike where nodes share it."""
+    """The disk of each `once` file of prepare steps, with equal names on nodes that share it."""
     known_names: Addresses = field(default_factory=dict)
-    """Names that had to be looked up to know the role or the address, and what was found."""
+    """Names resolved for the role or the address, with their addresses."""
     framework: Framework | None = None
-    """The framework of the recipe that was asked for, where it has one."""
+    """The framework of the recipe, if it has one."""
     checkpoints: Mount | None = None
-    """What the folder for checkpoints lies on, where the job has one."""
+    """The mount of the checkpoint folder, if the job has one."""
     checkpoints_free: Bytes | None = None
-    """Bytes that are free there; None where nobody looked."""
+    """Free bytes there; None if not read."""
     model_bytes: Bytes = 0
-    """What the weights of AGENT_MODEL take, where it is a folder of this machine."""
-    outfit: Outfit = field(default_factory=Outfit)
-    """What the nodes of a run compare."""
+    """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
+    outfit: NodeVersions = field(default_factory=NodeVersions)
+    """Versions that the nodes of a run compare."""
 
     @property
     def job_python(self) -> str:
-        """Return the Python in which the job and its framework live."""
+        """Return the Python of the job and its framework."""
         return self.ray.executable if self.torch is None else self.torch.executable
 
-    def owns_wholly(self, folder: Folder) -> bool:
-        """Say whether a folder is a real one of ours, in which nobody else has left anything."""
+    def owns_exclusively(self, folder: Folder) -> bool:
+        """Return whether a folder and all its entries belong to this user."""
         return folder.is_folder and folder.uid == self.uid and not folder.strangers
 
     def addresses(self) -> tuple[str, ...]:
-        """Return this node's addresses but loopback's."""
+        """Return this node's addresses except loopback."""
         everything = (a for found in self.interfaces.values() for a in found)
         return tuple(a for a in everything if not ipaddress.ip_address(a).is_loopback)
 
-    def knows(self, host: str) -> bool:
-        """Say whether it can be told whose `host` is."""
+    def can_resolve(self, host: str) -> bool:
+        """Return whether the addresses of a host are known."""
         return bool(self._addresses_of(host))
 
     def is_own(self, host: str) -> bool:
-        """Say whether a name or address is this node's own."""
+        """Return whether a name or address is this node's own."""
         looped = any(ipaddress.ip_address(a).is_loopback for a in self._addresses_of(host))
         return (
             host in {self.hostname, "localhost"} or looped or self.own_address_of(host) is not None
         )
 
     def is_own_name(self, host: str) -> bool:
-        """Say whether it is this node's host name; schedulers list short ones."""
+        """Return whether it is this node's host name, in full or short."""
         return host in {self.hostname, self.hostname.partition(".")[0]}
 
     def own_address_of(self, host: str, hint: str | None = None) -> str | None:
-        """Return the address of this node that a name or address stands for, if it is one.
+        """Return the address of this node that a name or address resolves to, or None.
 
-        The hint is for this node's own name where the resolver is of no use.
+        The hint is for this node's own name, if the resolver does not help.
         """
         mine = set(self.addresses())
         return next((a for a in self._addresses_of(host, hint) if a in mine), None)
@@ -264,12 +306,36 @@ class Facts:
         found = self.known_names.get(host, ())
         if not self.is_own_name(host):
             return found
-        # What others find under our name comes first. Debian gives a host its own name as
-        # 127.0.1.1: then what the platform saw, then what the default route leaves with.
+        # The address to which other nodes resolve our name comes first. Debian resolves a host's
+        # own name to 127.0.1.1: then the platform's address, then that of the default route.
         mine = self.addresses()
         likely = (*found, hint, self.default_source, *mine)
         return tuple(dict.fromkeys(a for a in likely if a in mine))
 
     def interface_of(self, address: str) -> str | None:
-        """Name the interface that carries an address."""
+        """Return the interface that has an address."""
         return next((name for name, found in self.interfaces.items() if address in found), None)
+
+
+@dataclass(frozen=True)
+class DriverGpu:
+    """A GPU as its driver reports it."""
+
+    index: Count
+    name: str
+    memory: Count
+    """In MiB; 0 if unknown."""
+    errors: Count = 0
+    """Uncorrected ECC errors since the driver was loaded."""
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The report of the GPU driver's tool."""
+
+    tool: str
+    gpus: tuple[DriverGpu, ...] = ()
+    fault: str = ""
+    """Why there is no report, or ''."""
+    events: tuple[str, ...] = ()
+    """GPU errors in the kernel log (Xid for NVIDIA), if it can be read."""

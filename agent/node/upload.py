@@ -1,7 +1,7 @@
-"""What Ray would pack of a folder and send to the cluster, measured before anything is started.
+"""Measures what Ray would upload of a working_dir.
 
-Ray packs without compressing and takes what its own copy of `pathspec` leaves, so that copy decides
-here, too; it is loaded from Ray's folder by itself, without Ray.
+Ray packs without compression, and excludes files by its own copy of `pathspec`. That copy is loaded
+from Ray's folder here, without importing Ray.
 """
 
 from __future__ import annotations
@@ -23,51 +23,51 @@ if TYPE_CHECKING:
 
 
 class Matcher(Protocol):
-    """What is used of `pathspec`, of which Ray's copy has no types."""
+    """The part of `pathspec` that is used; Ray's copy has no types."""
 
     def from_lines(self, pattern_factory: str, lines: Sequence[str]) -> Matcher:
         """Read the lines of a .gitignore."""
 
     def match_file(self, file: str) -> bool:
-        """Say whether they leave a path out."""
+        """Return whether they exclude a path."""
 
 
 LIMIT = 100 << 20
-"""What Ray's dashboard takes of a package (2.40 to 2.60); GCS itself would take 512 MiB."""
-_PATIENCE = 20.0
-"""Longest that is spent on counting: a folder of millions of files is said to be too large."""
+"""Ray's dashboard accepts packages up to this size (2.40 to 2.60); GCS accepts 512 MiB."""
+_TIME_LIMIT = 20.0
+"""Seconds for counting; a folder that takes longer is reported as too large."""
 _MATCHER = "_private/thirdparty/pathspec/__init__.py"
 _ENTRY = 30 + 46
-"""Bytes of an entry in a zip, twice its name apart."""
+"""Bytes of an entry in a zip file, without its name, which is stored twice."""
 
 
 @dataclass(frozen=True)
-class Upload:
-    """What would be packed of a folder."""
+class UploadSize:
+    """The size of an upload."""
 
     size: int
     """Bytes of the package."""
     files: int
     largest: tuple[tuple[str, int], ...]
-    """Its largest parts by their names, the largest first."""
+    """Its largest entries by name, the largest first."""
     complete: bool
-    """False where it took too long to count all."""
+    """False if counting took too long."""
 
 
 def measure(
     folder: Path, excludes: Sequence[str], ray: str, environ: Mapping[str, str]
-) -> Upload | None:
-    """Measure what the Ray in this folder would pack; None where its rules cannot be read."""
+) -> UploadSize | None:
+    """Measure what the Ray in this folder would pack; None if its rules cannot be read."""
     spec = _rays_matcher(ray)
     if spec is None:
         return None
     ignore_files = _ignore_files(ray, environ)
     asked = [*_always_left_out(ray, environ), *excludes]
     rules = [_rule(spec, folder, asked)] if asked else []
-    size, files, until = 22, 0, time.monotonic() + _PATIENCE
+    size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
     parts: Counter[str] = Counter()
     complete = True
-    for path, amount in _travel(folder, spec, ignore_files, rules):
+    for path, amount in _walk(folder, spec, ignore_files, rules):
         relative = path.relative_to(folder)
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
         files += 1
@@ -75,13 +75,13 @@ def measure(
         if time.monotonic() > until:
             complete = False
             break
-    return Upload(size, files, tuple(parts.most_common(5)), complete)
+    return UploadSize(size, files, tuple(parts.most_common(5)), complete)
 
 
-def _travel(
+def _walk(
     path: Path, spec: Matcher, ignore_files: Sequence[str], rules: list[Excludes]
 ) -> Iterator[tuple[Path, int]]:
-    """Yield each file that is not left out, as Ray goes through a folder (2.40 to 2.60)."""
+    """Yield each file that is not excluded, as Ray walks a folder (2.40 to 2.60)."""
     here = [
         _rule(spec, path, (path / name).read_text(errors="replace").splitlines())
         for name in ignore_files
@@ -93,7 +93,7 @@ def _travel(
     try:
         if path.is_dir():
             for inner in sorted(path.iterdir()):
-                yield from _travel(inner, spec, ignore_files, rules)
+                yield from _walk(inner, spec, ignore_files, rules)
         elif path.is_file():
             yield path, path.stat().st_size
     except OSError:  # Ray will say what it cannot read
@@ -106,7 +106,7 @@ def _rule(spec: Matcher, root: Path, lines: Sequence[str]) -> Excludes:
 
 
 def _rays_matcher(ray: str) -> Matcher | None:
-    """Load the matcher that this Ray brings; None where it brings none."""
+    """Load Ray's copy of pathspec; None if it has none."""
     init = Path(ray) / _MATCHER
     name = "pod_agent_rays_pathspec"
     found = importlib.util.spec_from_file_location(name, init)
@@ -122,14 +122,14 @@ def _rays_matcher(ray: str) -> Matcher | None:
 
 
 def _ignore_files(ray: str, environ: Mapping[str, str]) -> list[str]:
-    """Return the files that say what is left out; `.rayignore` came after 2.48."""
+    """Return the names of ignore files; `.rayignore` is read after Ray 2.48."""
     mine = [] if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1" else [".gitignore"]
     knows_its_own = '".rayignore"' in _text(ray, "_private/runtime_env/packaging.py")
     return [*mine, ".rayignore"] if knows_its_own else mine
 
 
 def _always_left_out(ray: str, environ: Mapping[str, str]) -> list[str]:
-    """Return what newer Rays leave out unasked, such as .git and virtual environments."""
+    """Return what newer versions of Ray exclude by default, such as .git."""
     pattern = r'^RAY_RUNTIME_ENV_DEFAULT_EXCLUDES = "([^"]*)"'
     match = re.search(pattern, _text(ray, "_private/ray_constants.py"), re.MULTILINE)
     if match is None:

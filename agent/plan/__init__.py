@@ -1,1 +1,1 @@
-"""The plan: all that `run` will do, as data, and how it is made and shown."""
+"""The plan: everything that `run` will do, as data, and how it is made and shown."""

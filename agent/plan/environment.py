@@ -1,12 +1,11 @@
-"""What a node's processes find in their environment: set before `ray start`, inherited by all."""
+"""The environment variables of the processes on a node."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from agent.node.facts import MIB
-from agent.node.variables import PROXIES
-from agent.node.visible_devices import devices
+from agent.node.variables import PROXIES, visible_devices
 from agent.settings.model import TOKEN_MODE
 from agent.settings.redact import SHORTEST, secrets_in
 
@@ -14,20 +13,20 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.node.facts import Facts
-    from agent.settings import Settings
+    from agent.settings.model import Settings
     from agent.settings.values import Secret
 
-_NEVER_PASSED_ON = (
-    "RAY_ADDRESS",  # a leftover would send every child to another cluster
-    "RAY_API_SERVER_ADDRESS",  # and this one the job: it overrules an explicit address
-    "RAY_AUTH_TOKEN_PATH",  # read already; two forms would contradict
+_NEVER_INHERITED = (
+    "RAY_ADDRESS",  # a leftover would connect every child to another cluster
+    "RAY_API_SERVER_ADDRESS",  # overrides an explicit address when submitting the job
+    "RAY_AUTH_TOKEN_PATH",  # read already; Ray accepts only one form
     "WANDB_API_KEY_FILE",
     "RAY_AUTH_TOKEN_FILE",
 )
 _WANDB = "WANDB_API_KEY"
-_OF_THE_CLUSTER = ("RAY_AUTH_TOKEN", TOKEN_MODE)
-"""The token, and the mode that would make a Ray of the child's own ask for one."""
-_FINDS = (
+_CLUSTER_AUTH = ("RAY_AUTH_TOKEN", TOKEN_MODE)
+"""The token, and the mode that makes Ray require it."""
+_SEARCH_PATHS = (
     "PATH",
     "PYTHONPATH",
     "LD_LIBRARY_PATH",
@@ -36,35 +35,35 @@ _FINDS = (
     "PYTHONHOME",
     "VIRTUAL_ENV",
 )
-"""By these programs find their own: paths, however they may read, and never to be left out."""
+"""Variables by which programs find files; they are never treated as secrets."""
 _PROXIES = tuple(word for name in PROXIES for word in (name, name.upper()))
 
 
 def for_node(
     environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
 ) -> dict[str, str]:
-    """Return the environment of this node's Ray, and so of every actor on it.
+    """Return the environment of this node's Ray, which every actor on it inherits.
 
-    What the user set always wins over what is chosen here.
+    The user's variables override those that are chosen here.
     """
     chosen = _training(facts, node_ip, settings) | _proxy_exceptions(environ, node_ip, head_ip)
     unproxied = {k: v for k, v in chosen.items() if k.lower() == "no_proxy"}
-    everything = {**chosen, **passed_on(environ, settings), **unproxied}
-    return devices(environ, facts.gpu_maker, facts.ray.version).applied_to(everything)
+    everything = {**chosen, **for_children(environ, settings), **unproxied}
+    return visible_devices(environ, facts.gpu_maker, facts.ray.version).applied_to(everything)
 
 
-def passed_on(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return what every child gets, before any address is known: the user's own, and secrets."""
+def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """Return what every child inherits: the user's variables, secrets, auth and debugger."""
     empty_key = ("WANDB_API_KEY",) if settings.wandb_api_key is None else ()
-    dropped = {*_NEVER_PASSED_ON, *_other_debugger(settings), *empty_key}
-    mine = {k: text for k, text in environ.items() if k not in dropped}
-    return {**mine, **_secrets(settings), **auth(settings), **debug(settings)}
+    dropped = {*_NEVER_INHERITED, *_other_debugger(settings), *empty_key}
+    inherited = {k: text for k, text in environ.items() if k not in dropped}
+    return {**inherited, **_secrets(settings), **auth(settings), **debug(settings)}
 
 
 def for_head(
     environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, job_grace: float
 ) -> dict[str, str]:
-    """Return the environment of the head's Ray: Ray kills a stopped job after 3 s unless told."""
+    """Return the environment of the head's Ray, with the time that a stopped job gets."""
     found = for_node(environ, settings, facts, node_ip, node_ip)
     found.setdefault("RAY_JOB_STOP_WAIT_TIME_S", f"{max(1, int(job_grace))}")
     return found
@@ -73,66 +72,69 @@ def for_head(
 def for_torchrun(
     environ: Mapping[str, str], settings: Settings, facts: Facts, node_ip: str, head_ip: str
 ) -> dict[str, str]:
-    """Return the environment of a job that torchrun starts: as with Ray, without what is Ray's.
+    """Return the environment of a job that torchrun starts: as with Ray, without Ray's variables.
 
-    The cluster's token guards the agent's port alone then, and is not the job's business.
+    It lacks the token, which then guards only the agent's port.
     """
     found = for_node(environ, settings, facts, node_ip, head_ip)
-    of_ray = {name for name in _for_our_ray() if name not in environ}
-    kept = {name: text for name, text in found.items() if name not in (*of_ray, *_OF_THE_CLUSTER)}
+    of_ray = {name for name in _own_ray_defaults() if name not in environ}
+    kept = {name: text for name, text in found.items() if name not in (*of_ray, *_CLUSTER_AUTH)}
     return _without(kept, settings.ray_auth_token)
 
 
 def for_given_ray(
     environ: Mapping[str, str], settings: Settings, node_ip: str, ray_host: str
 ) -> dict[str, str]:
-    """Return the environment of what is started beside a Ray that others started with theirs."""
-    found = passed_on(environ, settings) | _proxy_exceptions(environ, node_ip, ray_host)
+    """Return the environment of processes beside a Ray that the platform started."""
+    found = for_children(environ, settings) | _proxy_exceptions(environ, node_ip, ray_host)
     if settings.ray_auth_token is None and environ.get(TOKEN_MODE):
-        found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes' own tokens: that Ray knows where
+        found[TOKEN_MODE] = environ[TOKEN_MODE]  # Kubernetes tokens, which Ray finds by itself
     return found
 
 
 def for_bridge(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return what the bridge gets of a node's environment: nothing secret but Ray's own.
+    """Return the bridge's environment: without secrets, except those for Ray.
 
-    It talks to Ray alone; RAY_JOB_HEADERS may be what opens the dashboard of a Ray that is given.
+    RAY_JOB_HEADERS may hold the credentials of the dashboard of a platform's Ray.
     """
-    own = {name: full[name] for name in (*_OF_THE_CLUSTER, "RAY_JOB_HEADERS") if name in full}
+    own = {name: full[name] for name in (*_CLUSTER_AUTH, "RAY_JOB_HEADERS") if name in full}
     others = {name: text for name, text in full.items() if name not in own}
     harmless = {
-        name: text for name, text in others.items() if name in _FINDS or not secrets_in(name, text)
+        name: text
+        for name, text in others.items()
+        if name in _SEARCH_PATHS or not secrets_in(name, text)
     }
     return {**_without(harmless, settings.wandb_api_key, settings.ray_auth_token), **own}
 
 
 def for_service(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return what a service gets: neither W&B's key nor the cluster's token is its business."""
-    left = {name: text for name, text in full.items() if name not in (*_OF_THE_CLUSTER, _WANDB)}
+    """Return a service's environment: without W&B's key and the cluster's token."""
+    left = {name: text for name, text in full.items() if name not in (*_CLUSTER_AUTH, _WANDB)}
     return _without(left, settings.wandb_api_key, settings.ray_auth_token)
 
 
 def for_prepare(full: Mapping[str, str], settings: Settings) -> dict[str, str]:
-    """Return what a prepare step gets: all of the user's own, and not the cluster's token."""
-    left = {name: text for name, text in full.items() if name not in _OF_THE_CLUSTER}
+    """Return a prepare step's environment: without the cluster's token."""
+    left = {name: text for name, text in full.items() if name not in _CLUSTER_AUTH}
     return _without(left, settings.ray_auth_token)
 
 
 def _without(environ: Mapping[str, str], *secrets: Secret | None) -> dict[str, str]:
-    """Leave out each variable that repeats one of these secrets, whatever its name."""
+    """Drop every variable that contains one of these secrets."""
     texts = [secret.reveal() for secret in secrets if secret is not None]
-    long = [text for text in texts if len(text) >= SHORTEST]  # a short one is in many a word
+    long = [text for text in texts if len(text) >= SHORTEST]  # a short one is part of many words
     return {
         name: text
         for name, text in environ.items()
-        if name in _FINDS or (text not in texts and not any(secret in text for secret in long))
+        if name in _SEARCH_PATHS
+        or (text not in texts and not any(secret in text for secret in long))
     }
 
 
 def chosen_for_display(
     environ: Mapping[str, str], settings: Settings, full: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return what the agent adds, changes or drops, with secrets masked, as a plan shows it."""
+    """Return what the agent adds, changes or drops, with secrets masked, for `plan`."""
     masked = dict.fromkeys(_secrets(settings), "********")
     added = {name: text for name, text in full.items() if environ.get(name) != text}
     dropped = {name: "(dropped)" for name in environ if name not in full}
@@ -148,12 +150,12 @@ def _secrets(settings: Settings) -> dict[str, str]:
 
 
 def auth(settings: Settings) -> dict[str, str]:
-    """Set Ray's token mode explicitly, both ways: its default differs between versions."""
+    """Return Ray's token mode, always set: its default differs between versions."""
     return {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
 
 
 def debug(settings: Settings) -> dict[str, str]:
-    """Return the variables of the chosen debugger; the two modes exclude each other."""
+    """Return the variable of the chosen debugger."""
     if settings.debug_ray == "1":
         return {"RAY_DEBUG": "legacy"}
     if settings.debug_ray == "post-mortem":
@@ -166,28 +168,28 @@ def _other_debugger(settings: Settings) -> tuple[str, ...]:
     return other.get(settings.debug_ray, ())
 
 
-def _for_our_ray() -> dict[str, str]:
+def _own_ray_defaults() -> dict[str, str]:
     return {
-        # Ray's drain waits 30 s for a busy actor; by the time Ray is stopped the job is over.
+        # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
         "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # Before the job Ray would start an idle worker for each of the head's CPUs; two of them
-        # cost a CPU-second, as the job was about to start (Ray 2.60).
+        # Ray starts an idle worker for each of the head's CPUs before the job; two of them cost a
+        # CPU-second just as the job starts (Ray 2.60).
         "RAY_prestart_worker_first_driver": "0",
     }
 
 
 def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
-    chosen = {"VLLM_HOST_IP": node_ip, **_for_our_ray()}
+    chosen = {"VLLM_HOST_IP": node_ip, **_own_ray_defaults()}
     interface = facts.interface_of(node_ip)
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}
     if settings.wandb_api_key is None and not facts.wandb_login:
-        chosen["WANDB_MODE"] = "offline"  # without a key W&B asks a terminal that is not there
+        chosen["WANDB_MODE"] = "offline"  # without a key W&B prompts on a terminal
     return chosen
 
 
 def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) -> dict[str, str]:
-    """Keep a proxy out of the traffic between nodes; gRPC and the dashboard break behind one."""
+    """Return no_proxy for traffic between nodes: a proxy breaks gRPC and the dashboard."""
     if not any(environ.get(name) for name in _PROXIES):
         return {}
     given = environ.get("no_proxy") or environ.get("NO_PROXY") or ""
@@ -197,10 +199,10 @@ def _proxy_exceptions(environ: Mapping[str, str], node_ip: str, head_ip: str) ->
 
 
 def object_store(facts: Facts, allotted: int | None = None) -> int | None:
-    """Return a size that fits /dev/shm, and what is allotted, where Ray's own choice would not.
+    """Return the object store's size, or None where Ray's default fits.
 
-    Ray takes 30 % of the memory that it sees, which on a shared node is everybody's; larger than
-    /dev/shm, it silently puts its objects under /tmp.
+    Ray takes 30 % of the machine's memory, even where a job has only a share of it. If that is
+    more than /dev/shm, it silently puts objects under /tmp.
     """
     wanted = int(0.3 * (facts.memory if allotted is None else allotted))
     if facts.shm != 0 and facts.shm_free < wanted:

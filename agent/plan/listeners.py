@@ -1,11 +1,11 @@
-"""Every port that a node listens on: who, where, and what guards it."""
+"""The ports that a node listens on: process, address and protection."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.addresses import is_public
-from agent.base.ports import collisions, meetings, port_map
+from agent.base.ports import port_conflicts, port_map, port_map_conflicts
+from agent.base.text import is_public
 from agent.base.value import dataclass
 from agent.settings.jobs import launcher
 from agent.settings.rules import port_problems, reward_port
@@ -15,15 +15,15 @@ if TYPE_CHECKING:
     from agent.base.errors import Problem
     from agent.base.ports import PortBase, Ports
     from agent.plan.ray_start import OwnRay
-    from agent.settings import Settings
-    from agent.topology.given_ray import GivenRay
+    from agent.settings.model import Settings
+    from agent.topology.platform_info import GivenRay
     from agent.topology.resolve import Topology
     from agent.work.services import ServiceSpec
 
 
 @dataclass(frozen=True)
 class Listener:
-    """A port of this node: who listens, where, and what guards it."""
+    """A port of this node: the process that listens, the address, and what guards it."""
 
     port: str
     who: str
@@ -31,7 +31,7 @@ class Listener:
     guard: str
 
 
-def listeners(  # noqa: PLR0913 - all that may listen
+def listeners(  # noqa: PLR0913 - everything that may listen
     settings: Settings,
     topology: Topology,
     services: tuple[ServiceSpec, ...],
@@ -40,7 +40,7 @@ def listeners(  # noqa: PLR0913 - all that may listen
     guarded: bool,
     has_ray: bool = True,
 ) -> tuple[Listener, ...]:
-    """Return the ports that this run opens; those of a Ray that is given are its owner's."""
+    """Return the ports that this run opens, without those of a platform's Ray."""
     if topology.is_idle:
         return ()
     ports, guard = ray.ports, "token" if guarded else "none"
@@ -68,24 +68,26 @@ def port_clashes(
     base: PortBase,
     given: GivenRay | None = None,
 ) -> tuple[Problem, ...]:
-    """Find what would meet on one port of this run's map, as its platform begins it.
+    """Find port conflicts of this run.
 
-    Beside a Ray on another machine only the agent and the reward server listen here; where there
-    is none at all, torchrun has the number of GCS.
+    Beside a Ray on another machine only the agent and the reward server listen here; without Ray,
+    torchrun uses the port of GCS.
     """
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     reward = reward_port(settings, command)
     if launcher(settings, None) == "torchrun":
-        return port_problems(meetings({"rendezvous": ports.gcs, "agent": ports.agent}, reward))
+        return port_problems(
+            port_conflicts({"rendezvous": ports.gcs, "agent": ports.agent}, reward)
+        )
     if given is not None and given.session is None:
-        return port_problems(meetings({"agent": ports.agent}, reward))
-    return port_problems(collisions(ports, reward))
+        return port_problems(port_conflicts({"agent": ports.agent}, reward))
+    return port_problems(port_map_conflicts(ports, reward))
 
 
 def may_listen_on(address: str, settings: Settings) -> bool:
-    """Say whether the agent's own port may be open there: to the internet only with a token."""
-    insists = settings.ray_auth_token is not None or settings.allow_insecure
-    return insists or not is_public(address)
+    """Return whether the agent's port may be open on an address: public only with a token."""
+    allowed = settings.ray_auth_token is not None or settings.allow_insecure
+    return allowed or not is_public(address)
 
 
 def _guard_of(spec: ServiceSpec) -> str:
@@ -104,16 +106,16 @@ def _head_of_ray(ports: Ports, dashboard_host: str, guard: str) -> tuple[Listene
 
 
 def _of_torchrun(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
-    """Return the job's own ports; nothing of torch's knows a token."""
+    """Return the ports of torchrun and the ranks; torch has no tokens."""
     store = Listener(str(ports.gcs), "torchrun's rendezvous", "every interface (torch's)", "none")
     ranks = Listener("any", "ranks (NCCL, gloo)", f"{NODE_IP}'s interface", "none")
     return (store, ranks) if topology.is_head else (ranks,)
 
 
 def _of_preflight(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
-    """Return what listens before the job, for as long as the all-reduce takes.
+    """Return what listens before the job, during the all-reduce.
 
-    Its store has the last port of Ray's workers, which Ray comes to last.
+    Its store uses the last port of Ray's workers, which Ray uses last.
     """
     store = Listener(str(ports.last_worker), "store of AGENT_PREFLIGHT", NODE_IP, "none")
     ranks = Listener("any", "ranks of AGENT_PREFLIGHT", f"{NODE_IP}'s interface", "none")

@@ -1,4 +1,4 @@
-"""The plan: everything that `run` will do, as data, before anything is touched."""
+"""The plan as data: everything that `run` will do."""
 
 from __future__ import annotations
 
@@ -6,31 +6,98 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
-from agent.checks import Finding, Level
+from agent.checks.finding import Finding, Level
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
-from agent.topology.given_ray import GivenRay
+from agent.topology.platform_info import GivenRay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from agent.base.ports import Ports
     from agent.node.facts import Facts
-    from agent.plan.address import Address
     from agent.plan.listeners import Listener
-    from agent.plan.stop_budget import StopBudget
     from agent.plan.torchrun import Torchrun
     from agent.plan.waits import PlannedWait
-    from agent.settings import Settings
+    from agent.settings.model import Settings
     from agent.topology.resolve import Topology
     from agent.work.job import Job
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
-    from agent.work.where import Place
+    from agent.work.where import Placeholders
 
-if TYPE_CHECKING:
     Launch = OwnRay | GivenRay | Torchrun
-"""What carries the job: a Ray of our own, one that the platform starts and stops, or torchrun."""
+
+
+@dataclass(frozen=True)
+class Address:
+    """This node's address, or how `run` finds it."""
+
+    ip: str | None
+    how: str
+    names: tuple[str, ...] = ()
+    """Names to resolve until one yields an address of this node."""
+    must_be_own: bool = False
+    """True if this node is not the head when a name resolves to another node."""
+    route_to: str | None = None
+    """The host whose route has the address as its source."""
+
+
+def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
+    topology: Topology, settings: Settings, facts: Facts
+) -> Address:
+    """Choose the address, or how to find it."""
+    if settings.node_ip is not None:
+        return Address(settings.node_ip, "AGENT_NODE_IP")
+    if not topology.is_head:
+        return Address(None, f"the source address of the route to {topology.head_host}")
+    given = topology.given_ray
+    if given is not None and given.session is None:
+        how = f"the source address of the route to {given.gcs_host}"
+        return Address(None, how, route_to=given.gcs_host)
+    if topology.must_own_head_host:
+        how = f"{topology.head_host}, which must be this node"
+        return Address(None, how, topology.platform.own_names, must_be_own=True)
+    named = topology.head_host
+    own = facts.own_address_of(named, topology.platform.reported_address) if named else None
+    if own is not None:  # first, since other nodes connect to it
+        return Address(own, f"{topology.head_host} is an address of this node")
+    between = facts.interfaces.get(topology.platform.interface or "", ())
+    if between and topology.head_host is not None:
+        return Address(between[0], f"interface {topology.platform.interface}")
+    names = (topology.head_host,) if topology.head_host else ()
+    if names:
+        return Address(None, f"what {names[0]} resolves to", names)
+    if facts.default_source is not None:
+        return Address(facts.default_source, "the source address of the default route")
+    return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")
+
+
+@dataclass(frozen=True)
+class StopBudget:
+    """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
+
+    job: float
+    final_replies: float
+    """For workers to receive the verdict before the head's port closes."""
+    services: float
+    ray: float
+    leftovers: float
+    output: float
+    """For the rest of the job's output to be copied."""
+    bundle: float
+    """For the diagnostics bundle after a failure, out of the time for KILL and exit."""
+
+
+def stop_budget(grace: float) -> StopBudget:
+    """Split a grace into phases; the job gets the rest, and a short grace shrinks all."""
+    scale = min(1.0, grace / 25.0)
+    final_replies, services, ray, leftovers, output = (x * scale for x in (2.0, 3.0, 3.0, 1.5, 2.0))
+    # replies, services and Ray stop at the same time; KILL and exit need 4 s
+    concurrent = max(final_replies, services, ray)
+    job = grace - concurrent - leftovers - output - 4.0 * scale
+    return StopBudget(job, final_replies, services, ray, leftovers, output, 2.0 * scale)
+
 
 RAY = "ray start"
 RAY_LOG = "ray-start.log"
@@ -41,23 +108,23 @@ BRIDGE = "ray bridge"
 
 @dataclass(frozen=True)
 class PlannedProcess:
-    """A process that this node starts for its own."""
+    """A process of the agent's own on this node: Ray, the bridge, the all-reduce."""
 
     name: str
     label: str
-    """Its duty in a word, as `plan` shows it."""
+    """Its purpose in a word, as `plan` shows it."""
     argv: tuple[str, ...]
-    """Its command, with placeholders for what only the run will find."""
+    """Its command, with placeholders for values that only the run knows."""
     log: str
 
-    def command(self, place: Place) -> list[str]:
-        """Return its argv at a place."""
+    def command(self, place: Placeholders) -> list[str]:
+        """Return the argv with placeholders filled in."""
         return [place.fill(word) for word in self.argv]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """All that is decided before anything starts."""
+    """Everything that is decided before anything starts."""
 
     settings: Settings
     topology: Topology
@@ -68,19 +135,19 @@ class Plan:
     ports: Ports
     launch: Launch
     job: Job | None
-    """What the head submits; where torchrun starts it, every node has its share."""
+    """On the head; with torchrun on every node."""
     recipe_env: Mapping[str, str]
-    """What a recipe needs in the environment of every node."""
+    """Environment variables of a recipe, for every node."""
     steps: tuple[PrepareStep, ...]
     """The prepare steps of this node."""
     all_steps: tuple[PrepareStep, ...]
-    """Those of the whole run, with this node's own fetch of the model."""
+    """The prepare steps of the whole run, with this node's fetch of the model."""
     services: tuple[ServiceSpec, ...]
     """The services of this node."""
     possible_services: tuple[ServiceSpec, ...]
-    """Those, and such as this node may have to run once the head has given it a rank."""
+    """These, and those that this node may run once the head has assigned its rank."""
     all_services: tuple[ServiceSpec, ...]
-    """The services of the whole run, wherever they live."""
+    """The services of the whole run."""
     processes: tuple[PlannedProcess, ...]
     budget: StopBudget
     waits: tuple[PlannedWait, ...]
@@ -91,23 +158,23 @@ class Plan:
 
     @property
     def own_ray(self) -> OwnRay | None:
-        """Return the Ray that is ours to start and stop, if it is."""
+        """Return the Ray that the agent starts, if it does."""
         return self.launch if isinstance(self.launch, OwnRay) else None
 
     @property
     def torchrun(self) -> Torchrun | None:
-        """Return the torchrun that starts this node's share of the job, if one does."""
+        """Return the torchrun that starts the job on this node, if one does."""
         return None if isinstance(self.launch, OwnRay | GivenRay) else self.launch
 
     @property
     def gpus(self) -> int:
-        """Return the GPUs that a share of the job would have here."""
+        """Return the GPUs for torchrun's processes on this node."""
         from agent.work.torchrun import gpus_of  # noqa: PLC0415 - most runs need none of it
 
         return gpus_of(self.settings, self.facts.gpus, self.environ)
 
-    def of_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:
-        """Return the steps and services of these names that this run has, as far as known here."""
+    def names_in_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:
+        """Return those names that are steps or services of this run."""
         known = {step.name for step in self.all_steps} | {s.name for s in self.all_services}
         return tuple(name for name in after if name in known)
 
@@ -120,7 +187,7 @@ class Plan:
         return next(wait.seconds for wait in self.waits if wait.key == key)
 
     def environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
-        """Return what is found in their environment by all that this node starts."""
+        """Return the environment of the processes that this node starts."""
         return {**self.recipe_env, **self._environment(node_ip, head_ip)}
 
     def _environment(self, node_ip: str, head_ip: str) -> dict[str, str]:
@@ -134,28 +201,28 @@ class Plan:
         return environment.for_node(environ, settings, self.facts, node_ip, head_ip)
 
     def environment_before_addresses(self) -> dict[str, str]:
-        """Return what a worker's prepare steps get, which may run before any address is known."""
-        return environment.passed_on(self.environ, self.settings)
+        """Return the environment of prepare steps that run before any address is known."""
+        return environment.for_children(self.environ, self.settings)
 
     @property
-    def told_by_file(self) -> tuple[tuple[str, str], ...]:
-        """Return the texts of a services file that may hold a secret, with what each is called."""
+    def services_file_texts(self) -> tuple[tuple[str, str], ...]:
+        """Return names and texts of a services file, which may hold secrets."""
         env = (pair for spec in self.all_services for pair in spec.env)
         commands = ((spec.name, spec.asked) for spec in self.all_services)
         return (*env, *commands, *((step.name, step.command) for step in self.steps))
 
     def ray_and_service_ports(self, but: frozenset[str] = frozenset()) -> list[int]:
-        """Return the fixed ports but the agent's own, and those of services that run already."""
+        """Return the fixed ports, without the agent's and those of the listeners in `but`."""
         own = str(self.ports.agent)
         others = [x.port for x in self.listeners if x.port != own and x.who not in but]
         return [int(port) for port in others if port.isdigit()]
 
     def failed(self) -> tuple[Finding, ...]:
-        """Return the findings that forbid a run."""
+        """Return the findings that refuse the run."""
         return tuple(f for f in self.findings if f.level is Level.FAIL)
 
     def logs(self) -> dict[str, str]:
-        """Return the files of this node's logs, by the names under which they are asked for."""
+        """Return the log files of this node by the names for `pod-agent logs`."""
         found = {"agent": AGENT_LOG}
         if self.torchrun is None:
             found["ray"] = RAY_LOG
@@ -174,7 +241,7 @@ class Plan:
 
 
 def versions(plan: Plan) -> tuple[str | None, str, str]:
-    """Return what must be equal on all nodes: of Ray and its Python, or of torch."""
+    """Return the versions that must be equal on all nodes: Ray and its Python, or torch."""
     if plan.torchrun is None:
         return plan.facts.ray.version, plan.facts.ray.python, ""
     torch = plan.facts.torch
@@ -182,5 +249,5 @@ def versions(plan: Plan) -> tuple[str | None, str, str]:
 
 
 def log_root(settings: Settings) -> Path:
-    """Return the folder that holds the runs' folders."""
+    """Return the folder that contains the run folders."""
     return Path(settings.log_dir).expanduser()

@@ -1,4 +1,4 @@
-"""A Ray of our own: the command lines of `ray start`, head and worker."""
+"""The command lines of `ray start` on head and worker."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.addresses import in_url, reached_at
+from agent.base.text import in_url, reached_at
 from agent.base.value import dataclass
 from agent.node.facts import MIB
 from agent.plan.environment import object_store
@@ -15,8 +15,8 @@ from agent.settings.ray_args import (
     OBJECT_STORE,
     PLASMA,
     TEMP_DIR,
+    flags_for_node,
     flags_of,
-    passed_on,
     value_of,
 )
 from agent.work.where import HEAD_IP, NODE_IP
@@ -24,36 +24,36 @@ from agent.work.where import HEAD_IP, NODE_IP
 if TYPE_CHECKING:
     from agent.base.ports import Ports
     from agent.node.facts import Facts
-    from agent.settings import Settings
+    from agent.settings.model import Settings
 
 
 @dataclass(frozen=True)
 class OwnRay:
-    """A Ray that this node starts and stops: all that its command lines rest on."""
+    """A Ray that the agent starts on this node: the inputs of its command lines."""
 
     settings: Settings
     facts: Facts
     ports: Ports
     session: str
-    """The folder of its sessions, ours alone."""
+    """Ray's temp dir, which contains its sessions."""
     dashboard_host: str
     allotted_memory: int | None = None
-    """What a shared node allots to this job; Ray would take the whole machine's for its own."""
+    """Bytes allotted to the job on a shared node, which Ray does not detect."""
 
     @property
     def gcs(self) -> str:
-        """Return where its GCS answers, as the head itself calls it."""
+        """Return the address of GCS for the head itself."""
         return f"{NODE_IP}:{self.ports.gcs}"
 
     @property
     def dashboard(self) -> str:
-        """Return the URL of its dashboard, as the head itself calls it."""
+        """Return the URL of the dashboard for the head itself."""
         return f"http://{in_url(reached_at(self.dashboard_host))}:{self.ports.dashboard}"
 
     def command(self, *, is_head: bool) -> tuple[str, ...]:
         """Return the argv of `ray start`, with placeholders for the addresses."""
         own = self._of_head() if is_head else self._of_worker()
-        return (*self._common(), *own, *passed_on(self.settings.ray_args, is_head=is_head))
+        return (*self._common(), *own, *flags_for_node(self.settings.ray_args, is_head=is_head))
 
     def _of_head(self) -> list[str]:
         ports = self.ports
@@ -68,7 +68,7 @@ class OwnRay:
         ]
 
     def _of_worker(self) -> list[str]:
-        """Return a worker's; the temp dir is the head's unless one was asked for."""
+        """Return a worker's flags; without --temp-dir Ray uses the head's path."""
         address = f"--address={HEAD_IP}:{self.ports.gcs}"
         is_asked = value_of(self.settings.ray_args, TEMP_DIR) is not None
         return [address, f"--temp-dir={self.session}"] if is_asked else [address]
@@ -100,7 +100,7 @@ class OwnRay:
         return argv
 
     def _memory(self) -> list[str]:
-        """Return the limits that Ray would choose too large here, unless the user chose them."""
+        """Return memory limits where Ray's defaults are too large and the user set none."""
         asked = {flag.name for flag in flags_of(self.settings.ray_args)}
         facts = replace(self.facts, shm=0) if PLASMA in asked else self.facts
         size = object_store(facts, self.allotted_memory)

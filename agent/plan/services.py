@@ -1,4 +1,4 @@
-"""The services of a run as they are planned: who runs which, and what of them cannot be."""
+"""Which node runs which service, and problems of a services file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem
-from agent.base.ports import listening, port_map
+from agent.base.ports import port_map, single_ports
 from agent.settings.jobs import TORCHRUN, launcher
 from agent.work.services import REWARD, reward_service
 
@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 
     from agent.base.ports import Ports
     from agent.node.facts import Facts
-    from agent.settings import Settings
+    from agent.settings.model import Settings
     from agent.topology.resolve import Topology
-    from agent.work.services import ServiceSpec
-    from agent.work.services_asked import ServicesFile
+    from agent.work.services import ServicesFile, ServiceSpec
     from agent.work.where import Where
 
 
@@ -29,46 +28,46 @@ def all_services(
     row, python = file.reward, facts.ray.executable
     reward = reward_service(with_reward(settings, file), command, python)
     if row is not None and reward is not None:
-        reward = row.of(reward)
+        reward = row.apply_to(reward)
     return (*filter(None, (reward,)), *file.services)
 
 
 def with_reward(settings: Settings, file: ServicesFile) -> Settings:
-    """Have `[services.reward]` stand for AGENT_REWARD."""
+    """Replace AGENT_REWARD by `[services.reward]`, if the file has it."""
     row = file.reward
     return settings if row is None else replace(settings, reward=row.command or "builtin")
 
 
 def own_rank(topology: Topology) -> int | None:
-    """Return this node's rank; where no platform has ranks, the head gives them, and has 0."""
-    rank = topology.claim.rank
+    """Return this node's rank; without ranks of the platform the head has 0."""
+    rank = topology.platform.rank
     return 0 if rank is None and topology.is_head else rank
 
 
 def is_here(where: Where, topology: Topology) -> bool:
-    """Say whether something certainly runs on this node."""
+    """Return whether something runs on this node."""
     return where.includes(own_rank(topology), is_head=topology.is_head)
 
 
 def may_be_here(where: Where, topology: Topology) -> bool:
-    """Say whether something runs on this node, or may once the head has given it a rank."""
+    """Return whether something may run on this node once the head has assigned its rank."""
     return where.may_include(own_rank(topology), is_head=topology.is_head)
 
 
-def alone_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
-    """Return the ranks of the nodes that are there for one service only, and join no Ray."""
+def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
+    """Return the ranks of nodes that only run a service and do not join Ray."""
     return frozenset(
         spec.where.rank for spec in services if spec.alone and spec.where.rank is not None
     )
 
 
-def without_alone(
+def without_service_nodes(
     topology: Topology, settings: Settings, services: tuple[ServiceSpec, ...]
 ) -> Topology:
-    """Count no node among the workers that joins no Ray, unless EXPECTED_WORKERS has counted."""
+    """Subtract nodes that do not join Ray from the workers, unless EXPECTED_WORKERS is set."""
     if settings.expected_workers is not None:
         return topology
-    left = max(0, topology.expected_workers - len(alone_ranks(services)))
+    left = max(0, topology.expected_workers - len(service_only_ranks(services)))
     return replace(topology, expected_workers=left)
 
 
@@ -79,19 +78,19 @@ def service_problems(
     facts: Facts,
     file: ServicesFile,
 ) -> Iterator[Problem]:
-    """Name what of a services file cannot be where this run lives."""
+    """Yield problems of the services file on this platform."""
     ports = port_map(
-        settings.ray_port, settings.dashboard_port, settings.port, topology.claim.ports
+        settings.ray_port, settings.dashboard_port, settings.port, topology.platform.ports
     )
     services = all_services(settings, command, facts, file)
     most = _most_nodes(settings, topology, services)
     by_torchrun = launcher(settings, command) == TORCHRUN
     for spec in services:
         if spec.name == REWARD and file.reward is None:
-            continue  # AGENT_REWARD's: judged with the other variables
+            continue  # AGENT_REWARD is checked with the other variables
         where = _label(settings, spec)
-        yield from _about_place(where, spec, topology, most)
-        yield from _about_port(where, spec, topology, ports, by_torchrun=by_torchrun)
+        yield from _place_problems(where, spec, topology, most)
+        yield from _port_problems(where, spec, topology, ports, by_torchrun=by_torchrun)
         others = services[: services.index(spec)]
         met = [o for o in others if o.port == spec.port and o.where.meets(spec.where)]
         if spec.port is not None and met:
@@ -107,13 +106,15 @@ def service_problems(
 
 
 def _most_nodes(settings: Settings, topology: Topology, services: tuple[ServiceSpec, ...]) -> int:
-    """Return how many nodes this run waits for, those included that join no Ray."""
-    alone, workers = len(alone_ranks(services)), topology.expected_workers
+    """Return how many nodes this run expects, including those that do not join Ray."""
+    alone, workers = len(service_only_ranks(services)), topology.expected_workers
     return 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
 
 
-def _about_place(where: str, spec: ServiceSpec, topology: Topology, most: int) -> Iterator[Problem]:
-    given, nodes, rank = topology.given_ray, topology.claim.nodes, spec.where.rank
+def _place_problems(
+    where: str, spec: ServiceSpec, topology: Topology, most: int
+) -> Iterator[Problem]:
+    given, nodes, rank = topology.given_ray, topology.platform.nodes, spec.where.rank
     if given is not None and spec.where.kind != "head":
         expected = f"head: no agent runs on {given.owner}'s nodes"
         yield Problem(f"{where} where", spec.where.sentence(), expected)
@@ -128,7 +129,7 @@ def _about_place(where: str, spec: ServiceSpec, topology: Topology, most: int) -
         yield Problem(f"{where} alone", "true on the head's own rank", expected)
 
 
-def _about_port(
+def _port_problems(
     where: str, spec: ServiceSpec, topology: Topology, ports: Ports, *, by_torchrun: bool
 ) -> Iterator[Problem]:
     given = topology.given_ray
@@ -137,7 +138,7 @@ def _about_port(
     if by_torchrun:
         others["rendezvous"] = ports.gcs
     elif not spec.alone and (given is None or given.session is not None):
-        others, workers = listening(ports), (ports.first_worker, ports.last_worker)
+        others, workers = single_ports(ports), (ports.first_worker, ports.last_worker)
     met = next((name for name, number in others.items() if number == spec.port), None)
     if met is not None:
         whose = "torchrun's" if by_torchrun else "Ray's"

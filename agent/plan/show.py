@@ -1,4 +1,4 @@
-"""The plan as text: what `plan` prints, line by line, secrets masked."""
+"""Renders the plan as text, with secrets masked."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import shlex
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.words import listed, mib
-from agent.checks import Level
+from agent.base.text import listed, mib
+from agent.checks.finding import Level
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
-from agent.topology.given_ray import GivenRay
-from agent.work.where import HEAD_IP, NODE_IP, Place
+from agent.topology.platform_info import GivenRay
+from agent.work.where import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.checks import Finding
+    from agent.checks.finding import Finding
     from agent.plan.plan import Plan
     from agent.plan.torchrun import Torchrun
     from agent.settings.redact import Redactor
@@ -27,7 +27,7 @@ _SIGN = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 
 
 def render(plan: Plan, redactor: Redactor) -> str:
-    """Render a plan for a person."""
+    """Render a plan for `pod-agent plan`."""
     lines = [
         *_who(plan),
         *_section("commands", _commands(plan)),
@@ -50,7 +50,7 @@ def finding_line(finding: Finding) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Write seconds as a person would: 90 s, 10 min, 2 h."""
+    """Format seconds: 90 s, 10 min, 2 h."""
     if seconds >= 3600 and seconds % 3600 == 0:
         return f"{seconds / 3600:g} h"
     if seconds >= 120 and seconds % 60 == 0:
@@ -73,7 +73,7 @@ def _who(plan: Plan) -> Iterator[str]:
     if host is None and topology.given_ray is not None:
         host = topology.given_ray.gcs_host
     yield f"role:      {topology.sentence()}"
-    yield f"platform:  {topology.claim.platform}"
+    yield f"platform:  {topology.platform.name}"
     yield f"node:      {topology.node_name}"
     yield f"head:      {host}"
     yield f"address:   {plan.address.ip or 'found at run'} ({plan.address.how})"
@@ -84,14 +84,14 @@ def _who(plan: Plan) -> Iterator[str]:
 
 
 def _commands(plan: Plan) -> Iterator[str]:
-    place = Place(node_ip=plan.address.ip or NODE_IP)
+    place = Placeholders(node_ip=plan.address.ip or NODE_IP)
     if plan.topology.is_idle:
         yield f"none: {_owner(plan)} starts Ray here, and the agent at the head submits the job"
         return
     if plan.own_ray is not None:
-        mine = f"a stale Ray of our own is ended (one with {plan.own_ray.session})"
+        own = f"a stale Ray of ours is stopped (one with {plan.own_ray.session})"
         yield "first:  " + (
-            "a stale Ray on this pod is ended" if plan.topology.owns_machine else mine
+            "a stale Ray on this pod is stopped" if plan.topology.owns_machine else own
         )
     for step in plan.steps:
         each = " (each)" if step.where.kind == "every" else ""
@@ -116,18 +116,20 @@ def _commands(plan: Plan) -> Iterator[str]:
         yield from _job(plan.job, plan.topology.expected_workers)
 
 
-def _services(plan: Plan, place: Place) -> Iterator[str]:
-    """Show what this node serves or may serve, and on the head who else serves."""
+def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
+    """Show the services that this node runs or may run, and on the head all others."""
     for spec in plan.all_services:
         if spec not in plan.possible_services:
             if plan.topology.is_head:
-                yield f"{spec.name}: on {spec.where.sentence()}{_alone(spec)}"
+                yield f"{spec.name}: on {spec.where.sentence()}{_joins_no_ray(spec)}"
             continue
-        own = shlex.join(spec.command(place)) if spec.argv else "run by others, probed here"
+        own = shlex.join(spec.command(place)) if spec.argv else "external, only probed"
         if spec not in plan.services:
-            own = f"{own} (if the head makes this node {spec.where.sentence()}{_alone(spec)})"
+            own = (
+                f"{own} (if the head makes this node {spec.where.sentence()}{_joins_no_ray(spec)})"
+            )
         elif spec.where.kind != "head":
-            own = f"{own} (on {spec.where.sentence()}{_alone(spec)})"
+            own = f"{own} (on {spec.where.sentence()}{_joins_no_ray(spec)})"
         yield f"{spec.name}: {own}"
         again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
         yield f"  {spec.ready.sentence(place)}{again}"
@@ -135,23 +137,23 @@ def _services(plan: Plan, place: Place) -> Iterator[str]:
 
 
 def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
-    """Show what must be done or ready before something starts."""
-    names = plan.of_this_run(after)
+    """Show the steps and services that something waits for."""
+    names = plan.names_in_this_run(after)
     if names:
         yield f"  starts after {listed(names)}"
 
 
-def _alone(spec: ServiceSpec) -> str:
+def _joins_no_ray(spec: ServiceSpec) -> str:
     return ", which joins no Ray" if spec.alone else ""
 
 
 def _by_torchrun(plan: Plan, torchrun: Torchrun) -> Iterator[str]:
-    """Show this node's share of the job, where all come that are expected."""
+    """Show torchrun's command on this node, if all expected nodes join."""
     if plan.job is None:
         return
     topology = plan.topology
-    nodes, given = str(topology.expected_workers + 1), topology.claim.rank
-    rank = "0" if topology.is_head else "{rank}" if given is None else str(given)
+    nodes, own_rank = str(topology.expected_workers + 1), topology.platform.rank
+    rank = "0" if topology.is_head else "{rank}" if own_rank is None else str(own_rank)
     head_ip = (plan.address.ip if plan.topology.is_head else None) or HEAD_IP
     if not plan.job.argv:
         yield from _job(plan.job, topology.expected_workers)
@@ -165,14 +167,15 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         yield "job:    none: the cluster stays until it is stopped"
         return
     recipe = job.recipe
-    if recipe is not None and recipe.guess is None:
-        yield f"job:    {job.name}, which would not fit {_alike(workers)}: {recipe.misfit}"
+    if recipe is not None and recipe.expected_command is None:
+        where = _nodes_like_this(workers)
+        yield f"job:    {job.name} does not fit {where}: {recipe.misfit}"
     else:
         yield f"job:    {shlex.join(job.argv)}"
-    if recipe is not None and recipe.guess is not None and recipe.known.framework:
-        yield f"  as it would be for {_alike(workers)}; it is made anew of those that join"
-        yield from (f"  {key}: {reason}" for key, reason in recipe.guess.why.items())
-        yield from (f"  {note}" for note in recipe.guess.notes)
+    if recipe is not None and recipe.expected_command is not None and recipe.known.framework:
+        yield f"  sized for {_nodes_like_this(workers)}; sized again for the nodes that join"
+        yield from (f"  {key}: {reason}" for key, reason in recipe.expected_command.why.items())
+        yield from (f"  {note}" for note in recipe.expected_command.notes)
     if recipe is not None and recipe.known.framework:
         yield f"  checkpoints: {job.checkpoints}"
     if job.runtime_env:
@@ -181,7 +184,7 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
 
 
-def _alike(workers: int) -> str:
+def _nodes_like_this(workers: int) -> str:
     return f"{workers + 1} nodes like this one" if workers else "this one node"
 
 

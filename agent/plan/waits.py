@@ -1,4 +1,4 @@
-"""Every wait of a run with its limit: what `plan` shows and what the decisions go by."""
+"""The waits of a run with their limits, for `plan` and for the decisions."""
 
 from __future__ import annotations
 
@@ -6,77 +6,76 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
 from agent.settings.jobs import launcher
-from agent.work.after import longest_waits
+from agent.work.services import longest_waits
 from agent.work.where import ON_EVERY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.settings import Settings
+    from agent.settings.model import Settings
     from agent.topology.resolve import Topology
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
 
 HEAD = "head"
-"""The head's Ray on the head itself, the head on a worker."""
+"""On the head its Ray, on a worker the head."""
 WORKERS = "workers"
 PREPARE = "prepare"
 BEFORE = "before"
-"""For all that a service or step waits for before it is started."""
+"""Everything that a service or step waits for before it starts."""
 SUBMIT = "submit"
 JOB = "word of the job"
 STALL = "stall"
-"""Of a job that shows no sign of work: told with its stacks; ends it only after a lost node."""
+"""A job without progress: its stacks are logged; after a lost node it is ended."""
 JOIN = "join"
 NODE = "lost node"
 SILENT_HEAD = "silent head"
 FENCE = "fence"
-"""Neither the head's agent nor its GCS is reached: what runs on the worker must end."""
+"""Neither the head's agent nor GCS is reachable: the worker stops its processes."""
 FENCE_SHARE = 0.8
-"""Of AGENT_NODE_GRACE, after which the head may go on without the worker."""
+"""Share of AGENT_NODE_GRACE; after all of it the head may continue without the worker."""
 STOP = "stop"
 PAUSE = "pause"
-"""Between two attempts; no wait of a plan's."""
-ASK = "ask"
-"""For every node's word, when a job has failed."""
+"""Between two attempts; not shown in the plan."""
+FAILURE_REPORTS = "ask"
+"""For every node's report after a job has failed."""
 
 CLEAR = "clear"
-"""For an attempt to be gone from all nodes in reach, before the next; no wait of a plan's."""
-AWAY = "away"
-"""For a node out of reach to have ended it itself, likewise."""
+"""For all reachable nodes to end an attempt before the next; not shown in the plan."""
+UNREACHABLE = "away"
+"""For an unreachable node to end it by itself; not shown in the plan."""
 CLEAR_LIMIT = 60.0
-"""Beyond AGENT_NODE_GRACE."""
+"""In addition to AGENT_NODE_GRACE."""
 PROBE = "probe"
-"""For each node's word of the reward server."""
+"""For each node's probe of the reward server."""
 PREFLIGHT = "preflight"
 """For the all-reduce before the job."""
 HANG = "hang"
-"""For a part of Ray that is stopped to go on; no wait of a plan's."""
+"""For a stopped process of Ray to continue; not shown in the plan."""
 NEVER_LATE = {PAUSE, PROBE}
-"""When these are over, the run goes on."""
+"""Waits after which the run continues."""
 SUBMIT_LIMIT = 120.0
 SILENCE_LIMIT = 120.0
 JOIN_LIMIT = 120.0
 ASK_LIMIT = 5.0
 GCS_LIMIT = 75.0
-"""GCS reports a node as dead 15 s after its Ray was killed, 65 s after its network was lost (2.60).
-"""
+"""GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60)."""
 PROBE_LIMIT = 10.0
 SAMPLE_LIMIT = 10.0
 PREFLIGHT_LIMIT = 120.0
 HANG_LIMIT = 30.0
 PREFLIGHT_SPARE = 10.0
-"""For the word of it to come, where its own end came late."""
-ALL_TOLD_LIMIT = 8.0
+"""For its result to arrive after its own time limit."""
+FAILURE_REPORTS_LIMIT = 8.0
 FIXED = "fixed"
 
 
 @dataclass(frozen=True)
 class PlannedWait:
-    """Something that will be waited for, at most this long."""
+    """A wait and its limit."""
 
     key: str
-    """Names it for the decisions; a service's is its name."""
+    """The key for the decisions; for a service its name."""
     what: str
     seconds: float
     variable: str
@@ -90,9 +89,9 @@ def planned_waits(
     *,
     has_job: bool,
 ) -> tuple[PlannedWait, ...]:
-    """Return what this node will wait for, in the order in which a person thinks of it.
+    """Return the waits of this node, in the order of a run.
 
-    `steps` and `services` are those of the whole run: what is here may wait for others.
+    `steps` and `services` are those of the whole run, since local ones may wait for others.
     """
     if topology.is_idle:
         return ()
@@ -114,9 +113,9 @@ def _on_the_head(
     given = topology.given_ray
     by_torchrun = launcher(settings, None) == "torchrun"
     before = longest_waits((*steps, *services))
-    whose = "the head's" if given is None else f"{given.owner}'s"
+    owner = "the head's" if given is None else f"{given.owner}'s"
     if not by_torchrun:
-        yield PlannedWait(HEAD, f"{whose} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
+        yield PlannedWait(HEAD, f"{owner} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(settings, steps, before)
     for spec in services:
         where = "" if spec.where.kind == "head" else f" on {spec.where.sentence()}"
@@ -127,19 +126,19 @@ def _on_the_head(
         workers = f"{topology.expected_workers} worker(s)"
         yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
     if topology.expected_workers and given is None and any(spec.url for spec in services):
-        yield PlannedWait(PROBE, "each node's word of the reward server", PROBE_LIMIT, FIXED)
+        yield PlannedWait(PROBE, "each node's probe of the reward server", PROBE_LIMIT, FIXED)
     if settings.preflight is not None and given is None:
         yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", PREFLIGHT_LIMIT, FIXED)
     if has_job and by_torchrun:
         yield PlannedWait(SUBMIT, "torchrun to be started here", SUBMIT_LIMIT, FIXED)
-        told = "all nodes to tell the end of a job that failed on one"
-        yield PlannedWait(JOB, told, ALL_TOLD_LIMIT, FIXED)
+        reports = "every node's report after the job failed on one"
+        yield PlannedWait(JOB, reports, FAILURE_REPORTS_LIMIT, FIXED)
     elif has_job:
-        taken = "Ray to take the job, from the first try"
-        yield PlannedWait(SUBMIT, taken, SUBMIT_LIMIT, FIXED)
-        yield PlannedWait(JOB, "word of the running job from Ray", SILENCE_LIMIT, FIXED)
+        accepted = "Ray to accept the job, from the first try"
+        yield PlannedWait(SUBMIT, accepted, SUBMIT_LIMIT, FIXED)
+        yield PlannedWait(JOB, "the job's status from Ray", SILENCE_LIMIT, FIXED)
     if has_job and settings.stall:
-        what = "a sign of work from the job, or its stacks are told"
+        what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
     yield _stop(settings)
@@ -160,16 +159,16 @@ def _on_a_worker(
     out_of_reach = "head and GCS out of reach, until all here is stopped"
     yield PlannedWait(FENCE, out_of_reach, FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE")
     grace = settings.head_grace
-    yield PlannedWait(SILENT_HEAD, "a head that fell silent", grace, "AGENT_HEAD_GRACE")
+    yield PlannedWait(SILENT_HEAD, "a silent head", grace, "AGENT_HEAD_GRACE")
     yield _stop(settings)
 
 
 def _of_steps(
     settings: Settings, steps: tuple[PrepareStep, ...], before: Mapping[str, float]
 ) -> Iterator[PlannedWait]:
-    """Wait for steps, and before that for all that steps and services wait for.
+    """Yield the waits for steps, and for what steps and services wait for.
 
-    It may run on a node that comes up later than this one.
+    The latter may run on nodes that start later than this one.
     """
     own = ", each from its own start" if any(before.get(step.name) for step in steps) else ""
     if steps:
@@ -182,4 +181,4 @@ def _of_steps(
 
 
 def _stop(settings: Settings) -> PlannedWait:
-    return PlannedWait(STOP, "a stop, all in all", settings.stop_grace, "AGENT_STOP_GRACE")
+    return PlannedWait(STOP, "a stop in total", settings.stop_grace, "AGENT_STOP_GRACE")

@@ -1,1 +1,1 @@
-"""What is told of a run and kept of it: the log, the run folder, events, what is waited for."""
+"""What an agent writes: the log, the run folder with its records, and failure bundles."""

@@ -1,7 +1,7 @@
-"""`failure-….tar.gz`: all that there is to look at after a failure, in one file to hand on.
+"""`failure-….tar.gz`: the logs and records of a failed run in one file.
 
-Only the ends of logs are in it, masked and without control characters, and it stays below a bound.
-It is made by a thread, since a disk may stall; what is given up leaves nothing behind.
+It holds the ends of logs, masked and without control characters, within a size limit. A thread
+writes it, since a disk may stall; an abandoned bundle leaves no file.
 """
 
 from __future__ import annotations
@@ -15,54 +15,54 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base import words
+from agent.base.text import plain
 from agent.base.value import dataclass
-from agent.record.files import PART, end_of, numbered, safe, why
+from agent.record.files import PART_SUFFIX, error_text, numbered_names, read_end, safe_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 PREFIX, ENDING = "failure-", ".tar.gz"
 KEPT = 3
-"""So many bundles of a run folder are kept, the newest."""
+"""Bundles kept in a run folder, the newest ones."""
 MOST = 20 << 20
-"""Bytes of all members together, before they are compressed."""
+"""Total bytes of all members before compression."""
 MOST_OF_ONE = 256 << 10
 CONTENTS = "contents.txt"
 _LEAST = 512
-"""Where less than this is left of all, nothing more goes in."""
+"""Nothing is added once fewer bytes than this are left."""
 _SLACK = 4096
-"""So much is left out of a line that is longer than all that is read of a log."""
+"""Bytes cut from the front of a line longer than the part that is read."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """Something to put into a bundle: a file, of which the end is taken, or a text."""
+class BundlePart:
+    """One member of a bundle: the end of a file, or a text."""
 
     name: str
     """Its path in the bundle."""
     source: Path | str | Callable[[], str]
     most: int = MOST_OF_ONE
-    """Bytes that are kept of it, the last ones."""
+    """Bytes kept, from the end."""
 
 
 def last_lines(path: Path, most: int, clean: Callable[[str], str]) -> str | None:
-    """Return the end of a log, masked and plain, in whole lines; None where there is none."""
-    data = end_of(path, most)
+    """Return the last whole lines of a log, masked; None without a file."""
+    data = read_end(path, most)
     if data is None:
         return None
-    if len(data) >= most:  # it may begin amid a secret, which nothing would find
+    if len(data) >= most:  # a secret that is cut in two would not be masked
         cut = data.find(b"\n") + 1
         data = data[cut or _SLACK :]
-    return shown(data.decode(errors="replace"), most, clean)
+    return masked_end(data.decode(errors="replace"), most, clean)
 
 
-def shown(text: str, most: int, clean: Callable[[str], str]) -> str:
-    """Return a text's end, masked and plain, from the beginning of a line on.
+def masked_end(text: str, most: int, clean: Callable[[str], str]) -> str:
+    """Return the end of a text from the start of a line, masked and without control characters.
 
-    A secret may stand there with control characters in it, or only be found without them.
+    It is masked twice: control characters may be part of a secret, or hide one.
     """
-    text = clean(words.plain(clean(text)))
+    text = clean(plain(clean(text)))
     data = text.encode(errors="replace")
     if len(data) <= most:
         return text
@@ -72,49 +72,49 @@ def shown(text: str, most: int, clean: Callable[[str], str]) -> str:
 
 
 class Bundle:
-    """One bundle: made by one thread, which another may give up."""
+    """One bundle; one thread makes it, another may give it up."""
 
     def __init__(self, folder: Path, at: float) -> None:
         self._name = f"{PREFIX}{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime(at))}"
-        names = (folder / f"{name}{ENDING}" for name in numbered(self._name))
+        names = (folder / f"{name}{ENDING}" for name in numbered_names(self._name))
         self.path = next(path for path in names if not os.path.lexists(path))
         self._at = at
         self._lock = threading.Lock()
         self._given_up = False
-        self.is_there = False
-        """True once it is in its place, whole."""
+        self.is_complete = False
+        """True once the file is complete."""
         self.fault = ""
-        """Why there is none, where that is known."""
+        """Why there is no bundle, if known."""
 
-    def make(self, parts: Iterable[Part], clean: Callable[[str], str], until: float) -> None:
-        """Write it, with what can be had by `until` on the monotonic clock."""
-        part = self.path.with_name(f".{self.path.name}{PART}")
+    def make(self, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float) -> None:
+        """Write the bundle with the members available by `until` on the monotonic clock."""
+        part = self.path.with_name(f".{self.path.name}{PART_SUFFIX}")
         try:
             self._write(part, parts, clean, until)
             with self._lock:
                 if not self._given_up:
                     part.replace(self.path)
-                    self.is_there = True
+                    self.is_complete = True
         except OSError as error:
-            self.fault = why(error)
+            self.fault = error_text(error)
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
-        if self.is_there:
+        if self.is_complete:
             prune(self.path.parent)
 
     def give_up(self) -> bool:
-        """Wait for it no longer; say whether it was there before."""
+        """Give up the bundle; return whether it was complete before."""
         with self._lock:
             self._given_up = True
-            return self.is_there
+            return self.is_complete
 
     def _write(
-        self, part: Path, parts: Iterable[Part], clean: Callable[[str], str], until: float
+        self, part: Path, parts: Iterable[BundlePart], clean: Callable[[str], str], until: float
     ) -> None:
         part.unlink(missing_ok=True)
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        told, left = [], MOST
+        summary, left = [], MOST
         with (
             open(handle, "wb") as file,  # noqa: PTH123 - a descriptor has no path
             tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as archive,
@@ -124,19 +124,19 @@ class Bundle:
                     return
                 if time.monotonic() >= until or left < _LEAST:
                     of = "room" if left < _LEAST else "time"
-                    told.append(f"{one.name}: left out for want of {of}")
+                    summary.append(f"{one.name}: left out for want of {of}")
                     continue
                 text = _text_of(one, min(one.most, left), clean)
                 if not text:
                     continue
                 size = self._add(archive, one.name, text)
                 left -= min(left, size)
-                told.append(f"{one.name}: {size} bytes{_from(one)}")
-            self._add(archive, CONTENTS, "\n".join([*_ABOUT, "", *told, ""]))
+                summary.append(f"{one.name}: {size} bytes{_from(one)}")
+            self._add(archive, CONTENTS, "\n".join([*_ABOUT, "", *summary, ""]))
 
     def _add(self, archive: tarfile.TarFile, name: str, text: str) -> int:
         data = text.encode(errors="replace")
-        about = tarfile.TarInfo("/".join((self._name, *map(safe, name.split("/")))))
+        about = tarfile.TarInfo("/".join((self._name, *map(safe_name, name.split("/")))))
         about.size, about.mode, about.mtime = len(data), 0o600, int(self._at)
         archive.addfile(about, io.BytesIO(data))
         return len(data)
@@ -156,12 +156,12 @@ def prune(folder: Path, kept: int = KEPT) -> None:
             path.unlink(missing_ok=True)
 
 
-def _text_of(part: Part, most: int, clean: Callable[[str], str]) -> str:
+def _text_of(part: BundlePart, most: int, clean: Callable[[str], str]) -> str:
     if isinstance(part.source, Path):
         return last_lines(part.source, most, clean) or ""
     text = part.source if isinstance(part.source, str) else part.source()
-    return shown(text, most, clean)
+    return masked_end(text, most, clean)
 
 
-def _from(part: Part) -> str:
+def _from(part: BundlePart) -> str:
     return f", the end of {part.source}" if isinstance(part.source, Path) else ""

@@ -1,7 +1,7 @@
-"""Frozen dataclasses as JSON and back into equal ones, by their type hints.
+"""Convert frozen dataclasses to JSON data and back, guided by their type hints.
 
-Writing looks at values only, so that it costs no import and no look at a hint while a run lives.
-A dataclass inside another carries its name, by which a union's member is found again.
+Writing needs only the values; type hints are resolved only when reading. A nested dataclass
+carries its name under the key `is`, which identifies the member of a union.
 """
 
 from __future__ import annotations
@@ -23,25 +23,58 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
 TAG = "is"
-"""No field can have this name, which is a word of Python's own."""
+"""The key of a class's name; no field collides with it, since it is a Python keyword."""
 _FLOAT = "float"
+
+WIRE_NAMES = {
+    "HeadRaySilent": "RaySilent",
+    "ItemReport": "ItemWord",
+    "NodeVersions": "Outfit",
+    "OwnShareOver": "OwnPartOver",
+    "Refused": "Unfit",
+    "ShareEnd": "PartEnd",
+    "ShareOrder": "Seat",
+    "ShareOver": "PartOver",
+    "WorkerRaySilent": "RaySilent",
+}
+"""Names in files and messages of classes that are named differently in the code.
+
+Programs and other versions of the agent read them: a class that is renamed gets a row here.
+"""
+
+
+WIRE_FIELDS = {
+    "Worker": {
+        "last_report_at": "heard",
+        "has_left": "gone",
+        "running_attempt": "runs",
+        "share": "part",
+        "service_only": "alone",
+    }
+}
+"""By class: the names in files of fields that are named differently in the code."""
+
+
+def wire_name(kind: type) -> str:
+    """Return the name of a class in files and messages."""
+    return WIRE_NAMES.get(kind.__name__, kind.__name__)
 
 
 class NotReadableError(ValueError):
-    """Data that no value of the wanted type was written as."""
+    """The data do not represent a value of the wanted type."""
 
 
-# --- to JSON -----------------------------------------------------------------------------------
+# --- to JSON -------------------------------------------------------------------------------------
 
 
 def to_data(  # noqa: PLR0911 - one case, one return
     value: object, clean: Callable[[str], str]
 ) -> object:
-    """Return a value as what JSON can hold, every text in it cleaned.
+    """Return a value as JSON data with every text cleaned.
 
-    Raises TypeError for what could not be read back.
+    Raise TypeError for a type that cannot be read back.
     """
-    if isinstance(value, Enum):  # a closed set, which holds no secret
+    if isinstance(value, Enum):  # holds no secret
         return value.value if isinstance(value.value, str | int) else value.name
     if value is None or isinstance(value, bool | int):
         return value
@@ -53,15 +86,16 @@ def to_data(  # noqa: PLR0911 - one case, one return
         return clean(str(value))
     if isinstance(value, abc.Mapping | abc.Set | tuple | list):
         return _collection(value, clean)
-    return {TAG: type(value).__name__, **fields_of(value, clean)}
+    return {TAG: wire_name(type(value)), **fields_of(value, clean)}
 
 
 def fields_of(value: object, clean: Callable[[str], str]) -> dict[str, object]:
-    """Return a dataclass's fields as what JSON can hold."""
+    """Return the fields of a dataclass as JSON data."""
     if not is_dataclass(value) or isinstance(value, type):
         raise TypeError(f"{type(value).__name__} cannot be recorded")
+    wire = WIRE_FIELDS.get(type(value).__name__, {})
     names = (field.name for field in fields(value) if field.init)
-    return {name: to_data(getattr(value, name), clean) for name in names}
+    return {wire.get(name, name): to_data(getattr(value, name), clean) for name in names}
 
 
 def _collection(value: abc.Collection[Any], clean: Callable[[str], str]) -> object:
@@ -75,11 +109,11 @@ def _collection(value: abc.Collection[Any], clean: Callable[[str], str]) -> obje
     return [to_data(item, clean) for item in value]
 
 
-# --- from JSON ---------------------------------------------------------------------------------
+# --- from JSON -----------------------------------------------------------------------------------
 
 
 def from_data(hint: object, data: object) -> object:
-    """Return the value of this type that was written as these data; raises NotReadableError."""
+    """Convert JSON data to a value of a type; raise NotReadableError if they do not fit."""
     origin = get_origin(hint)
     if origin in {Union, types.UnionType}:
         return _of_union(get_args(hint), data)
@@ -93,32 +127,34 @@ def from_data(hint: object, data: object) -> object:
         return _of_class(hint, data)
     if hasattr(hint, "__supertype__"):  # a NewType
         return from_data(hint.__supertype__, data)
-    raise NotReadableError(f"{hint} is not known here")
+    raise NotReadableError(f"{hint} is not supported")
 
 
 def of_fields(kind: type, data: object) -> object:
-    """Return the dataclass whose fields were written as these data."""
+    """Convert JSON data to the fields of a dataclass."""
     if not isinstance(data, dict):
         raise NotReadableError(f"{kind.__name__} is no JSON object")
     hints = hints_of(kind)
-    known = {field.name for field in fields(kind) if field.init}
+    wire = WIRE_FIELDS.get(kind.__name__, {})
+    names = {wire.get(field.name, field.name): field.name for field in fields(kind) if field.init}
+    found = {names[key]: item for key, item in data.items() if key in names}
     try:
-        return kind(**{n: from_data(hints[n], item) for n, item in data.items() if n in known})
+        return kind(**{name: from_data(hints[name], item) for name, item in found.items()})
     except TypeError as error:  # a field is missing
         raise NotReadableError(f"{kind.__name__}: {error}") from None
 
 
 def _of_class(kind: type, data: object) -> object:  # noqa: PLR0911 - one case, one return
     if is_dataclass(kind):
-        if not isinstance(data, dict) or data.get(TAG) != kind.__name__:
-            raise NotReadableError(f"no {kind.__name__}")
+        if not isinstance(data, dict) or data.get(TAG) != wire_name(kind):
+            raise NotReadableError(f"not a {wire_name(kind)}")
         return of_fields(kind, data)
     if issubclass(kind, Enum):
         return _first((m for m in kind if _same(to_data(m, str), data)), kind, data)
     if kind is float and isinstance(data, dict) and data.get(TAG) == _FLOAT:
         return _float(data.get("text"))
     if kind is float and type(data) is int:
-        return data  # it was one: more than 53 bits must not be rounded
+        return data  # more than 53 bits must not be rounded
     if issubclass(kind, PurePath) and isinstance(data, str):
         return Path(data) if kind is PurePath else kind(data)
     if kind in {dict, list, tuple, set, frozenset}:
@@ -159,17 +195,14 @@ def _pairs(data: object) -> Iterable[tuple[object, object]]:
 
 
 def _of_union(hints: tuple[object, ...], data: object) -> object:
-    """Return the value by the first of a union's members that it can be.
-
-    A whole number is an `int` before it is a `float`, whatever their order.
-    """
+    """Return the value for the first member of a union that fits; `float` is tried last."""
     last: NotReadableError | None = None
     for hint in sorted(hints, key=lambda hint: hint is float):
         try:
             return from_data(type(None) if hint is None else hint, data)
         except NotReadableError as error:  # noqa: PERF203 - a member that it is not
             last = error
-    raise NotReadableError(f"none of the types that it may have: {last}")
+    raise NotReadableError(f"no member of the union fits: {last}")
 
 
 def _of_anything(data: object) -> object:
@@ -185,7 +218,7 @@ def _float(text: object) -> float:
 
 
 def _same(value: object, data: object) -> bool:
-    """Say whether two are equal and of one type: True is not 1 here."""
+    """Return whether two values are equal and of one type: True is not 1."""
     plain = to_data(value, str)
     return type(plain) is type(data) and plain == data
 
@@ -196,14 +229,14 @@ def _first(found: Iterable[object], hint: object, data: object) -> object:
     raise NotReadableError(f"{data!r:.60} is none of {hint}")
 
 
-# --- hints -------------------------------------------------------------------------------------
+# --- hints ---------------------------------------------------------------------------------------
 
 
 @cache
 def hints_of(kind: type, *, with_ranges: bool = False) -> Mapping[str, object]:
-    """Return a dataclass's hints as types, those among them that are imported for hints only.
+    """Return the type hints of a dataclass, including types imported under TYPE_CHECKING.
 
-    `with_ranges`: with what the fields of a message may hold.
+    `with_ranges` keeps the `Annotated` limits of message fields.
     """
     hidden: dict[str, object] = {}
     for base in kind.__mro__:
@@ -213,7 +246,7 @@ def hints_of(kind: type, *, with_ranges: bool = False) -> Mapping[str, object]:
 
 @cache
 def _for_hints_only(module: str) -> Mapping[str, object]:
-    """Import what a module of ours imports under `if TYPE_CHECKING`."""
+    """Import the names that a module of the agent imports under `if TYPE_CHECKING`."""
     file = getattr(sys.modules.get(module), "__file__", None)
     ours = module.partition(".")[0] not in sys.stdlib_module_names
     if file is None or not file.endswith(".py") or not ours:
@@ -223,7 +256,7 @@ def _for_hints_only(module: str) -> Mapping[str, object]:
     lines = [n for block in blocks for n in block.body if isinstance(n, ast.ImportFrom)]
     found: dict[str, object] = {}
     for line in lines:
-        with suppress(ImportError):  # a module that only type checkers know
+        with suppress(ImportError):  # a module for type checkers only
             source = importlib.import_module(line.module or "")
             names = {a.asname or a.name: a.name for a in line.names if hasattr(source, a.name)}
             found.update({own: getattr(source, name) for own, name in names.items()})

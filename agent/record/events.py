@@ -1,16 +1,19 @@
-"""`events.jsonl`: what happened on a node, one event a line, read back as the same events."""
+"""`events.jsonl`: the events of a node, one per line, and the log of pending waits."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
+from collections import deque
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 from agent.base.value import dataclass
 from agent.record import codec
+from agent.record.disk_thread import DiskThread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -18,37 +21,39 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
+    from agent.decisions.values import Wait
 
-FILE = "events.jsonl"
-FORMER = "events.1.jsonl"
+
+EVENTS_FILE = "events.jsonl"
+FORMER_EVENTS_FILE = "events.1.jsonl"
 MOST_BYTES = 8 << 20
 Role = Literal["head", "worker"]
 
 
-# --- events of the record's own ----------------------------------------------------------------
+# --- events that only the record has -------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Began:
-    """An agent begins here, or goes on in a new file: whose events follow, since when."""
+    """The first event of an agent in a file."""
 
     role: Role
     run_id: str = ""
     started_at: str = ""
-    """When the clock of `at` stood at 0: UTC, ISO 8601."""
+    """The time at which the clock of `at` was 0: UTC, ISO 8601."""
     version: str = ""
 
 
 @dataclass(frozen=True)
 class PhaseEntered:
-    """The story entered a phase."""
+    """The run entered a phase."""
 
     phase: str
 
 
 @dataclass(frozen=True)
 class Waited:
-    """A wait was told: what for, until when on the run's clock, and the last that was heard."""
+    """A pending wait was logged, with its deadline on the run's clock and its evidence."""
 
     what: str
     until: float
@@ -57,14 +62,14 @@ class Waited:
 
 @dataclass(frozen=True)
 class WaitsOver:
-    """What was waited for is there, or is waited for no more."""
+    """Waits ended, successfully or not."""
 
     what: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class NodesCounted:
-    """GCS's list of nodes, where it is too long to be kept whole."""
+    """The size of GCS's node list, where the list is too long to record."""
 
     alive: int
     dead: int
@@ -72,7 +77,7 @@ class NodesCounted:
 
 @dataclass(frozen=True)
 class ByeHeard:
-    """A worker left: why, and the end of its log."""
+    """A worker left: the cause and the end of its log."""
 
     node: str
     cause: str
@@ -81,7 +86,7 @@ class ByeHeard:
 
 @dataclass(frozen=True)
 class AttemptOver:
-    """An attempt at the job has ended, and another follows."""
+    """An attempt ended, and another one follows."""
 
     number: int
     id: str
@@ -90,7 +95,7 @@ class AttemptOver:
 
 @dataclass(frozen=True)
 class ProcessStarted:
-    """A child was started."""
+    """A child process was started."""
 
     name: str
     pid: int
@@ -98,21 +103,21 @@ class ProcessStarted:
 
 @dataclass(frozen=True)
 class Decided:
-    """How the run ends is known; what is left is to take everything down."""
+    """The outcome of the run was decided."""
 
     outcome: Outcome
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The story is over."""
+    """The agent ended in good order."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Dropped:
-    """An event of another node on which the decisions failed; each way to fail is kept once."""
+    """An event of another node that raised an error; each error is recorded once."""
 
     event: str
     why: str
@@ -120,7 +125,7 @@ class Dropped:
 
 @dataclass(frozen=True)
 class Unrecorded:
-    """An event that could not be recorded, and why."""
+    """An event that could not be recorded."""
 
     event: str
     why: str
@@ -144,58 +149,58 @@ Kinds = dict[str, type]
 
 
 def kinds_of(*unions: object) -> Kinds:
-    """Return the members of unions by their names; two of one name are a mistake."""
+    """Return the members of unions by wire name; raise ValueError for a duplicate."""
     found: Kinds = {}
     for union in unions:
         for kind in get_args(union) or (union,):
-            if found.setdefault(kind.__name__, kind) is not kind:
-                raise ValueError(f"two kinds of events are called {kind.__name__}")
+            name = codec.wire_name(kind)
+            if found.setdefault(name, kind) is not kind:
+                raise ValueError(f"two kinds of events are called {name}")
     return found
 
 
 @cache
 def kinds_on(role: Role) -> Mapping[str, type]:
-    """Return all kinds of events that a head's, or a worker's, record may have."""
+    """Return all events of a role by wire name."""
     if role == "head":
-        from agent.decisions.head.state import HeadEvent  # noqa: PLC0415 - a worker needs it not
+        from agent.decisions.head.state import HeadEvent  # noqa: PLC0415 - a worker does not need it
 
         return kinds_of(HeadEvent, RecordEvent)
-    from agent.decisions.worker.state import WorkerEvent  # noqa: PLC0415 - a head needs it not
+    from agent.decisions.worker.state import WorkerEvent  # noqa: PLC0415 - a head does not need it
 
     return kinds_of(WorkerEvent, RecordEvent)
 
 
-# --- one event ---------------------------------------------------------------------------------
+# --- one event -----------------------------------------------------------------------------------
 
 
 def to_json(at: float, event: object, clean: Callable[[str], str] = str) -> dict[str, object]:
-    """Return an event as JSON has it; `clean` masks the secrets in every text of it.
+    """Return an event as JSON data; `clean` masks the secrets in every text.
 
-    They are masked here, not in the line: there a quote or a backslash in a secret is escaped,
-    and nothing would find it.
+    They are masked before encoding, since JSON escapes quotes and backslashes in a secret.
     """
-    return {"at": at, "event": type(event).__name__, "data": codec.fields_of(event, clean)}
+    return {"at": at, "event": codec.wire_name(type(event)), "data": codec.fields_of(event, clean)}
 
 
 def from_json(data: object, kinds: Mapping[str, type]) -> tuple[float, object]:
-    """Return the event that was written so; raises NotReadableError for what was not."""
+    """Convert JSON data to an event; raise NotReadableError if they are none."""
     if not isinstance(data, dict):
         raise codec.NotReadableError("it is no JSON object")
     at, kind = data.get("at"), kinds.get(str(data.get("event")))
     if isinstance(at, bool) or not isinstance(at, int | float):
         raise codec.NotReadableError(f"at is {at!r:.40}, no time")
     if kind is None:
-        raise codec.NotReadableError(f"nothing is known of {data.get('event')!r:.60}")
+        raise codec.NotReadableError(f"unknown event {data.get('event')!r:.60}")
     return at, codec.of_fields(kind, data.get("data"))
 
 
-# --- the file ----------------------------------------------------------------------------------
+# --- the file ------------------------------------------------------------------------------------
 
 
 class EventLog:
-    """Appends events to a file that stays within bounds; for one thread, which may be held up.
+    """Appends events to a rotated file of limited size; used by one thread, which may block.
 
-    `where` yields the file's path and holds the run folder still while it is written.
+    `where` yields the file's path and keeps the run folder from moving meanwhile.
     """
 
     def __init__(
@@ -212,7 +217,7 @@ class EventLog:
         self._has_begun = False
 
     def append(self, at: float, event: object) -> OSError | None:
-        """Write one event; return why it could not be, which ends no run."""
+        """Write one event; return the error instead of raising it."""
         line = self._line(at, event)
         try:
             with self._where() as path:
@@ -220,7 +225,7 @@ class EventLog:
                     _end_torn_line(path)
                     line = self._line(at, self._began) + line
                 elif _size(path) + len(line) > self._most_bytes:
-                    path.replace(path.with_name(FORMER))
+                    path.replace(path.with_name(FORMER_EVENTS_FILE))
                     line = self._line(at, self._began) + line
                 append_whole(path, line)
         except OSError as error:
@@ -229,7 +234,7 @@ class EventLog:
         return None
 
     def _line(self, at: float, event: object) -> bytes:
-        """Return the line of an event, or of the fact that it makes none."""
+        """Return the line of an event, or of an `Unrecorded` in its place."""
         at = round(at, 3) if math.isfinite(at) else 0.0
         try:
             line = _dumped(to_json(at, event, self._clean))
@@ -240,12 +245,12 @@ class EventLog:
         return line
 
     def _instead(self, at: float, event: object, why: str) -> bytes:
-        told = Unrecorded(type(event).__name__, why[:200])
-        return _dumped(to_json(at, told, self._clean))
+        unrecorded = Unrecorded(codec.wire_name(type(event)), why[:200])
+        return _dumped(to_json(at, unrecorded, self._clean))
 
 
 def _dumped(data: object) -> bytes:
-    """Return a line in ASCII: whatever is in it, it is one line for every reader."""
+    """Return a line in ASCII, so that no text in it breaks the line."""
     return json.dumps(data, allow_nan=False).encode("ascii") + b"\n"
 
 
@@ -257,7 +262,7 @@ def _size(path: Path) -> int:
 
 
 def append_whole(path: Path, line: bytes) -> None:
-    """Append a whole line, or nothing of it."""
+    """Append a whole line, or nothing."""
     with path.open("ab", buffering=0) as file:
         before = file.seek(0, os.SEEK_END)
         try:
@@ -271,7 +276,7 @@ def append_whole(path: Path, line: bytes) -> None:
 
 
 def _end_torn_line(path: Path) -> None:
-    """End the line in the midst of which an agent was killed."""
+    """End a line that a killed agent left incomplete."""
     with suppress(FileNotFoundError), path.open("r+b") as file:
         size = file.seek(0, os.SEEK_END)
         if size:
@@ -283,12 +288,12 @@ def _end_torn_line(path: Path) -> None:
 def read_events(
     folder: Path, on_unread: Callable[[str], None] | None = None
 ) -> Iterator[tuple[float, object]]:
-    """Yield a node's events in their order; lines that are none are told and skipped.
+    """Yield the events of a node in order; report and skip unreadable lines.
 
-    Such are a line that a killed agent left half written, and events of a newer agent.
+    These are a line that a killed agent left incomplete, and events of a newer agent.
     """
     kinds: Mapping[str, type] = kinds_on("head")
-    for name in (FORMER, FILE):
+    for name in (FORMER_EVENTS_FILE, EVENTS_FILE):
         for number, line in enumerate(_lines(folder / name), 1):
             try:
                 at, event = from_json(json.loads(line), kinds)
@@ -304,3 +309,105 @@ def read_events(
 def _lines(path: Path) -> Iterator[bytes]:
     with suppress(FileNotFoundError), path.open("rb") as file:
         yield from file
+
+
+_MAX_QUEUED = 5_000
+"""Events queued for a stalled disk; beyond that, the oldest are dropped and counted."""
+
+
+class EventRecorder(DiskThread):
+    """Queues events from any thread, with their times, and writes them in its own thread."""
+
+    def __init__(self, log: EventLog, clock: Callable[[], float]) -> None:
+        super().__init__(EVENTS_FILE)
+        self._log = log
+        self._clock = clock
+        self._events: deque[tuple[float, object]] = deque()
+        self._lost = 0
+
+    def add(self, event: object) -> None:
+        """Queue an event."""
+        with self._changed:
+            self._events.append((self._clock(), event))
+            if len(self._events) > _MAX_QUEUED:
+                self._events.popleft()
+                self._lost += 1
+            self._changed.notify()
+
+    def _next(self) -> Callable[[], OSError | None] | None:
+        if not self._events:
+            return None
+        if self._lost:
+            dropped = Unrecorded("events", f"{self._lost} were lost here: the disk stalled")
+            self._lost = 0
+            self._events.appendleft((self._events[0][0], dropped))
+        at, event = self._events.popleft()
+        return lambda: self._log.append(at, event)
+
+
+_REMINDER = 30.0
+_PROGRESS = 5.0
+"""Seconds between log lines about a wait with progress."""
+_QUIET = 2.0
+
+
+@dataclass
+class _LoggedWait:
+    """The last log line about a wait."""
+
+    kind: str
+    """The evidence without its numbers."""
+    evidence: str
+    logged_at: float
+    checked_at: float
+
+
+class WaitLog:
+    """Logs pending waits when they change, and every half minute."""
+
+    def __init__(
+        self, record: Callable[[Waited | WaitsOver], None], say: Callable[[str], None]
+    ) -> None:
+        self._record = record
+        self._say = say
+        self._logged: dict[str, _LoggedWait] = {}
+        self._due: float | None = None
+
+    def update(self, waits: tuple[Wait, ...], now: float) -> None:
+        """Log the waits that are new, changed or due for a reminder."""
+        own = [wait for wait in waits if not wait.is_following]
+        self._due = min((self._log_if_due(wait, now) for wait in own), default=None)
+        over = sorted(self._logged.keys() - {wait.what for wait in waits})
+        for what in over:
+            del self._logged[what]
+        if over:
+            self._record(WaitsOver(tuple(over)))
+
+    def next_due(self, deadline: float | None, now: float) -> float | None:
+        """Return the seconds until the deadline or the next log line; None without either."""
+        times = [time for time in (deadline, self._due) if time is not None]
+        return max(0.0, min(times) - now) if times else None
+
+    def _log_if_due(self, wait: Wait, now: float) -> float:
+        """Log a wait if it is due; return when to check it again.
+
+        Evidence that is computed over all workers is computed at most every `_QUIET` seconds.
+        """
+        last = self._logged.get(wait.what)
+        if last is not None:
+            is_cheap = isinstance(wait.source, str)
+            again = _QUIET + (last.logged_at if is_cheap else max(last.logged_at, last.checked_at))
+            if now < again:
+                return again
+        evidence = wait.evidence
+        kind = re.sub(r"\d+", "", evidence)
+        if last is not None:
+            last.checked_at = now
+            has_progress = wait.progress is not None and evidence != last.evidence
+            again = last.logged_at + (_PROGRESS if has_progress else _REMINDER)
+            if kind == last.kind and now < again:
+                return again
+        self._logged[wait.what] = _LoggedWait(kind, evidence, now, now)
+        self._record(Waited(wait.what, wait.deadline, evidence))
+        self._say(wait.sentence(now, evidence))
+        return now + _REMINDER

@@ -1,4 +1,4 @@
-"""Small files that others read while we write them, and the lock that says who writes."""
+"""Reading and atomic writing of small files, and file locks."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-LARGEST = 4 << 20
-"""No record of ours comes near it; what is larger is none."""
-PART = ".part"
-"""How a file ends that is still being written."""
+MAX_BYTES = 4 << 20
+"""Larger files are no records of the agent."""
+PART_SUFFIX = ".part"
+"""Suffix of a file that is being written."""
 _NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 _LOCK_LIMIT = 2.0
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
 
 
-def safe(name: str) -> str:
-    """Return a name as a file's, which leads out of no folder."""
+def safe_name(name: str) -> str:
+    """Return a name as a file name that cannot leave its folder."""
     return re.sub(r"[^\w.-]", "-", name).strip(".")[:_LONGEST_NAME] or "node"
 
 
-def numbered(name: str) -> Iterator[str]:
-    """Yield a name, then `-2`, `-3` and so on behind it."""
+def numbered_names(name: str) -> Iterator[str]:
+    """Yield a name, then the same with `-2`, `-3` and so on."""
     yield name
     yield from (f"{name}-{number}" for number in range(2, _MOST_NUMBERS))
 
 
 def iso_time(seconds: float) -> str:
-    """Write a time as records have it: UTC, ISO 8601."""
+    """Format a time for records: UTC, ISO 8601."""
     text = datetime.fromtimestamp(seconds, timezone.utc).isoformat(timespec="milliseconds")
     return text.replace("+00:00", "Z")
 
 
 def seconds_between(start: str, end: str) -> float:
-    """Return how long it was from one such time to another; 0 where either is none."""
+    """Return the seconds between two ISO times; 0 if one is invalid."""
     try:
         first, last = (datetime.fromisoformat(t.replace("Z", "+00:00")) for t in (start, end))
         return max(0.0, (last - first).total_seconds())
@@ -54,34 +54,34 @@ def seconds_between(start: str, end: str) -> float:
         return 0.0
 
 
-def why(error: OSError) -> str:
-    """Say an error of the disk in words."""
+def error_text(error: OSError) -> str:
+    """Return the message of an OS error."""
     return error.strerror or str(error)
 
 
 def read_small(path: Path) -> str:
-    """Return a file's text; raises OSError, or ValueError where it is no file of ours.
+    """Return a file's text; raise OSError, or ValueError if it cannot be a record.
 
-    A pipe in its place must not hold us up, nor a huge file fill the memory.
+    A pipe in its place does not block, and a huge file does not fill the memory.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
         about = os.fstat(descriptor)
         if not stat.S_ISREG(about.st_mode):
             raise ValueError("it is no file")
-        data = file.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise ValueError(f"it has more than {LARGEST} bytes")
+        data = file.read(MAX_BYTES + 1)
+    if len(data) > MAX_BYTES:
+        raise ValueError(f"it has more than {MAX_BYTES} bytes")
     return data.decode()
 
 
-def end_of(path: Path, most: int) -> bytes | None:
-    """Return the last bytes of a file; None where none can be read."""
+def read_end(path: Path, most: int) -> bytes | None:
+    """Return the last bytes of a file; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                return None  # as above: a pipe must not hold us up
+                return None  # a pipe would block
             file.seek(max(0, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
     except OSError:
@@ -89,11 +89,11 @@ def end_of(path: Path, most: int) -> bytes | None:
 
 
 def write_atomically(path: Path, text: str, *, durable: bool = True) -> OSError | None:
-    """Put a file in its place whole, or leave what is there; return why it could not be.
+    """Replace a file as a whole; on failure keep the old one and return the error.
 
-    Where `durable`, it is on the disk before it takes the place of the former one.
+    With `durable`, the new content is synced to disk first.
     """
-    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART}")
+    part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
         with part.open("x", encoding="utf-8") as file:
             file.write(text)
@@ -111,60 +111,60 @@ def write_atomically(path: Path, text: str, *, durable: bool = True) -> OSError 
 def _sync(descriptor: int) -> None:
     try:
         os.fsync(descriptor)
-    except OSError as error:  # some disks know no such thing
+    except OSError as error:  # some file systems have no fsync
         if error.errno not in _NO_FSYNC:
             raise
 
 
-class Claim(Enum):
-    """What became of a try to lock."""
+class LockHolder(Enum):
+    """Who holds a lock after a try to take it."""
 
     OURS = "ours"
     THEIRS = "theirs"
     UNKNOWN = "unknown"
-    """This disk has no locks, or does not answer about them."""
+    """The disk has no locks, or does not answer."""
 
 
 class FileLock:
-    """An exclusive lock on a file: it ends with the process that holds it, however that ends."""
+    """An exclusive file lock; the kernel releases it when the process exits."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: int | None = None
-        self._answer = Claim.UNKNOWN
+        self._answer = LockHolder.UNKNOWN
         self.inode = 0
-        """The number of the file that is locked; 0 where none is, or no lock is certain."""
+        """The inode of the locked file; 0 unless the lock is held for certain."""
 
-    def take(self, limit: float = _LOCK_LIMIT) -> Claim:
-        """Try to lock, without waiting for who holds it.
+    def take(self, limit: float = _LOCK_LIMIT) -> LockHolder:
+        """Try to take the lock without waiting for its holder.
 
-        A disk that knows no locks goes unlocked. Over NFS 3 the kernel may wait for a lock server
-        for ever: hence a thread, which may be left behind.
+        On NFS 3 the kernel may wait forever for a lock server, so a thread asks, and is abandoned
+        after `limit` seconds.
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
             self._descriptor = os.open(self._path, flags, 0o644)
         except PermissionError:
-            return Claim.THEIRS
+            return LockHolder.THEIRS
         except OSError as error:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-                return Claim.UNKNOWN
+                return LockHolder.UNKNOWN
             raise
         asking = threading.Thread(target=self._ask, args=(self._descriptor,), daemon=True)
         try:
             asking.start()
-        except RuntimeError:  # no thread can be had (pids.max): rather unlocked than not at all
-            return Claim.UNKNOWN
+        except RuntimeError:  # pids.max: go on without a lock
+            return LockHolder.UNKNOWN
         asking.join(limit)
         if asking.is_alive():
-            self._descriptor = None  # the thread's from now on
-            return Claim.UNKNOWN
-        if self._answer is Claim.THEIRS:
+            self._descriptor = None  # the thread owns it now
+            return LockHolder.UNKNOWN
+        if self._answer is LockHolder.THEIRS:
             self.release()
         return self._answer
 
     def now_on_disk(self) -> float | None:
-        """Return the time by the clock of the disk, which may be another machine's."""
+        """Return the time by the disk's clock, which may be another machine's."""
         if self._descriptor is None:
             return None
         try:
@@ -174,7 +174,7 @@ class FileLock:
             return None
 
     def release(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._descriptor is not None:
             with suppress(OSError):
                 os.close(self._descriptor)
@@ -185,8 +185,8 @@ class FileLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.inode = os.fstat(descriptor).st_ino
         except BlockingIOError:
-            self._answer = Claim.THEIRS
+            self._answer = LockHolder.THEIRS
         except OSError:  # no locks on this disk
-            self._answer = Claim.UNKNOWN
+            self._answer = LockHolder.UNKNOWN
         else:
-            self._answer = Claim.OURS
+            self._answer = LockHolder.OURS

@@ -1,30 +1,112 @@
-"""What the page shows of the job's own output: its curve of rewards, and its last lines."""
+"""The job's output: known error lines, the reward curve and the last lines."""
 
 from __future__ import annotations
 
 import re
 import time
 from collections import deque
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.record.known_lines import KnownLines
-from agent.record.log import printable
+from agent.record.log import printable, say
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+    from agent.decisions.values import Known
+
+
+class KnownLines:
+    """Logs known lines of the job's output; one thread scans, others read the results."""
+
+    def __init__(self, clean: Callable[[str], str], log: Callable[[str, str], None] = say) -> None:
+        self._clean = clean
+        self._log = log
+        self._is_over = False
+        self._logged: tuple[Known, ...] = ()
+        self._remote_keys: frozenset[str] = frozenset()
+        """Keys that other nodes reported for the current attempt."""
+        self._remote: tuple[tuple[str, Known], ...] = ()
+        """What was logged of these, with the node."""
+        self._attempt = 0
+        """The latest attempt with a report of another node."""
+        self._ended_attempt = 0
+        """The attempt of which no report counts any more: its output has ended."""
+
+    def scan(self, lines: Sequence[bytes]) -> None:
+        """Scan whole lines."""
+        from agent.decisions.remedies.match import find_known_lines  # noqa: PLC0415 - once the job runs
+
+        if self._is_over:
+            self._is_over, self._logged, self._ended_attempt = False, (), self._attempt
+        remote = self._remote_keys if self._attempt > self._ended_attempt else frozenset()
+        for known in find_known_lines(lines, remote.union(one.key for one in self._logged)):
+            cleaned = self._cleaned(known)
+            self._logged = (*self._logged, cleaned)
+            self._log(cleaned.sentence(), "info" if known.is_noise else "warning")
+
+    def add_from_node(self, node: str, attempt: int, found: Sequence[Known]) -> None:
+        """Add the lines that another node found in its output; called from another thread."""
+        from agent.decisions.remedies.match import KEYS  # noqa: PLC0415 - once the job runs
+
+        if found and attempt != self._attempt:
+            self._attempt, self._remote_keys, self._remote = attempt, frozenset(), ()
+        for known in found:
+            if known.key in self._remote_keys or known.key not in KEYS:
+                continue
+            self._remote_keys |= {known.key}
+            if any(one.key == known.key for one in self._logged):
+                continue
+            cleaned = self._cleaned(known)
+            self._remote = (*self._remote, (node, cleaned))
+            self._log(cleaned.sentence(node), "warning")
+
+    def last_from_node(self, node: str, attempt: int) -> str:
+        """Return the last sentence logged about a node in an attempt, or ''."""
+        if attempt != self._attempt:
+            return ""
+        sentences = [known.sentence(where) for where, known in self._remote if where == node]
+        return sentences[-1] if sentences else ""
+
+    def _cleaned(self, known: Known) -> Known:
+        """Mask secrets before the line is shortened, since that could cut a secret in two."""
+        cleaned = replace(known, line=self._clean(known.line), cause=self._clean(known.cause))
+        return replace(cleaned, line=cleaned.shown)
+
+    def end_output(self) -> None:
+        """End the attempt's output: the next attempt's lines are logged again."""
+        self._is_over = True
+
+    @property
+    def causes(self) -> tuple[Known, ...]:
+        """Return the known lines in this node's output, without noise."""
+        return tuple(known for known in self._logged if not known.is_noise)
+
+    def warnings(self) -> list[dict[str, str]]:
+        """Return the warnings for `/status`."""
+        found = [*(("", known) for known in self.causes), *self._remote]
+        return [
+            {
+                "check": "job output",
+                "what": f"{f'{node}: ' if node else ''}{known.cause} ({known.shown})",
+                "remedy": known.what_to_do,
+            }
+            for node, known in found
+        ]
+
 
 MOST_POINTS = 600
-"""A longer curve is thinned out: a picture has no more columns."""
+"""A longer curve is thinned out."""
 MOST_LINES = 40
 _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
 _NUMBER = r"(?:np\.float\d+\()?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
-_SPEAKS_OF_A_STEP = re.compile(
+_STEP_LINE = re.compile(
     r"\bstep (?P<rehearsal>\d+)/(?P<of>\d+) mean reward "
     r"|\bstep:(?P<verl>\d+) - "
     r"|\bGlobal step (?P<openrlhf>\d+): \{",
 )
-"""How a line begins that tells of a step, whatever process it is said to come from."""
+"""The start of a line with a step's reward, behind any prefix."""
 _REWARD = {
     "rehearsal": re.compile(rf"mean reward {_NUMBER}"),
     "verl": re.compile(rf" critic/rewards/mean:{_NUMBER}"),
@@ -40,57 +122,57 @@ class Point(NamedTuple):
 
 
 def point_in(line: str) -> tuple[Point, int | None] | None:
-    """Return what a line tells of a step, and how many there are, if it tells; else None."""
-    step = _SPEAKS_OF_A_STEP.search(line)
+    """Return the step in a line, with the number of steps if it has one; else None."""
+    step = _STEP_LINE.search(line)
     if step is None or step.lastgroup is None:
         return None
     kind = next(name for name in _REWARD if step[name])
     reward = _REWARD[kind].search(line, step.start())
-    if reward is None:  # verl tells validations in such lines, too
+    if reward is None:  # verl writes validations in such lines, too
         return None
     return Point(int(step[kind]), float(reward[1])), int(step["of"]) if step["of"] else None
 
 
 class JobLines:
-    """Takes the job's output in, as one thread reads it; others may look at any time."""
+    """Collects the job's output; one thread writes, others read."""
 
     def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
         self.known = KnownLines(clean)
-        self.heard: float | None = None
-        """When the job wrote something last, on the monotonic clock."""
+        self.last_output: float | None = None
+        """Time of the last output on the monotonic clock."""
         self._rest = b""
         self._points: list[Point] = []
         self._last: deque[str] = deque(maxlen=MOST_LINES)
-        self._of: int | None = None
+        self._steps: int | None = None
 
     def write(self, data: bytes, _may_try_again: Callable[[float], bool]) -> bool:
-        """Take a piece of it in; this never fails."""
-        self.heard = time.monotonic()
+        """Add a piece of output; this never fails."""
+        self.last_output = time.monotonic()
         *lines, rest = (self._rest + data).split(b"\n")
         if len(rest) > _LONGEST_LINE:
             lines, rest = [*lines, rest], b""
         self._rest = rest
         if lines:
-            self.known.look(lines)
+            self.known.scan(lines)
         for line in lines:
             self._take(line.rstrip(b"\r").rpartition(b"\r")[2])  # as a terminal shows it
         return True
 
     def close(self) -> None:
-        """Take the last line in, though it has no end."""
+        """Add the last line, which has no line end."""
         if self._rest:
-            self.known.look([self._rest])
+            self.known.scan([self._rest])
             self._take(self._rest)
         self._rest = b""
-        self.known.over()
+        self.known.end_output()
 
     def curve(self) -> dict[str, object]:
-        """Return the rewards by step, and how many steps there are where the job told it."""
-        return {"steps": self._of, "points": [[*point] for point in self._points]}
+        """Return the rewards by step, and the number of steps if known."""
+        return {"steps": self._steps, "points": [[*point] for point in self._points]}
 
     def tail(self) -> list[str]:
-        """Return the last lines, without a secret or a control character in them."""
+        """Return the last lines, masked and without control characters."""
         return [printable(self._clean(line)) for line in [*self._last]]
 
     def _take(self, raw: bytes) -> None:
@@ -100,9 +182,9 @@ class JobLines:
         if found is None:
             return
         point, of = found
-        self._of = of or self._of
+        self._steps = of or self._steps
         points = self._points
-        if points and point.step <= points[-1].step:  # another attempt goes on from a checkpoint
+        if points and point.step <= points[-1].step:  # another attempt resumes from a checkpoint
             points = [one for one in points if one.step < point.step]
         points = [*points, point]
         if len(points) > MOST_POINTS:

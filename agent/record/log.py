@@ -1,15 +1,16 @@
-"""The agent's own log: one sentence a line, on stderr and in the run folder, secrets masked."""
+"""The agent's log: one sentence per line, on stderr and in the run folder, secrets masked."""
 
 from __future__ import annotations
 
 import os
 import re
 import sys
+import threading
+import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.record.disk_word import DiskWord
 from agent.record.writer import Writer, appending
 from agent.settings.redact import Redactor
 
@@ -19,23 +20,90 @@ if TYPE_CHECKING:
 
     from structlog.typing import EventDict, Processor
 
+    from agent.record.writer import Sink
+
+
+STALLED_AFTER = 10.0
+"""Seconds after which a write is reported as stalled; a slow disk is faster."""
+_FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
+_REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
+_STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
+
+
+class DiskAlarm:
+    """Logs one line when the first of several writers fails and one when all recovered."""
+
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        self._say = say
+        self._changed = threading.Lock()
+        self._folder: Callable[[], Path] | None = None
+        self._failing: dict[str, str] = {}
+        self._stalled: set[str] = set()
+        self._watched: dict[str, Callable[[], float | None]] = {}
+
+    def set_folder(self, folder: Callable[[], Path]) -> None:
+        """Set the folder to name in log lines; it may move."""
+        self._folder = folder
+
+    def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
+        """Check a writer for stalled writes by the start of its current write."""
+        with self._changed:
+            self._watched = {**self._watched, name: busy_since}
+
+    def watch_sink(self, name: str, place: Sink) -> None:
+        """Check a sink for stalled writes."""
+        self.watch(name, lambda: place.busy_since)
+
+    def report(self, name: str, why: str, remedy: str = _REMEDY) -> None:
+        """Record why a file cannot be written, or its recovery by ''."""
+        with self._changed:
+            before = bool(self._failing)
+            if why:
+                self._failing[name] = why
+            else:
+                self._failing.pop(name, None)
+            after = bool(self._failing)
+        if before == after:
+            return
+        place = name if self._folder is None else str(self._folder())
+        if after:
+            first = "" if self._folder is None else f" ({name})"
+            line = f"{place} cannot be written: {why}{first}. {_FOLLOWS}. {remedy}"
+        else:
+            line = f"{place} can be written again"
+        self._say(line, "warning")
+
+    def check(self, now: float | None = None) -> None:
+        """Report writes that stall, and stalled writes that ended."""
+        now = time.monotonic() if now is None else now
+        for name, busy_since in self._watched.items():
+            since = busy_since()
+            if since is not None and now - since > STALLED_AFTER:
+                if name not in self._stalled:
+                    self._stalled.add(name)
+                    self.report(name, f"a write takes longer than {STALLED_AFTER:g} s", _STALLS)
+            elif name in self._stalled:
+                self._stalled.discard(name)
+                self.report(name, "")
+
+
 _COLOURS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}
 _RESET = "\033[0m"
 _FOREIGN = ("rich", "better_exceptions", "twisted")
 _CONTROLS = re.compile("[\x00-\x08\n-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
-"""What forges lines or colours at a terminal, or turns the direction of text; a tab does not."""
+"""Characters that forge lines or colors at a terminal or reverse text; tabs are allowed."""
 
-Shown = tuple[str, str]
-"""A line as a reader sees it, and as the file keeps it."""
+RenderedLine = tuple[str, str]
+"""A line for stderr and the same line for the file."""
 
 
 @contextmanager
 def _without(names: tuple[str, ...]) -> Iterator[None]:
-    """Hide modules from an import: structlog takes them up where it finds them."""
+    """Hide modules from an import: structlog imports them if they are installed."""
     hidden = [name for name in names if name not in sys.modules]
     for name in hidden:
-        sys.modules[name] = None  # type: ignore[assignment]  # Python's own way to say: not there
+        sys.modules[name] = None  # type: ignore[assignment]  # marks a module as missing
     try:
         yield
     finally:
@@ -43,11 +111,11 @@ def _without(names: tuple[str, ...]) -> Iterator[None]:
             del sys.modules[name]
 
 
-# --- the chain -------------------------------------------------------------------------------
+# --- the chain -----------------------------------------------------------------------------------
 
 
 def _masked(redactor: Redactor) -> Processor:
-    """Mask secrets, in whatever field they stand."""
+    """Mask secrets in all fields."""
 
     def mask(_logger: object, _method: str, event: EventDict) -> EventDict:
         return {name: redactor.clean(str(text)) for name, text in event.items()}
@@ -56,7 +124,7 @@ def _masked(redactor: Redactor) -> Processor:
 
 
 def _escaped(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Show control characters escaped, so that no name forges a line; after the masking."""
+    """Escape control characters, so that no text forges a line; runs after masking."""
     return {name: printable(text) for name, text in event.items()}
 
 
@@ -79,9 +147,11 @@ def _named(node: str) -> Processor:
 
 
 def _as_console(*, coloured: bool) -> Callable[[object, str, EventDict], Any]:
-    """Write it for a person, with colour for a terminal and without for the file."""
+    """Render for people: with color for a terminal, without for the file."""
 
-    def render(_logger: object, _method: str, event: EventDict) -> tuple[tuple[Shown], object]:
+    def render(
+        _logger: object, _method: str, event: EventDict
+    ) -> tuple[tuple[RenderedLine], object]:
         level = event["level"]
         words = (event["timestamp"], event["node"], _MARKS.get(level), event["event"])
         plain = " ".join(filter(None, words))
@@ -92,9 +162,9 @@ def _as_console(*, coloured: bool) -> Callable[[object, str, EventDict], Any]:
 
 
 def _as_json(render: Processor) -> Callable[[object, str, EventDict], Any]:
-    """Write it for machines, alike for all."""
+    """Render JSON, the same for stderr and the file."""
 
-    def both(logger: object, method: str, event: EventDict) -> tuple[tuple[Shown], object]:
+    def both(logger: object, method: str, event: EventDict) -> tuple[tuple[RenderedLine], object]:
         line = str(render(logger, method, event))
         return ((line, line),), {}
 
@@ -102,9 +172,9 @@ def _as_json(render: Processor) -> Callable[[object, str, EventDict], Any]:
 
 
 def _chain(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
-    """Return the logger whose methods turn a sentence into its two lines."""
-    # Late, for verbs that log nothing. It costs 11 ms where asyncio is there already, 33 more with
-    # rich, which its tracebacks would use (structlog 26.1).
+    """Return a logger that renders a sentence for stderr and the file."""
+    # Imported here since some verbs log nothing: it costs 11 ms after asyncio, and 33 ms more with
+    # rich, which structlog 26.1 imports for tracebacks.
     with _without(_FOREIGN):
         import structlog  # noqa: PLC0415 - see above
 
@@ -124,51 +194,51 @@ def _chain(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> A
     ).bind()
 
 
-# --- where lines go --------------------------------------------------------------------------
+# --- where lines go ------------------------------------------------------------------------------
 
 
 class _Log:
-    """Sentences in, lines out: to stderr always, to a file as soon as there is one."""
+    """Writes lines to stderr, and to a file once it is set."""
 
     def __init__(self) -> None:
         self._make: Callable[[], Any] = partial(
             _chain, Redactor(()), "", as_json=False, coloured=False
         )
         self._logger: Any = None
-        self._shown = Writer(
+        self._stderr = Writer(
             "stderr", partial(os.dup, 2), lost=self._lost(0), trouble=self._trouble("stderr")
         )
-        self._shown.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
-        self.disk = DiskWord(self.say)
-        self._kept = self._file("agent.log")
+        self._stderr.encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        self.disk = DiskAlarm(self.say)
+        self._file_writer = self._file("agent.log")
 
     def configure(self, make: Callable[[], Any]) -> None:
         self._make, self._logger = make, None
 
-    def keep_in(self, path: Path | Callable[[], Path]) -> None:
-        if self._kept.is_open:
-            self._kept.close()
-            self._kept = self._file("agent.log")
-        self._kept.open(appending(path))
+    def set_file(self, path: Path | Callable[[], Path]) -> None:
+        if self._file_writer.is_open:
+            self._file_writer.close()
+            self._file_writer = self._file("agent.log")
+        self._file_writer.open(appending(path))
 
     def say(self, sentence: str, level: str) -> None:
-        shown, kept = self._render(sentence, level)
-        self._shown.put(shown)
-        self._kept.put(kept)
+        for_stderr, for_file = self._render(sentence, level)
+        self._stderr.put(for_stderr)
+        self._file_writer.put(for_file)
 
-    def _render(self, sentence: str, level: str) -> Shown:
+    def _render(self, sentence: str, level: str) -> RenderedLine:
         if self._logger is None:
             self._logger = self._make()
-        lines: Shown = getattr(self._logger, level)(sentence)
+        lines: RenderedLine = getattr(self._logger, level)(sentence)
         return lines
 
     def _file(self, name: str) -> Writer:
-        made = Writer(name, lost=self._lost(1), trouble=partial(self.disk.tell, name))
+        made = Writer(name, lost=self._lost(1), trouble=partial(self.disk.report, name))
         self.disk.watch(name, made.busy_since)
         return made
 
     def _lost(self, which: int) -> Callable[[int], str]:
-        """Return what writes the line that stands for those that were lost."""
+        """Return a function that renders the line about dropped lines."""
 
         def line(count: int) -> str:
             return self._render(f"{count} lines of this log were lost here", "warning")[which]
@@ -176,7 +246,7 @@ class _Log:
         return line
 
     def _trouble(self, name: str) -> Callable[[str], None]:
-        """Return what tells of a place that cannot be written, and that it can be again."""
+        """Return a function that logs a failed destination and its recovery."""
 
         def tell(why: str) -> None:
             what = f"cannot be written: {why}" if why else "can be written again"
@@ -186,8 +256,8 @@ class _Log:
 
 
 _log = _Log()
-disk: DiskWord = _log.disk
-"""What tells of the disk of the run folder, for all who write there."""
+disk_alarm: DiskAlarm = _log.disk
+"""The alarm of the run folder's disk, shared by all its writers."""
 
 
 def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: str) -> None:
@@ -198,11 +268,11 @@ def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: 
     _log.configure(partial(_chain, redactor, node, as_json=as_json, coloured=coloured))
 
 
-def keep_in(path: Path | Callable[[], Path]) -> None:
-    """Write the log to a file from now on, with what was said before; opened in its own time."""
-    _log.keep_in(path)
+def log_to_file(path: Path | Callable[[], Path]) -> None:
+    """Write the log to a file too, including the lines so far; the writer thread opens it."""
+    _log.set_file(path)
 
 
 def say(sentence: str, level: str = "info") -> None:
-    """Log one sentence; returns at once."""
+    """Log one sentence; return at once."""
     _log.say(sentence, level)

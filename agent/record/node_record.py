@@ -1,4 +1,4 @@
-"""`node.json`: an agent, all that it started, and which of it still lives here."""
+"""`node.json`: an agent, the processes that it started, and which of them still run."""
 
 from __future__ import annotations
 
@@ -6,31 +6,45 @@ import json
 import math
 import os
 import socket
+import threading
+import time
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agent.base.value import dataclass
-from agent.record.files import Claim, read_small, safe, why, write_atomically
+from agent.record.files import (
+    LockHolder,
+    error_text,
+    iso_time,
+    read_small,
+    safe_name,
+    seconds_between,
+    write_atomically,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
+    from contextlib import AbstractContextManager
+
+    from agent.record.log import DiskAlarm
+
 
 _T = TypeVar("_T")
-FILE = "node.json"
+NODE_FILE = "node.json"
 FRESH = 90.0
-"""A record that was touched within so many seconds is of an agent that may live elsewhere."""
-NEWEST = 20
-"""So many runs are looked through for what still lives of them."""
+"""Seconds since the last touch within which a record's agent may run on another machine."""
+MAX_RUNS = 20
+"""Runs searched for processes that still run, the newest ones."""
 _VERSION = 1
 _NO_STATES = {"Z", "X", "x"}
-"""States of a process that has ended, and waits for its parent only."""
+"""States in /proc of a process that has exited."""
 
 
 @dataclass(frozen=True)
-class Started:
-    """A process: a pid alone may be another's by now, a pid with its start time never is."""
+class StartedProcess:
+    """A process, identified by its pid and start time, since pids are reused."""
 
     name: str
     pid: int
@@ -39,15 +53,15 @@ class Started:
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where pids have their meaning: one boot of one machine, and one pid namespace of it."""
+class PidSpace:
+    """The scope of pids: one boot of one machine and one pid namespace."""
 
     boot_id: str
     pid_namespace: str
     hostname: str = ""
 
-    def sees(self, other: Place) -> bool:
-        """Say whether the pids of another place are pids here; not where either is unknown."""
+    def sees(self, other: PidSpace) -> bool:
+        """Return whether pids of the other scope are valid here; False if one is unknown."""
         known = bool(self.boot_id and self.pid_namespace)
         same = (self.boot_id, self.pid_namespace) == (other.boot_id, other.pid_namespace)
         return known and same
@@ -59,37 +73,37 @@ class NodeRecord:
 
     node: str
     run_id: str
-    place: Place
-    agent: Started
-    started: tuple[Started, ...] = ()
+    place: PidSpace
+    agent: StartedProcess
+    started: tuple[StartedProcess, ...] = ()
     session: str = ""
     """The folder of Ray's session."""
     passed_on: int = 0
-    """How many bytes of the job's output were passed on to stdout."""
+    """Bytes of the job's output written to stdout."""
     done: tuple[str, ...] = ()
-    """The prepare steps that are over."""
+    """The finished prepare steps."""
     ended: bool = False
-    """True once the agent left in good order."""
+    """True once the agent ended in good order."""
     epoch: int = 0
-    """The epoch of the head's Ray that the one here belongs to, on a worker."""
+    """On a worker: the epoch of the Ray cluster that its Ray belongs to."""
     head_ip: str = ""
-    """Where that head was."""
+    """The address of that cluster's head."""
     attempt: int = 0
-    """The attempt that the head made when Ray was started here, on a worker."""
+    """On a worker: the head's attempt when Ray was started here."""
     unreached: float = 0.0
-    """Since when the head is out of reach, on the machine's monotonic clock; 0 while it is not."""
+    """Start of the time without contact to the head, on the monotonic clock; 0 with contact."""
     oom_kills: int = 0
-    """How many processes the kernel has ended here for want of memory, as far as known."""
+    """Processes that the kernel's OOM killer ended here, as far as known."""
     copied: int = 0
-    """How many bytes of the job's output job.log has; it may be behind stdout, or ahead."""
+    """Bytes of the job's output written to job.log; may differ from stdout."""
 
     def to_dict(self) -> dict[str, object]:
-        """Return what goes into node.json."""
+        """Return the content of node.json."""
         return {"version": _VERSION, **asdict(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> NodeRecord | str:
-        """Read what `to_dict` wrote, or say why it is no record."""
+        """Convert the content of node.json, or return why it is invalid."""
         if not isinstance(data, dict):
             return "it is no JSON object"
         version = data.get("version")
@@ -101,7 +115,7 @@ class NodeRecord:
             return cls(
                 node=_of(data, "node", str),
                 run_id=_of(data, "run_id", str),
-                place=Place(*(_of(place, name, str) for name in names)),
+                place=PidSpace(*(_of(place, name, str) for name in names)),
                 agent=_started(data["agent"]),
                 started=tuple(_started(one) for one in started),
                 session=_of(data, "session", str),
@@ -118,8 +132,8 @@ class NodeRecord:
         except (KeyError, TypeError, ValueError) as error:
             return f"it is no record of a node: {error}"
 
-    def taken_over(self, former: NodeRecord) -> NodeRecord:
-        """Return it as the record of an agent that goes on with what a killed one had."""
+    def continuing(self, former: NodeRecord) -> NodeRecord:
+        """Return this agent's record with the work of the killed agent that it replaces."""
         return replace(
             self,
             run_id=former.run_id,
@@ -135,17 +149,17 @@ class NodeRecord:
         )
 
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
-        """Put it in its place whole; return why it could not be."""
+        """Replace the file as a whole; return the error on failure."""
         text = json.dumps(self.to_dict()) + "\n"
         return write_atomically(path, text, durable=durable)
 
     @classmethod
     def read(cls, path: Path) -> NodeRecord | str:
-        """Read a record, or say why there is none."""
+        """Read a record, or return why there is none."""
         try:
             data = json.loads(read_small(path))
         except OSError as error:
-            return why(error)
+            return error_text(error)
         except (ValueError, RecursionError) as error:
             return f"it is broken: {error}"
         return cls.from_dict(data)
@@ -158,39 +172,39 @@ def _of(data: Mapping[str, object], field: str, kind: type[_T]) -> _T:
     return value
 
 
-def _started(data: Mapping[str, object]) -> Started:
-    return Started(_of(data, "name", str), _of(data, "pid", int), _of(data, "start", int))
+def _started(data: Mapping[str, object]) -> StartedProcess:
+    return StartedProcess(_of(data, "name", str), _of(data, "pid", int), _of(data, "start", int))
 
 
-# --- what /proc says ---------------------------------------------------------------------------
+# --- /proc ---------------------------------------------------------------------------------------
 
 
-class Stat(NamedTuple):
-    """What matters here of /proc/<pid>/stat."""
+class ProcessStat(NamedTuple):
+    """Fields of /proc/<pid>/stat."""
 
     state: str
     parent: int
     start: int
 
 
-class Seen(NamedTuple):
-    """What /proc says: where we are, and the processes that were asked for and exist."""
+class ProcessSnapshot(NamedTuple):
+    """The pid scope of this process and the state of some processes, by pid."""
 
-    place: Place
-    processes: Mapping[int, Stat]
+    pid_space: PidSpace
+    processes: Mapping[int, ProcessStat]
 
 
-def parse_stat(text: str) -> Stat | None:
-    """Read /proc/<pid>/stat; a process's name in it may hold anything, brackets too."""
+def parse_stat(text: str) -> ProcessStat | None:
+    """Parse /proc/<pid>/stat; the process name in it may contain brackets."""
     fields = text.rpartition(")")[2].split()
     try:
-        return Stat(fields[0], int(fields[1]), int(fields[19]))
+        return ProcessStat(fields[0], int(fields[1]), int(fields[19]))
     except (IndexError, ValueError):
         return None
 
 
-def read_stat(pid: int) -> Stat | None:
-    """Return what /proc says of a process, None where there is none."""
+def read_stat(pid: int) -> ProcessStat | None:
+    """Return the state of a process, or None."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -198,128 +212,129 @@ def read_stat(pid: int) -> Stat | None:
     return parse_stat(text)
 
 
-def read_place() -> Place:
-    """Return where we are; what the machine does not tell is empty."""
+def read_pid_space() -> PidSpace:
+    """Return the pid scope of this process; unknown fields are empty."""
     boot_id = namespace = ""
     with suppress(OSError):
         boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     with suppress(OSError):
         namespace = str(Path("/proc/self/ns/pid").readlink())
-    return Place(boot_id, namespace, socket.gethostname())
+    return PidSpace(boot_id, namespace, socket.gethostname())
 
 
-def see(pids: Iterable[int]) -> Seen:
-    """Ask /proc about these processes."""
+def process_snapshot(pids: Iterable[int]) -> ProcessSnapshot:
+    """Read the state of processes."""
     found = {pid: read_stat(pid) for pid in pids}
-    return Seen(read_place(), {pid: stat for pid, stat in found.items() if stat is not None})
+    return ProcessSnapshot(
+        read_pid_space(), {pid: stat for pid, stat in found.items() if stat is not None}
+    )
 
 
-def process_of(name: str, pid: int) -> Started | None:
-    """Return a process that runs now, as a record has it."""
+def process_of(name: str, pid: int) -> StartedProcess | None:
+    """Return a running process by its pid, or None."""
     stat = read_stat(pid)
-    return None if stat is None else Started(name, pid, stat.start)
+    return None if stat is None else StartedProcess(name, pid, stat.start)
 
 
 def own_record(node: str, run_id: str) -> NodeRecord:
-    """Return the record of this very process, which has started nothing yet."""
-    agent = process_of("agent", os.getpid()) or Started("agent", os.getpid(), -1)
-    return NodeRecord(node, run_id, read_place(), agent)
+    """Return the record of this agent before it has started any process."""
+    agent = process_of("agent", os.getpid()) or StartedProcess("agent", os.getpid(), -1)
+    return NodeRecord(node, run_id, read_pid_space(), agent)
 
 
-# --- what still lives --------------------------------------------------------------------------
+# --- processes of a record -----------------------------------------------------------------------
 
 
-def living_of(record: NodeRecord, seen: Seen) -> tuple[Started, ...]:
-    """Return which processes of a record still live, by what /proc said of them."""
-    if not seen.place.sees(record.place):
+def running_of(record: NodeRecord, snapshot: ProcessSnapshot) -> tuple[StartedProcess, ...]:
+    """Return the processes of a record that still run, by a snapshot."""
+    if not snapshot.pid_space.sees(record.place):
         return ()
     return tuple(
         one
         for one in (record.agent, *record.started)
-        if (stat := seen.processes.get(one.pid)) is not None
+        if (stat := snapshot.processes.get(one.pid)) is not None
         and stat.start == one.start
         and stat.state not in _NO_STATES
     )
 
 
-def living(record: NodeRecord) -> tuple[Started, ...]:
-    """Return which processes of a record still live here, its agent first."""
-    return living_of(record, see(one.pid for one in (record.agent, *record.started)))
+def running_processes(record: NodeRecord) -> tuple[StartedProcess, ...]:
+    """Return the processes of a record that still run here, the agent first."""
+    return running_of(record, process_snapshot(one.pid for one in (record.agent, *record.started)))
 
 
-class Found(NamedTuple):
-    """What is found where a node's folder is to be."""
+class FoundFolder(NamedTuple):
+    """The state of a folder that a node may use."""
 
-    claim: Claim
+    lock: LockHolder
     is_new: bool
-    """True where the folder was not there before."""
+    """True if the folder was just made."""
     record: NodeRecord | None
-    agent_lives: bool = False
-    """Whether the record's agent lives here, and is not ourselves."""
+    is_agent_running: bool = False
+    """Whether the record's agent runs here and is another process."""
     age: float = math.inf
     """Seconds since the record was touched."""
 
 
-def may_hold(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
-    found: Found, node: str, here: Place
+def may_reuse(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
+    found: FoundFolder, node: str, here: PidSpace
 ) -> bool:
-    """Decide whether this node's folder is ours to go on in.
+    """Decide whether this agent may use a folder that another agent of the node used.
 
-    The lock tells best, but not on every disk, nor of other machines on every shared one. Then
-    the record tells: where its pids mean something here it has been asked, and elsewhere an agent
-    that lives touches it. A pod that was started again has its host name, as a rule, though
-    neither its boot nor its namespace.
+    The lock decides where the disk supports locks across machines. Otherwise the record does: its
+    pids are checked if they are valid here, and an agent on another machine touches its record. A
+    restarted pod usually keeps its host name, but not its boot id and pid namespace.
     """
-    if found.claim is Claim.THEIRS:
+    if found.lock is LockHolder.THEIRS:
         return False
     if found.is_new:
         return True
     record = found.record
     if record is None:
-        return found.claim is Claim.OURS
-    if record.node != node or found.agent_lives:
+        return found.lock is LockHolder.OURS
+    if record.node != node or found.is_agent_running:
         return False
     if record.ended or here.sees(record.place):
         return True
-    if found.claim is Claim.OURS and record.place.hostname == here.hostname:
+    if found.lock is LockHolder.OURS and record.place.hostname == here.hostname:
         return True
     return found.age > FRESH
 
 
-def agent_lives(record: NodeRecord) -> bool:
-    """Say whether a record's agent lives here, and is not ourselves."""
-    return record.agent.pid != os.getpid() and record.agent in living(record)
+def is_agent_running(record: NodeRecord) -> bool:
+    """Return whether a record's agent runs here and is another process."""
+    return record.agent.pid != os.getpid() and record.agent in running_processes(record)
 
 
 def age_of(path: Path, now: float) -> float:
-    """Return how long ago a file was touched, by the clock of its disk."""
+    """Return the seconds since a file was touched, by the disk's clock."""
     try:
         return now - path.stat().st_mtime
     except OSError:
         return math.inf
 
 
-def is_at_work(folder: Path, now: float) -> bool:
-    """Say whether the agent of a node's folder seems to live, here or elsewhere."""
-    record = NodeRecord.read(folder / FILE)
+def seems_active(folder: Path, now: float) -> bool:
+    """Return whether the agent of a node's folder seems to run, here or elsewhere."""
+    record = NodeRecord.read(folder / NODE_FILE)
     if isinstance(record, str) or record.ended:
         return False
-    if read_place().sees(record.place):
-        return agent_lives(record)
-    return age_of(folder / FILE, now) <= FRESH
+    if read_pid_space().sees(record.place):
+        return is_agent_running(record)
+    return age_of(folder / NODE_FILE, now) <= FRESH
 
 
 def run_of(root: Path, node: str, agents: Collection[int]) -> str:
-    """Return the run that agents of this node were in when they were killed; '' if none tells."""
+    """Return the run id of killed agents of this node, or ''."""
     folder = folder_of(root, node, agents)
     return "" if folder is None else folder.parent.name
 
 
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
-    """Return the folder that agents of this node had when they were killed, where one tells."""
-    here = read_place()
+    """Return the run folder of killed agents of this node, by their pids, or None."""
+    here = read_pid_space()
     for run in _newest(root, ""):
-        for path in _records(run, safe(node)):
+        for path in _records(run, safe_name(node)):
             record = NodeRecord.read(path)
             if isinstance(record, str) or record.ended or not here.sees(record.place):
                 continue
@@ -328,39 +343,39 @@ def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     return None
 
 
-# --- what still lives of other runs ------------------------------------------------------------
+# --- other runs ----------------------------------------------------------------------------------
 
 
-class Foreign(NamedTuple):
-    """Another run of which something still lives on this node."""
+class OtherRun(NamedTuple):
+    """Another run with processes that still run on this node."""
 
     run_id: str
     folder: Path
-    living: tuple[Started, ...]
-    agent_lives: bool
-    """False where only what a dead agent left behind still runs."""
+    processes: tuple[StartedProcess, ...]
+    is_agent_running: bool
+    """False if only processes of a killed agent still run."""
 
     def sentence(self) -> str:
-        """Say what lives, and what to do about it."""
-        names = ", ".join(f"{one.name} (pid {one.pid})" for one in self.living)
-        return f"run {self.run_id} still lives here: `pod-agent stop` ({names})"
+        """Return the processes and the remedy."""
+        names = ", ".join(f"{one.name} (pid {one.pid})" for one in self.processes)
+        return f"run {self.run_id} still runs here: `pod-agent stop` ({names})"
 
 
-def foreign(root: Path, own_run_id: str, node: str) -> Foreign | None:
-    """Find another run of this node of which processes still live, among the newest runs.
+def find_other_run(root: Path, own_run_id: str, node: str) -> OtherRun | None:
+    """Find another run with processes on this node, among the newest runs.
 
-    We and those above us do not count: an agent may be started from another's job.
+    This process and its ancestors do not count: an agent may be started by another one's job.
     """
-    spared = set(_line_of(os.getpid()))
-    for run in _newest(root, safe(own_run_id)):
-        for path in _records(run, safe(node)):
+    ancestors = set(_ancestors_of(os.getpid()))
+    for run in _newest(root, safe_name(own_run_id)):
+        for path in _records(run, safe_name(node)):
             record = NodeRecord.read(path)
             if isinstance(record, str) or record.node != node:
                 continue
-            alive = living(record)
-            others = tuple(one for one in alive if one.pid not in spared)
+            alive = running_processes(record)
+            others = tuple(one for one in alive if one.pid not in ancestors)
             if others:
-                return Foreign(run.name, path.parent, others, record.agent in others)
+                return OtherRun(run.name, path.parent, others, record.agent in others)
     return None
 
 
@@ -371,25 +386,208 @@ def _newest(root: Path, own: str) -> list[Path]:
             with suppress(OSError):
                 if entry.name != own and entry.is_dir(follow_symlinks=False):
                     dated.append((entry.stat().st_mtime, entry.path))
-    return [Path(path) for _, path in sorted(dated, reverse=True)[:NEWEST]]
+    return [Path(path) for _, path in sorted(dated, reverse=True)[:MAX_RUNS]]
 
 
 def _records(run: Path, node: str) -> list[Path]:
-    """List the records of a node's folders in a run, numbered ones included."""
+    """List the record files of a node in a run, including numbered folders."""
     with suppress(OSError):
         return [
-            path / FILE
+            path / NODE_FILE
             for path in sorted(run.iterdir())
             if path.name == node or path.name.rpartition("-")[0] == node
         ]
     return []
 
 
-def _line_of(pid: int) -> list[int]:
-    """List a process and those above it."""
+def _ancestors_of(pid: int) -> list[int]:
+    """List a process and its ancestors."""
     line: list[int] = []
     while pid > 0 and pid not in line:
         line.append(pid)
         stat = read_stat(pid)
         pid = 0 if stat is None else stat.parent
     return line
+
+
+def time_to_data(ago: float, boot_id: str | None = None) -> dict[str, object]:
+    """Return a past time as JSON data: by this machine's monotonic clock, and in UTC."""
+    boot = read_pid_space().boot_id if boot_id is None else boot_id
+    return {
+        "utc": iso_time(time.time() - ago),
+        "boot": boot,
+        "seconds": round(time.monotonic() - ago, 3),
+    }
+
+
+def seconds_since(data: Mapping[str, object], boot_id: str | None = None) -> float:
+    """Return the seconds since a time; raise ValueError if it is invalid.
+
+    After a reboot, or on another machine, the wall clock is used.
+    """
+    boot, seconds, utc = data.get("boot"), data.get("seconds"), data.get("utc")
+    here = read_pid_space().boot_id if boot_id is None else boot_id
+    if boot and boot == here and isinstance(seconds, int | float) and seconds <= time.monotonic():
+        return time.monotonic() - seconds
+    if not isinstance(utc, str):
+        raise ValueError("a time has no utc")  # noqa: TRY004 - one error type for bad data
+    return seconds_between(utc, iso_time(time.time()))
+
+
+_STEP = 0.5
+"""Seconds between writes of counters that change all the time."""
+_TOUCH = 30.0
+"""Seconds between touches, by which other machines see that the agent runs."""
+_MOST = 200
+"""Processes kept, the newest ones: restarted services must not fill the record."""
+
+
+class NodeRecorder:
+    """Writes changes of a node's record in its own thread; callers never wait for the disk."""
+
+    def __init__(
+        self,
+        record: NodeRecord,
+        where: Callable[[], AbstractContextManager[Path]],
+        log: Callable[[str], None],
+        disk: DiskAlarm,
+    ) -> None:
+        self._record = record
+        self._where = where
+        self._log = log
+        self._changed = threading.Condition()
+        self._urgent = True
+        self._dirty = True
+        self._is_closing = False
+        self._failed = False
+        self._disk = disk
+        self._busy_since: float | None = None
+        disk.watch(NODE_FILE, lambda: self._busy_since)
+        self._thread = threading.Thread(target=self._run, name="node record", daemon=True)
+
+    @property
+    def record(self) -> NodeRecord:
+        """Return the record with all changes, written or not."""
+        return self._record
+
+    def start(self) -> None:
+        """Start the thread."""
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # pids.max
+            self._log(f"node.json is not written: {error}")
+
+    def add_process(self, name: str, pid: int) -> None:
+        """Add a process; one that has exited already is skipped."""
+        process = process_of(name, pid)
+        if process is not None:
+            with self._changed:
+                others = [one for one in self._record.started if one.pid != pid][-_MOST + 1 :]
+                self._change(replace(self._record, started=(*others, process)), urgent=True)
+
+    def remove_process(self, pid: int) -> None:
+        """Remove a process that has exited."""
+        with self._changed:
+            others = tuple(one for one in self._record.started if one.pid != pid)
+            self._change(replace(self._record, started=others), urgent=True)
+
+    def set_session(self, folder: str) -> None:
+        """Set the folder of Ray's session."""
+        with self._changed:
+            self._change(replace(self._record, session=folder), urgent=True)
+
+    def set_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
+        """Set the head's epoch, address and attempt that this node's Ray belongs to."""
+        new = replace(self._record, epoch=epoch, head_ip=head_ip, attempt=attempt)
+        with self._changed:
+            self._change(new, urgent=True)
+
+    def set_unreached(self, since: float) -> None:
+        """Set the start of the time without contact to the head; 0 with contact."""
+        with self._changed:
+            self._change(replace(self._record, unreached=since), urgent=False)
+
+    def set_run(self, run_id: str) -> None:
+        """Set the run id."""
+        with self._changed:
+            self._change(replace(self._record, run_id=run_id), urgent=True)
+
+    def add_done_step(self, name: str) -> None:
+        """Add a finished prepare step."""
+        with self._changed:
+            done = (*self._record.done, name)
+            self._change(replace(self._record, done=done), urgent=True)
+
+    def set_passed_on(self, count: int) -> None:
+        """Set the total bytes of the job's output written to stdout."""
+        with self._changed:
+            self._change(replace(self._record, passed_on=count), urgent=False)
+
+    def set_copied(self, count: int) -> None:
+        """Set the total bytes of the job's output written to job.log."""
+        with self._changed:
+            self._change(replace(self._record, copied=count), urgent=False)
+
+    def reset_output(self) -> None:
+        """Reset the byte counts for the output of another attempt."""
+        with self._changed:
+            self._change(replace(self._record, passed_on=0, copied=0), urgent=False)
+
+    def set_oom_kills(self, oom_kills: int) -> None:
+        """Set the number of processes ended by the OOM killer."""
+        with self._changed:
+            self._change(replace(self._record, oom_kills=oom_kills), urgent=False)
+
+    def close(self, limit: float = 1.0) -> None:
+        """Write that this agent ended in good order, for at most `limit` seconds."""
+        with self._changed:
+            self._is_closing = True
+            self._change(replace(self._record, ended=True), urgent=True)
+        if self._thread.is_alive():
+            self._thread.join(limit)
+
+    def _change(self, record: NodeRecord, *, urgent: bool) -> None:
+        if record == self._record:
+            self._changed.notify()
+            return
+        self._record, self._dirty = record, True
+        self._urgent = self._urgent or urgent
+        self._changed.notify()
+
+    def _run(self) -> None:
+        last = -_STEP
+        while True:
+            with self._changed:
+                while (left := self._left(last)) > 0:
+                    self._changed.wait(left)
+                record, durable, must_write = self._record, self._urgent, self._dirty
+                self._urgent = self._dirty = False
+                is_closing = self._is_closing
+            self._busy_since = time.monotonic()
+            self._write(record, durable=durable, must_write=must_write)
+            self._busy_since = None
+            last = time.monotonic()
+            if is_closing:
+                return
+
+    def _left(self, last: float) -> float:
+        """Return the seconds until the next write or touch."""
+        if self._urgent or self._is_closing:
+            return 0.0
+        return last + (_STEP if self._dirty else _TOUCH) - time.monotonic()
+
+    def _write(self, record: NodeRecord, *, durable: bool, must_write: bool) -> None:
+        with self._where() as path:
+            if not must_write and not self._failed and self._touch(path):
+                return
+            error = record.write(path, durable=durable)
+        self._failed = error is not None
+        self._disk.report(NODE_FILE, "" if error is None else error_text(error))
+
+    @staticmethod
+    def _touch(path: Path) -> bool:
+        try:
+            os.utime(path)
+        except OSError:
+            return False
+        return True

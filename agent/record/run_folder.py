@@ -1,39 +1,174 @@
-"""The run folder: `<log dir>/<run id>/<node>/`, with `latest` pointing at the run."""
+"""The run folder `<log dir>/<run id>/<node>/`, and its files.
+
+`latest` in the log dir points to the newest run.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import secrets
 import threading
 import time
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
-from agent.record import node_record, outcome_file
-from agent.record.files import PART, FileLock, numbered, safe, why
-from agent.record.log import say
-from agent.record.node_record import Found, NodeRecord, own_record
+from agent.base.outcome import Outcome
+from agent.base.value import dataclass
+from agent.record import node_record
+from agent.record.files import (
+    PART_SUFFIX,
+    FileLock,
+    error_text,
+    numbered_names,
+    read_small,
+    safe_name,
+    write_atomically,
+)
+from agent.record.log import disk_alarm, say
+from agent.record.node_record import (
+    FoundFolder,
+    NodeRecord,
+    own_record,
+)
+from agent.work.checkpoints import (
+    CHECKPOINT_FILE,
+    TRACKER,
+    CheckpointOwner,
+    FolderContents,
+    is_step,
+    latest,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from pathlib import Path
+    from collections.abc import Callable, Iterator, Sequence
+
+    from agent.record.run_record import AttemptRecord
+
+
+OUTCOME_FILE = "outcome.json"
+
+
+@dataclass(frozen=True)
+class OutageRecord:
+    """A time in which a service was down; UTC, ISO 8601."""
+
+    service: str
+    node: str
+    since: str
+    until: str | None = None
+
+    def to_outcome(self) -> dict[str, object]:
+        """Return the outage for outcome.json."""
+        return {
+            "service": self.service,
+            "node": self.node,
+            "from": self.since,
+            "to": self.until,
+        }
+
+
+def outcome_text(
+    outcome: Outcome,
+    attempts: Sequence[AttemptRecord] = (),
+    outages: Sequence[OutageRecord] = (),
+    bundle: str = "",
+) -> str:
+    """Return the content of outcome.json; `bundle` is the name of the failure bundle."""
+    data = {
+        **outcome.to_dict(),
+        "attempts": [attempt.to_outcome() for attempt in attempts],
+        "outages": [outage.to_outcome() for outage in outages],
+        **({"bundle": bundle} if bundle else {}),
+    }
+    return json.dumps(data, indent=2) + "\n"
+
+
+def read_outcome(folder: Path) -> Outcome | None:
+    """Read outcome.json; return None if there is none or it is invalid."""
+    try:
+        data = json.loads(read_small(folder / OUTCOME_FILE))
+        return Outcome.from_dict(data) if isinstance(data, dict) else None
+    except (OSError, ValueError, KeyError, RecursionError):
+        return None
+
+
+def write_outcome(
+    folder: Path,
+    outcome: Outcome,
+    attempts: Sequence[AttemptRecord] = (),
+    outages: Sequence[OutageRecord] = (),
+    bundle: str = "",
+) -> OSError | None:
+    """Write outcome.json as a whole; report a failure to the disk alarm."""
+    error = write_atomically(
+        folder / OUTCOME_FILE, outcome_text(outcome, attempts, outages, bundle)
+    )
+    disk_alarm.report(OUTCOME_FILE, "" if error is None else error_text(error))
+    return error
+
+
+_DEEPEST = 2
+"""Depth at which frameworks put steps, as in `ckpt/_actor/global_step40`."""
+
+
+def read_checkpoints(folder: str) -> FolderContents:
+    """Return the checkpoints in a folder; none if it does not exist."""
+    place = Path(folder)
+    mark, fault = None, ""
+    try:
+        mark = CheckpointOwner.read(read_small(place / CHECKPOINT_FILE))
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        fault = error_text(error)
+    except (ValueError, TypeError) as error:
+        fault = str(error)
+    tracked = ""
+    with suppress(OSError, ValueError):
+        tracked = read_small(place / TRACKER).strip()
+    return FolderContents(mark, fault, latest(_folders(place, "", 0)), tracked)
+
+
+def write_mark(folder: str, mark: CheckpointOwner) -> str:
+    """Write the owner of a checkpoint folder into it; return an error, or ''."""
+    place = Path(folder)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return error_text(error)
+    failure = write_atomically(place / CHECKPOINT_FILE, mark.text())
+    return "" if failure is None else error_text(failure)
+
+
+def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
+    """Yield the folders below a folder by relative path; folders of steps are not entered."""
+    found: list[os.DirEntry[str]] = []
+    with suppress(OSError), os.scandir(place) as entries:
+        found = [entry for entry in entries if entry.is_dir()]
+    for entry in found:
+        path = f"{above}{entry.name}"
+        yield path
+        if depth < _DEEPEST and not is_step(entry.name):
+            yield from _folders(Path(entry.path), f"{path}/", depth + 1)
 
 
 _LOCK = ".agent.lock"
 _MOST_LIVES = 50
-"""Of so many former lives each file is kept."""
+"""Numbered copies kept of each file of earlier agents."""
 _PATIENCE = 0.1
 _WAITING = "no-head-"
 
 
 class RunFolder:
-    """This node's folder of this run; a worker's moves once it hears the run's id.
+    """This node's folder in a run; a worker's moves once the run id is known.
 
-    A node that is started again goes on in its own folder; only where another living agent, or
-    another machine's, holds that it takes one with a number.
+    A restarted node uses its folder again. If another running agent holds it, the node takes a
+    numbered folder.
     """
 
     def __init__(
@@ -43,51 +178,48 @@ class RunFolder:
         node: str,
         *,
         link: bool = True,
-        tell: Callable[[str, str], None] = say,
+        log: Callable[[str, str], None] = say,
     ) -> None:
         self._root = root.absolute()
         self._name = node
-        self._tell = tell
+        self._log = log
         self._moving = threading.RLock()
         self._refused = ""
-        """The run whose folder could not be had: that is said once."""
+        """The run whose folder could not be used; logged once."""
         self.own = own_record(node, run_id)
-        """This agent's record, as it begins; a NodeRecorder keeps it from then on."""
+        """This agent's initial record; a NodeRecorder updates it later."""
         self.former: NodeRecord | None = None
-        """The record of this node's former life in this run, if it had one."""
+        """The record of the previous agent of this node in this run, if any."""
         self._lock: FileLock
-        self.path = self._make(safe(run_id))
+        self.path = self._make(safe_name(run_id))
         if link:
-            self._link(safe(run_id))
+            self._link(safe_name(run_id))
 
     @classmethod
     def waiting(cls, root: Path, node: str) -> RunFolder:
-        """Make the folder of a worker that does not know its run yet.
-
-        One that starts again and again before there is a head goes on in the same.
-        """
+        """Make the folder of a worker that does not know its run yet; a restart uses it again."""
         name = f"{_WAITING}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
-        return cls(root, _waited_in(root, safe(node)) or name, node, link=False)
+        return cls(root, _waited_in(root, safe_name(node)) or name, node, link=False)
 
     def file(self, name: str) -> Path:
-        """Return the path of a file in it."""
+        """Return the path of a file in the folder."""
         return self.path / name
 
     @contextmanager
-    def steady(self, name: str) -> Iterator[Path]:
-        """Yield the path of a file in it, which does not move meanwhile."""
+    def held(self, name: str) -> Iterator[Path]:
+        """Yield the path of a file while the folder is kept from moving."""
         with self._moving:
             yield self.path / name
 
     def close(self) -> None:
-        """Let go of the folder: the next agent of this node goes on in it."""
+        """Release the folder for the next agent of this node."""
         self._lock.release()
 
-    # --- a folder of our own --------------------------------------------------------------------
+    # --- taking a folder -------------------------------------------------------------------------
 
     def _make(self, run_id: str) -> Path:
         try:
-            for name in numbered(safe(self._name)):
+            for name in numbered_names(safe_name(self._name)):
                 path = self._root / run_id / name
                 if self._claim(path):
                     return path
@@ -95,124 +227,124 @@ class RunFolder:
         except OSError as error:
             raise PreflightError(
                 f"AGENT_LOG_DIR={self._root} cannot be written",
-                why=why(error),
+                why=error_text(error),
                 remedy="Choose a writable folder in AGENT_LOG_DIR",
                 culprit="AGENT_LOG_DIR",
             ) from None
 
     def _claim(self, path: Path) -> bool:
-        """Take a folder as ours, unless another agent holds it."""
-        found = _enter(path)
+        """Take a folder, unless another agent holds it."""
+        found = _enter_folder(path)
         if found is None:
             return False
         lock, what = found
-        if not node_record.may_hold(what, self._name, self.own.place):
+        if not node_record.may_reuse(what, self._name, self.own.place):
             lock.release()
             return False
         self._lock, self.former = lock, what.record
-        self._set_aside(path, outcome_file.FILE)  # it tells of the former life
-        for part in path.glob(f".*{PART}"):  # what that life left half written
+        self._set_aside(path, OUTCOME_FILE)  # of the previous agent
+        for part in path.glob(f".*{PART_SUFFIX}"):  # what that agent left incomplete
             with suppress(OSError):
                 part.unlink()
-        self.own.write(path / node_record.FILE)  # the log says later that the disk is full
+        self.own.write(path / node_record.NODE_FILE)  # a full disk is logged later
         return True
 
     @staticmethod
     def _set_aside(folder: Path, name: str) -> None:
-        """Give a file of a former life a number."""
+        """Rename a file of a previous agent to a numbered name."""
         if os.path.lexists(folder / name):
             with suppress(OSError):
                 (folder / name).replace(_number_for(folder / name))
 
     def become_latest(self) -> None:
-        """Have `latest` point to this run."""
+        """Make `latest` point to this run."""
         self._link(self.path.parent.name)
 
     def _link(self, run_id: str) -> None:
         part = self._root / f".latest-{secrets.token_hex(4)}"
-        with suppress(OSError):  # a disk without links still holds the logs
+        with suppress(OSError):  # some disks have no links
             part.symlink_to(run_id, target_is_directory=True)
             part.replace(self._root / "latest")
         with suppress(OSError):
             part.unlink(missing_ok=True)
 
-    # --- the way into the run's folder ----------------------------------------------------------
+    # --- moving to the run's folder --------------------------------------------------------------
 
-    def belongs_to(self, run_id: str) -> None:
-        """Move to the run's own folder; files that are open move along.
+    def move_to_run(self, run_id: str) -> None:
+        """Move to the folder of the run; open files move along.
 
-        Where the disk does not let us, the folder stays where it is, and the run goes on.
+        If the disk refuses, the folder stays where it is and the run goes on.
         """
-        target = self._root / safe(run_id)
+        target = self._root / safe_name(run_id)
         if self.path.parent == target or run_id == self._refused:
             return
         if not self._moving.acquire(timeout=_PATIENCE):
-            return  # the disk holds up who writes: the next word of the head brings us back
+            return  # a writer is blocked: the head's next reply tries again
         try:
             if self.path.parent != target:
                 self._move_into(target, run_id)
         except OSError as error:
             self._refused = run_id
-            self._tell(f"the log stays in {self.path}: {why(error)}", "warning")
+            self._log(f"the log stays in {self.path}: {error_text(error)}", "warning")
         finally:
             self._moving.release()
 
     def _move_into(self, target: Path, run_id: str) -> None:
         old = self.path
         target.mkdir(parents=True, exist_ok=True)
-        names = numbered(safe(self._name))
+        names = numbered_names(safe_name(self._name))
         new = next((n for n in map(target.joinpath, names) if self._moved(old, n)), None)
         if new is None:
             raise FileExistsError(errno.EEXIST, "all its numbers are taken")
         self.path, self.own = new, replace(self.own, run_id=run_id)
-        record = NodeRecord.read(new / node_record.FILE)
+        record = NodeRecord.read(new / node_record.NODE_FILE)
         if isinstance(record, NodeRecord):
-            replace(record, run_id=run_id).write(new / node_record.FILE, durable=False)
+            replace(record, run_id=run_id).write(new / node_record.NODE_FILE, durable=False)
         for folder in (old, old.parent):
-            with suppress(OSError):  # gone, or another node on a shared disk still waits in it
+            with suppress(OSError):  # gone, or in use by another node
                 folder.rmdir()
-        self._link(safe(run_id))
+        self._link(safe_name(run_id))
 
     def _moved(self, old: Path, new: Path) -> bool:
-        """Move there, if that folder is none yet, or our own from a former life."""
+        """Move there if the folder does not exist yet, or this node used it before."""
         if _renamed(old, new):
             return True
         lock, former = self._lock, self.former
         if not self._claim(new):
             return False
         try:
-            _pour(old, new)
+            _move_files(old, new)
         except OSError:
             self._lock.release()
             if self.former is not None:
-                self.former.write(new / node_record.FILE)
+                self.former.write(new / node_record.NODE_FILE)
             self._lock, self.former = lock, former
             raise
         lock.release()
-        with suppress(OSError):  # the newer of the two; none where the disk was full
-            (old / node_record.FILE).replace(new / node_record.FILE)
-        for rest in (old / _LOCK, *old.glob(f".*{PART}")):
+        with suppress(OSError):  # missing if the disk was full
+            (old / node_record.NODE_FILE).replace(new / node_record.NODE_FILE)
+        for rest in (old / _LOCK, *old.glob(f".*{PART_SUFFIX}")):
             with suppress(OSError):
                 rest.unlink()
         return True
 
 
 def _waited_in(root: Path, node: str) -> str | None:
-    """Name the folder in which this node waited last, where it found no head then."""
+    """Return the folder in which this node last waited for a head, or None."""
     try:
         found = [path.name for path in root.glob(f"{_WAITING}*") if (path / node).is_dir()]
-    except OSError:  # the folder that is made next says it
+    except OSError:  # making the folder reports it
         return None
     return max(found, default=None)
 
 
-def _enter(path: Path) -> tuple[FileLock, Found] | None:
-    """Make a folder, or find what is in it; None where no folder can be."""
+def _enter_folder(path: Path) -> tuple[FileLock, FoundFolder] | None:
+    """Make or inspect a folder and take its lock; None if the path is no folder."""
     is_new = True
     for _ in range(100):
         try:
             path.mkdir(parents=True)
-        except FileNotFoundError:  # its parent went in between: another node left it empty
+        except FileNotFoundError:  # another node removed the empty parent
             continue
         except FileExistsError:
             is_new = False
@@ -222,28 +354,28 @@ def _enter(path: Path) -> tuple[FileLock, Found] | None:
     lock = FileLock(path / _LOCK)
     claim = lock.take()
     now = lock.now_on_disk()
-    record = NodeRecord.read(path / node_record.FILE)
+    record = NodeRecord.read(path / node_record.NODE_FILE)
     if isinstance(record, str):
-        return lock, Found(claim, is_new, None)
-    age = node_record.age_of(path / node_record.FILE, time.time() if now is None else now)
-    return lock, Found(claim, is_new, record, node_record.agent_lives(record), age)
+        return lock, FoundFolder(claim, is_new, None)
+    age = node_record.age_of(path / node_record.NODE_FILE, time.time() if now is None else now)
+    return lock, FoundFolder(claim, is_new, record, node_record.is_agent_running(record), age)
 
 
 def _renamed(old: Path, new: Path) -> bool:
-    """Move a folder where there is none yet."""
+    """Rename a folder; return False if the new name exists."""
     if os.path.lexists(new):
         return False
     try:
         old.rename(new)
     except OSError as error:
-        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # it just came to be
+        if error.errno in {errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR}:  # it was just made
             return False
         raise
     return True
 
 
 def _number_for(path: Path) -> Path:
-    """Return a name for a file of a former life; of very many lives the oldest gives way."""
+    """Return a free numbered name for a file, or the oldest one in use."""
     stem, dot, ending = path.name.partition(".")
     names = (path.with_name(f"{stem}.former-{n}{dot}{ending}") for n in range(1, _MOST_LIVES + 1))
     candidates = list(names)
@@ -251,19 +383,19 @@ def _number_for(path: Path) -> Path:
     return free or min(candidates, key=lambda name: name.lstat().st_mtime)
 
 
-def _pour(old: Path, new: Path) -> None:
-    """Move everything from one folder into another, or nothing.
+def _move_files(old: Path, new: Path) -> None:
+    """Move all files from one folder into another, or none.
 
-    A file is moved and never copied, since it may be open; one of its name that lies there
-    already is given a number. Only of events is there one sequence.
+    Files are renamed, not copied, since they may be open. An existing file of the same name gets a
+    number; events are appended.
     """
     from agent.record import events  # noqa: PLC0415 - Ray's start need not wait for it
 
-    apart = {_LOCK, node_record.FILE, events.FILE, events.FORMER}
+    apart = {_LOCK, node_record.NODE_FILE, events.EVENTS_FILE, events.FORMER_EVENTS_FILE}
     moved: list[tuple[Path, Path]] = []
     try:
         for source in sorted(old.iterdir()):
-            if source.name in apart or source.name.endswith(PART):
+            if source.name in apart or source.name.endswith(PART_SUFFIX):
                 continue
             there = new / source.name
             if os.path.lexists(there):
@@ -283,9 +415,36 @@ def _pour(old: Path, new: Path) -> None:
 def _join_events(old: Path, new: Path) -> None:
     from agent.record import events  # noqa: PLC0415 - as above
 
-    parts = [old / name for name in (events.FORMER, events.FILE) if (old / name).exists()]
+    parts = [
+        old / name
+        for name in (events.FORMER_EVENTS_FILE, events.EVENTS_FILE)
+        if (old / name).exists()
+    ]
     if not parts:
         return
-    events.append_whole(new / events.FILE, b"".join(part.read_bytes() for part in parts))
+    events.append_whole(new / events.EVENTS_FILE, b"".join(part.read_bytes() for part in parts))
     for part in parts:
         part.unlink()
+
+
+KEY_FILE = "control.key"
+
+
+def make_key(folder: Path) -> str | None:
+    """Write a new random key for this node's users; return None on failure."""
+    key, path = secrets.token_hex(16), folder / KEY_FILE
+    try:
+        path.unlink(missing_ok=True)  # of a previous agent
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(handle, "w", encoding="ascii") as file:  # noqa: PTH123 - a descriptor has no path
+            file.write(key)
+    except OSError:
+        return None
+    return key
+
+
+def keys_in(root: Path) -> Iterator[str]:
+    """Yield the readable keys of the latest run in a log folder."""
+    for path in sorted((root / "latest").glob(f"*/{KEY_FILE}")):
+        with suppress(OSError, ValueError):
+            yield read_small(path).strip()

@@ -1,4 +1,4 @@
-"""`run.json`: what the head knows of a run."""
+"""`run.json`: the head's record of a run and its attempts."""
 
 from __future__ import annotations
 
@@ -12,23 +12,26 @@ from typing import TYPE_CHECKING
 
 from agent.base.outcome import Outcome
 from agent.base.value import dataclass
-from agent.decisions.attempts import Tried
-from agent.record.files import read_small, seconds_between, why, write_atomically
+from agent.decisions.attempts import LostAttempt
+from agent.decisions.head.state import AttemptSnapshot
+from agent.record.files import error_text, read_small, seconds_between, write_atomically
+from agent.record.node_record import seconds_since, time_to_data
 from agent.settings.redact import MASK, looks_secret
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-FILE = "run.json"
-LOCK = ".head.lock"
+
+RUN_FILE = "run.json"
+RUN_LOCK = ".head.lock"
 _VERSION = 1
 MOST_NODES = 20_000
-"""So many workers of an attempt are kept by name; EXPECTED_WORKERS allows 10,000."""
+"""Workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000."""
 
 
-class State(str, Enum):
-    """How far a run has come."""
+class RunState(str, Enum):
+    """The state of a run."""
 
     BOOTING = "booting"
     RUNNING = "running"
@@ -36,7 +39,7 @@ class State(str, Enum):
 
 
 @dataclass(frozen=True)
-class Attempt:
+class AttemptRecord:
     """One submission of the job; times are UTC, ISO 8601."""
 
     number: int
@@ -46,19 +49,19 @@ class Attempt:
     reason: str = ""
     exit_code: int | None = None
     checkpoint: int | None = None
-    """The newest checkpoint's step when it began."""
+    """The newest checkpoint's step at the start."""
     nodes: tuple[str, ...] = ()
-    """The workers that were there while it ran, by name."""
+    """The workers that took part, by name."""
     head: str = ""
-    """The node of the head that submitted it, by name; '' in an older record."""
+    """The name of the head that submitted it; '' in an older record."""
     lock: int | None = None
-    """The inode of the run's lock as that head held it; 0 where it held none, None if unknown."""
+    """The inode of the run's lock held by that head; 0 without a lock, None if unknown."""
     underway: Mapping[str, object] = field(default_factory=dict)
-    """What another agent must know that goes on with it, as record/underway.py has it."""
+    """The snapshot for an agent that resumes the attempt (`snapshot_to_data`)."""
 
     @property
-    def end_in_sight(self) -> Outcome | None:
-        """Return as what it was to end, where its job was being stopped."""
+    def planned_end(self) -> Outcome | None:
+        """Return the outcome decided for the attempt while its job was being stopped."""
         stopping = self.underway.get("stopping")
         as_what = stopping.get("as") if isinstance(stopping, dict) else None
         try:
@@ -68,17 +71,17 @@ class Attempt:
 
     @property
     def was_lost(self) -> bool:
-        """Say whether it is over and counts as lost; one that was stopped by a signal does not."""
+        """Return whether it counts as lost; one that was stopped by a signal does not."""
         return self.end is not None and not (self.exit_code is not None and self.exit_code > 128)
 
     @property
-    def tried(self) -> Tried:
-        """Return what it counts for once it was lost."""
+    def tried(self) -> LostAttempt:
+        """Return the attempt as the retry decisions count it."""
         seconds = seconds_between(self.start, self.end or self.start)
-        return Tried(seconds, self.reason, self.checkpoint)
+        return LostAttempt(seconds, self.reason, self.checkpoint)
 
-    def in_outcome(self) -> dict[str, object]:
-        """Return it as outcome.json has it."""
+    def to_outcome(self) -> dict[str, object]:
+        """Return the attempt for outcome.json."""
         return {
             "number": self.number,
             "start": self.start,
@@ -90,55 +93,55 @@ class Attempt:
 
 @dataclass(frozen=True)
 class NoRecord:
-    """There is no record of ours, and why; `free` where there is no file at all."""
+    """There is no readable record, and why; `is_missing` if there is no file."""
 
     why: str
-    free: bool = False
+    is_missing: bool = False
 
 
 @dataclass(frozen=True)
 class RunRecord:
-    """A run as its head knows it."""
+    """A run."""
 
     run_id: str
     fingerprint: str
     epoch: int
-    """Names the Ray cluster, not the agent's process; a later cluster's is higher."""
+    """The number of the Ray cluster; a later cluster has a higher one."""
     head: str = ""
-    """The head's node, by name."""
-    state: State = State.BOOTING
-    attempts: tuple[Attempt, ...] = ()
+    """The name of the head's node."""
+    state: RunState = RunState.BOOTING
+    attempts: tuple[AttemptRecord, ...] = ()
     ranks: tuple[str, ...] = ()
-    """The nodes to which the head gave ranks, from rank 1 on, by name."""
+    """The names of nodes with a rank from the head, from rank 1 on."""
     ending: Outcome | None = None
-    """As what the head leaves, once that is decided; its workers may not have heard it yet."""
+    """The decided outcome; workers may not have received it yet."""
 
-    def at_head(self, head: str, epoch: int) -> RunRecord:
-        """Return it with the head, and the Ray, that it goes on with."""
-        return replace(self, head=head, epoch=epoch, state=State.BOOTING)
+    def with_head(self, head: str, epoch: int) -> RunRecord:
+        """Return the run with a new head and Ray cluster."""
+        return replace(self, head=head, epoch=epoch, state=RunState.BOOTING)
 
-    def after_a_lost_head(self, now: str, end: Outcome | None = None) -> RunRecord:
-        """Return it with the attempt over that a killed head left open.
+    def after_lost_head(self, now: str, end: Outcome | None = None) -> RunRecord:
+        """Return the run with the attempt ended that a killed head left open.
 
-        `end` is as what it was to end, where its job was being stopped.
+        `end` is its planned outcome, if its job was being stopped.
         """
         if end is not None:
             return self.end_attempt(now, end.reason, end.exit_code)
         return self.end_attempt(now, "its head was lost", 75)
 
-    def leaving(self, end: Outcome) -> RunRecord:
-        """Return it with the head's end, which stands from now on."""
+    def with_ending(self, end: Outcome) -> RunRecord:
+        """Return the run with its decided outcome."""
         return replace(self, ending=end)
 
-    def knowing(self, number: int, underway: Mapping[str, object]) -> RunRecord:
-        """Return it with what another agent must know of the attempt of this number."""
+    def with_snapshot(self, number: int, underway: Mapping[str, object]) -> RunRecord:
+        """Return the run with a snapshot of the open attempt of this number."""
         last = self.open_attempt
         if last is None or last.number != number:
             return self
         last = replace(last, underway=underway)
         return replace(self, attempts=(*self.attempts[:-1], last))
 
-    def begin(  # noqa: PLR0913 - what a record has of an attempt
+    def begin_attempt(  # noqa: PLR0913 - what a record has of an attempt
         self,
         number: int,
         submission_id: str,
@@ -147,42 +150,42 @@ class RunRecord:
         nodes: tuple[str, ...] = (),
         lock: int = 0,
     ) -> RunRecord:
-        """Return it with an attempt that begins, or that an earlier head began and left open."""
+        """Return the run with a new attempt, or with the open one of an earlier head."""
         if self.open_attempt is not None and self.open_attempt.number == number:
-            return replace(self, state=State.RUNNING)
-        attempt = Attempt(
+            return replace(self, state=RunState.RUNNING)
+        attempt = AttemptRecord(
             *(number, submission_id, start),
             checkpoint=checkpoint,
             nodes=nodes,
             head=self.head,
             lock=lock,
         )
-        return replace(self, state=State.RUNNING, attempts=(*self.attempts, attempt))
+        return replace(self, state=RunState.RUNNING, attempts=(*self.attempts, attempt))
 
-    def served_by(self, nodes: tuple[str, ...]) -> RunRecord:
-        """Return it with these among the workers of an attempt that runs."""
+    def with_workers(self, nodes: tuple[str, ...]) -> RunRecord:
+        """Return the run with these workers added to the open attempt."""
         last = self.open_attempt
         if last is None or set(nodes) <= set(last.nodes):
             return self
         new = dict.fromkeys((*last.nodes, *nodes))
-        if len(new) > MOST_NODES:  # who is there now, and the latest of the others
+        if len(new) > MOST_NODES:  # these workers and the latest others
             new = dict.fromkeys((*nodes, *reversed(last.nodes)))
         last = replace(last, nodes=(*islice(new, MOST_NODES),))
         return replace(self, attempts=(*self.attempts[:-1], last))
 
     @property
-    def open_attempt(self) -> Attempt | None:
-        """Return the last attempt where nobody wrote down its end."""
+    def open_attempt(self) -> AttemptRecord | None:
+        """Return the last attempt if it has no end."""
         last = self.attempts[-1] if self.attempts else None
         return last if last is not None and last.end is None else None
 
     @property
-    def tried(self) -> tuple[Tried, ...]:
-        """Return the attempts that were lost, as they count for those that may follow."""
+    def tried(self) -> tuple[LostAttempt, ...]:
+        """Return the lost attempts as the retry decisions count them."""
         return tuple(attempt.tried for attempt in self.attempts if attempt.was_lost)
 
     def end_attempt(self, end: str, reason: str, exit_code: int | None) -> RunRecord:
-        """Return it with its last attempt over; one that is over keeps its end."""
+        """Return the run with its open attempt ended."""
         if self.open_attempt is None:
             return self
         last = replace(self.open_attempt, end=end, reason=reason, exit_code=exit_code, underway={})
@@ -190,22 +193,22 @@ class RunRecord:
 
     @property
     def is_over(self) -> bool:
-        """Say whether no later head goes on with it, though this one may not have left yet.
+        """Return whether no later head may resume the run, though this one may not have exited yet.
 
-        A job's own end, and an end that was asked for by hand, are final. After a loss, or where a
-        scheduler stopped the nodes, the same run may go on.
+        The job's own end, and a stop by hand, are final. After a loss, or a stop by a scheduler,
+        the run may be resumed.
         """
         end = self.ending
-        if self.state is State.ENDED or end is None:
-            return self.state is State.ENDED
+        if self.state is RunState.ENDED or end is None:
+            return self.state is RunState.ENDED
         return end.is_jobs_verdict or end.exit_code in {0, 130}
 
-    def ended(self) -> RunRecord:
-        """Return it over: no later head goes on with it."""
-        return replace(self, state=State.ENDED)
+    def as_ended(self) -> RunRecord:
+        """Return the run as ended: no later head resumes it."""
+        return replace(self, state=RunState.ENDED)
 
     def to_dict(self) -> dict[str, object]:
-        """Return what goes into run.json."""
+        """Return the content of run.json."""
         return {
             "version": _VERSION,
             "run_id": self.run_id,
@@ -215,7 +218,7 @@ class RunRecord:
             "state": self.state.value,
             "attempts": [
                 {
-                    **attempt.in_outcome(),
+                    **attempt.to_outcome(),
                     "submission_id": attempt.submission_id,
                     "checkpoint": attempt.checkpoint,
                     "nodes": [*attempt.nodes],
@@ -231,7 +234,7 @@ class RunRecord:
 
     @classmethod
     def from_dict(cls, data: object) -> RunRecord | NoRecord:
-        """Read what `to_dict` wrote; anything else is no record."""
+        """Convert the content of run.json; return NoRecord if it is invalid."""
         if not isinstance(data, dict):
             return NoRecord("it is no JSON object")
         version = data.get("version")
@@ -246,7 +249,7 @@ class RunRecord:
                 fingerprint=_text(data, "fingerprint"),
                 epoch=_whole(data, "epoch"),
                 head=_text(data, "head"),
-                state=State(_text(data, "state")),
+                state=RunState(_text(data, "state")),
                 attempts=tuple(map(_attempt, attempts)),
                 ranks=_names(data.get("ranks", [])),
                 ending=None if data.get("ending") is None else Outcome.from_dict(data["ending"]),
@@ -255,28 +258,28 @@ class RunRecord:
             return NoRecord(f"it is no record of a run: {error}")
 
     def write(self, path: Path) -> OSError | None:
-        """Put it in its place whole; return why it could not be, which ends no run."""
+        """Replace the file as a whole; return the error on failure."""
         return write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
     @classmethod
     def read(cls, path: Path) -> RunRecord | NoRecord:
-        """Read a record; whatever else is there is said to be none."""
+        """Read a record; return NoRecord if there is none or it is invalid."""
         try:
             data = json.loads(read_small(path))
         except FileNotFoundError:
-            return NoRecord("there is none", free=True)
+            return NoRecord("there is none", is_missing=True)
         except OSError as error:
-            return NoRecord(why(error))
+            return NoRecord(error_text(error))
         except (ValueError, RecursionError) as error:
             return NoRecord(f"it is broken: {error}")
         return cls.from_dict(data)
 
 
-def _attempt(data: object) -> Attempt:
+def _attempt(data: object) -> AttemptRecord:
     if not isinstance(data, dict):
         raise ValueError("an attempt is no JSON object")  # noqa: TRY004 - one error type for bad data
     underway = data.get("underway", {})
-    return Attempt(
+    return AttemptRecord(
         number=_whole(data, "number"),
         submission_id=_text(data, "submission_id"),
         start=_text(data, "start"),
@@ -312,20 +315,20 @@ def _whole(data: Mapping[str, object], field: str) -> int:
 
 
 def next_epoch(previous: int | None, now_ms: int) -> int:
-    """Name the next Ray cluster: always higher than the one before, whatever the clock did."""
+    """Return the next epoch: higher than the previous one even if the clock went back."""
     return now_ms if previous is None else max(previous + 1, now_ms)
 
 
 def proof_of(fingerprint: str, run_id: str, attempt: int, epoch: int) -> str:
-    """Return what proves to another head of the same job how far its run had come.
+    """Return a hash that proves the run's attempt and epoch to another head of the same job.
 
-    Replies hold it instead of the fingerprint: whoever reads one can prove nothing else by it.
+    Replies carry it instead of the fingerprint, so that a reader cannot forge other values.
     """
     text = json.dumps([fingerprint, run_id, attempt, epoch])
     return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
-# --- what a run is, without its secrets --------------------------------------------------------
+# --- fingerprint ---------------------------------------------------------------------------------
 
 
 def fingerprint(
@@ -334,9 +337,9 @@ def fingerprint(
     recipe_settings: Mapping[str, str],
     clean: Callable[[str], str],
 ) -> str:
-    """Hash what makes this run this run and no other; secrets are masked before.
+    """Return a hash that identifies the job and its settings, with secrets masked.
 
-    So a new token makes no new run, and nobody can try out secrets against the hash.
+    A new token therefore does not change it, and secrets cannot be guessed from it.
     """
     argv = None if job_argv is None else _without_secrets([clean(word) for word in job_argv])
     settings = {
@@ -347,14 +350,95 @@ def fingerprint(
 
 
 def _without_secrets(argv: list[str]) -> list[str]:
-    """Mask what stands behind a name that tells of a secret: `--api-key X`, `HF_TOKEN=X`."""
+    """Mask the value of a name that looks secret: `--api-key X`, `HF_TOKEN=X`."""
     found, after_secret = [], False
     for word in argv:
         name, equals, _ = word.partition("=")
-        tells = looks_secret(re.sub(r"[-.+]", "_", name))
+        is_secret = looks_secret(re.sub(r"[-.+]", "_", name))
         if after_secret and not word.startswith("-"):
             found.append(MASK)
         else:
-            found.append(f"{name}={MASK}" if tells and equals else word)
-        after_secret = tells and not equals and word.startswith("-")
+            found.append(f"{name}={MASK}" if is_secret and equals else word)
+        after_secret = is_secret and not equals and word.startswith("-")
     return found
+
+
+def snapshot_to_data(known: AttemptSnapshot, now: float) -> dict[str, object]:
+    """Return a snapshot for run.json; `now` is the time on the run's clock."""
+
+    def at(then: float | None) -> dict[str, object] | None:
+        return None if then is None else time_to_data(now - then)
+
+    stopping = None
+    if known.end is not None:
+        stopping = {"as": known.end.to_dict(), "at": at(known.stop_ordered_at)}
+    return {
+        "began": at(known.submitted),
+        "required": known.required,
+        "gone": [*known.lost_nodes],
+        "places": {**known.workers},
+        "missed": {**known.lost_workers},
+        "dead": sorted(known.dead_node_ids),
+        "loss": None
+        if known.last_loss_at is None
+        else {"what": known.last_loss, "at": at(known.last_loss_at)},
+        "short": at(known.below_required_since),
+        "stopping": stopping,
+        "signaled": known.signaled,
+    }
+
+
+def snapshot_from_data(attempt: AttemptRecord, now: float, needed: int) -> AttemptSnapshot:
+    """Return the snapshot of an attempt that was left open, on the clock of this run.
+
+    A record of an older agent has no `required`: then it is `needed`, or the workers it had.
+    """
+    data = attempt.underway
+    began = _ago(data, "began")
+    began = _by_utc(attempt) if began is None else began
+    required, gone, dead = data.get("required"), data.get("gone"), data.get("dead")
+    loss, stopping = data.get("loss"), data.get("stopping")
+    lost = _ago(loss, "at") if isinstance(loss, dict) else None
+    short = _ago(data, "short")
+    stopped = _ago(stopping, "at") if isinstance(stopping, dict) else None
+    return AttemptSnapshot(
+        number=attempt.number,
+        submitted=now - began,
+        required=required if isinstance(required, int) else min(needed, len(attempt.nodes)),
+        checkpoint=attempt.checkpoint,
+        former_workers=attempt.nodes,
+        lost_nodes=_name_list(gone),
+        workers=_places(data.get("places")),
+        lost_workers=_places(data.get("missed")),
+        dead_node_ids=frozenset(_name_list(dead)),
+        last_loss=str(loss.get("what", "")) if isinstance(loss, dict) else "",
+        last_loss_at=None if lost is None else now - lost,
+        below_required_since=None if short is None else now - short,
+        end=attempt.planned_end,
+        stop_ordered_at=now - (stopped or 0.0),
+        signaled=data.get("signaled") is True,
+        id=attempt.submission_id,
+    )
+
+
+def _by_utc(attempt: AttemptRecord) -> float:
+    return seconds_since({"utc": attempt.start})
+
+
+def _ago(data: Mapping[str, object], name: str) -> float | None:
+    found = data.get(name)
+    try:
+        return seconds_since(found) if isinstance(found, dict) else None
+    except ValueError:
+        return None
+
+
+def _places(data: object) -> dict[str, str]:
+    """Convert names by address; an older record has addresses only."""
+    if not isinstance(data, dict):
+        return {name: name for name in _name_list(data)}
+    return {ip: str(name) for ip, name in data.items()}
+
+
+def _name_list(data: object) -> tuple[str, ...]:
+    return tuple(str(one) for one in data) if isinstance(data, list) else ()

@@ -1,4 +1,4 @@
-"""Writing that blocks nobody: a thread for each place, and a queue of lines that has an end."""
+"""Non-blocking writing: one thread and one bounded queue for each destination."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-MOST = 1 << 20
-"""Bytes that wait for a place that takes none."""
+MAX_QUEUED = 1 << 20
+"""Bytes queued for a blocked destination."""
 FLUSH_LIMIT = 1.0
-"""Longest that the end of the process waits for all writers together."""
+"""Longest time the process waits for all writers at its exit, in seconds."""
 _PIECE = 1 << 16
 _STUCK_AFTER = 2.0
-"""A write that takes longer is not waited for."""
+"""A write that takes longer, in seconds, counts as stuck."""
 _SURE = 4096
-"""What a pipe that is ready takes without blocking (PIPE_BUF)."""
+"""Bytes that a ready pipe accepts without blocking (PIPE_BUF)."""
 _PAUSES = (1.0, 2.0, 5.0)
-"""Between tries at a place that fails; the last again and again."""
+"""Seconds between retries; the last one repeats."""
 _NOBODY_READS = {errno.EPIPE, errno.EBADF}
-_living: list[Writer] = []
+_open_writers: list[Writer] = []
 
 
 def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
-    """Return what opens a file at its end; a path that may change is given as a function."""
+    """Return an opener that appends to a file; a path that may change is a function."""
 
     def opened() -> int:
         place = path() if callable(path) else path
@@ -41,11 +41,11 @@ def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
     return opened
 
 
-class Place:
-    """A descriptor, opened when first needed: for one thread, which it may block for ever.
+class Sink:
+    """A lazily opened descriptor, used by one thread, which it may block forever.
 
-    What fails is tried again, so that writing resumes once a disk has room; `trouble` is told
-    why when that begins, and '' when it is over. Where nobody reads any more all is well.
+    A failed write is retried, so that writing resumes once a disk has room. `trouble` is called
+    with the error at the first failure and with '' after recovery. A closed pipe is no failure.
     """
 
     def __init__(self, opener: Callable[[], int], trouble: Callable[[str], None]) -> None:
@@ -55,10 +55,10 @@ class Place:
         self._left = False
         self._failures = 0
         self.busy_since: float | None = None
-        """When the write began that is under way, on the monotonic clock."""
+        """Start of the current write on the monotonic clock; None without one."""
 
     def write(self, data: bytes, may_try_again: Callable[[float], bool]) -> bool:
-        """Write all of it; false where it was given up, since no further try was allowed."""
+        """Write all data; return False if `may_try_again` stopped the retries."""
         rest = memoryview(data)
         while rest and not self._left:
             written = self._write_some(rest)
@@ -72,17 +72,17 @@ class Place:
 
     @property
     def is_failing(self) -> bool:
-        """Say whether the last try failed."""
+        """Return whether the last write failed."""
         return self._failures > 0
 
     def is_ready(self) -> bool:
-        """Say whether a few bytes can be written without blocking."""
+        """Return whether a few bytes can be written without blocking."""
         if self._fd is None:
             self._fd = self._opener()
         return self._poll(0)
 
     def close(self) -> None:
-        """Give the descriptor back."""
+        """Close the descriptor."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -91,17 +91,17 @@ class Place:
         return _PAUSES[min(self._failures, len(_PAUSES)) - 1]
 
     def _write_some(self, data: memoryview) -> int | None:
-        """Write what the place takes; return how much that was, None where it failed."""
+        """Write some bytes; return how many, or None on failure."""
         self.busy_since = time.monotonic()
         try:
             if self._fd is None:
                 self._fd = self._opener()
             return os.write(self._fd, data)
-        except BlockingIOError:  # somebody else made the pipe so
+        except BlockingIOError:  # another process made the pipe non-blocking
             self._poll(None)
             return 0
         except OSError as error:
-            self._note(error)
+            self._record_failure(error)
             return None
         finally:
             self.busy_since = None
@@ -112,7 +112,7 @@ class Place:
         poll.register(self._fd, select.POLLOUT)
         return bool(poll.poll(limit))
 
-    def _note(self, error: OSError) -> None:
+    def _record_failure(self, error: OSError) -> None:
         if error.errno in _NOBODY_READS:
             self._left = True
             return
@@ -124,10 +124,10 @@ class Place:
 
 
 class Writer:
-    """Writes lines to one place, in order, from a thread of its own.
+    """Writes lines to one destination, in order, from its own thread.
 
-    A place that takes nothing costs the oldest of the waiting lines, never the last words; where
-    they would have stood, one line says how many they were.
+    While the destination is blocked, the oldest queued lines are dropped; one line in their place
+    says how many.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class Writer:
         name: str,
         opener: Callable[[], int] | None = None,
         *,
-        most: int = MOST,
+        most: int = MAX_QUEUED,
         lost: Callable[[int], str] = "({} lines were lost here)".format,
         trouble: Callable[[str], None] = lambda _why: None,
     ) -> None:
@@ -144,8 +144,8 @@ class Writer:
         self._most = most
         self._lost_line = lost
         self._trouble = trouble
-        self._place: Place | None = None
-        # Its lock can be taken twice by one thread: a signal's handler may come between.
+        self._place: Sink | None = None
+        # A re-entrant lock: a signal handler may log while its thread holds it.
         self._changed = threading.Condition()
         self._lines: deque[bytes] = deque()
         self._waiting = 0
@@ -157,45 +157,45 @@ class Writer:
             self.open(opener)
 
     def busy_since(self) -> float | None:
-        """Return when the write began that is under way; None where none is."""
+        """Return when the current write began; None without one."""
         return None if self._place is None else self._place.busy_since
 
     @property
     def is_idle(self) -> bool:
-        """Say whether everything has been written that was put."""
+        """Return whether everything queued is written."""
         with self._changed:
             return not self._waiting and not self._in_hand
 
     @property
     def is_behind(self) -> bool:
-        """Say whether the place takes less than comes, but takes it."""
+        """Return whether the destination is too slow, but neither stuck nor failing."""
         since = self.busy_since()
         is_stuck = since is not None and time.monotonic() - since > _STUCK_AFTER
         return self._waiting > self._most // 2 and not is_stuck and not self.is_failing
 
     @property
     def is_failing(self) -> bool:
-        """Say whether the place refused what was written last."""
+        """Return whether the last write failed."""
         return self._place is not None and self._place.is_failing
 
     @property
     def is_open(self) -> bool:
-        """Say whether the lines have a place to go."""
+        """Return whether the writer has a destination."""
         return self._place is not None
 
     def open(self, opener: Callable[[], int]) -> None:
-        """Say where the lines go, with those that were put before; opened by the thread."""
-        self._place = Place(opener, self._tell)
-        _living.append(self)
+        """Set the destination, for lines queued before too; the thread opens it."""
+        self._place = Sink(opener, self._tell)
+        _open_writers.append(self)
         if self._lines:
             self._start()
 
     def put(self, line: str) -> None:
-        """Take one line, without its end; returns at once."""
-        self.pass_on(self._encoded(line))
+        """Queue one line, without its line end; return at once."""
+        self.put_bytes(self._encoded(line))
 
-    def pass_on(self, data: bytes) -> None:
-        """Take some bytes as they are; returns at once."""
+    def put_bytes(self, data: bytes) -> None:
+        """Queue bytes as they are; return at once."""
         with self._changed:
             self._lines.append(data)
             self._waiting += len(data)
@@ -208,7 +208,7 @@ class Writer:
             self._start()
 
     def close(self) -> None:
-        """Ask the thread to write what waits and to end; what fails now is not tried again."""
+        """Make the thread write the queue and end, without retries."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -217,7 +217,7 @@ class Writer:
             self._forget()
 
     def finish(self, limit: float) -> None:
-        """Write what waits, for at most `limit` seconds."""
+        """Write the queue, for at most `limit` seconds."""
         self.close()
         if self._thread is None and self._lines:
             self._start()
@@ -225,7 +225,7 @@ class Writer:
             self._thread.join(max(0.0, limit))
 
     def _tell(self, why: str) -> None:
-        """Tell of trouble, but for that of the end: the last words are to be the last."""
+        """Report a failure, except while closing: nothing is logged after the last line."""
         if not self._closing:
             self._trouble(why)
 
@@ -245,7 +245,7 @@ class Writer:
                 thread = None
             self._thread = thread
         if thread is None:
-            self._write_here(place)  # rather by hand than never
+            self._write_here(place)  # without a thread
 
     def _run(self) -> None:
         assert self._place is not None  # noqa: S101 - no thread is started before
@@ -257,21 +257,21 @@ class Writer:
         self._forget()
 
     def _forget(self) -> None:
-        """Be none of those any more that the end of the process waits for."""
+        """Remove this writer from those that the process waits for at its exit."""
         with suppress(ValueError):
-            _living.remove(self)
+            _open_writers.remove(self)
 
-    def _write_here(self, place: Place) -> None:
-        """Write what can be written without a thread and without waiting for a pipe's reader."""
+    def _write_here(self, place: Sink) -> None:
+        """Write without a thread, as far as the destination does not block."""
         try:
             while place.is_ready() and (data := self._take(_SURE, wait=False)):
                 place.write(data, lambda _pause: False)
                 self._in_hand = 0
         except OSError:
-            return  # it waits in the queue
+            return  # the rest stays queued
 
     def _take(self, most: int, *, wait: bool) -> bytes:
-        """Take lines out of the queue; nothing at the end."""
+        """Take lines out of the queue; return nothing once the writer is closed."""
         taken = []
         with self._changed:
             while wait and not self._lines and not self._lost and not self._closing:
@@ -295,9 +295,9 @@ class Writer:
 
 
 def finish_all(limit: float = FLUSH_LIMIT) -> None:
-    """Have every writer write what waits, for at most `limit` seconds in all."""
+    """Flush all writers, for at most `limit` seconds in total."""
     until = time.monotonic() + limit
-    writers: Sequence[Writer] = tuple(_living)
+    writers: Sequence[Writer] = tuple(_open_writers)
     for writer in writers:
         writer.close()
     for writer in writers:

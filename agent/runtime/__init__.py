@@ -1,1 +1,1 @@
-"""How the agent acts on its machine: processes and their output, signals, waiting, DNS, probes."""
+"""Processes, signals, the job's output, probes and waiting."""

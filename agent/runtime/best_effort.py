@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from agent.base.errors import AgentError
 from agent.base.value import dataclass
-from agent.node.process_limits import no_room
+from agent.node.limits import process_limit_error
 from agent.record.log import say
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class BestEffort:
         """Return the result, or the reason of the failure."""
         try:
             return await do(*arguments)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it a healthy job must not end by it
+        except Exception as error:  # noqa: BLE001 - no error may end a healthy job
             reason = _reason(what, error)
         if what not in self._logged:
             self._logged.add(what)
@@ -54,7 +54,7 @@ def _reason(what: str, failure: BaseException) -> str:
         return _reason(what, inner[0])
     if isinstance(failure, AgentError):
         return failure.sentence()
-    error = no_room(what, failure)
+    error = process_limit_error(what, failure)
     if error is not None:
         return f"{error.why}. {error.remedy}"
     if isinstance(failure, OSError):

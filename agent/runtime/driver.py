@@ -1,70 +1,127 @@
-"""The job's driver: found among what runs below us, and told of signals that we are sent.
-
-Ray runs a job's entrypoint in a session of its own, below an actor, the job's supervisor, and
-gives it the job's id in its environment (the same from Ray 2.40 to 2.60).
-"""
+"""The job's processes on this node: driver, actors, CPU use, stacks."""
 
 from __future__ import annotations
 
 import json
+import shutil
 import signal
+import time
 from contextlib import suppress
+from functools import partial
 from os import getsid
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+import anyio
 import psutil
 
-from agent.runtime import orphans
+from agent.node.gpus import busy_gpu
+from agent.node.limits import ProcessLimitError
+from agent.runtime import descendants
+from agent.runtime.process import Child
+from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+    from agent.node.gpus import GpuUtilization, Tool
+
+
+_MAX_OUTPUT = 1 << 20
+
+_DRIVER_MARK = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 _WORKERS_MARK = "RAY_JOB_ID"
-"""What Ray's workers have in their environment, and what they start, but no driver."""
+"""In the environment of Ray's workers and their children, but not of drivers."""
 _WORKERS_TITLE = "ray::"
 _SHELLS = {"sh", "bash", "dash", "ash", "zsh", "ksh", "mksh", "busybox", "fish"}
+_NO_ACTORS = (
+    *("ray::IDLE", "ray::JobSupervisor", "ray::_ray_internal_job_actor"),
+    *("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::DashboardHead"),
+)
+"""Ray's own processes and idle workers (2.60)."""
+_PREFERRED_ROLES = ("driver", "rank 0 of this node")
+_IDLE_CORES, _IDLE_EACH = 0.05, 0.02
+"""Cores used by idle processes: a base, and per process."""
+_GPU_LIMIT, _DUMP_LIMIT = 20.0, 10.0
+_MAX_STACK = 6_000
+_NO_BACKTRACE = {"RUST_BACKTRACE": "0"}
+"""Makes py-spy print errors without its own backtrace."""
+_PERMISSION_ERRORS = ("permission denied", "operation not permitted", "sys_ptrace")
+NO_PTRACE = (
+    "py-spy may not look into processes here: give the container SYS_PTRACE (`--cap-add "
+    "SYS_PTRACE`, on Kubernetes securityContext.capabilities.add)"
+)
+NO_PY_SPY = "py-spy is not installed here: `pip install py-spy` in the image shows where it hangs"
+
+
+async def output_of(
+    argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path], limit: float
+) -> tuple[str, str]:
+    """Run a tool; return its stdout, and why it failed or ''. Its stderr goes to a log."""
+    try:
+        child = await Child.start_piped(argv[0].rpartition("/")[2], argv, env, log)
+    except OSError as error:
+        return "", f"{argv[0]}: {error.strerror}"
+    except ProcessLimitError as error:
+        return "", error.reason
+    assert child.pipes.stdout is not None  # noqa: S101 - started with pipes
+    text, code = b"", None
+    with anyio.move_on_after(limit):
+        try:
+            while len(text) < _MAX_OUTPUT:
+                text += await child.pipes.stdout.receive()
+        except anyio.EndOfStream:
+            code = await child.wait()
+    with anyio.CancelScope(shield=True):
+        await child.stop(0.0)
+    if code is None:
+        return "", f"{child.name} did not end within {limit:g} s"
+    output = text.decode(errors="replace")
+    return output, "" if code == 0 else await child.end_sentence(code)
 
 
 def find_driver(submission_id: str) -> psutil.Process | None:
-    """Return the leader of the session of a job's driver, if it runs below us."""
+    """Return the session leader of a job's driver, if it is a descendant of this agent."""
     with suppress(psutil.Error, OSError):
-        leaders = [process for process in orphans.below() if _is_started_by_ray(process)]
+        leaders = [
+            process for process in descendants.list_descendants() if _is_started_by_ray(process)
+        ]
         ids = {process: _job_of(process) for process in leaders}
         named = [process for process, job in ids.items() if job == submission_id]
-        # A program that gives itself a long title overwrites its environment with it.
+        # A program that sets a long process title overwrites its environment.
         nameless = [process for process, job in ids.items() if job is None]
         found = named or (nameless if len(nameless) == 1 else [])
         return found[0] if found else None
     return None
 
 
-def any_runs() -> bool:
-    """Say whether the driver of any job runs below us, whoever has submitted it."""
+def any_driver_runs() -> bool:
+    """Return whether a driver of any job is a descendant of this agent."""
     with suppress(psutil.Error, OSError):
-        leaders = [process for process in orphans.below() if _is_started_by_ray(process)]
+        leaders = [
+            process for process in descendants.list_descendants() if _is_started_by_ray(process)
+        ]
         return any(_job_of(process) != "" for process in leaders)
     return False
 
 
-def end_all() -> list[str]:
-    """Kill what still runs below us of jobs and workers whose Ray is gone; return who that was."""
+def kill_leftovers() -> list[str]:
+    """Kill remaining processes of jobs and Ray workers; return their names."""
     with suppress(psutil.Error, OSError):
-        own, everyone = psutil.Process(), orphans.below()
+        own, processes = psutil.Process(), descendants.list_descendants()
         inherited = own.environ()
-        marked = [process for process in everyone if _is_of_a_job(process, inherited)]
+        marked = [process for process in processes if _belongs_to_job(process, inherited)]
         sessions = {_session_of(process) for process in marked} - {_session_of(own), None}
-        left = [one for one in everyone if one in marked or _session_of(one) in sessions]
-        return [name for process in left for name in orphans.kill(process)]
+        left = [one for one in processes if one in marked or _session_of(one) in sessions]
+        return [name for process in left for name in descendants.kill(process)]
     return []
 
 
-def _is_of_a_job(process: psutil.Process, inherited: Mapping[str, str]) -> bool:
-    """Say whether Ray started a process, or one that Ray started; we may be in a job ourselves."""
+def _belongs_to_job(process: psutil.Process, inherited: Mapping[str, str]) -> bool:
+    """Return whether Ray, or a process of Ray, started it; the agent itself may run in a job."""
     with suppress(psutil.Error, OSError):
         environ = process.environ()
-        marks = [environ.get(mark) != inherited.get(mark) for mark in (_MARK, _WORKERS_MARK)]
+        marks = [environ.get(mark) != inherited.get(mark) for mark in (_DRIVER_MARK, _WORKERS_MARK)]
         return any(marks) or process.name().startswith(_WORKERS_TITLE)
     return False
 
@@ -76,8 +133,8 @@ def _session_of(process: psutil.Process) -> int | None:
         return None
 
 
-def ask_to_end(submission_id: str) -> str:
-    """Send SIGTERM to a job's driver and what it has started, as Ray does; return who it was."""
+def terminate_driver(submission_id: str) -> str:
+    """Send SIGTERM to a job's driver and its descendants, as Ray does; return the driver's name."""
     driver = find_driver(submission_id)
     if driver is None:
         return ""
@@ -85,36 +142,37 @@ def ask_to_end(submission_id: str) -> str:
         named = f"pid {driver.pid}, {driver.name()}"
         for process in (driver, *driver.children(recursive=True)):
             with suppress(psutil.Error, OSError):  # it has ended meanwhile
-                orphans.send_to(process, signal.SIGTERM)
+                descendants.send_to(process, signal.SIGTERM)
         return named
     return ""
 
 
-def pass_on(driver: psutil.Process | None, signum: int) -> str:
-    """Send a signal to the job; return the sentence that says so, or why not."""
+def forward_signal(driver: psutil.Process | None, signum: int) -> str:
+    """Forward a signal to the job; return a log line that says so, or why not."""
     if driver is None:
-        return kept(signum, "no job of this run is running here")
+        return not_passed_on(signum, "no job of this run is running here")
     try:
-        process = _addressee(driver, signum)
-        shown, heard = f"pid {process.pid}, {process.name()}", _catches(process, signum)
-        orphans.send_to(process, signum)
+        process = _signal_target(driver, signum)
+        label, is_caught = f"pid {process.pid}, {process.name()}", _catches(process, signum)
+        descendants.send_to(process, signum)
     except psutil.NoSuchProcess:
-        return kept(signum, "the job has just ended")
+        return not_passed_on(signum, "the job has just ended")
     except (psutil.AccessDenied, PermissionError):
-        return kept(signum, "no right to signal the job")
+        return not_passed_on(signum, "no right to signal the job")
     except OSError as error:
-        return kept(signum, f"{error.strerror}")
+        return not_passed_on(signum, f"{error.strerror}")
     name = signal.Signals(signum).name
-    return f"{name} passed on to the job ({shown})" + ("" if heard else ", which does not catch it")
+    suffix = "" if is_caught else ", which does not catch it"
+    return f"{name} passed on to the job ({label}){suffix}"
 
 
-def kept(signum: int, why: str) -> str:
-    """Say that a signal is not passed on."""
+def not_passed_on(signum: int, why: str) -> str:
+    """Return the log line of a signal that is not forwarded."""
     return f"{signal.Signals(signum).name} is not passed on: {why}"
 
 
 def _is_started_by_ray(process: psutil.Process) -> bool:
-    """Say whether a process leads a session and is a child of one of Ray's workers."""
+    """Return whether a process leads a session and is a child of a Ray worker."""
     with suppress(psutil.Error, OSError):
         if getsid(process.pid) != process.pid:
             return False
@@ -124,17 +182,17 @@ def _is_started_by_ray(process: psutil.Process) -> bool:
 
 
 def _job_of(process: psutil.Process) -> str | None:
-    """Return the id of the job whose driver a process is, '' for no driver; None: not known."""
+    """Return the job id of a driver; '' if it is no driver, None if unknown."""
     with suppress(psutil.Error, ValueError, LookupError, TypeError):
         environ = process.environ()
-        if _MARK in environ:
-            return str(json.loads(environ[_MARK])["metadata"]["job_submission_id"])
+        if _DRIVER_MARK in environ:
+            return str(json.loads(environ[_DRIVER_MARK])["metadata"]["job_submission_id"])
         return "" if _WORKERS_MARK in environ else None
     return ""
 
 
-def _addressee(leader: psutil.Process, signum: int) -> psutil.Process:
-    """Return who is meant: the leader; where that is a shell that would only die, its child.
+def _signal_target(leader: psutil.Process, signum: int) -> psutil.Process:
+    """Return the leader, or below a shell that does not catch the signal, its child.
 
     Of several children, as in a pipeline, it is the only one that catches the signal.
     """
@@ -150,7 +208,7 @@ def _addressee(leader: psutil.Process, signum: int) -> psutil.Process:
 
 
 def _is_shell(process: psutil.Process) -> bool:
-    """Say whether a process is a shell; a script's name is its own, its program is the shell."""
+    """Return whether a process's program is a shell; the process name of a script is its own."""
     try:
         program = process.exe()
     except psutil.AccessDenied:
@@ -165,3 +223,149 @@ def _catches(process: psutil.Process, signum: int) -> bool:
         return False
     caught = next((line for line in status.splitlines() if line.startswith("SigCgt:")), "SigCgt: 0")
     return bool(int(caught.split()[1], 16) >> (signum - 1) & 1)
+
+
+class JobProcess(NamedTuple):
+    """A process of the job and its role: driver, rank, or Ray's process title."""
+
+    role: str
+    process: psutil.Process
+
+
+def job_processes(submission_id: str | None) -> list[JobProcess]:
+    """Return the job's processes on this node: driver, actors, tasks, ranks."""
+    leader = None if submission_id is None else find_driver(submission_id)
+    roles: dict[int, str] = {}
+    found = []
+    for process in _descendants():
+        role = roles.get(_parent(process), "")
+        if leader is not None and process.pid == leader.pid:
+            role = "driver"
+        role = role or _role(process)
+        if role:
+            roles[process.pid] = role
+            found.append(JobProcess(role, process))
+    return found
+
+
+def processes_to_dump(found: Iterable[JobProcess]) -> list[JobProcess]:
+    """Return the driver or this node's rank 0, and the busiest other process; Python only."""
+    pythons = [one for one in found if _is_python(one.process)]
+    drivers = [one for one in pythons if one.role in _PREFERRED_ROLES][:1]
+    others = [one for one in pythons if one not in drivers and one.role != "driver"]
+    busiest = sorted(others, key=lambda one: -_cpu_seconds(one.process))[:1]
+    return [*drivers, *(JobProcess(f"busiest: {one.role}", one.process) for one in busiest)]
+
+
+class Utilization:
+    """How busy the job keeps this node since the last sample."""
+
+    def __init__(
+        self, tools: Iterable[Tool], env: Mapping[str, str], log: Callable[[str], Path]
+    ) -> None:
+        """Use the first of these tools that reports the GPUs' utilization."""
+        self._tools = tuple(tools)
+        self._env = env
+        self._log = log
+        self._last: tuple[float, float] | None = None
+
+    async def sample(self, submission_id: str | None) -> str:
+        """Return what the job keeps busy on this node, or ''; the first sample cannot tell."""
+        uses = await self._uses()
+        if uses:
+            return busy_gpu(uses)
+        found = await anyio.to_thread.run_sync(job_processes, submission_id)
+        used, now = sum(_cpu_seconds(one.process) for one in found), time.monotonic()
+        last, self._last = self._last, (used, now)
+        if last is None:
+            return "looked at for the first time"
+        return busy_cores(used - last[0], now - last[1], len(found))
+
+    async def _uses(self) -> GpuUtilization:
+        """Return the GPUs' utilization; empty if no tool reports it."""
+        for tool in self._tools:
+            name = tool.argv[0]
+            path = shutil.which(name, path=self._env.get("PATH"))
+            if path is None:
+                continue
+            log = partial(self._log, f"{name}.log")
+            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, _GPU_LIMIT)
+            with suppress(ValueError):  # not the expected output
+                uses = tool.read(text)
+                if uses:
+                    return uses
+        return {}
+
+
+def busy_cores(used: float, seconds: float, processes: int) -> str:
+    """Return the busy cores as text; '' where idle processes use as much."""
+    cores = used / max(seconds, 1e-3)
+    return "" if cores < _IDLE_CORES + _IDLE_EACH * processes else f"{cores:.2f} cores"
+
+
+async def stacks_of(
+    found: Iterable[JobProcess], py_spy: str | None, env: Mapping[str, str], log: Callable[[], Path]
+) -> str:
+    """Return the stacks of processes by py-spy, or why there are none."""
+    lines = []
+    for role, process in found:
+        lines.append(f"{role} (pid {process.pid}):")
+        if py_spy is None:
+            return NO_PY_SPY
+        argv = [py_spy, "dump", "--pid", str(process.pid)]
+        text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, _DUMP_LIMIT)
+        if fault and any(text in fault.lower() for text in _PERMISSION_ERRORS):
+            return NO_PTRACE
+        lines.append(f"no stack: {fault}" if fault else text[:_MAX_STACK].rstrip())
+    return "\n".join(lines) or "no Python process of the job runs here"
+
+
+def find_py_spy(python: str, path: str | None) -> str | None:
+    """Return py-spy next to a Python, else the one on PATH."""
+    beside = shutil.which("py-spy", path=str(Path(python).parent))
+    return beside or shutil.which("py-spy", path=path)
+
+
+def _descendants() -> list[psutil.Process]:
+    """Return all descendants, parents before children."""
+    with suppress(psutil.Error):
+        return sorted(
+            descendants.list_descendants(), key=lambda process: (_age(process), process.pid)
+        )
+    return []
+
+
+def _age(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        return float(process.create_time())
+    return 0.0
+
+
+def _parent(process: psutil.Process) -> int:
+    with suppress(psutil.Error):
+        return int(process.ppid())
+    return 0
+
+
+def _role(process: psutil.Process) -> str:
+    """Return a process's role in the job, regardless of its parent; '' for none."""
+    with suppress(psutil.Error, IndexError):
+        title = process.cmdline()[0]
+        if title.startswith(_WORKERS_TITLE):
+            return "" if title.startswith(_NO_ACTORS) else title.strip()[:100]
+        if RANK_VARIABLE in process.environ():
+            return f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
+    return ""
+
+
+def _is_python(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return Path(process.exe()).name.startswith("python")
+    return False
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    with suppress(psutil.Error):
+        times = process.cpu_times()
+        return float(times.user + times.system)
+    return 0.0

@@ -1,7 +1,7 @@
-"""What signals do from the first moment of a run on: they are noted, and kill nobody unheard.
+"""Signal handlers from the start of the process on: record signals until they are handled.
 
-It imports next to nothing, since whatever comes while the rest is imported must be noted, too.
-Signals are handled, never ignored or blocked: children inherit that, but a handler they do not.
+This module imports almost nothing, so that signals during other imports are recorded too. Signals
+are handled, never ignored or blocked: children inherit that, but not handlers.
 """
 
 from __future__ import annotations
@@ -14,82 +14,82 @@ if TYPE_CHECKING:
     from types import FrameType
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)
-"""Signals that tell the job something: Slurm's `--signal=USR1@120`, that its time is nearly up."""
-_LEFT_ALONE = (
+"""Signals forwarded to the job, such as Slurm's `--signal=USR1@120` before the time limit."""
+_UNHANDLED = (
     *(signal.SIGKILL, signal.SIGSTOP),
-    # Faults of our own: their default tells of them best.
+    # Crashes: the default action reports them best.
     *(signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT),
     *(signal.SIGSYS, signal.SIGTRAP),
-    *(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them, and not for its children
-    # By default they end nobody.
+    *(signal.SIGPIPE, signal.SIGXFSZ),  # Python ignores them, but not in its children
+    # They do not end a process by default.
     *(signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH),
     *(signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU),
 )
-LEFT_TO_A_SHELL = (signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
-"""By these a shell stops its jobs and has them go on."""
-_REQUESTS = signal.valid_signals() - {*_LEFT_ALONE, *NOTICES}
+SHELL_JOB_CONTROL = (signal.SIGCONT, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+"""A shell's job control stops and continues processes with these."""
+_REQUESTS = signal.valid_signals() - {*_UNHANDLED, *NOTICES}
 STOPS: dict[int, signal.Signals] = {
-    # Whatever else would end us without teardown asks for the same as SIGTERM: a closed terminal,
+    # All others that would end the agent without teardown count as SIGTERM: a closed terminal,
     # a batch system's limit (SIGXCPU), `docker stop` of an image for systemd (SIGRTMIN+3).
     **dict.fromkeys(_REQUESTS, signal.SIGTERM),
     signal.SIGINT: signal.SIGINT,
 }
-"""Requests to stop, and what each is told as."""
+"""Signals that request a stop, and the signal that each counts as."""
 
-_early: set[int] = set()
-_tell: Callable[[int], None] = _early.add
+_pending: set[int] = set()
+_handler: Callable[[int], None] = _pending.add
 
 
-def listen() -> None:
-    """Note notices from now on; give children default dispositions, whatever ours were.
+def install_handlers() -> None:
+    """Record NOTICES; give children default dispositions, whatever was inherited.
 
-    A request to stop that was ignored when we were started (nohup, a shell's background job)
-    still does nothing here. Ignored SIGCHLDs would cost us every child's exit code.
+    A stop signal that was ignored at the start (nohup, a shell's background job) still does
+    nothing. With SIGCHLD ignored, no child's exit code would be available.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # No exception wherever we happen to be: as after SIGTERM, our parent says why we ended.
+        # No KeyboardInterrupt at an arbitrary place: the parent logs why the agent ended.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     for signum in NOTICES:
-        signal.signal(signum, _note)
+        signal.signal(signum, _handle)
     for ignored in [n for n in STOPS if signal.getsignal(n) is signal.SIG_IGN]:
-        signal.signal(ignored, _disregard)
+        signal.signal(ignored, _ignore)
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def note_requests() -> None:
-    """Note requests to stop, too, until they are handed to somebody, and do not die of them."""
-    for signum in [n for n in STOPS if signal.getsignal(n) is not _disregard]:
-        signal.signal(signum, _note)
+def record_stop_requests() -> None:
+    """Record stop signals, too, instead of ending by them."""
+    for signum in [n for n in STOPS if signal.getsignal(n) is not _ignore]:
+        signal.signal(signum, _handle)
 
 
-def hand_to(tell: Callable[[int], None]) -> None:
-    """Hand every signal to a function from now on, what was noted before included.
+def set_handler(handler: Callable[[int], None]) -> None:
+    """Pass every signal to a function, including those recorded so far.
 
-    It is called between any two steps of the main thread.
+    It runs between any two bytecodes of the main thread.
     """
-    global _tell  # noqa: PLW0603 - a process has one handler
-    listen()
-    _tell = tell
-    note_requests()
-    signal.signal(signal.SIGCHLD, _note)
-    while _early:
-        tell(_early.pop())
+    global _handler  # noqa: PLW0603 - a process has one handler
+    install_handlers()
+    _handler = handler
+    record_stop_requests()
+    signal.signal(signal.SIGCHLD, _handle)
+    while _pending:
+        handler(_pending.pop())
 
 
-def heed_no_more() -> None:
-    """Let signals do nothing from now on: the code is settled."""
-    global _tell  # noqa: PLW0603 - a process has one handler
-    _tell = _drop
+def ignore_signals() -> None:
+    """Ignore all signals from now on: the exit code is decided."""
+    global _handler  # noqa: PLW0603 - a process has one handler
+    _handler = _drop
 
 
-def _note(signum: int, _frame: FrameType | None) -> None:
-    _tell(signum)
+def _handle(signum: int, _frame: FrameType | None) -> None:
+    _handler(signum)
 
 
 def _drop(_signum: int) -> None:
     pass
 
 
-def _disregard(_signum: int, _frame: FrameType | None) -> None:
+def _ignore(_signum: int, _frame: FrameType | None) -> None:
     pass

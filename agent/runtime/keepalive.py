@@ -1,31 +1,42 @@
-"""Connections on which nothing is said: the kernel asks, so that a peer that is gone is noticed."""
+"""TCP keepalive, and a loop for blocking threads."""
 
 from __future__ import annotations
 
 import socket
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import threading
+    from collections.abc import Iterator
 
 
 class HasOptions(Protocol):
-    """A socket, or what a library shows of one."""
+    """A socket, or a library's wrapper of one."""
 
     def setsockopt(self, level: int, option: int, value: int, /) -> None:
-        """Set one of its options."""
+        """Set a socket option."""
 
 
-def notice_a_dead_peer(connection: HasOptions, within: float) -> None:
-    """Break a connection off within so many seconds after its peer, or the way to it, was lost.
+def set_keepalive(connection: HasOptions, within: float) -> None:
+    """Close a connection within `within` seconds after its peer or the network was lost.
 
-    Connections that a listener takes inherit it. What is sent meanwhile counts as well: without
-    this the kernel tries for a quarter of an hour.
+    A listener's connections inherit this. It applies to unacknowledged data, too, which the kernel
+    would otherwise resend for a quarter of an hour.
     """
-    ask = max(1, round(within / 3))
+    interval = max(1, round(within / 3))
     options = {
-        socket.TCP_KEEPIDLE: ask,
-        socket.TCP_KEEPINTVL: ask,
+        socket.TCP_KEEPIDLE: interval,
+        socket.TCP_KEEPINTVL: interval,
         socket.TCP_KEEPCNT: 2,
         socket.TCP_USER_TIMEOUT: round(within * 1000),
     }
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in options.items():
         connection.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+def repeat(stop: threading.Event, step: float) -> Iterator[None]:
+    """Yield every `step` seconds until `stop` is set."""
+    while not stop.is_set():
+        yield
+        stop.wait(step)

@@ -1,4 +1,4 @@
-"""The job's output: from Ray's file of it to our stdout and job.log, byte for byte."""
+"""Copy the job's output from Ray's driver log to stdout and job.log, byte for byte."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
-from agent.record.log import disk, say
-from agent.record.writer import Place, appending
-from agent.runtime.beats import beats
+from agent.record.log import disk_alarm, say
+from agent.record.writer import Sink, appending
+from agent.runtime.keepalive import repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,52 +22,51 @@ if TYPE_CHECKING:
 _CHUNK = 1 << 16
 _STEP = 0.05
 _COPY_STEP = 0.2
-_LONGEST_FIRST_LINE = 4096
-"""Ray's own first line is far shorter; a job may write on for ever without ending one."""
+_MAX_FIRST_LINE = 4096
+"""Ray's first line is far shorter; a job may never end its first line."""
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
 
 
-class WithoutPreamble:
-    """Takes Ray's two lines out of a driver's log, wherever in its beginning they stand.
+class PreambleFilter:
+    """Removes Ray's two lines from a driver's log, also after the driver's first output.
 
-    Ray writes them into the same file as the driver, and not always first (seen on 2.60). What
-    does not look as expected is passed on.
+    Ray and the driver write to the same file, in any order (2.60). Anything else is passed on.
     """
 
     def __init__(self, job_id: str, entrypoint: str) -> None:
         self._line = f"Running entrypoint for job {job_id}: {entrypoint}\n".encode()
-        self._kept = b""
+        self._buffer = b""
         self._at_start = True
         self.found = False
 
     @classmethod
-    def nothing(cls) -> WithoutPreamble:
-        """Return one for a text in which Ray has written nothing: all of it is the job's own."""
+    def disabled(cls) -> PreambleFilter:
+        """Return a filter that passes everything on: Ray has written nothing."""
         made = cls("", "")
         made.found = True
         return made
 
     @property
-    def held(self) -> int:
-        """How many bytes were taken in and not given out, since they may be Ray's."""
-        return len(self._kept)
+    def held_bytes(self) -> int:
+        """Bytes that are held back, since they may be Ray's."""
+        return len(self._buffer)
 
-    def twin(self) -> WithoutPreamble:
-        """Return another, for the same text on another way."""
+    def copy(self) -> PreambleFilter:
+        """Return a copy, for another copy of the same output."""
         return copy_of(self)
 
-    def let_go(self) -> None:
-        """Give up what is held: it was given out in an earlier life."""
-        self._kept = b""
+    def drop_held(self) -> None:
+        """Drop the bytes held back: the former agent has passed them on."""
+        self._buffer = b""
 
     def feed(self, chunk: bytes, *, last: bool = False) -> bytes:
-        """Take a chunk in; return what is the job's own, all of it at the `last`."""
+        """Filter a chunk; return the job's output, all that is held with `last`."""
         if self.found:
             return chunk
-        data, self._kept = self._kept + chunk, b""
+        data, self._buffer = self._buffer + chunk, b""
         if self._at_start:
-            if b"\n" not in data and not last and len(data) < _LONGEST_FIRST_LINE:
-                self._kept = data
+            if b"\n" not in data and not last and len(data) < _MAX_FIRST_LINE:
+                self._buffer = data
                 return b""
             self._at_start = False
             match = _SETTING_UP.match(data)
@@ -76,12 +75,12 @@ class WithoutPreamble:
         if at >= 0:
             self.found = True
             return data[:at] + data[at + len(self._line) :]
-        held = 0 if last else self._held(data)
-        self._kept = data[len(data) - held :]
+        held = 0 if last else self._partial_match(data)
+        self._buffer = data[len(data) - held :]
         return data[: len(data) - held]
 
-    def _held(self, data: bytes) -> int:
-        """Return how much of the end may be the beginning of Ray's line."""
+    def _partial_match(self, data: bytes) -> int:
+        """Return how many bytes at the end may be the start of Ray's line."""
         at = data.find(self._line[:1], max(0, len(data) - len(self._line) + 1))
         while at >= 0:
             if self._line.startswith(data[at:]):
@@ -90,52 +89,52 @@ class WithoutPreamble:
         return 0
 
 
-class Taker(Protocol):
-    """Where the bytes go: a descriptor, or somebody here who looks at them."""
+class ByteSink(Protocol):
+    """Where bytes are copied to: a file descriptor, or a reader in this process."""
 
     def write(self, data: bytes, may_try_again: Callable[[float], bool], /) -> bool:
-        """Take all of it; false where it was given up, since no further try was allowed."""
+        """Write all of it; False where it gave up because no retry was allowed."""
 
     def close(self) -> None:
-        """Hear that this was the last."""
+        """Finish: no more data follows."""
 
 
 def driver_log(sessions: str, job_id: str) -> Path:
-    """Return the file into which this machine's Ray writes the output of a job's driver."""
+    """Return the file to which this machine's Ray writes the output of a job's driver."""
     return Path(sessions, "session_latest").resolve() / "logs" / f"job-driver-{job_id}.log"
 
 
-class _Way:
-    """One way of the source's bytes, in a thread of its own: a place that blocks blocks only it."""
+class OutputCopy:
+    """Copies the source to one sink, in a thread: a blocked sink stalls only its own copy."""
 
-    def __init__(  # noqa: PLR0913 - all of it is one way's own
+    def __init__(  # noqa: PLR0913 - one copy's source, sink and callbacks
         self,
         source: Path,
-        own: WithoutPreamble,
-        place: Taker,
+        preamble: PreambleFilter,
+        sink: ByteSink,
         skip: int,
         step: float,
-        complain: Callable[[str], None],
+        warn: Callable[[str], None],
         on_passed: Callable[[int], None] | None = None,
     ) -> None:
         self.on_passed = on_passed
         self._source = source
-        self._own = own
-        self._place = place
+        self._filter = preamble
+        self._sink = sink
         self._skip = skip
         self._step = step
-        self._complain = complain
+        self._warn = warn
         self._over = threading.Event()
         self.passed_on = skip
 
-    def begin(self, name: str, former: threading.Thread | None) -> threading.Thread:
-        """Start the thread; it waits for the one that writes to the same place."""
+    def start(self, name: str, former: threading.Thread | None) -> threading.Thread:
+        """Start the thread; it first waits for the former one of the same sink."""
         thread = threading.Thread(target=self._run, args=(former,), name=name, daemon=True)
         thread.start()
         return thread
 
     def end(self) -> None:
-        """Ask for the end: what is in the source by now is the last."""
+        """Stop after what is in the source now."""
         self._over.set()
 
     def _run(self, former: threading.Thread | None) -> None:
@@ -143,21 +142,21 @@ class _Way:
             former.join()
         try:
             self._copy_all()
-        except OSError as error:  # what a disk may do to an open file, or to a look at a folder
-            self._complain_of(error)
+        except OSError as error:  # a disk error
+            self._warn_of(error)
 
     def _copy_all(self) -> None:
-        source = self._opened()
+        source = self._wait_for_source()
         if source is None:
             return
-        with source, closing(self._place):
-            read = self._pass_over(source)
+        with source, closing(self._sink):
+            read = self._skip_copied(source)
             for chunk in self._chunks(source):
                 read += len(chunk)
-                if not self._hand_on(self._own.feed(chunk)):
+                if not self._write(self._filter.feed(chunk)):
                     return
-                self._passed(read - self._own.held)
-            if self._hand_on(self._own.feed(b"", last=True)):
+                self._passed(read - self._filter.held_bytes)
+            if self._write(self._filter.feed(b"", last=True)):
                 self._passed(read)
 
     def _passed(self, count: int) -> None:
@@ -165,14 +164,14 @@ class _Way:
         if on_passed is not None:
             on_passed(count)
 
-    def _opened(self) -> BinaryIO | None:
-        """Wait for the source to be there; None where it never was."""
-        for _ in beats(self._over, self._step):
+    def _wait_for_source(self) -> BinaryIO | None:
+        """Wait until the source exists; None if it never did."""
+        for _ in repeat(self._over, self._step):
             if source := self._open():
                 return source
         source = self._open()
         if source is None and not self._source.parent.is_dir():
-            self._complain(f"the job's output cannot be read: {self._source.parent} is not there")
+            self._warn(f"the job's output cannot be read: {self._source.parent} is not there")
         return source
 
     def _open(self) -> BinaryIO | None:
@@ -181,24 +180,24 @@ class _Way:
         except (FileNotFoundError, NotADirectoryError):
             return None  # Ray has not made it yet
         except OSError as error:
-            self._complain_of(error)
+            self._warn_of(error)
             return None
 
-    def _pass_over(self, source: BinaryIO) -> int:
-        """Go to where this begins; Ray's lines before it are found as they were the first time."""
+    def _skip_copied(self, source: BinaryIO) -> int:
+        """Seek past what is copied already; find Ray's lines before it again."""
         left = self._skip
-        while left and not self._own.found:
+        while left and not self._filter.found:
             chunk = self._read(source, min(_CHUNK, left))
             left -= len(chunk)
-            self._own.feed(chunk)
-            if not chunk and self._over.wait(self._step):  # the bridge may be writing it anew
+            self._filter.feed(chunk)
+            if not chunk and self._over.wait(self._step):  # the bridge may be writing it again
                 break
-        self._own.let_go()
+        self._filter.drop_held()
         return source.seek(self._skip)
 
     def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
-        """Read what comes until the end is asked for, and then what was there by then."""
-        for _ in beats(self._over, self._step):
+        """Yield chunks until the end is requested, then what the source had at that time."""
+        for _ in repeat(self._over, self._step):
             while not self._over.is_set() and (chunk := self._read(source, _CHUNK)):
                 yield chunk
         left = os.fstat(source.fileno()).st_size - source.tell()
@@ -210,110 +209,112 @@ class _Way:
         try:
             return source.read(most)
         except OSError as error:
-            self._complain_of(error)
+            self._warn_of(error)
             return b""
 
-    def _complain_of(self, error: OSError) -> None:
-        self._complain(f"the job's output cannot be read: {error.strerror} ({self._source})")
+    def _warn_of(self, error: OSError) -> None:
+        self._warn(f"the job's output cannot be read: {error.strerror} ({self._source})")
 
-    def _hand_on(self, chunk: bytes) -> bool:
-        return not chunk or self._place.write(chunk, self._may_try_again)
+    def _write(self, chunk: bytes) -> bool:
+        return not chunk or self._sink.write(chunk, self._may_retry)
 
-    def _may_try_again(self, pause: float) -> bool:
+    def _may_retry(self, pause: float) -> bool:
         if self._over.is_set():
             return False
         self._over.wait(pause)
         return True
 
 
-class Ways:
-    """The ways of the job's output while it grows, each in a thread of its own."""
+class OutputCopies:
+    """Copies of the job's output while it grows, each in its own thread."""
 
     def __init__(self) -> None:
-        self._said: set[str] = set()
-        self._saying = threading.Lock()
-        self._ways: dict[str, _Way] = {}
+        self._warned: set[str] = set()
+        self._lock = threading.Lock()
+        self._copies: dict[str, OutputCopy] = {}
         self._threads: list[threading.Thread] = []
 
-    def look(self, source: Path, own: WithoutPreamble, watcher: Taker, begins: int) -> None:
-        """Have a watcher see it from a place on."""
-        way = _Way(source, own, watcher, begins, _COPY_STEP, self._complain)
-        self._ways["job watcher"] = way
+    def add_watcher(
+        self, source: Path, preamble: PreambleFilter, watcher: ByteSink, begins: int
+    ) -> None:
+        """Copy the output to a watcher, from an offset on."""
+        copier = OutputCopy(source, preamble, watcher, begins, _COPY_STEP, self._warn)
+        self._copies["job watcher"] = copier
 
     def start(self) -> None:
-        """Begin to copy."""
-        for name, way in self._ways.items():
+        """Start copying."""
+        for name, copier in self._copies.items():
             try:
-                _latest[name] = way.begin(name, _latest.get(name))
+                _writers[name] = copier.start(name, _writers.get(name))
             except RuntimeError as error:  # pids.max
                 say(f"the job's output cannot be passed on: {error}", "warning")
                 return
-            self._threads.append(_latest[name])
+            self._threads.append(_writers[name])
 
     def finish(self, limit: float) -> None:
-        """Copy what is left, for at most `limit` seconds."""
+        """Copy the rest, for at most `limit` seconds."""
         until = time.monotonic() + limit
-        for way in self._ways.values():
-            way.end()
+        for copier in self._copies.values():
+            copier.end()
         for thread in self._threads:
             thread.join(max(0.0, until - time.monotonic()))
-        for way in self._ways.values():
-            way.on_passed = None  # the offsets are those of the next attempt from now on
+        for copier in self._copies.values():
+            copier.on_passed = None  # the offsets belong to the next attempt now
 
-    def _complain(self, sentence: str) -> None:
-        """Say what is wrong with the source, once for all ways."""
-        with self._saying:
-            is_new = sentence not in self._said
-            self._said.add(sentence)
+    def _warn(self, sentence: str) -> None:
+        """Log a warning once for all copies."""
+        with self._lock:
+            is_new = sentence not in self._warned
+            self._warned.add(sentence)
         if is_new:
             say(sentence, "warning")
 
 
-class JobOutput(Ways):
-    """Copies the driver's log while the job runs: to stdout, and beside it to a file if given.
+class JobOutput(OutputCopies):
+    """Copies the driver's log while the job runs: to stdout, and to a file if given.
 
-    Ray writes the driver's output to a file on the node where the driver runs, which is the
-    head; reading the file loses nothing when the dashboard's log stream drops, and holds nothing
-    in memory for a reader that is slow. Where the head is another machine, the bridge writes such
-    a file here. An agent that takes over from a killed one begins at `skip` bytes of the source for
-    stdout, and at `copied` for the file, which may be behind or ahead; a `watcher` sees it from
-    `begins` on, whatever was passed on in an earlier life. The output of a further attempt waits
-    until the former attempt's has been written.
+    Ray writes the driver's output to a file on the head. Reading that file loses nothing when the
+    dashboard's log stream drops, and buffers nothing for a slow reader. Where the driver runs on
+    another machine, the bridge writes such a file here. An agent that replaces a killed one starts
+    at `skip` bytes of the source for stdout, at `copied` for the file, and at `begins` for a
+    `watcher`. The output of an attempt waits until that of the former attempt is written.
     """
 
-    def __init__(  # noqa: PLR0913 - whence, whereto, and who looks on
+    def __init__(  # noqa: PLR0913 - source, sinks and their offsets
         self,
         source: Path,
-        own: WithoutPreamble,
+        preamble: PreambleFilter,
         copy: Path | None,
         *,
         skip: int = 0,
         on_passed: Callable[[int], None] | None = None,
         copied: int = 0,
         on_copied: Callable[[int], None] | None = None,
-        watcher: Taker | None = None,
+        watcher: ByteSink | None = None,
         begins: int = 0,
     ) -> None:
         super().__init__()
-        stdout = Place(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
-        self._to_stdout = _Way(source, own, stdout, skip, _STEP, self._complain, on_passed)
-        self._ways["job output"] = self._to_stdout
+        stdout = Sink(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
+        self._to_stdout = OutputCopy(source, preamble, stdout, skip, _STEP, self._warn, on_passed)
+        self._copies["job output"] = self._to_stdout
         if copy is not None:
-            kept = Place(appending(copy), partial(disk.tell, copy.name))
-            disk.watch_place(copy.name, kept)
-            way = _Way(source, own.twin(), kept, copied, _COPY_STEP, self._complain, on_copied)
-            self._ways["job.log"] = way
+            file = Sink(appending(copy), partial(disk_alarm.report, copy.name))
+            disk_alarm.watch_sink(copy.name, file)
+            copier = OutputCopy(
+                source, preamble.copy(), file, copied, _COPY_STEP, self._warn, on_copied
+            )
+            self._copies["job.log"] = copier
         if watcher is not None:
-            self.look(source, own.twin(), watcher, begins)
+            self.add_watcher(source, preamble.copy(), watcher, begins)
 
     @property
     def passed_on(self) -> int:
-        """How many bytes of the source have been handed on to stdout."""
+        """Bytes of the source that stdout has accepted."""
         return self._to_stdout.passed_on
 
     def _on_trouble(self, name: str, why: str) -> None:
         say(f"{name} {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
 
 
-_latest: dict[str, threading.Thread] = {}
-"""Who writes to each place now, or did so last."""
+_writers: dict[str, threading.Thread] = {}
+"""The current or last thread of each sink."""

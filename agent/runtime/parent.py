@@ -1,7 +1,7 @@
-"""The small parent of every run: forwards signals, reaps, starts a killed agent again.
+"""The parent process: forwards signals, reaps, and restarts a killed agent.
 
-As a container's first process it is its init, too. It imports next to nothing, and is parent of
-nothing but the agent and orphans, so no exit code can be taken from anybody who waits for it.
+As a container's first process it is the init. It imports almost nothing, and its only children are
+the agent and orphans, so that it can reap them all.
 """
 
 from __future__ import annotations
@@ -13,100 +13,102 @@ import signal
 import time
 from contextlib import suppress
 
-from agent.runtime.first_signals import LEFT_TO_A_SHELL, STOPS, note_requests
+from agent.runtime.first_signals import SHELL_JOB_CONTROL, STOPS, record_stop_requests
 
-MOST_DEATHS = 3
-"""An agent that is killed more often within `WITHIN` seconds is not started again."""
-WITHIN = 600.0
+MAX_CRASHES = 3
+"""An agent killed more often within `CRASH_WINDOW` seconds is not restarted."""
+CRASH_WINDOW = 600.0
 GAVE_UP = 70
 _CRASHES = {
     *(signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT),
     *(signal.SIGILL, signal.SIGFPE),
 }
-"""How an agent dies that could not end in order; every other signal it handles itself."""
-_SWEEP = 5.0
-_ENDS_WITHIN = 2.0
-"""Who has told its code ends sooner than this, unless a disk holds one of its threads."""
-_LONG = 86_400.0
+"""Signals after which the agent is restarted; it handles all others itself."""
+_SWEEP_LIMIT = 5.0
+_EXIT_LIMIT = 2.0
+"""An agent that has sent its code exits within this, unless a disk blocks a thread."""
+_MAX_WAIT = 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
-_first_process = False
-_former: tuple[int, ...] = ()
-_word: int | None = None
-"""The agent's way to tell its code to its parent."""
+_parent_is_init = False
+_former_agents: tuple[int, ...] = ()
+_code_pipe: int | None = None
+"""The pipe on which the agent sends its exit code to the parent."""
 
 
 def is_init() -> bool:
-    """Say whether the parent of this agent is the container's first process."""
-    return _first_process
+    """Return whether the parent of this agent is the container's first process."""
+    return _parent_is_init
 
 
-def former() -> tuple[int, ...]:
-    """Return the pids of the killed agents in whose stead this one was started, the last first."""
-    return _former
+def former_agents() -> tuple[int, ...]:
+    """Return the pids of the killed agents before this one, the last first."""
+    return _former_agents
 
 
-def settle(code: int) -> None:
-    """Tell our parent the code with which we are about to end.
+def send_exit_code(code: int) -> None:
+    """Send the parent the exit code just before the exit.
 
-    The kernel tells it only when every thread is gone, and a thread whose write a disk holds up may
-    be there for hours: no signal ends it.
+    The kernel reports it only once every thread has ended, and a thread blocked by a disk may stay
+    for hours.
     """
-    if _word is not None:
+    if _code_pipe is not None:
         with suppress(OSError):
-            os.write(_word, bytes([code & 0xFF]))
+            os.write(_code_pipe, bytes([code & 0xFF]))
             os.kill(os.getppid(), signal.SIGCHLD)
 
 
 def become_parent(*, of_a_run: bool) -> int | None:
-    """Split in two: the parent, which returns its child's code, and the child, which returns None.
+    """Fork; the parent returns the agent's exit code, the child (the agent) returns None.
 
-    Only a run is started again: a question that was killed can be asked again.
+    Only `run` is restarted, not one-shot verbs.
     """
-    global _first_process  # noqa: PLW0603 - a fact of this process, which its children do not inherit
-    _first_process = os.getpid() == 1
-    shells = set() if _first_process else {*LEFT_TO_A_SHELL}
+    global _parent_is_init  # noqa: PLW0603 - a fact of this process, which its children do not inherit
+    _parent_is_init = os.getpid() == 1
+    shells = set() if _parent_is_init else {*SHELL_JOB_CONTROL}
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a killed agent leaves must stay below us
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a killed agent leaves must stay a descendant
     forked = _fork(before, ())
     if forked is None:
         return None
-    agent, word = forked
-    deaths: list[float] = []
+    agent, code_pipe = forked
+    crashes: list[float] = []
     killed: tuple[int, ...] = ()
     while True:
-        status = _follow(agent, word, everything)
+        status = _follow(agent, code_pipe, everything)
         if not of_a_run or -status not in _CRASHES:
             break
-        deaths = [at for at in deaths if time.monotonic() - at < WITHIN] + [time.monotonic()]
+        crashes = [at for at in crashes if time.monotonic() - at < CRASH_WINDOW] + [
+            time.monotonic()
+        ]
         _regain_terminal()
         name = signal.Signals(-status).name
-        if len(deaths) > MOST_DEATHS:
-            _say(f"the agent was ended by {name} {len(deaths)} times: giving up")
+        if len(crashes) > MAX_CRASHES:
+            _say(f"the agent was ended by {name} {len(crashes)} times: giving up")
             status = GAVE_UP
             break
-        _say(f"the agent was ended by {name}: starting it again ({len(deaths)} of {MOST_DEATHS})")
-        os.close(word)
+        _say(f"the agent was ended by {name}: starting it again ({len(crashes)} of {MAX_CRASHES})")
+        os.close(code_pipe)
         killed = (agent, *killed)
         forked = _fork(before, killed)
         if forked is None:
             return None
-        agent, word = forked
-    if deaths:
-        _end_what_is_left()  # of a killed agent's children its follower was never the parent
-    return _code_of(status)
+        agent, code_pipe = forked
+    if crashes:
+        _kill_leftovers()  # a restarted agent is not the parent of its predecessor's children
+    return _exit_code(status)
 
 
-def _code_of(status: int) -> int:
-    """Return the run's code; a request to stop may come before the agent listens for any."""
+def _exit_code(status: int) -> int:
+    """Return the run's exit code; a stop signal may come before the agent handles any."""
     if status >= 0:
         return status
-    wish = STOPS.get(-status)
-    if wish is None:
+    stop = STOPS.get(-status)
+    if stop is None:
         return 128 - status
-    code = 128 + wish
+    code = 128 + stop
     from agent.base.outcome import name_of_signal  # noqa: PLC0415 - once all has ended
 
     _say(f"stopped: asked to stop by {name_of_signal(-status)} (exit code {code})")
@@ -114,64 +116,64 @@ def _code_of(status: int) -> int:
 
 
 def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int, int] | None:
-    """Start an agent; return its pid and where it tells its code, and None in the agent itself."""
-    global _former, _word  # noqa: PLW0603 - as above
+    """Start an agent; return its pid and the pipe of its exit code, and None in the agent."""
+    global _former_agents, _code_pipe  # noqa: PLW0603 - as above
     parent = os.getpid()
-    heard, word = os.pipe()
+    reading, writing = os.pipe()
     try:
         child = os.fork()
     except OSError as error:  # not even a second process: pids.max
         _say(f"no room for a process: {error.strerror}; raise pids.max")
         os._exit(69)
     if child:
-        os.close(word)
-        os.set_blocking(heard, False)
-        return child, heard
-    os.close(heard)
-    _word = word
-    os.setsid()  # a terminal's Ctrl-C then reaches the agent once, through its parent
+        os.close(writing)
+        os.set_blocking(reading, False)
+        return child, reading
+    os.close(reading)
+    _code_pipe = writing
+    os.setsid()  # Ctrl-C then reaches the agent once, through the parent
     _prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if killed:  # a job may live, which is to be stopped in order: nobody else would do that
-        note_requests()
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # children would inherit the other
-    if os.getppid() != parent:  # it died before it could be watched
+    if killed:  # the former agent's job may run and must be stopped in order
+        record_stop_requests()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # children would inherit the blocked mask
+    if os.getppid() != parent:  # the parent ended before the line above
         os.kill(os.getpid(), signal.SIGTERM)
-    _former = killed
+    _former_agents = killed
     return None
 
 
-def _follow(agent: int, word: int, everything: set[signal.Signals]) -> int:
+def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:
     """Forward signals and reap until the agent has ended; return its code, below 0 for a signal."""
     code, until = None, math.inf
     while True:
-        heard = signal.sigtimedwait(everything, min(_LONG, max(0.0, until - time.monotonic())))
-        if heard is None:
+        info = signal.sigtimedwait(everything, min(_MAX_WAIT, max(0.0, until - time.monotonic())))
+        if info is None:
             if code is None:
                 continue
             _say("the agent is done, but a disk holds one of its threads: it is left to that disk")
             return code
-        if heard.si_signo != signal.SIGCHLD:
+        if info.si_signo != signal.SIGCHLD:
             with suppress(ProcessLookupError):
-                os.kill(agent, heard.si_signo)
+                os.kill(agent, info.si_signo)
             continue
         ended = _reap(agent)
         if ended is not None:
             return ended
-        if code is None and (code := _told(word)) is not None:
-            until = time.monotonic() + _ENDS_WITHIN
+        if code is None and (code := _read_code(code_pipe)) is not None:
+            until = time.monotonic() + _EXIT_LIMIT
 
 
-def _told(word: int) -> int | None:
-    """Return the code that the agent told, if it did."""
+def _read_code(code_pipe: int) -> int | None:
+    """Return the exit code that the agent sent, if any."""
     try:
-        told = os.read(word, 1)
+        data = os.read(code_pipe, 1)
     except BlockingIOError:
         return None
-    return told[0] if told else None
+    return data[0] if data else None
 
 
 def _reap(agent: int) -> int | None:
-    """Reap all that ended; return how the agent did, once it is among them."""
+    """Reap all ended children; return the agent's exit code if it is one of them."""
     code = None
     while True:
         try:
@@ -184,9 +186,9 @@ def _reap(agent: int) -> int | None:
             code = os.waitstatus_to_exitcode(status)
 
 
-def _end_what_is_left() -> None:
-    """Kill everything below us, until nothing is, or what is left takes no signal."""
-    until = time.monotonic() + _SWEEP
+def _kill_leftovers() -> None:
+    """Kill all descendants, until there are none or the time limit is reached."""
+    until = time.monotonic() + _SWEEP_LIMIT
     while time.monotonic() < until:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
@@ -194,10 +196,10 @@ def _end_what_is_left() -> None:
         children = _children()
         if not children:
             return
-        for pid in children:  # ours until we reap it, so no other can have the pid
+        for pid in children:  # not reaped yet, so the pid is not reused
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
-        signal.sigtimedwait({signal.SIGCHLD}, 1.0)  # the children of each are ours after it
+        signal.sigtimedwait({signal.SIGCHLD}, 1.0)  # the children of each are adopted after its end
 
 
 def _children() -> list[int]:
@@ -213,7 +215,7 @@ def _prctl(option: int, value: int) -> None:
 
 
 def _regain_terminal() -> None:
-    """Take back the rows that a killed agent kept for its view, where stderr is a terminal."""
+    """Reset the scroll region that a killed agent set on the terminal."""
     with suppress(OSError):
         if os.isatty(2):
             os.write(2, b"\0337\033[r\0338")

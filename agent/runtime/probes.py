@@ -1,4 +1,4 @@
-"""Probes: is a port open, does a reward server score."""
+"""Probes: ports, reward servers, readiness and liveness of services."""
 
 from __future__ import annotations
 
@@ -6,23 +6,47 @@ import asyncio
 import json
 import math
 import os
+import re
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
+import psutil
 
-from agent.base.addresses import in_url, is_ip
-from agent.runtime.names import resolve
+from agent.base.text import in_url, is_ip
+from agent.runtime.dns import resolve
+from agent.runtime.waiting import NotYet, until
+from agent.work.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+    from pathlib import Path
 
-_LONGEST_REPLY = 1 << 20
+    from agent.work.services import LivenessCheck, Readiness
+    from agent.work.where import Placeholders
+
+
+_MAX_REPLY = 1 << 20
+
+_TRY_DELAYS = (0.0, 0.5, 1.0, 1.5)
+REWARD_REQUEST = {
+    "query": ["What is 1+1? The answer is \\boxed{2}"],
+    "prompts": ["What is 1+1?"],
+    "labels": ["2"],
+}
+_CHUNK = 1 << 20
+_LOCAL_CONNECT_LIMIT = 2.0
+"""The kernel accepts a local connection at once, or not at all."""
+_REFUSED = "connection refused"
+_BUSY = ("no answer within", "it answered 503", "it answered 429")
+"""Evidence of a service that may only be busy."""
+_BUSY_SHARE = 0.02
+"""A service that used more than this share of a core is busy; one that hangs uses none."""
 
 
 async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
-    """Try a TCP connection; return '' where it stands, else a sentence why not."""
+    """Try a TCP connection; return '' if it succeeds, else why not."""
     where = f"{in_url(host)}:{port}"
     why = f"no answer from {where} within {limit:g} s"
     deadline = anyio.current_time() + limit
@@ -42,46 +66,36 @@ async def port_answers(host: str, port: int, limit: float = 2.0) -> str:
     return why
 
 
-_ASKED_AGAIN_AFTER = (0.0, 0.5, 1.0, 1.5)
-
-
 async def first_answer(ask: Callable[[], Awaitable[str]], limit: float) -> str:
-    """Ask, and again beside that while nothing is heard; return what the first answer says.
+    """Send a request up to four times in parallel; return the first answer.
 
-    Where packets are lost, a connection waits for the kernel, which sends a lost SYN again after
-    1 s, and after that a lost request after 3 s; a new connection may come through meanwhile. What
-    says no, such as a refused connection, is an answer as well, and silence alone takes `limit`.
+    After packet loss the kernel repeats a SYN after 1 s only, and a request after 3 s; a new
+    connection may succeed earlier. A refused connection is an answer, too; only silence takes
+    `limit`.
     """
-    heard: list[str] = []
+    answers: list[str] = []
     with anyio.move_on_after(limit):
         async with anyio.create_task_group() as tasks:
 
-            async def one(after: float) -> None:
+            async def attempt(after: float) -> None:
                 await anyio.sleep(after)
-                heard.append(await ask())
+                answers.append(await ask())
                 tasks.cancel_scope.cancel()
 
-            for after in _ASKED_AGAIN_AFTER:
-                tasks.start_soon(one, after)
-    return heard[0] if heard else f"no answer within {limit:g} s"
+            for after in _TRY_DELAYS:
+                tasks.start_soon(attempt, after)
+    return answers[0] if answers else f"no answer within {limit:g} s"
 
 
 def reason(error: BaseException) -> str:
-    """Name an OS error as a person would: 'connection refused'."""
+    """Return an OS error in lower case, such as 'connection refused'."""
     if isinstance(error, OSError) and error.errno is not None and error.errno > 0:
         return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__
 
 
-SAMPLE = {
-    "query": ["What is 1+1? The answer is \\boxed{2}"],
-    "prompts": ["What is 1+1?"],
-    "labels": ["2"],
-}
-
-
-def judge_reward_reply(status: int, body: bytes) -> str:
-    """Return '' for a proper scoring reply, else a sentence what is wrong with it."""
+def check_reward_reply(status: int, body: bytes) -> str:
+    """Return '' for a valid scoring reply, else what is wrong with it."""
     shown = body[:120].decode(errors="replace").strip()
     if status != 200:
         return f"it answered {status}: {shown}"
@@ -103,32 +117,32 @@ def _is_finite(value: object) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number beyond every float
+    except OverflowError:  # an integer larger than any float
         return False
 
 
 async def reward_answers(url: str, limit: float = 10.0) -> str:
-    """Ask for one score; return '' for a proper answer, else a sentence what is wrong."""
+    """Request one score; return '' for a valid reply, else what is wrong."""
     import aiohttp  # noqa: PLC0415 - late: it costs 0.2 s that Ray's start must not wait for
 
-    from agent.runtime.http_names import OwnResolver  # noqa: PLC0415 - aiohttp again
+    from agent.runtime.http_resolver import ThreadResolver  # noqa: PLC0415 - aiohttp again
 
     timeout = aiohttp.ClientTimeout(total=limit)
     try:
         async with (
             aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(resolver=OwnResolver(limit)),
+                connector=aiohttp.TCPConnector(resolver=ThreadResolver(limit)),
                 timeout=timeout,
                 trust_env=not names_an_address(url),
             ) as session,
-            session.post(url, json=SAMPLE) as reply,
+            session.post(url, json=REWARD_REQUEST) as reply,
         ):
             body = b""
             async for chunk in reply.content.iter_any():
                 body += chunk
-                if len(body) > _LONGEST_REPLY:
-                    return f"its reply is longer than {_LONGEST_REPLY} bytes"
-            return judge_reward_reply(reply.status, body)
+                if len(body) > _MAX_REPLY:
+                    return f"its reply is longer than {_MAX_REPLY} bytes"
+            return check_reward_reply(reply.status, body)
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"no answer within {limit:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
@@ -137,8 +151,138 @@ async def reward_answers(url: str, limit: float = 10.0) -> str:
 
 
 def names_an_address(url: str) -> bool:
-    """Say whether a URL names an address rather than a host that a proxy might know."""
+    """Return whether a URL has an IP address, which needs no proxy, instead of a host name."""
     try:
         return is_ip(urlsplit(url).hostname or "")
-    except ValueError:  # brackets around no address
+    except ValueError:  # brackets without an IPv6 address
         return False
+
+
+class ReadinessProbe:
+    """Probes whether one service is ready."""
+
+    def __init__(self, ready: Readiness, place: Placeholders, log: Path) -> None:
+        self._ready = ready
+        self._placeholders = place
+        self._log = _LogSearch(log)
+
+    async def ask(self, limit: float = 10.0) -> str:
+        """Return '' if it is ready, else why not."""
+        match self._ready:
+            case ScoringProbe(url):
+                return await reward_answers(self._placeholders.fill(url), limit)
+            case HttpProbe(url, body, expect):
+                return await reply_evidence(self._placeholders.fill(url), body, expect, limit)
+            case TcpProbe(port):
+                return await port_answers(
+                    self._placeholders.node_ip, port, min(limit, _LOCAL_CONNECT_LIMIT)
+                )
+            case LogPattern(pattern):
+                return self._log.evidence(pattern)
+
+
+class _LogSearch:
+    """Searches a growing log for a line, from its end at creation on."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = path.stat().st_size if path.exists() else 0
+        self._rest = ""
+
+    def evidence(self, pattern: str) -> str:
+        """Return '' once a line matches, else why not."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read(_CHUNK)
+        except OSError as error:
+            return f"its output cannot be read: {error.strerror}"
+        self._offset += len(new)
+        text = self._rest + new.decode(errors="replace")
+        if re.search(pattern, text, re.MULTILINE):
+            return ""
+        self._rest = text.rpartition("\n")[2][-10_000:]
+        return f"no line of its output matches {pattern!r} so far"
+
+
+async def reply_evidence(url: str, body: str | None, expect: str, limit: float = 10.0) -> str:
+    """Send one request; return '' for the expected reply, else what is wrong."""
+    import aiohttp  # noqa: PLC0415 - late: it costs 0.2 s that Ray's start must not wait for
+
+    timeout = aiohttp.ClientTimeout(total=limit)
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    method = "GET" if body is None else "POST"
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=timeout, trust_env=not names_an_address(url)) as session,
+            session.request(method, url, data=body, headers=headers) as reply,
+        ):
+            text = b""
+            async for chunk in reply.content.iter_any():
+                text += chunk
+                if len(text) > _MAX_REPLY:
+                    return f"its reply is longer than {_MAX_REPLY} bytes"
+    except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
+        return f"no answer within {limit:g} s"
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        return reason(getattr(error, "os_error", None) or error)
+    shown = text[:120].decode(errors="replace").strip()
+    if not 200 <= reply.status < 300:
+        return f"it answered {reply.status}: {shown}"
+    if expect and expect not in text.decode(errors="replace"):
+        return f"its reply lacks {expect!r}: {shown}"
+    return ""
+
+
+class MissCounter:
+    """Counts failed liveness probes in a row."""
+
+    def __init__(self, misses: int) -> None:
+        self._limit = misses
+        self._misses = 0
+
+    def count(self, evidence: str, *, has_worked: bool) -> str:
+        """Count one probe ('' for a success); return why the service is dead, or ''."""
+        if not evidence or (evidence.startswith(_BUSY) and has_worked):
+            self._misses = 0 if not evidence else self._misses
+            return ""
+        if _REFUSED in evidence:
+            return evidence
+        self._misses += 1
+        return f"{evidence}, {self._misses} times in a row" if self._misses >= self._limit else ""
+
+
+async def until_dead(
+    ask: Callable[[float], Awaitable[str]], alive: LivenessCheck, cpu: Callable[[], float]
+) -> str:
+    """Probe a service at its interval until it is dead; return why.
+
+    `cpu` returns the CPU seconds that it has used so far.
+    """
+    misses = MissCounter(alive.misses)
+
+    async def probe() -> str | NotYet:
+        before, began = cpu(), anyio.current_time()
+        evidence = await ask(alive.within)
+        elapsed = anyio.current_time() - began
+        has_worked = cpu() - before > _BUSY_SHARE * elapsed
+        return misses.count(evidence, has_worked=has_worked) or NotYet()
+
+    return await until(probe, None, step=alive.every, longest=alive.every)
+
+
+def cpu_of(pid: int) -> float:
+    """Return the CPU seconds used by a process and its descendants."""
+    total = 0.0
+    try:
+        leader = psutil.Process(pid)
+        processes = [leader, *leader.children(recursive=True)]
+    except psutil.Error:
+        return total
+    for process in processes:
+        try:
+            times = process.cpu_times()
+        except psutil.Error:
+            continue
+        total += times.user + times.system
+    return total

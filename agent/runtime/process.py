@@ -1,42 +1,278 @@
-"""Child processes: started in a session of their own, logged to a file, ended as a group.
+"""Child processes: started in their own session, logged to a file, stopped as a group.
 
-A group's number is its leader's pid, which is the leader's for as long as nobody has reaped it,
-and anybody's after that. So a child's end is noticed without reaping, what is left of its group
-is killed while the leader is a zombie, and then the leader is reaped, by us and nobody else.
+A group's id is its leader's pid, which can be reused once the leader is reaped. So a child's end is
+detected without reaping; the rest of its group is killed while the leader is a zombie; then the
+leader is reaped.
 """
 
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import re
 import signal
 import subprocess
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import anyio
+import psutil
+from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from agent.base.outcome import name_of_code, shell_code
-from agent.base.words import without_controls
-from agent.node.process_limits import starting
-from agent.runtime import orphans
-from agent.runtime.child_log import ChildLog
-from agent.runtime.last_words import in_thread
-from agent.runtime.pipes import PipeReader, Pipes, PipeWriter
+from agent.base.text import without_controls
+from agent.base.value import dataclass
+from agent.node.limits import starting
+from agent.record.log import disk_alarm
+from agent.record.writer import Writer, appending
+from agent.runtime import descendants
+from agent.runtime.waiting import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-_LOOK_AGAIN = 0.1
-UNKNOWN = 255
-"""The code of a child that somebody else reaped, which must not pass for a success."""
+
+_CHUNK = 1 << 16
+
+_PIPE_BYTES = 1 << 20
+"""Buffer for a second or two without a reader."""
+_TAIL_BYTES = 1 << 14
+"""Bytes of the end kept in memory, in case the disk accepts none."""
+_WRITE_PAUSE = 0.02
+_WRITE_STEPS = 50
+"""Steps of `_WRITE_PAUSE`, one second in all, to write the end of the log."""
+_POLL_INTERVAL = 0.1
+UNKNOWN_CODE = 255
+"""Exit code of a child that another process reaped; it must not look like success."""
+_PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
+_BOILERPLATE = re.compile(
+    r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
+      | authentication_token_setup\.py:\d+\ -- | network_util\.cc:
+      | (?:^|--\ )(?:Some\ Ray\ subprocesses\ exited\ unexpectedly:
+        | Remaining\ processes\ will\ be\ killed\. | -----\ (?:BEGIN|END)\ .*)$
+    """,
+    re.VERBOSE,
+)
+"""Lines that `ray start` prints at every start or every end (2.40 to 2.60)."""
+_EXITED_SUBPROCESS = re.compile(r"\[exit code=")
+
+
+@dataclass(frozen=True)
+class Pipes:
+    """A child's stdin and stdout, where they are pipes."""
+
+    stdin: PipeWriter | None = None
+    stdout: PipeReader | None = None
+
+    def close(self) -> None:
+        """Close both pipes."""
+        for pipe in (self.stdin, self.stdout):
+            if pipe is not None:
+                pipe.close()
+
+
+class PipeReader(ByteReceiveStream):
+    """The agent's end of a child's stdout."""
+
+    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
+        self._reader = reader
+        self._transport = transport
+
+    @classmethod
+    async def connect(cls, pipe: IO[bytes]) -> PipeReader:
+        """Connect a pipe to the event loop, which closes it at its end."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader(_CHUNK)
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_read_pipe(lambda: protocol, pipe)
+        return cls(reader, transport)
+
+    async def receive(self, max_bytes: int = _CHUNK) -> bytes:
+        """Return the data available, at least one byte."""
+        data = await self._reader.read(max_bytes)
+        if not data:
+            raise anyio.EndOfStream
+        return data
+
+    def close(self) -> None:
+        """Close the pipe."""
+        self._transport.close()
+
+    async def aclose(self) -> None:
+        """Read no more."""
+        self.close()
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Any]:
+        """Say that there is nothing to tell beside the bytes."""
+        return {}
+
+
+class PipeWriter(ByteSendStream):
+    """The agent's end of a child's stdin."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+
+    @classmethod
+    async def connect(cls, pipe: IO[bytes]) -> PipeWriter:
+        """Connect a pipe to the event loop."""
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()  # never fed; it reports a closed pipe to the writer
+        protocol = asyncio.StreamReaderProtocol(reader)
+        transport, _ = await loop.connect_write_pipe(lambda: protocol, pipe)
+        return cls(asyncio.StreamWriter(transport, protocol, reader, loop))
+
+    async def send(self, item: bytes) -> None:
+        """Write all of it; wait while the child does not read."""
+        if self._writer.is_closing():
+            raise anyio.ClosedResourceError
+        self._writer.write(item)
+        try:
+            await self._writer.drain()
+        except (BrokenPipeError, ConnectionResetError):
+            raise anyio.BrokenResourceError from None
+
+    def close(self) -> None:
+        """Write no more."""
+        self._writer.close()
+
+    async def aclose(self) -> None:
+        """Write no more."""
+        self.close()
+
+    @property
+    def extra_attributes(self) -> Mapping[Any, Any]:
+        """Say that there is nothing to tell beside the bytes."""
+        return {}
+
+
+class ChildLog:
+    """Reads a child's output and writes it to a log, without blocking the event loop."""
+
+    def __init__(self, log: Callable[[], Path]) -> None:
+        self.path = log
+        name = log().name
+        self._writer = Writer(name, appending(log), trouble=partial(disk_alarm.report, name))
+        disk_alarm.watch(name, self._writer.busy_since)
+        self._fd = -1
+        self._is_over = False
+        """True once nothing waits for the file any more."""
+        self.end = b""
+        """The last bytes of the output."""
+
+    @contextmanager
+    def open_pipe(self) -> Iterator[int]:
+        """Open the pipe; yield the file descriptor for the child's stdout."""
+        self._fd, writing = os.pipe()
+        os.set_blocking(self._fd, False)
+        with suppress(OSError):  # above the user's limit
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        try:
+            both = os.open(f"/proc/self/fd/{writing}", os.O_RDWR | os.O_CLOEXEC)
+        except OSError:  # without /proc the pipe breaks when this agent is killed
+            both = writing
+        else:
+            os.close(writing)
+        try:
+            yield both
+        except BaseException:
+            self.close()
+            self._writer.close()
+            raise
+        finally:
+            os.close(both)
+
+    def reopen(self, pid: int) -> None:
+        """Open the pipe of a child that a killed agent started."""
+        self._fd = _open_pipe_of(pid)
+
+    def start_reading(self) -> None:
+        """Start reading the output."""
+        if self._fd >= 0:
+            asyncio.get_running_loop().add_reader(self._fd, self._read)
+
+    def read_rest(self) -> None:
+        """Read what is available now."""
+        for _ in range(_PIPE_BYTES // _CHUNK + 1):
+            if not self._read_chunk():
+                return
+
+    def when_written(self, act: Callable[[], None], steps: int = _WRITE_STEPS) -> None:
+        """Call `act` once the output is in the file, or writing it failed."""
+        if self._writer.is_idle or self._writer.is_failing or steps == 0:
+            self._is_over = True
+            if self._fd < 0:
+                self._writer.close()
+            act()
+        else:
+            later = asyncio.get_running_loop().call_later
+            later(_WRITE_PAUSE, self.when_written, act, steps - 1)
+
+    def close(self) -> None:
+        """Stop reading; what was read is still written."""
+        if self._fd >= 0:
+            with suppress(RuntimeError):  # the loop has ended
+                asyncio.get_running_loop().remove_reader(self._fd)
+            os.close(self._fd)
+            self._fd = -1
+
+    def _read(self) -> None:
+        """Read a chunk; while the disk is slow, read nothing, so that the child waits."""
+        if self._writer.is_behind:
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._fd)
+            loop.call_later(_WRITE_PAUSE, self.start_reading)
+        else:
+            self._read_chunk()
+
+    def _read_chunk(self) -> bool:
+        """Read one chunk; return whether there was one."""
+        if self._fd < 0:
+            return False
+        try:
+            data = os.read(self._fd, _CHUNK)
+        except BlockingIOError:
+            return False
+        if not data:  # no writer is left
+            self.close()
+            if self._is_over:
+                self._writer.close()
+            return False
+        self.end = (self.end + data)[-_TAIL_BYTES:]
+        self._writer.put_bytes(data)
+        return True
+
+
+def _open_pipe_of(leader: int) -> int:
+    """Open the pipe of a session's output for reading; -1 if there is none.
+
+    Only such a pipe is open for reading and writing at one descriptor.
+    """
+    for pid in (leader, *_session(leader)):
+        for number in (1, 2):
+            place = f"/proc/{pid}/fd/{number}"
+            with suppress(OSError, ValueError, IndexError):
+                info = Path(f"/proc/{pid}/fdinfo/{number}").read_text(encoding="ascii")
+                flags = int(info.partition("flags:")[2].split()[0], 8)
+                is_ours = Path(place).readlink().name.startswith("pipe:")
+                if is_ours and flags & os.O_ACCMODE == os.O_RDWR:
+                    return os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return -1
+
+
+def _session(leader: int) -> Iterator[int]:
+    for entry in Path("/proc").iterdir():
+        with suppress(OSError, ValueError):
+            if os.getsid(int(entry.name)) == leader:
+                yield int(entry.name)
 
 
 class Child:
-    """A process of ours and whatever it starts in its group."""
+    """A child process and its process group."""
 
     def __init__(
         self,
@@ -44,29 +280,29 @@ class Child:
         name: str,
         output: ChildLog,
         *,
-        rest_stays: bool,
+        keep_group: bool,
         popen: subprocess.Popen[bytes] | None = None,
     ) -> None:
         self.pid = pid
-        """Its process id, which is its group's and its session's too."""
+        """Its process id, which is also its group's and its session's."""
         self._popen = popen
         self.name = name
         self.started = start_time(pid)
-        """When it was started, in ticks since the machine's boot: with its pid, who it is."""
-        self.process = Pipes()
-        """Its pipes, where it was started with some."""
+        """Its start time in ticks since the machine's boot; identifies it together with its pid."""
+        self.pipes = Pipes()
+        """Its pipes, if it was started with `start_piped`."""
         self._output = output
-        self._rest_stays = rest_stays
+        self._keep_group = keep_group
         self.is_stopping = False
-        """True once its end was asked for."""
+        """True once `stop` was called."""
         self._code: int | None = None
         self._is_over = False
-        """True once its end was seen: the pid is nobody's then, or another's."""
+        """True once its end was detected: the pid may be reused."""
         self._ended = anyio.Event()
         self._pidfd = -1
         with suppress(OSError):
-            self._pidfd = orphans.open_pidfd(pid)
-        self._output.follow()
+            self._pidfd = descendants.open_pidfd(pid)
+        self._output.start_reading()
         self._watch()
 
     @classmethod
@@ -77,28 +313,28 @@ class Child:
         env: Mapping[str, str],
         log: Callable[[], Path],
         *,
-        rest_stays: bool = False,
+        keep_group: bool = False,
     ) -> Child:
         """Start a command whose output goes to `log`, a file that may move while it runs.
 
-        What it leaves running in its group ends with it, unless `rest_stays`.
+        The rest of its group is killed when it ends, unless `keep_group`.
         """
         output = ChildLog(log)
-        with output.childs_end() as end, starting(name):
+        with output.open_pipe() as end, starting(name):
             process = _spawn(
                 argv, env, stdin=subprocess.DEVNULL, stdout=end, stderr=subprocess.STDOUT
             )
-        return cls(process.pid, name, output, rest_stays=rest_stays, popen=process)
+        return cls(process.pid, name, output, keep_group=keep_group, popen=process)
 
     @classmethod
     async def start_piped(
         cls, name: str, argv: Sequence[str], env: Mapping[str, str], log: Callable[[], Path]
     ) -> Child:
-        """Start a command that is talked to through its stdin and stdout."""
+        """Start a command with pipes for stdin and stdout."""
         output = ChildLog(log)
-        with output.childs_end() as end, starting(name):
+        with output.open_pipe() as end, starting(name):
             process = _spawn(argv, env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=end)
-        child = cls(process.pid, name, output, rest_stays=False, popen=process)
+        child = cls(process.pid, name, output, keep_group=False, popen=process)
         try:
             await child._connect(process)
         except BaseException:
@@ -111,27 +347,27 @@ class Child:
         assert process.stdin is not None  # noqa: S101 - started with pipes
         assert process.stdout is not None  # noqa: S101 - same
         stdin = await PipeWriter.connect(process.stdin)
-        self.process = Pipes(stdin)  # closed, should the other fail
-        self.process = Pipes(stdin, await PipeReader.connect(process.stdout))
+        self.pipes = Pipes(stdin)  # closed by `stop` if the other one fails
+        self.pipes = Pipes(stdin, await PipeReader.connect(process.stdout))
 
     @property
     def running(self) -> bool:
-        """Say whether it has not been seen to end."""
+        """Return whether no end was detected."""
         return self._code is None
 
     async def wait(self) -> int:
-        """Wait for its end; return the code as a shell would tell it."""
+        """Wait for its end; return the exit code as a shell does."""
         await self._ended.wait()
-        assert self._code is not None  # noqa: S101 - known before the end is told
+        assert self._code is not None  # noqa: S101 - set before the event
         return self._code
 
     async def stop(self, grace: float, *, leader_ends_group: bool = False) -> None:
-        """End the group: TERM, `grace` seconds, KILL.
+        """Stop the group: TERM, `grace` seconds, KILL.
 
-        `ray start --block` ends its own group, in 2 s; TERM to all of it at once makes that 28 s
-        (measured on 2.60), since each part then waits for another that is gone.
+        `ray start --block` stops its own group within 2 s. TERM to the whole group takes 28 s
+        (measured on 2.60), since each process then waits for another that is gone.
         """
-        self._rest_stays, self.is_stopping = False, True
+        self._keep_group, self.is_stopping = False, True
         try:
             if leader_ends_group:
                 self._signal(os.kill, signal.SIGTERM)
@@ -143,91 +379,88 @@ class Child:
             self._signal(os.killpg, signal.SIGKILL)
             with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
                 await self._ended.wait()
-            self.process.close()
+            self.pipes.close()
 
     async def end_sentence(self, code: int) -> str:
-        """Say how it ended, with the end of its log."""
+        """Return a sentence with its exit code and the end of its log."""
         tail = await self.tail()
         text = f"exit code {name_of_code(code)}"
         return f"{text}; its last words: {tail}" if tail else text
 
     async def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""
-        if self._output.end:  # known, also where no disk takes it
-            return telling(self._output.end, lines, longest)
+        if self._output.end:  # in memory, also if the disk failed
+            return informative_lines(self._output.end, lines, longest)
         return await in_thread(lambda: tail_of(self._output.path(), lines, longest))
 
-    # --- its end ----------------------------------------------------------------------------
-
     def _watch(self) -> None:
-        """Have its end seen by the loop: told by the kernel, or looked for where that cannot be.
+        """Detect its end from the event loop, by its pidfd or else by polling.
 
-        No task does this, and no thread: a child is watched from its start, whoever waits for
-        it, also where no further thread may be started.
+        This needs no task and no thread, so it also works while no thread can be started.
         """
         loop = asyncio.get_running_loop()
         if self._pidfd >= 0:
-            loop.add_reader(self._pidfd, self._look)
+            loop.add_reader(self._pidfd, self._check_end)
         else:
-            loop.call_later(_LOOK_AGAIN, self._look)
+            loop.call_later(_POLL_INTERVAL, self._check_end)
 
-    def _look(self) -> None:
-        """If the leader has ended, end the rest of its group, then reap it."""
+    def _check_end(self) -> None:
+        """If the leader has ended, kill the rest of its group, then reap it."""
         try:
             ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
-            self._close(UNKNOWN)
+            self._close(UNKNOWN_CODE)
             return
-        if ended is None:  # a tracer, strace or py-spy, has the end first and hands it on
-            self._look_again()
+        if ended is None:  # a tracer, strace or py-spy, is notified first
+            self._poll_later()
             return
-        if not self._rest_stays:
+        if not self._keep_group:
             self._signal(os.killpg, signal.SIGKILL)
-        code = UNKNOWN if self._popen is None else self._popen.wait()
+        code = UNKNOWN_CODE if self._popen is None else self._popen.wait()
         self._close(shell_code(code))
 
-    def _look_again(self) -> None:
-        """Look in a moment: the kernel tells of each end but once."""
+    def _poll_later(self) -> None:
+        """Check again shortly: the kernel reports each end only once."""
         loop = asyncio.get_running_loop()
         if self._pidfd >= 0:
             loop.remove_reader(self._pidfd)
-        loop.call_later(_LOOK_AGAIN, self._look)
+        loop.call_later(_POLL_INTERVAL, self._check_end)
 
-    def _let_go(self) -> None:
-        """Watch it no more."""
+    def _stop_watching(self) -> None:
+        """Close the pidfd."""
         if self._pidfd >= 0:
             asyncio.get_running_loop().remove_reader(self._pidfd)
             os.close(self._pidfd)
             self._pidfd = -1
 
     def _close(self, code: int) -> None:
-        """Take leave of it, once its log has its last words."""
+        """Finish after its end, once its log is written."""
         self._is_over = True
         if self._popen is not None:
-            self._popen.returncode = code  # known, also where it was not ours to reap
-        orphans.forget(self.pid)
-        self._let_go()
-        self._output.take_rest()
-        if not self._rest_stays:
+            self._popen.returncode = code  # also where another process reaped it
+        descendants.forget(self.pid)
+        self._stop_watching()
+        self._output.read_rest()
+        if not self._keep_group:
             self._output.close()
         self._output.when_written(partial(self._end, code))
 
     def _end(self, code: int) -> None:
         self._code = code
-        if self.process.stdin is not None:
-            self.process.stdin.close()  # stdout may hold last words: it closes at its end
+        if self.pipes.stdin is not None:
+            self.pipes.stdin.close()  # stdout may still have data; it closes at its end
         self._ended.set()
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
-        """Signal the leader or its group, while the pid is certain to be theirs."""
+        """Signal the leader or its group, unless the pid may be reused."""
         if not self._is_over:
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
 
 
 def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subprocess.Popen[bytes]:  # noqa: ANN401 - Popen's own, by name
-    """Start a process in a session of its own, which the reaper keeps away from."""
-    with orphans.spawning() as managed:
+    """Start a process in its own session; `reap` does not touch it."""
+    with descendants.spawning() as managed:
         process = subprocess.Popen(
             list(argv), env=dict(env), bufsize=0, start_new_session=True, **streams
         )
@@ -236,7 +469,7 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subpr
 
 
 def start_time(pid: int) -> int:
-    """Return when a process was started, in ticks since boot; 0 where /proc does not tell."""
+    """Return a process's start time in ticks since boot; 0 if unknown."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         return int(stat.rpartition(")")[2].split()[19])  # field 22; the second may hold spaces
@@ -244,37 +477,63 @@ def start_time(pid: int) -> int:
         return 0
 
 
-_PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
-_BOILERPLATE = re.compile(
-    r"""\t(?:SUCC|INFO)\s+(?:scripts|cli_output_helpers|usage_lib)\.py:\d+\ --
-      | authentication_token_setup\.py:\d+\ -- | network_util\.cc:
-      | (?:^|--\ )(?:Some\ Ray\ subprocesses\ exited\ unexpectedly:
-        | Remaining\ processes\ will\ be\ killed\. | -----\ (?:BEGIN|END)\ .*)$
-    """,
-    re.VERBOSE,
-)
-"""Lines of `ray start` that stand there at every start, or at every end (2.40 to 2.60)."""
-_ENDED_PART = re.compile(r"\[exit code=")
-
-
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
-    """Return a file's last lines that tell something, joined and cut to `longest` characters."""
+    """Return a file's last informative lines, joined and cut to `longest` characters."""
     try:
         with path.open("rb") as file:
             file.seek(0, os.SEEK_END)
             file.seek(max(0, file.tell() - 16_384))
-            return telling(file.read(), lines, longest)
+            return informative_lines(file.read(), lines, longest)
     except OSError:
         return ""
 
 
-def telling(end: bytes, lines: int = 3, longest: int = 300) -> str:
-    """Return the last lines of a text that tell something, joined and cut."""
+def informative_lines(end: bytes, lines: int = 3, longest: int = 300) -> str:
+    """Return the last informative lines of a text, joined and cut."""
     text = end.decode(errors="replace")
-    said = [line.rstrip() for line in without_controls(text).splitlines() if line.strip()]
-    telling = [line for line in said if not _BOILERPLATE.search(line)] or said
-    last = telling[-lines:]
-    ended = next((line for line in reversed(telling) if _ENDED_PART.search(line)), None)
+    every = [line.rstrip() for line in without_controls(text).splitlines() if line.strip()]
+    informative = [line for line in every if not _BOILERPLATE.search(line)] or every
+    last = informative[-lines:]
+    ended = next((line for line in reversed(informative) if _EXITED_SUBPROCESS.search(line)), None)
     if ended is not None and ended not in last:
-        last = [ended, *last[1:]]  # which part of Ray it was that ended
+        last = [ended, *last[1:]]  # names the process of Ray that ended
     return " | ".join(_PREAMBLE.sub("", line).strip() for line in last)[-longest:]
+
+
+class AdoptedChild(Child):
+    """A child of a killed agent: the parent reaps it, and its exit code is unknown."""
+
+    def __init__(self, pid: int, name: str, log: Callable[[], Path], *, keep_group: bool) -> None:
+        self._process = psutil.Process(pid)
+        output = ChildLog(log)
+        output.reopen(pid)
+        super().__init__(pid, name, output, keep_group=keep_group)
+
+    def _check_end(self) -> None:
+        """If it has ended, kill the rest of its session."""
+        if _is_alive(self._process):
+            self._poll_later()
+            return
+        if not self._keep_group:
+            descendants.kill_session(self.pid)
+        self._close(UNKNOWN_CODE)
+
+    def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
+        """Signal it or its group while it runs, so that the pid is its own."""
+        if not self._is_over and _is_alive(self._process):
+            with suppress(ProcessLookupError, PermissionError):
+                send(self.pid, signum)
+
+
+def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> AdoptedChild | None:
+    """Adopt a process, if it still runs and has this start time."""
+    with suppress(psutil.Error):
+        if start_time(pid) == started:
+            return AdoptedChild(pid, name, log, keep_group=False)
+    return None
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    with suppress(psutil.Error):
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    return False

@@ -1,73 +1,150 @@
-"""Signals as events: the handler only notes, the loop acts."""
+"""Signals as events, the exit of the process, and its standard streams."""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import os
 import signal
+import sys
+import threading
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from anyio import TASK_STATUS_IGNORED
 
 from agent.record.log import say
-from agent.runtime import orphans
-from agent.runtime.exiting import exit_now
-from agent.runtime.first_signals import NOTICES, hand_to, heed_no_more
+from agent.record.writer import FLUSH_LIMIT, finish_all
+from agent.runtime import descendants, parent
+from agent.runtime.first_signals import NOTICES, ignore_signals, set_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from anyio.abc import TaskStatus
 
-_KEPT = 2
-"""How many of one signal wait to be acted on, as two SIGINTs are more than one."""
+
+_exit_hooks: list[Callable[[], object]] = []
+
+_MAX_PENDING = 2
+"""Pending signals of one kind; two, since a second SIGINT has its own meaning."""
 
 
-async def watch(
+def before_exit(act: Callable[[], object]) -> None:
+    """Register a function for `exit_now`, called before the log is flushed."""
+    _exit_hooks.append(act)
+
+
+def exit_now(code: int) -> None:
+    """Exit within about a second, and flush the log if possible.
+
+    Neither a thread stuck in the resolver nor a pipe without a reader delays it.
+    """
+    for act in _exit_hooks:
+        act()
+    flushing = _start_thread(_flush_streams)
+    finish_all(FLUSH_LIMIT)
+    if flushing is not None:
+        flushing.join(0.1)
+    parent.send_exit_code(code)
+    os._exit(code)
+
+
+def run_within(limit: float, act: Callable[[], object]) -> bool:
+    """Run in a thread what a stalled disk may block; return whether it finished in time.
+
+    `act` handles its own errors. If no thread can be started, it runs in this one.
+    """
+    thread = _start_thread(act)
+    if thread is None:
+        act()
+        return True
+    thread.join(limit)
+    return not thread.is_alive()
+
+
+def _start_thread(act: Callable[[], object]) -> threading.Thread | None:
+    thread = threading.Thread(target=act, daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:  # pids.max
+        return None
+    return thread
+
+
+def _flush_streams() -> None:
+    """Flush stdout and stderr; may block forever."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+
+
+def make_streams_safe() -> None:
+    """Open closed standard streams, and escape what stdout cannot encode.
+
+    If the caller closed one (`>&-`), the next opened file would get its number, and with it the
+    job's output.
+    """
+    for number in range(3):
+        _make_open(number)
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _make_open(number: int) -> None:
+    try:
+        os.fstat(number)
+    except OSError:
+        os.open(os.devnull, os.O_RDWR)  # takes the lowest free number, which is this one
+
+
+async def watch_signals(
     stop: Callable[[int], None],
     notify: Callable[[int], None],
     *,
     task_status: TaskStatus[None] = TASK_STATUS_IGNORED,
 ) -> None:
-    """Pass on each request to stop as it came, and each notice; a second Ctrl-C ends all at once.
+    """Call `stop` and `notify` for signals, and reap orphans; a second Ctrl-C kills everything.
 
-    Who starts this waits until signals are heard (`await tasks.start(watch, …)`): whatever is
-    started before would be left behind by the first of them.
+    Start it with `await tasks.start(watch_signals, …)`, before any process: a signal before that
+    would leave the process behind.
 
-    Reaps orphans too. Once nobody listens any more the code is settled, and a late request
-    (srun's, which stops all others when the first node has left with the job's code) must not
-    turn it into 143.
+    When it ends, signals are ignored: the exit code is decided, and a late signal (srun stops all
+    nodes when the first one has left) must not change it to 143.
     """
-    loop, some = asyncio.get_running_loop(), asyncio.Event()
-    heard: deque[int] = deque()
+    loop, has_signal = asyncio.get_running_loop(), asyncio.Event()
+    pending: deque[int] = deque()
 
-    def tell(signum: int) -> None:
-        if heard.count(signum) < _KEPT:
-            heard.append(signum)
-            loop.call_soon_threadsafe(some.set)
+    def record(signum: int) -> None:
+        if pending.count(signum) < _MAX_PENDING:
+            pending.append(signum)
+            loop.call_soon_threadsafe(has_signal.set)
 
     interrupts = 0
-    hand_to(tell)
+    set_handler(record)
     task_status.started()
     try:
         while True:
-            await some.wait()
-            some.clear()
-            while heard:
-                signum = heard.popleft()
+            await has_signal.wait()
+            has_signal.clear()
+            while pending:
+                signum = pending.popleft()
                 interrupts += signum == signal.SIGINT
                 if interrupts > 1:
                     say("second SIGINT: killing everything", "warning")
-                    orphans.kill_descendants()
+                    descendants.kill_descendants()
                     exit_now(128 + signal.SIGINT)
-                _act(signum, stop, notify)
+                _dispatch(signum, stop, notify)
     finally:
-        heed_no_more()
+        ignore_signals()
 
 
-def _act(signum: int, stop: Callable[[int], None], notify: Callable[[int], None]) -> None:
+def _dispatch(signum: int, stop: Callable[[int], None], notify: Callable[[int], None]) -> None:
     if signum == signal.SIGCHLD:
-        orphans.reap()
+        descendants.reap()
     elif signum in NOTICES:
         notify(signum)
     else:

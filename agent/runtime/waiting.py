@@ -1,9 +1,13 @@
-"""The only place that polls: a condition, a step, a deadline, and the last evidence."""
+"""Wait for a condition by polling, receive events, read without blocking the loop."""
 
 from __future__ import annotations
 
+import asyncio
 import math
-from typing import TYPE_CHECKING, TypeVar
+import threading
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
@@ -14,19 +18,23 @@ if TYPE_CHECKING:
 
     import tenacity
 
+
 T = TypeVar("T")
 STEP = 0.05
+
+E = TypeVar("E")
+_READ_LIMIT = 1.0
 
 
 @dataclass(frozen=True)
 class NotYet:
-    """A condition that does not hold so far, and why."""
+    """The condition does not hold yet, and why."""
 
     evidence: str = ""
 
 
 class TimedOutError(Exception):
-    """A condition did not hold in time; carries the last evidence."""
+    """The condition did not hold in time; has the last evidence."""
 
     def __init__(self, evidence: str) -> None:
         super().__init__(evidence)
@@ -41,32 +49,32 @@ async def until(
     longest: float = 1.0,
     on_evidence: Callable[[str], None] | None = None,
 ) -> T:
-    """Ask until the answer is not NotYet; steps grow from `step` to `longest` seconds.
+    """Call `check` until it does not return NotYet; pauses grow from `step` to `longest` seconds.
 
-    It is asked for the last time at the deadline. Evidence is told as often as it changes.
+    The last call is at the deadline. `on_evidence` is called with each change of the evidence.
     """
     import tenacity  # noqa: PLC0415 - 10 ms that most pods need only while Ray boots
 
     grows = tenacity.wait_exponential(multiplier=step, exp_base=1.5, max=longest, min=step)
     over = math.inf if limit is None else limit
-    told: str | None = None
+    reported: str | None = None
 
     def pause(state: tenacity.RetryCallState) -> float:
         return max(0.0, min(grows(state), over - (state.seconds_since_start or 0.0)))
 
-    def tell(state: tenacity.RetryCallState) -> None:
-        nonlocal told
+    def report(state: tenacity.RetryCallState) -> None:
+        nonlocal reported
         result = state.outcome.result() if state.outcome else None
-        if on_evidence is not None and isinstance(result, NotYet) and result.evidence != told:
-            told = result.evidence
-            on_evidence(told)
+        if on_evidence is not None and isinstance(result, NotYet) and result.evidence != reported:
+            reported = result.evidence
+            on_evidence(reported)
 
     retrying = tenacity.AsyncRetrying(
         retry=tenacity.retry_if_result(lambda answer: isinstance(answer, NotYet)),
         wait=pause,
         stop=tenacity.stop_after_delay(over),
         sleep=anyio.sleep,
-        after=tell,
+        after=report,
     )
     try:
         answer: T | NotYet = await retrying(check)
@@ -75,3 +83,52 @@ async def until(
         raise TimedOutError(last.evidence if isinstance(last, NotYet) else "") from None
     assert not isinstance(answer, NotYet)  # noqa: S101 - such answers are retried
     return answer
+
+
+class Inbox(Generic[E]):
+    """A queue of events; `clean` removes secrets from each."""
+
+    def __init__(self, clean: Callable[[E], E]) -> None:
+        self._clean = clean
+        self._events: deque[E] = deque()
+        self._some = anyio.Event()
+
+    def put(self, event: E) -> None:
+        """Add an event; never blocks."""
+        self._events.append(self._clean(event))
+        self._some.set()
+
+    def discard(self, *kinds: type) -> None:
+        """Drop the queued events of these types."""
+        self._events = deque(event for event in self._events if not isinstance(event, kinds))
+
+    @property
+    def is_empty(self) -> bool:
+        """Return whether the queue is empty."""
+        return not self._events
+
+    async def take(self, limit: float | None) -> E | None:
+        """Return the next event; None after `limit` seconds without one."""
+        with anyio.move_on_after(limit):
+            while not self._events:
+                self._some = anyio.Event()
+                await self._some.wait()
+        return self._events.popleft() if self._events else None
+
+
+async def in_thread(read: Callable[[], str], limit: float = _READ_LIMIT) -> str:
+    """Run a read in a thread; return '' if it takes longer than `limit` seconds."""
+    loop, done, found = asyncio.get_running_loop(), anyio.Event(), [""]
+
+    def work() -> None:
+        found[0] = read()
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(done.set)
+
+    try:
+        threading.Thread(target=work, name="read", daemon=True).start()
+    except RuntimeError:  # pids.max
+        return ""
+    with anyio.move_on_after(limit):
+        await done.wait()
+    return found[0]

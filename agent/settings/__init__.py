@@ -1,4 +1,4 @@
-"""What was asked for: the environment, read once and validated together."""
+"""The settings of a run, read from environment variables and validated together."""
 
 from agent.settings.load import Loaded, load
 from agent.settings.model import Settings

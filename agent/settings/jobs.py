@@ -1,4 +1,4 @@
-"""The jobs that are known by name: one row for each recipe, which tells where it is made."""
+"""The recipes: one row for each, with what it needs and where its code is."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ NO_JOB = "none"
 DEFAULT = "rehearsal"
 TORCHRUN = "torchrun"
 
-DIALECT: Literal["openrlhf"] = "openrlhf"
-"""What the bundled reward server speaks unless it is told otherwise."""
+DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"
+"""The reply format of the bundled reward server, unless a recipe needs another."""
 
 _MODEL_AND_DATA = ("AGENT_MODEL", "AGENT_TRAIN_DATA")
 
 
 @dataclass(frozen=True)
 class KnownJob:
-    """What is known of a recipe before anything is sized: the rest is in its file."""
+    """The part of a recipe that does not depend on the cluster; the rest is in its module."""
 
     name: str
     module: str
-    """Its file in agent/work/recipes."""
+    """The module in agent/work/recipes."""
     framework: str = ""
-    """The distribution whose version decides the flags; '' where none does."""
+    """The distribution whose version decides the flags, or ''."""
     reward: Literal["needed", "possible", "unused"] = "unused"
-    """Whether the job calls a reward server: without one it cannot run, or need not, or never."""
+    """Whether the job calls a reward server."""
     launcher: Literal["ray", "torchrun"] = "ray"
     needs: tuple[str, ...] = _MODEL_AND_DATA
-    """The variables without which it cannot be made."""
-    dialect: Literal["openrlhf", "openrlhf-m"] = DIALECT
-    """What its client reads of the bundled reward server's replies."""
+    """Variables that must be set."""
+    dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT
+    """The reply format that its reward client reads."""
 
 
 JOBS = (
@@ -50,19 +50,19 @@ JOBS = (
     KnownJob("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("trl-grpo", "trl", "trl", "needed", launcher="torchrun"),
 )
-"""Every recipe, in the order in which they are listed."""
+"""Every recipe, in the order of `pod-agent recipes`."""
 
 BY_NAME = {job.name: job for job in JOBS}
 
 
 def known_job(settings: Settings, command: tuple[str, ...] | None) -> KnownJob | None:
-    """Return the recipe that was asked for; None for a command of one's own, or no job at all."""
+    """Return the chosen recipe; None for a command after `--`, or for no job."""
     if command is not None:
         return None
     return BY_NAME.get(settings.job or DEFAULT)
 
 
 def launcher(settings: Settings, command: tuple[str, ...] | None) -> Literal["ray", "torchrun"]:
-    """Return what starts the job's processes: as asked, else the recipe's own, else Ray."""
+    """Return what starts the job's processes: AGENT_LAUNCHER, else the recipe's, else Ray."""
     job = known_job(settings, command)
     return settings.launcher or ("ray" if job is None else job.launcher)

@@ -1,4 +1,4 @@
-"""From an environment to Settings: pure, but for the secret files that it is told to read."""
+"""Read the environment into Settings, and print the table of variables."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.value import dataclass
 from agent.settings.model import (
     FIELD_OF,
-    FORMS_OF_SECRETS,
-    KNOWN,
+    FOREIGN_NAMES,
+    KNOWN_NAMES,
+    SECRET_FILE_VARIABLES,
     SECRETS,
-    THEIRS,
     VARIABLES,
     Settings,
 )
@@ -21,21 +21,24 @@ from agent.settings.rules import contradictions
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY"}
 _LARGEST_SECRET_FILE = 65_536
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """Settings, where each came from, and what is worth a word about them."""
+    """Settings, the origin of each value, and warnings about variables."""
 
     settings: Settings
     command: tuple[str, ...] | None
     """The job given after `--`, as argv."""
     origins: Mapping[str, str]
-    notes: tuple[str, ...] = ()
-    slips: tuple[str, ...] = ()
-    """Variables whose names are nearly ours, each in a sentence with the one that was meant."""
+    """By variable: `environment`, the file it was read from, or `default`."""
+    ignored: tuple[str, ...] = ()
+    """A sentence for each variable that is ignored."""
+    misspelled: tuple[str, ...] = ()
+    """A sentence for each variable whose name is probably misspelled."""
 
 
 def read_secret_file(path: str) -> str:
@@ -49,26 +52,25 @@ def load(
     command: Sequence[str] | None = None,
     read_file: Callable[[str], str] = read_secret_file,
 ) -> Loaded:
-    """Validate everything together; raise one SettingsError with all that is wrong."""
+    """Return validated settings; raise one SettingsError with every problem."""
     problems: list[Problem] = []
-    notes: list[str] = []
     raw, origins = _collect(environ, read_file, problems)
-    _check_names(environ, problems, notes)
+    ignored = _check_names(environ, problems)
     for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
-        notes.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
+        ignored.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
         origins[name] = "default (a Kubernetes service link was ignored)"
     settings = _validate(raw, problems)
+    argv = None if command is None else tuple(command)
     bad = {problem.variable for problem in problems}
     problems += [
         problem
-        for problem in contradictions(settings, tuple(command) if command is not None else None)
+        for problem in contradictions(settings, argv)
         if not bad & set(problem.variable.split(" + "))
     ]
-    slips = slips_of_the_hand(environ)
+    misspelled = misspelled_names(environ)
     if problems:
-        raise SettingsError(tuple(problems), slips)
-    words = tuple(command) if command is not None else None
-    return Loaded(settings, words, origins, tuple(notes), slips)
+        raise SettingsError(tuple(problems), misspelled)
+    return Loaded(settings, argv, origins, tuple(ignored), misspelled)
 
 
 def _collect(
@@ -80,7 +82,7 @@ def _collect(
         raw.pop(name)
         origins[name] = "default (empty in the environment)"
     for secret in SECRETS:
-        forms = [f for f, of in FORMS_OF_SECRETS.items() if of == secret and f in environ]
+        forms = [f for f, of in SECRET_FILE_VARIABLES.items() if of == secret and f in environ]
         given = [secret] * (secret in raw) + forms
         if len(given) > 1:
             problems.append(Problem(" + ".join(given), "several forms of one secret", "only one"))
@@ -93,7 +95,7 @@ def _collect(
     return raw, origins
 
 
-def _read_into(  # noqa: PLR0913 - the one place where a file becomes a value
+def _read_into(  # noqa: PLR0913 - source, target and problems of one secret
     raw: dict[str, str],
     secret: str,
     form: str,
@@ -108,39 +110,41 @@ def _read_into(  # noqa: PLR0913 - the one place where a file becomes a value
         problems.append(Problem(form, f"{path} ({why})", f"a readable file that holds {secret}"))
 
 
-def _check_names(environ: Mapping[str, str], problems: list[Problem], notes: list[str]) -> None:
+def _check_names(environ: Mapping[str, str], problems: list[Problem]) -> list[str]:
+    """Add a problem for each misspelled AGENT_* name; return a sentence on unknown ones."""
     foreign = []
-    for name in sorted(n for n in environ if n.startswith("AGENT_") and n not in KNOWN):
-        meant = next((k for k in KNOWN if nearly_equal(name, k)), None)
+    for name in sorted(n for n in environ if n.startswith("AGENT_") and n not in KNOWN_NAMES):
+        meant = next((k for k in KNOWN_NAMES if nearly_equal(name, k)), None)
         if meant is None:
             foreign.append(name)
         else:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
-    if foreign:
-        notes.append(f"not ours and ignored: {', '.join(foreign)}")
+    return [f"not ours and ignored: {', '.join(foreign)}"] if foreign else []
 
 
-def slips_of_the_hand(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Find near misses of our names that begin with no AGENT_: any tool may own such a name."""
-    ours = [name for name in KNOWN if not name.startswith("AGENT_")]
+def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Find misspelled names without the prefix AGENT_, which other tools may use."""
+    ours = [name for name in KNOWN_NAMES if not name.startswith("AGENT_")]
     found = []
-    for name in sorted(n for n in environ if not n.startswith("AGENT_") and n not in THEIRS):
+    for name in sorted(n for n in environ if not n.startswith("AGENT_") and n not in FOREIGN_NAMES):
         upper = name.upper()
-        meant = next((k for k in ours if nearly_equal(upper, k) or _swapped(upper, k)), None)
+        meant = next(
+            (k for k in ours if nearly_equal(upper, k) or _neighbors_swapped(upper, k)), None
+        )
         if meant is not None and not {name, meant} & ({*ours} & {*environ}):
             found.append(f"{name} is no variable of ours (did you mean {meant}?)")
     return tuple(found)
 
 
-def _swapped(one: str, other: str) -> bool:
-    """Say whether two neighbours changed places."""
+def _neighbors_swapped(one: str, other: str) -> bool:
+    """Return whether two neighboring letters are swapped, underscores ignored."""
     a, b = one.replace("_", ""), other.replace("_", "")
     at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
     return len(a) == len(b) and a[at:] == b[at + 1 : at + 2] + b[at : at + 1] + b[at + 2 :]
 
 
 def nearly_equal(one: str, other: str) -> bool:
-    """Say whether two names differ by at most one edit, underscores ignored."""
+    """Return whether two names differ by at most one edit, underscores ignored."""
     a, b = one.replace("_", ""), other.replace("_", "")
     if abs(len(a) - len(b)) > 1:
         return False
@@ -152,7 +156,7 @@ def nearly_equal(one: str, other: str) -> bool:
 
 
 def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
-    """Read text by text, so that one bad value does not hide the next."""
+    """Read each value by itself, so that one bad value does not hide the next."""
     fields: dict[str, Any] = {}
     for name, text in raw.items():
         problem = _read_text(name, text, fields)
@@ -172,3 +176,33 @@ def _read_text(name: str, text: str, into: dict[str, Any]) -> Problem | None:
         got = "a secret that cannot be one" if name in SECRETS else repr(text)
         return Problem(name, got, str(error))
     return None
+
+
+def current_value(name: str, loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, str]:
+    """Return a variable's value, masked if secret, and its origin."""
+    origin = loaded.origins.get(name, "default")
+    if origin.startswith("default"):
+        return "", origin
+    if name in SECRETS:
+        return "********", origin
+    return environ[name], origin
+
+
+def text_table(loaded: Loaded, environ: Mapping[str, str]) -> str:
+    """Render the table of `pod-agent env`: each variable, its value and origin, its meaning."""
+    lines = []
+    for name, about in VARIABLES.items():
+        value, origin = current_value(name, loaded, environ)
+        now = f"{name}={value}" if value else name
+        lines.append(f"{now}  [{origin}]")
+        lines.append(f"    {about.meaning}; default: {about.default_text or 'none'}")
+    return "\n".join(lines)
+
+
+def markdown_table() -> str:
+    """Render the table for the README."""
+    rows = ["| variable | meaning | default |", "| --- | --- | --- |"]
+    for name, about in VARIABLES.items():
+        extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""
+        rows.append(f"| `{name}`{extra} | {about.meaning} | {about.default_text} |")
+    return "\n".join(rows)

@@ -1,4 +1,4 @@
-"""Every variable that a user can set: its type, default and meaning, one line of table each."""
+"""Every variable that a user can set: type, default and meaning, one entry each."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Variable:
-    """What is known of a variable apart from its value."""
+    """The declaration of one variable."""
 
     name: str
     read: Callable[[str], object]
-    """Makes its value of its text; raises ValueError with what it expected."""
+    """Converts the text; raises ValueError with what it expects."""
     meaning: str
-    shown: str
-    """How its default reads in a table."""
+    default_text: str
+    """The default as the tables show it."""
 
 
-@overload
-def var(name: str, read: Callable[[str], T], meaning: str, *, shown: str = "") -> T | None: ...
 @overload
 def var(
-    name: str, read: Callable[[str], T], meaning: str, *, default: str, shown: str = ""
+    name: str, read: Callable[[str], T], meaning: str, *, default_text: str = ""
+) -> T | None: ...
+@overload
+def var(
+    name: str, read: Callable[[str], T], meaning: str, *, default: str, default_text: str = ""
 ) -> T: ...
 def var(
     name: str,
@@ -38,23 +40,23 @@ def var(
     meaning: str,
     *,
     default: str | None = None,
-    shown: str = "",
+    default_text: str = "",
 ) -> Any:
-    """Declare a variable: how it is read, what it means, its default and how that reads."""
+    """Declare a variable as a dataclass field."""
     value = None if default is None else read(default)
-    about = Variable(name, read, meaning, shown or default or "")
+    about = Variable(name, read, meaning, default_text or default or "")
     return field(default_factory=lambda: value, metadata={"variable": about})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What was asked for, validated; nothing here is guessed or looked up."""
+    """The validated values of all variables; None means unset."""
 
     ray_worker: bool | None = var(
         "RAY_WORKER",
         v.yes_or_no,
         "`1` worker, `0` head",
-        shown="the platform's rank; else owner of HEAD_POD_ID or AGENT_HEAD; else head",
+        default_text="the platform's rank; else owner of HEAD_POD_ID or AGENT_HEAD; else head",
     )
     head_pod_id: str | None = var(
         "HEAD_POD_ID", v.pod_id, "RunPod id of the head pod; the same on every pod"
@@ -63,7 +65,7 @@ class Settings:
         "EXPECTED_WORKERS",
         v.whole(0, 10_000),
         "workers the head waits for",
-        shown="platform's nodes - 1; 1 with only HEAD_POD_ID; 0 on one machine",
+        default_text="platform's nodes - 1; 1 with only HEAD_POD_ID; 0 on one machine",
     )
     debug_ray: Literal["0", "1", "post-mortem"] = var(
         "DEBUG_RAY",
@@ -78,13 +80,16 @@ class Settings:
         "RAY_AUTH_TOKEN",
         v.secret,
         "the cluster's one secret: guards Ray and the agent's port",
-        shown="off, with a warning",
+        default_text="off, with a warning",
     )
     job: str | None = var(
-        "AGENT_JOB", v.some_text, "recipe name, or `none`: boot and stay", shown="rehearsal"
+        "AGENT_JOB",
+        v.nonempty_text,
+        "recipe name, or `none`: boot and stay",
+        default_text="rehearsal",
     )
     job_args: tuple[str, ...] = var(
-        "AGENT_JOB_ARGS", v.words, "extra arguments of the recipe's command", default=""
+        "AGENT_JOB_ARGS", v.shell_words, "extra arguments of the recipe's command", default=""
     )
     job_retries: int = var(
         "AGENT_JOB_RETRIES",
@@ -94,24 +99,24 @@ class Settings:
     )
     model: str | None = var(
         "AGENT_MODEL",
-        v.some_text,
+        v.nonempty_text,
         "model of a recipe: Hugging Face id or path",
-        shown="needed by the recipes",
+        default_text="needed by the recipes",
     )
     train_data: str | None = var(
         "AGENT_TRAIN_DATA",
-        v.some_text,
+        v.nonempty_text,
         "training data of a recipe: path or id, as its framework reads it",
-        shown="needed by the recipes",
+        default_text="needed by the recipes",
     )
     eval_data: str | None = var(
-        "AGENT_EVAL_DATA", v.some_text, "evaluation data of a recipe, likewise"
+        "AGENT_EVAL_DATA", v.nonempty_text, "evaluation data of a recipe, in the same form"
     )
     checkpoints: str | None = var(
         "AGENT_CHECKPOINTS",
         v.absolute_path,
         "folder of a recipe's checkpoints, which it resumes from",
-        shown="`<AGENT_LOG_DIR>/checkpoints/<recipe>-<hash of model and data>`",
+        default_text="`<AGENT_LOG_DIR>/checkpoints/<recipe>-<hash of model and data>`",
     )
     tensor_parallel: int = var(
         "AGENT_TENSOR_PARALLEL", v.whole(1, 1024), "GPUs of one rollout engine", default="1"
@@ -120,88 +125,94 @@ class Settings:
         "AGENT_LAUNCHER",
         v.one_of("ray", "torchrun"),
         "`ray`, or `torchrun`: one on each node, without Ray",
-        shown="the recipe's, else ray",
+        default_text="the recipe's, else ray",
     )
     runtime_env: str | None = var(
-        "AGENT_RUNTIME_ENV", v.some_text, "Ray runtime_env: path to YAML/JSON, or JSON"
+        "AGENT_RUNTIME_ENV", v.nonempty_text, "Ray runtime_env: path to YAML/JSON, or JSON"
     )
     working_dir: str | None = var(
         "AGENT_WORKING_DIR",
-        v.some_text,
+        v.nonempty_text,
         "directory to upload as the job's working_dir",
-        shown="none: the code is in the image",
+        default_text="none: the code is in the image",
     )
     reward: str | None = var(
         "AGENT_REWARD",
-        v.some_text,
+        v.nonempty_text,
         "`builtin`, `off`, an http(s) URL, or the shell command of a reward server",
-        shown="what the job needs",
+        default_text="what the job needs",
     )
     reward_port: int = var("AGENT_REWARD_PORT", v.port, "the reward server's port", default="5000")
     reward_path: str = var("AGENT_REWARD_PATH", v.url_path, "its path", default="/get_reward")
     services: str | None = var(
-        "AGENT_SERVICES", v.some_text, "path to a TOML file of further services and prepare steps"
+        "AGENT_SERVICES",
+        v.nonempty_text,
+        "path to a TOML file of further services and prepare steps",
     )
     prepare: str | None = var(
-        "AGENT_PREPARE", v.some_text, "shell command on the head before the job"
+        "AGENT_PREPARE", v.nonempty_text, "shell command on the head before the job"
     )
     prepare_each: str | None = var(
-        "AGENT_PREPARE_EACH", v.some_text, "shell command on every node before it joins the job"
+        "AGENT_PREPARE_EACH", v.nonempty_text, "shell command on every node before it joins the job"
     )
     head: str | None = var(
-        "AGENT_HEAD", v.other_nodes_host, "head host or IP where no platform tells"
+        "AGENT_HEAD", v.reachable_host, "head host or IP, where the platform does not provide it"
     )
     preflight: Literal["nccl"] | None = var(
         "AGENT_PREFLIGHT",
         v.one_of("nccl"),
         "`nccl`: an all-reduce of all GPUs before the job",
-        shown="off",
+        default_text="off",
     )
     stall: float = var(
         "AGENT_STALL",
         v.duration_or_off,
-        "without progress for so long: stacks are logged; after a lost node the attempt is lost; "
-        "`0` off",
+        "time without progress after which stacks are logged, and after a lost node the attempt "
+        "is lost; `0` off",
         default="30m",
     )
     node_ip: str | None = var(
-        "AGENT_NODE_IP", v.ip, "this node's address", shown="by route to the head"
+        "AGENT_NODE_IP", v.ip, "this node's address", default_text="by route to the head"
     )
     resources: Mapping[str, float] = var(
-        "AGENT_RESOURCES", v.resources, "custom Ray resources (JSON)", default="{}", shown="none"
+        "AGENT_RESOURCES",
+        v.resources,
+        "custom Ray resources (JSON)",
+        default="{}",
+        default_text="none",
     )
     num_gpus: int | None = var(
         "AGENT_NUM_GPUS",
         v.whole(0, 1024),
         "GPUs that Ray, or torchrun, may use here",
-        shown="detected",
+        default_text="detected",
     )
     num_cpus: int | None = var(
         "AGENT_NUM_CPUS",
         v.whole(1, 100_000),
         "CPUs that Ray may use here; for torchrun without GPUs: processes",
-        shown="detected, limits of the pod obeyed",
+        default_text="detected, within the pod's limits",
     )
     ray_args: tuple[str, ...] = var(
         "AGENT_RAY_ARGS",
-        v.words,
+        v.shell_words,
         "further flags of `ray start`, such as `--temp-dir=/mnt/nvme` or `--object-store-memory=N`",
         default="",
     )
     ray_port: int | None = var(
-        "AGENT_RAY_PORT", v.port, "Ray's GCS, or torchrun's rendezvous", shown="6379"
+        "AGENT_RAY_PORT", v.port, "Ray's GCS, or torchrun's rendezvous", default_text="6379"
     )
     dashboard_port: int | None = var(
-        "AGENT_DASHBOARD_PORT", v.port, "Ray's dashboard", shown="8265"
+        "AGENT_DASHBOARD_PORT", v.port, "Ray's dashboard", default_text="8265"
     )
     port: int | None = var(
-        "AGENT_PORT", v.port, "the agent's own; Ray's inner ports follow it", shown="8266"
+        "AGENT_PORT", v.port, "the agent's own; Ray's inner ports follow it", default_text="8266"
     )
     dashboard_host: str | None = var(
         "AGENT_DASHBOARD_HOST",
         v.host,
-        "where Ray's dashboard listens",
-        shown="0.0.0.0 with a token; 127.0.0.1 without",
+        "address on which Ray's dashboard listens",
+        default_text="0.0.0.0 with a token; 127.0.0.1 without",
     )
     wait_head: float = var(
         "AGENT_WAIT_HEAD", v.duration, "deadline for the head, from the start", default="10m"
@@ -222,7 +233,7 @@ class Settings:
         "AGENT_HEAD_GRACE", v.duration, "how long workers wait for a silent head", default="5m"
     )
     stop_grace: float = var(
-        "AGENT_STOP_GRACE", v.duration, "what a stop may take, all in all", default="25s"
+        "AGENT_STOP_GRACE", v.duration, "total time that a stop may take", default="25s"
     )
     partial: Literal["fail", "proceed"] = var(
         "AGENT_PARTIAL",
@@ -233,12 +244,12 @@ class Settings:
     min_workers: int | None = var(
         "AGENT_MIN_WORKERS",
         v.whole(0, 10_000),
-        "the least to proceed with",
-        shown="required with proceed",
+        "minimum of workers for `AGENT_PARTIAL=proceed`",
+        default_text="required with proceed",
     )
     log_dir: str = var(
         "AGENT_LOG_DIR",
-        v.some_text,
+        v.nonempty_text,
         "holds `<run id>/` with run.json and `<node>/` with logs and outcome.json",
         default="./agent-logs",
     )
@@ -252,21 +263,21 @@ class Settings:
         "AGENT_ON_DONE",
         v.one_of("exit", "hold", "stop-pod", "terminate-pod"),
         "`exit`, `hold`, `stop-pod`, `terminate-pod`",
-        shown="exit; hold on RunPod as the container's first process",
+        default_text="exit; hold on RunPod as the container's first process",
     )
     allow_insecure: bool = var(
-        "AGENT_ALLOW_INSECURE", v.yes_or_no, "`1` insists on what is refused as unsafe", default="0"
+        "AGENT_ALLOW_INSECURE", v.yes_or_no, "`1` allows what is refused as unsafe", default="0"
     )
 
 
 SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN")
-"""Variables whose value is never shown, and which may also come from `<NAME>_FILE`."""
+"""Variables whose value is never shown; `<NAME>_FILE` may name a file instead."""
 
 TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
-"""Ray's own name for whether it asks for the token."""
+"""Ray's variable that turns token authentication on."""
 
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
-"""Ray's own name for a file that holds the token."""
+"""Ray's variable for a file that holds the token."""
 
 _DECLARED: list[tuple[str, Variable]] = [(f.name, f.metadata["variable"]) for f in fields(Settings)]
 
@@ -276,14 +287,14 @@ VARIABLES = {about.name: about for _, about in _DECLARED}
 FIELD_OF = {about.name: name for name, about in _DECLARED}
 """From a variable's name to the field that holds its value."""
 
-FORMS_OF_SECRETS = {
+SECRET_FILE_VARIABLES = {
     **{f"{name}_FILE": name for name in SECRETS},
     TOKEN_PATH: "RAY_AUTH_TOKEN",
 }
 """Variables that name a file, and the secret that the file holds."""
 
-KNOWN = (*FIELD_OF, *FORMS_OF_SECRETS)
+KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)
 """Every name that is read."""
 
-THEIRS = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_API_KEY_FILE", "WANDB_MODE")
-"""Names of Ray's and W&B's own that resemble ours: never taken for a slip of the hand."""
+FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_API_KEY_FILE", "WANDB_MODE")
+"""Variables of Ray and W&B that resemble ours; they are not misspellings."""

@@ -1,4 +1,4 @@
-"""Further flags of `ray start`: which are the user's to give, and which the agent gives itself."""
+"""Checks AGENT_RAY_ARGS: flags of `ray start` that a user may set, and those the agent sets."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ if TYPE_CHECKING:
 
 VARIABLE = "AGENT_RAY_ARGS"
 TEMP_DIR = "--temp-dir"
-"""Taken by the plan: Ray's sessions then lie in a folder of our own below it."""
+"""Not passed on as given: the plan puts Ray's sessions into its own folder below it."""
 OBJECT_STORE = "--object-store-memory"
 PLASMA = "--plasma-directory"
 MEMORY = "--memory"
 
 _ROLE = "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which tell head from workers"
 _PORT = "AGENT_PORT, which Ray's inner ports follow"
-_ARGV = "nothing: a secret would stand in the list of processes; RAY_AUTH_TOKEN guards Ray"
-_BY_HAND = "nothing: run `ray start --help` by hand"
+_ARGV = "nothing: a secret would be visible in the process list; RAY_AUTH_TOKEN guards Ray"
+_HELP = "nothing: run `ray start --help` yourself"
 _ALWAYS = "nothing: the agent always sets it"
-OWNED: Mapping[str, str] = {
+SET_BY_AGENT: Mapping[str, str] = {
     "--head": _ROLE,
     "--address": _ROLE,
     "--node-ip-address": "AGENT_NODE_IP",
@@ -46,32 +46,32 @@ OWNED: Mapping[str, str] = {
     "--ray-debugger-external": "DEBUG_RAY=1",
     "--redis-password": _ARGV,
     "--redis-username": _ARGV,
-    "--autoscaling-config": "nothing: EXPECTED_WORKERS says how many nodes there are",
+    "--autoscaling-config": "nothing: EXPECTED_WORKERS sets the number of nodes",
     "--block": _ALWAYS,
     "--disable-usage-stats": _ALWAYS,
-    "--help": _BY_HAND,
+    "--help": _HELP,
 }
-"""What the agent gives itself, or what would break the run: each with what to use instead."""
+"""Flags that the agent sets or that would break the run, with what to use instead."""
 
-_OF_THE_HEAD = {"--system-config", "--redis-shard-ports"}
-"""Ray refuses these on a worker; one environment serves all pods, so they are left out there."""
+_HEAD_ONLY = {"--system-config", "--redis-shard-ports"}
+"""Ray refuses these on a worker. All pods share one environment, so workers drop them."""
 
 
 @dataclass(frozen=True)
 class RayFlag:
-    """One flag as it was given."""
+    """One flag of AGENT_RAY_ARGS."""
 
     name: str
     value: str | None = None
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Return it as one word of an argv."""
+        """Return the flag as a word of an argv."""
         return (self.name,) if self.value is None else (f"{self.name}={self.value}",)
 
 
 def flags_of(words: tuple[str, ...]) -> tuple[RayFlag, ...]:
-    """Read `--a=b`, `--a b` and `--a`; a word that belongs to no flag is one without a name."""
+    """Parse `--a=b`, `--a b` and `--a`; a word that follows no flag gets an empty name."""
     found: list[RayFlag] = []
     for word in words:
         if word.startswith("-"):
@@ -85,31 +85,31 @@ def flags_of(words: tuple[str, ...]) -> tuple[RayFlag, ...]:
 
 
 def value_of(words: tuple[str, ...], name: str) -> str | None:
-    """Return what a flag was given; the last one counts, as it does for Ray."""
+    """Return a flag's value; the last one counts, as in Ray."""
     return next((f.value for f in reversed(flags_of(words)) if f.name == name), None)
 
 
-def passed_on(words: tuple[str, ...], *, is_head: bool) -> list[str]:
-    """Return what this node's `ray start` is given of them."""
-    left_out = {TEMP_DIR} if is_head else {TEMP_DIR, *_OF_THE_HEAD}
+def flags_for_node(words: tuple[str, ...], *, is_head: bool) -> list[str]:
+    """Return the flags that this node passes to `ray start`."""
+    left_out = {TEMP_DIR} if is_head else {TEMP_DIR, *_HEAD_ONLY}
     return [word for f in flags_of(words) if f.name not in left_out for word in f.words]
 
 
-def problems(words: tuple[str, ...]) -> Iterator[Problem]:
-    """Find what is not the user's to give, and what is no flag."""
+def ray_args_problems(words: tuple[str, ...]) -> Iterator[Problem]:
+    """Find flags that the agent sets, and words that are no flags."""
     for flag in flags_of(words):
         if not flag.name:
             expected = "flags of `ray start`, as --object-store-memory=N or --object-store-memory N"
-            yield Problem(VARIABLE, f"{flag.value!r} behind no flag", expected)
-        elif flag.name in OWNED:
-            yield Problem(VARIABLE, flag.name, OWNED[flag.name])
+            yield Problem(VARIABLE, f"{flag.value!r} without a flag before it", expected)
+        elif flag.name in SET_BY_AGENT:
+            yield Problem(VARIABLE, flag.name, SET_BY_AGENT[flag.name])
         elif flag.name == TEMP_DIR and not (flag.value or "").startswith("/"):
             given = f"{TEMP_DIR}={flag.value}" if flag.value else f"{TEMP_DIR} without a folder"
             yield Problem(VARIABLE, given, "an absolute path, such as --temp-dir=/mnt/nvme")
 
 
-def unknown(words: tuple[str, ...], known: Mapping[str, bool], ray: str) -> Iterator[Problem]:
-    """Find what this Ray's `ray start` would refuse; `known` says which flags take a value."""
+def unknown_flags(words: tuple[str, ...], known: Mapping[str, bool], ray: str) -> Iterator[Problem]:
+    """Find flags that this Ray refuses; `known` maps each flag to whether it takes a value."""
     for flag in flags_of(words):
         takes_value = known.get(flag.name)
         if takes_value is None and flag.name:
@@ -124,6 +124,6 @@ def unknown(words: tuple[str, ...], known: Mapping[str, bool], ray: str) -> Iter
 def _nearest(name: str, known: Mapping[str, bool]) -> str:
     import difflib  # noqa: PLC0415 - only for a flag that does not exist
 
-    theirs = [flag for flag in known if flag not in OWNED]
+    theirs = [flag for flag in known if flag not in SET_BY_AGENT]
     close = difflib.get_close_matches(name, theirs, n=1)
     return f" (did you mean {close[0]}?)" if close else ""

@@ -1,28 +1,28 @@
-"""The one place through which text passes that might carry a secret: what is one, and its forms.
+"""Finds secrets in environment variables and masks them in text.
 
-Which variables hold secrets, by their names, in capitals or not, `-` and `.` taken for `_`:
+A variable holds a secret if its name matches, in any case, with `-` and `.` read as `_`:
 
-| is a secret | as in |
+| secret | examples |
 | --- | --- |
 | the known names | `WANDB_API_KEY`, `HF_TOKEN`, `RUNPOD_API_KEY`, `PGPASSWORD`, `SLURM_JWT` … |
 | a word with PASSWORD, PASSWD or PASSPHRASE in it | `DB_PASSWORD`, `MYSQLPASSWORD` |
 | a word that begins with SECRET | `AWS_SECRET_ACCESS_KEY`, `CLIENT_SECRET` |
 | a word TOKEN, APIKEY, CREDENTIAL(S), CREDS, JWT, WEBHOOK, AUTHORIZATION, … | `GITHUB_TOKEN` |
 | API, ACCESS, PRIVATE, ENCRYPTION, SIGNING, … before KEY | `API_KEY`, `AWS_ACCESS_KEY_ID` |
-| the name of one who sells models or machines before KEY | `OPENAI_KEY`, `WANDB_KEY` |
+| a model or cloud provider before KEY | `OPENAI_KEY`, `WANDB_KEY` |
 | PASS, PAT, PWD or AUTH at the end | `DB_PASS`, `GITHUB_PAT`, `MYSQL_PWD` |
 
-No secret is what only speaks of one: a name that ends with PATH, FILE, DIR, NAME, MODE, URL and
-the like (`RAY_AUTH_TOKEN_PATH`, `RAY_AUTH_MODE`), tokens that are counted or belong to a model
-(`MAX_TOKENS`, `EOS_TOKEN_ID`), and any other KEY (`INPUT_KEY`, `LABEL_KEY`, `PUBLIC_KEY`).
+Not secret: names that end with PATH, FILE, DIR, NAME, MODE, URL and the like
+(`RAY_AUTH_TOKEN_PATH`, `RAY_AUTH_MODE`), token counts and model tokens (`MAX_TOKENS`,
+`EOS_TOKEN_ID`), and any other KEY (`INPUT_KEY`, `LABEL_KEY`, `PUBLIC_KEY`).
 
-Whatever a variable's name, its value is searched for secrets in it: the password of a URL
-(`scheme://user:password@host`), `password=…` and its kin in a connection string, members of JSON
-with a name as above, and a value that is nothing but a well-known service's token (`hf_…`, `sk-…`).
+Every value is also searched, whatever its name: the password of a URL
+(`scheme://user:password@host`), `password=…` and similar in a connection string, JSON members
+with a name as above, and a value that is a well-known service's token (`hf_…`, `sk-…`).
 
 A value shorter than 6 characters, an ordinary word (`disabled`) or a path (`/usr/bin/askpass`) is
-not masked: it would tear holes into ordinary text. A secret is also masked where it stands escaped
-as in JSON, quoted as for a shell, encoded as in a URL or in base64, and by each of its lines.
+not masked, since it also occurs in ordinary text. A secret is also masked where it is escaped as in
+JSON, quoted for a shell, encoded for a URL or in base64, and each line of it by itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from agent.settings.model import SECRETS
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.settings import Settings
+    from agent.settings.model import Settings
 
 T = TypeVar("T")
 MASK = "********"
@@ -55,13 +55,13 @@ KNOWN_SECRETS = {
     *("AZURE_STORAGE_KEY", "PGPASSWORD", "MYSQL_PWD", "MYSQL_ROOT_PASSWORD", "REDISCLI_AUTH"),
     *("SSHPASS", "DBPASS", "USERPASS", "SLURM_JWT", "DOCKER_AUTH_CONFIG", "RAY_JOB_HEADERS"),
 }
-"""Names that hold a secret whatever the pattern says of them."""
+"""Names that hold a secret, whatever the pattern matches."""
 
 NO_SECRETS = {
     *("TOKENIZERS_PARALLELISM", "SSH_AUTH_SOCK", "INPUT_KEY", "LABEL_KEY", "PUBLIC_KEY"),
     *("GOOGLE_APPLICATION_CREDENTIALS", "PWD", "OLDPWD"),
 }
-"""Names that hold none, whatever the pattern says of them."""
+"""Names that hold none, whatever the pattern matches."""
 
 _SECRET = re.compile(
     r"""(?:^|_)(?:
@@ -75,7 +75,7 @@ _SECRET = re.compile(
     )(?:$|_) | _(?:PASS|PAT|PWD|AUTH)$ | ^(?:PASS|PAT|AUTH)$""",
     re.VERBOSE,
 )
-_ONLY_SPEAKS_OF_ONE = re.compile(
+_NAMES_NO_SECRET = re.compile(
     r"""_(?:PATH|FILE|FILENAME|DIR|DIRECTORY|FOLDER|SOCK|SOCKET|NAME|MODE|TYPE|METHOD|ALG|ALGORITHM
       |TTL|EXPIRY|EXPIRES|LENGTH|LEN|LIMIT|COUNT|SIZE|BUDGET|ENABLED|DISABLED|REQUIRED|TIMEOUT
       |POLICY|VERSION|RATE|HOST|PORT|URL|URI|ENDPOINT|USER|USERNAME|REGION|PREFIX|API_KEY_HEADER)$
@@ -87,7 +87,7 @@ _ONLY_SPEAKS_OF_ONE = re.compile(
 _WEBHOOK = re.compile(r"(?:^|_)WEBHOOK(?:_URL)?$")  # its URL is the secret
 
 SHORTEST = 6
-"""Shorter values are no secrets worth the name, and would tear holes into ordinary text."""
+"""Shorter values are not masked: they also occur in ordinary text."""
 _SHORTEST_LINE = 8
 _ORDINARY = {
     *("always", "default", "disabled", "enabled", "inherit", "localhost", "message", "never"),
@@ -108,7 +108,7 @@ _PAIR = re.compile(
 )
 _BEARER = re.compile(r"\b(?:Bearer|Basic) +([\w.~+/=-]{8,})", re.IGNORECASE)
 _MEMBER = re.compile(r'"([\w.-]+)"\s*:\s*("(?:[^"\\]|\\.)*")')
-_HUMP = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL_CASE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SERVICES_TOKEN = re.compile(
     r"(?:sk-|hf_|gh[pousr]_|github_pat_|glpat-|xox[abpr]-|rpa_|AKIA|ASIA|AIza|npm_|pypi-|dop_v1_|eyJ)"
     r"[A-Za-z0-9_\-.]{16,}"
@@ -116,18 +116,18 @@ _SERVICES_TOKEN = re.compile(
 
 
 def looks_secret(name: str) -> bool:
-    """Say whether a variable's name tells of a secret."""
-    word = _HUMP.sub("_", name).upper().replace("-", "_").replace(".", "_")
+    """Return whether a variable of this name holds a secret."""
+    word = _CAMEL_CASE.sub("_", name).upper().replace("-", "_").replace(".", "_")
     if word in KNOWN_SECRETS or _WEBHOOK.search(word):
         return True
-    if word in NO_SECRETS or _ONLY_SPEAKS_OF_ONE.search(word):
+    if word in NO_SECRETS or _NAMES_NO_SECRET.search(word):
         return False
     return bool(_SECRET.search(word))
 
 
 def secrets_in(name: str, text: str) -> set[str]:
-    """Return the secrets that a variable holds: its value as a whole, or what stands in it."""
-    found = set(_inside(text))
+    """Return the secrets of a variable: its whole value, or parts of it."""
+    found = set(_embedded_secrets(text))
     whole = text.strip()
     is_one = looks_secret(name) and (name in SECRETS or not _is_ordinary(whole))
     if is_one or _SERVICES_TOKEN.fullmatch(whole):
@@ -139,10 +139,10 @@ def _is_ordinary(text: str) -> bool:
     return text.lower() in _ORDINARY or _PATH.fullmatch(text) is not None
 
 
-def _inside(text: str) -> Iterator[str]:
-    """Find the secrets that stand in a longer value."""
+def _embedded_secrets(text: str) -> Iterator[str]:
+    """Find secrets that are part of a longer value."""
     for user, password in _USER_INFO.findall(text):
-        # A short one is masked with what stands around it: alone it would tear holes.
+        # A short password is masked together with its surroundings, never alone.
         yield password if len(password) >= SHORTEST else f"://{user}:{password}@"
         yield unquote(password)
     yield from _USER_ALONE.findall(text)
@@ -161,8 +161,8 @@ def _unescaped(literal: str) -> str:
         return literal[1:-1]
 
 
-def _forms(secret: str) -> Iterator[str]:
-    """Return a secret as it may stand in a text."""
+def _encodings(secret: str) -> Iterator[str]:
+    """Yield a secret in every form in which a text may contain it."""
     for text in (secret, *(_lines(secret) if "\n" in secret else ())):
         yield text
         yield json.dumps(text)[1:-1]
@@ -173,7 +173,7 @@ def _forms(secret: str) -> Iterator[str]:
         yield quote(raw, safe="")
         yield quote(raw)
         yield quote_plus(raw)
-        yield from _in_base64(raw)
+        yield from _base64_forms(raw)
 
 
 def _lines(secret: str) -> Iterator[str]:
@@ -181,11 +181,11 @@ def _lines(secret: str) -> Iterator[str]:
     return (s for s in stripped if len(s) >= _SHORTEST_LINE and not s.startswith("-----"))
 
 
-def _in_base64(raw: bytes) -> Iterator[str]:
-    """Return what base64 makes of it wherever in a longer text it begins, `user:` before it."""
+def _base64_forms(raw: bytes) -> Iterator[str]:
+    """Yield its base64 forms at each offset within a longer text, such as after `user:`."""
     for before in range(3):
         encoded = binascii.b2a_base64(bytes(before) + raw, newline=False).decode()
-        # the first and last characters hold bits of the neighbours, too
+        # the first and last characters also hold bits of the neighbors
         core = encoded[(before * 8 + 5) // 6 : (before + len(raw)) * 8 // 6]
         if len(core) > SHORTEST:
             yield core
@@ -193,11 +193,11 @@ def _in_base64(raw: bytes) -> Iterator[str]:
 
 
 class Redactor:
-    """Replaces every secret that it was told of, in each of its forms."""
+    """Masks known secrets in text, in every form."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         long = {secret for secret in secrets if len(secret) >= SHORTEST}
-        found = {form for secret in long for form in _forms(secret)}
+        found = {form for secret in long for form in _encodings(secret)}
         self._pattern = (
             re.compile("|".join(re.escape(s) for s in sorted(found, key=len, reverse=True)))
             if found
@@ -226,13 +226,13 @@ def redactor_for(
     settings: Settings | None,
     more: Iterable[tuple[str, str]] = (),
 ) -> Redactor:
-    """Collect the secrets of an environment: by the names of its variables, and in their values.
+    """Return a redactor for the secrets of an environment.
 
-    `more` are names and texts from elsewhere, as a services file has them.
+    `more` are further names and texts, such as those of a services file.
     """
     everything = (*environ.items(), *more)
     found = {secret for name, text in everything for secret in secrets_in(name, text)}
     if settings is not None:
-        held = (settings.wandb_api_key, settings.ray_auth_token)
-        found |= {s.reveal() for s in held if s is not None}
+        ours = (settings.wandb_api_key, settings.ray_auth_token)
+        found |= {s.reveal() for s in ours if s is not None}
     return Redactor(found)

@@ -1,4 +1,4 @@
-"""What single values cannot know: contradictions between settings, and what is not built yet."""
+"""Rules that involve several settings, such as contradictions between them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
-from agent.base.ports import by_hand, meetings
+from agent.base.ports import port_conflicts, ports_from_settings
 from agent.settings import ray_args
 from agent.settings.jobs import BY_NAME, DEFAULT, NO_JOB, known_job, launcher
 
@@ -16,48 +16,41 @@ if TYPE_CHECKING:
 
     from agent.settings.model import Settings
 
-BUILT: tuple[str, ...] = (
-    DEFAULT,
-    *("verl-grpo", "verl-ppo", "openrlhf-grpo", "openrlhf-ppo", "openrlhf-m-grpo"),
-    *("search-r1-ppo", "openrlhf-sft", "openrlhf-rm", "openrlhf-dpo", "trl-grpo"),
-)
-"""The recipes that this version can run."""
-_MEANT = {
+_EXPECTED = {
     "AGENT_MODEL": "a model, by its Hugging Face id or an absolute path",
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
 }
-_LATER = "'not in this version'"
 
 
 def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[Problem]:
-    """Find everything that contradicts itself or cannot be done by this version."""
+    """Return a problem for every contradiction between settings."""
     return [
-        *_about_the_job(settings, command),
-        *_about_the_recipe(settings, command),
-        *_about_the_reward(settings, command),
-        *_about_safety(settings),
-        *_about_ports(settings, command),
-        *_about_workers(settings),
-        *ray_args.problems(settings.ray_args),
-        *_about_the_launcher(settings),
-        *_not_built_yet(settings),
+        *_check_job(settings, command),
+        *_check_recipe(settings, command),
+        *_check_reward(settings, command),
+        *_check_token(settings),
+        *_check_ports(settings, command),
+        *_check_workers(settings),
+        *ray_args.ray_args_problems(settings.ray_args),
+        *_check_launcher(settings),
+        *_check_on_done(settings),
     ]
 
 
 def is_url(reward: str) -> bool:
-    """Say whether a reward is somebody else's URL rather than a command."""
+    """Return whether AGENT_REWARD is a URL rather than a command."""
     return reward.lower().startswith(("http://", "https://"))
 
 
-def wants_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
-    """Say whether the job asks for the reward server's address."""
+def needs_reward_url(settings: Settings, command: tuple[str, ...] | None) -> bool:
+    """Return whether the job needs the reward server's URL."""
     if command is not None:
         return any("{reward_url}" in word for word in command)
     job = known_job(settings, command)
     return job is not None and job.reward == "needed"
 
 
-def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     if command is not None and not any(word.strip() for word in command):
         yield Problem("--", "nothing after it", "the job's command, such as -- python train.py")
     if command is not None and not all(_is_text(word) for word in command):
@@ -74,7 +67,7 @@ def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Itera
         yield Problem(
             "AGENT_JOB",
             repr(settings.job),
-            f"{', '.join((*BUILT, NO_JOB))} (a command of your own goes after --: "
+            f"{', '.join((*BY_NAME, NO_JOB))} (a command of your own goes after --: "
             "python -m agent run -- CMD ARG…)",
         )
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):
@@ -84,7 +77,7 @@ def _about_the_job(settings: Settings, command: tuple[str, ...] | None) -> Itera
             yield Problem("AGENT_RUNTIME_ENV", f"broken JSON ({error})", "JSON, or a file's path")
 
 
-def _about_the_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+def _check_recipe(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     known = known_job(settings, command)
     if known is None:
         return
@@ -95,7 +88,7 @@ def _about_the_recipe(settings: Settings, command: tuple[str, ...] | None) -> It
     }
     for name, text in given.items():
         if text is None and name in known.needs:
-            yield Problem(name, "nothing", f"{_MEANT[name]}, which {known.name} needs")
+            yield Problem(name, "nothing", f"{_EXPECTED[name]}, which {known.name} needs")
         elif text is not None and text.startswith(("./", "../", "~")):
             yield Problem(name, repr(text), "an absolute path, or an id: it is read on every node")
     if settings.job is not None and settings.launcher not in {None, known.launcher}:
@@ -111,9 +104,9 @@ def _is_text(word: str) -> bool:
     return "\0" not in word
 
 
-def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     reward = settings.reward
-    if reward == "off" and wants_reward_url(settings, command):
+    if reward == "off" and needs_reward_url(settings, command):
         who = "a command with {reward_url}" if command is not None else settings.job or DEFAULT
         yield Problem("AGENT_REWARD", f"'off' beside {who}", "builtin, a URL or a command")
     if reward is not None and is_url(reward):
@@ -126,7 +119,7 @@ def _about_the_reward(settings: Settings, command: tuple[str, ...] | None) -> It
             yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
 
 
-def _about_safety(settings: Settings) -> Iterator[Problem]:
+def _check_token(settings: Settings) -> Iterator[Problem]:
     if settings.ray_auth_token is None:
         return
     token = settings.ray_auth_token.reveal()
@@ -139,27 +132,27 @@ def _about_safety(settings: Settings) -> Iterator[Problem]:
 
 
 def reward_port(settings: Settings, command: tuple[str, ...] | None) -> int | None:
-    """Return the port of the reward server that this run starts itself, if it does."""
-    wish = settings.reward or ("builtin" if wants_reward_url(settings, command) else "off")
+    """Return the port of the reward server, if this run starts one."""
+    wish = settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
     return None if wish == "off" or is_url(wish) else settings.reward_port
 
 
 def port_problems(lines: list[str]) -> tuple[Problem, ...]:
-    """Return what meets on one port as problems of the variables that could part them."""
+    """Turn port conflicts into problems of the variables that set these ports."""
     names = "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT + AGENT_PORT + AGENT_REWARD_PORT"
-    expected = "ports clear of each other; without these variables `plan` shows the rest"
+    expected = "different ports; without these variables `plan` shows the defaults"
     return tuple(Problem(names, line, expected) for line in lines)
 
 
-def _about_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
-    """Judge what was set by hand; where the other ports begin only the platform tells."""
-    set_ports = by_hand(settings.ray_port, settings.dashboard_port, settings.port)
+def _check_ports(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    """Check the ports that the user set; the defaults depend on the platform."""
+    set_ports = ports_from_settings(settings.ray_port, settings.dashboard_port, settings.port)
     if launcher(settings, None) == "torchrun":
         set_ports = {name: port for name, port in set_ports.items() if name in {"gcs", "agent"}}
-    yield from port_problems(meetings(set_ports, reward_port(settings, command)))
+    yield from port_problems(port_conflicts(set_ports, reward_port(settings, command)))
 
 
-def _about_workers(settings: Settings) -> Iterator[Problem]:
+def _check_workers(settings: Settings) -> Iterator[Problem]:
     if settings.partial == "proceed" and settings.min_workers is None:
         yield Problem("AGENT_MIN_WORKERS", "nothing", "a number, as AGENT_PARTIAL=proceed is set")
     if settings.partial == "fail" and settings.min_workers is not None:
@@ -173,7 +166,7 @@ def _about_workers(settings: Settings) -> Iterator[Problem]:
     if loops and settings.expected_workers != 0:
         yield Problem(
             "AGENT_HEAD",
-            f"{head}, which on every node means that node itself",
+            f"{head}, which on every node is that node itself",
             "the address of the head that other nodes can reach",
         )
     expected, least = settings.expected_workers, settings.min_workers
@@ -185,31 +178,26 @@ def _about_workers(settings: Settings) -> Iterator[Problem]:
         )
 
 
-def _about_the_launcher(settings: Settings) -> Iterator[Problem]:
-    """Refuse what only Ray could heed where torchrun starts the job."""
+def _check_launcher(settings: Settings) -> Iterator[Problem]:
+    """Refuse settings that only Ray supports, where torchrun starts the job."""
     if launcher(settings, None) != "torchrun":
         return
     if settings.job == NO_JOB:
         given = f"'{NO_JOB}', though without Ray there is no cluster to keep"
         yield Problem("AGENT_JOB", given, "a recipe, or a command after --; or AGENT_LAUNCHER=ray")
-    to_heed = (
+    only_ray = (
         ("DEBUG_RAY", settings.debug_ray != "0", "unset; `breakpoint()` works on one node alone"),
         ("AGENT_RUNTIME_ENV", settings.runtime_env, "unset; set variables in the environment"),
         ("AGENT_WORKING_DIR", settings.working_dir, "unset; start the agent where the code is"),
-        ("AGENT_RESOURCES", settings.resources, "unset; every node runs its share"),
+        ("AGENT_RESOURCES", settings.resources, "unset; every node runs its processes"),
         ("AGENT_RAY_ARGS", settings.ray_args, "unset"),
     )
-    for name, is_set, expected in to_heed:
+    for name, is_set, expected in only_ray:
         if is_set:
             yield Problem(name, "a value, though torchrun starts the job and no Ray runs", expected)
 
 
-def _not_built_yet(settings: Settings) -> Iterator[Problem]:
-    if settings.job is not None and settings.job in BY_NAME and settings.job not in BUILT:
-        yield Problem(
-            "AGENT_JOB",
-            f"{settings.job!r}, {_LATER}",
-            f"{', '.join((*BUILT, NO_JOB))}, or its command after --",
-        )
+def _check_on_done(settings: Settings) -> Iterator[Problem]:
     if settings.on_done in {"stop-pod", "terminate-pod"}:
-        yield Problem("AGENT_ON_DONE", f"'{settings.on_done}', {_LATER}", "exit or hold")
+        got = f"'{settings.on_done}', 'not in this version'"
+        yield Problem("AGENT_ON_DONE", got, "exit or hold")

@@ -1,4 +1,4 @@
-"""The forms a variable's text can take: each reader says what it expected when it refuses."""
+"""Readers of values: each converts a text, or raises ValueError with what it expects."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Choice = TypeVar("Choice", bound=str)
 
 
 class Secret:
-    """A text that no log, table or traceback shows by accident."""
+    """A text whose repr is masked."""
 
     __slots__ = ("_text",)
 
@@ -44,7 +44,7 @@ class Secret:
 
 
 def secret(text: str) -> Secret:
-    """Read a secret; what is around it in a file is stripped before."""
+    """Read a secret."""
     if "\0" in text:
         raise ValueError("text without NUL bytes")
     return Secret(text)
@@ -79,17 +79,17 @@ def duration_or_off(text: str) -> float:
 
 
 def absolute_path(text: str) -> str:
-    """Read a path that means the same in every process, wherever that was started."""
-    word = some_text(text).strip()
+    """Read a path that does not depend on the current directory."""
+    word = nonempty_text(text).strip()
     if not word.startswith(("/", "~/")):
         raise ValueError("an absolute path, such as /workspace/checkpoints")
     if "{" in word or "}" in word:
-        raise ValueError("a path without placeholders: it is looked at before they are filled in")
+        raise ValueError("a path without placeholders: it is read before they are filled in")
     return word
 
 
 def one_of(*choices: Choice) -> Callable[[str], Choice]:
-    """Make a reader of one of a few words."""
+    """Make a reader of one of these words."""
 
     def read(text: str) -> Choice:
         word = text.strip().lower()
@@ -114,7 +114,7 @@ def whole(low: int, high: int) -> Callable[[str], int]:
 
 
 def port(text: str) -> int:
-    """Read a port that needs no rights."""
+    """Read a port that needs no privileges."""
     word = text.strip()
     if not re.fullmatch(r"[0-9]{1,5}", word) or not 1024 <= int(word) <= 65535:
         raise ValueError("a port from 1024 to 65535")
@@ -133,22 +133,22 @@ def host(text: str) -> str:
     return str(address)
 
 
-def other_nodes_host(text: str) -> str:
+def reachable_host(text: str) -> str:
     """Read a host that other nodes can reach: 0.0.0.0 is none."""
     word = host(text)
     if word in {"0.0.0.0", "::"}:  # noqa: S104 - refused here
-        raise ValueError("an address of the head: 0.0.0.0 names none")
+        raise ValueError("an address of the head, not 0.0.0.0")
     return word
 
 
 def ip(text: str) -> str:
-    """Read an IP address that other nodes can be told."""
+    """Read an IP address that other nodes can use."""
     try:
         address = ipaddress.ip_address(text.strip())
     except ValueError:
         raise ValueError("an IP address of this node") from None
     if address.is_unspecified:
-        raise ValueError("an address of this node: 0.0.0.0 names none, and Ray would pass it on")
+        raise ValueError("an address of this node, not 0.0.0.0: Ray sends it to other nodes")
     return str(address)
 
 
@@ -190,16 +190,16 @@ def _is_amount(value: object) -> bool:
     return 0 <= value <= _LARGEST_RESOURCE
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Split as a shell splits words; nothing is expanded."""
+def shell_words(text: str) -> tuple[str, ...]:
+    """Split words as a shell does, without expansion."""
     try:
         return tuple(shlex.split(text))
     except ValueError as error:
         raise ValueError(f"words that a shell could split ({error})".lower()) from None
 
 
-def some_text(text: str) -> str:
-    """Read text that says something."""
+def nonempty_text(text: str) -> str:
+    """Read a text that is not blank."""
     if not text.strip():
         raise ValueError("some text; leave the variable unset for its default")
     if "\0" in text:

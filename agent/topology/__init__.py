@@ -1,1 +1,1 @@
-"""Who this node is among the others, from the platform's word and the user's."""
+"""The role of this node and the address of the head, from platform and settings."""

@@ -1,7 +1,8 @@
-"""A job's folder for checkpoints: where it is, and what may go on from what lies in it."""
+"""The checkpoint folder of a job: where it is, and which job may resume from it."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from dataclasses import asdict
@@ -12,22 +13,35 @@ from agent.base.value import dataclass
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from agent.settings.model import Settings
 
-FILE = "pod-agent.json"
-"""Says, in the folder, whose checkpoints they are."""
+
+def folder_of(settings: Settings, log_dir: str, name: str, command: tuple[str, ...] | None) -> str:
+    """Return the absolute folder for a job's checkpoints; it depends on model and data."""
+    if settings.checkpoints is not None:
+        return settings.checkpoints
+    what = [settings.model, settings.train_data] if command is None else list(command)
+    digest = hashlib.sha256(json.dumps(what).encode()).hexdigest()[:8]
+    return f"{log_dir}/checkpoints/{name}-{digest}"
+
+
+CHECKPOINT_FILE = "pod-agent.json"
+"""The file in the folder that describes the job of its checkpoints."""
 TRACKER = "latest_checkpointed_iteration.txt"
-"""Where verl keeps the number of its last whole checkpoint: without it, it begins anew."""
+"""verl's file with the step of its last complete checkpoint; without it verl starts at 0."""
 
-REMEDY = "Name another folder in AGENT_CHECKPOINTS, or move that one away to begin anew"
+REMEDY = (
+    "Set another folder in AGENT_CHECKPOINTS, or move that one away to start from the beginning"
+)
 _STEP = re.compile(r"(?:global_step_?|checkpoint-)(\d{1,12})")
 _CANNOT_RESUME = {"search-r1"}
 _CANNOT_RESHARD = {"verl", "openrlhf", "openrlhf-m"}
-"""verl names its shards by the world's size; DeepSpeed's ZeRO refuses another."""
+"""verl names shards by world size; DeepSpeed's ZeRO refuses another world size."""
 
 
 @dataclass(frozen=True)
-class Mark:
-    """Whose checkpoints a folder holds."""
+class CheckpointOwner:
+    """The job that a folder's checkpoints belong to."""
 
     recipe: str
     framework: str
@@ -37,12 +51,12 @@ class Mark:
     tensor_parallel: int
 
     def text(self) -> str:
-        """Return what the file holds."""
+        """Return the text of the file."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
     @classmethod
-    def read(cls, text: str) -> Mark:
-        """Read what `text` wrote; raises ValueError where it is not that."""
+    def read(cls, text: str) -> CheckpointOwner:
+        """Parse the file; raises ValueError for anything else."""
         data = json.loads(text)
         names = cls.__dataclass_fields__
         if not isinstance(data, dict) or not names.keys() <= data.keys():
@@ -54,48 +68,45 @@ class Mark:
 
 
 @dataclass(frozen=True)
-class Held:
-    """What a folder holds."""
+class FolderContents:
+    """The contents of a checkpoint folder."""
 
-    mark: Mark | None = None
+    owner: CheckpointOwner | None = None
     fault: str = ""
-    """Why its mark cannot be read, where it has one."""
+    """Why the owner file cannot be read, or ''."""
     newest: str = ""
-    """The newest checkpoint, by its path in the folder."""
+    """The path of the newest checkpoint in the folder."""
     tracked: str = ""
-    """The number of the one that verl would go on from."""
+    """The step from which verl resumes."""
 
 
-def why_not(held: Held, ours: Mark) -> str:
-    """Say why a job must not use a folder, whatever joins; '' where it may.
-
-    To begin anew in it would be to lose what is there, unasked.
-    """
+def why_unusable(held: FolderContents, ours: CheckpointOwner) -> str:
+    """Return why a job must not use a folder, or ''; starting over would overwrite it."""
     if held.fault:
-        return f"its {FILE} cannot be read: {held.fault}"
-    if held.mark is None:
-        return untracked(held, ours.framework)
+        return f"its {CHECKPOINT_FILE} cannot be read: {held.fault}"
+    if held.owner is None:
+        return why_untracked(held, ours.framework)
     for what in ("recipe", "framework", "model"):
-        theirs, own = getattr(held.mark, what), getattr(ours, what)
+        theirs, own = getattr(held.owner, what), getattr(ours, what)
         if theirs != own:
             return f"it is another {what}'s: {theirs}, not {own}"
     return ""
 
 
-def untracked(held: Held, framework: str) -> str:
-    """Say what verl would overlook in a folder; '' where nothing is.
+def why_untracked(held: FolderContents, framework: str) -> str:
+    """Return which checkpoint verl would ignore, or ''.
 
-    In a folder of the job's own that is a first checkpoint which was never finished, or one whose
-    note lies on another node.
+    In a folder of the same job that is an unfinished first checkpoint, or one whose tracker file is
+    on another node.
     """
     if framework != "verl" or not held.newest or held.tracked:
         return ""
     return f"it holds {held.newest} but no {TRACKER}: without that verl begins at step 0"
 
 
-def why_not_resized(held: Held, ours: Mark) -> str:
-    """Say why a job of this size cannot go on from what a folder holds; '' where it can."""
-    mark = held.mark
+def why_not_resumable(held: FolderContents, ours: CheckpointOwner) -> str:
+    """Return why a job of this size cannot resume from a folder, or ''."""
+    mark = held.owner
     if mark is None or not held.newest or ours.framework not in _CANNOT_RESHARD:
         return ""
     if mark.world_size == ours.world_size:
@@ -106,8 +117,8 @@ def why_not_resized(held: Held, ours: Mark) -> str:
     )
 
 
-def resumes_from(held: Held, framework: str) -> str:
-    """Return the checkpoint that a job will go on from, by its path in the folder; '' for none."""
+def resumes_from(held: FolderContents, framework: str) -> str:
+    """Return the path in the folder of the checkpoint that a job resumes from, or ''."""
     if framework in _CANNOT_RESUME:
         return ""
     if framework == "verl":
@@ -116,18 +127,18 @@ def resumes_from(held: Held, framework: str) -> str:
 
 
 def is_step(name: str) -> bool:
-    """Say whether a folder's name is that of a checkpoint."""
+    """Return whether a folder's name is that of a checkpoint."""
     return _STEP.fullmatch(name) is not None
 
 
 def step_of(path: str) -> int | None:
-    """Return the number of the step that a checkpoint was saved at; None where it has none."""
+    """Return the step of a checkpoint, or None."""
     match = _STEP.fullmatch(path.rpartition("/")[2])
     return None if match is None else int(match[1])
 
 
 def latest(paths: Iterable[str]) -> str:
-    """Return the newest of the checkpoints among some paths; '' where there is none."""
+    """Return the newest checkpoint among these paths, or ''."""
     steps: dict[str, int] = {}
     for path in paths:
         match = _STEP.fullmatch(path.rpartition("/")[2])

@@ -1,21 +1,40 @@
-"""The job: its command line, filled in with what joined, and what Ray is told of it."""
+"""The job: its command line, sized for the nodes that joined."""
 
 from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from agent.base.errors import Problem, SettingsError
 from agent.base.value import dataclass
+from agent.work.checkpoints import CheckpointOwner
+from agent.work.recipes import recipe_of
+from agent.work.recipes.recipe import (
+    ChosenVersion,
+    Command,
+    MisfitError,
+    NodeSize,
+    RecipeInput,
+    UnknownVersionError,
+    choose,
+    version_list,
+    version_text,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from agent.node.upload import Upload
-    from agent.work.recipe_job import RecipeJob
+    from agent.node.facts import Framework
+    from agent.node.upload import UploadSize
+    from agent.settings.jobs import KnownJob
+    from agent.settings.model import Settings
+    from agent.work.recipes.recipe import Version
+
 
 COMMAND = "command"
-"""The name of a job that was given as a command of one's own."""
+"""The name of a job given as a command after `--`."""
 _SIZES = ("nodes", "gpus_per_node", "total_gpus")
 PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpoints")
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
@@ -27,19 +46,19 @@ class Job:
 
     name: str
     argv: tuple[str, ...]
-    """A recipe's is made anew of what joined; () where it does not fit what is expected."""
+    """For a recipe the command for the expected nodes; () if it does not fit them."""
     runtime_env: dict[str, object]
     checkpoints: str = ""
     """The absolute folder for its checkpoints."""
     recipe: RecipeJob | None = None
-    """What its command is made from, where it is known by name."""
-    upload: Upload | None = None
-    """What Ray would pack of its working_dir."""
+    """The recipe, if the job has one."""
+    upload: UploadSize | None = None
+    """The size of the upload of its working_dir."""
 
 
 @dataclass(frozen=True)
-class Joined:
-    """What is known once every node has joined; the values of the placeholders."""
+class JobPlaceholders:
+    """The values of the job's placeholders, known once every node has joined."""
 
     nodes: int
     gpus_per_node: int
@@ -52,52 +71,166 @@ class Joined:
 
 
 def sizes(gpus: Sequence[int]) -> tuple[int, int, int]:
-    """Return the nodes that count, the GPUs that each has at least, and all GPUs together.
+    """Return the number of nodes, the smallest number of GPUs of a node, and all GPUs.
 
-    Where some nodes have GPUs and others none, as a head without any, only the former count.
+    Nodes without GPUs are left out if others have some.
     """
-    having = [count for count in gpus if count > 0]
-    if not having:
+    counts = [count for count in gpus if count > 0]
+    if not counts:
         return len(gpus), 0, 0
-    return len(having), min(having), sum(having)
+    return len(counts), min(counts), sum(counts)
 
 
-def fill(argv: tuple[str, ...], joined: Joined) -> list[str]:
-    """Put values in place of the placeholders; other braces stay as they are."""
+def fill(argv: tuple[str, ...], joined: JobPlaceholders) -> list[str]:
+    """Fill in the placeholders; other braces stay."""
     return [_PLACEHOLDER.sub(lambda m: str(getattr(joined, m[1])), word) for word in argv]
 
 
 def is_sized(job: Job) -> bool:
-    """Say whether the command depends on how many nodes or GPUs joined."""
+    """Return whether the command depends on the number of nodes or GPUs."""
     named = {name for word in job.argv for name in _PLACEHOLDER.findall(word)}
     return job.recipe is not None or not named.isdisjoint(_SIZES)
 
 
 def entrypoint(argv: list[str], attempt: int) -> str:
-    """Quote an argv for the shell in which Ray starts it; `exec` leaves no shell in between.
+    """Return the shell command that Ray runs: the argv, with AGENT_ATTEMPT exported.
 
-    The attempt's number is the driver's alone: actors have the environment of their node's Ray,
-    and Ray's runtime_env is no place for it, since a job's own must not differ from it.
+    Ray's runtime_env cannot carry the attempt, since Ray refuses a job whose own one differs.
     """
     return f"export AGENT_ATTEMPT={attempt}; exec {shlex.join(argv)}"
 
 
-def jobs_own(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
-    """Return what makes a job this job and no other, wherever it runs: argv, and settings.
+def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str]]:
+    """Return argv and settings that identify a job on any node.
 
-    A recipe's argv follows the nodes, so its name and the user's own arguments stand for it.
+    A recipe's argv depends on the nodes, so its name and the user's arguments replace it.
     """
     if job is None or job.recipe is None:
         return (None if job is None else job.argv), {}
-    from agent.work.recipes.versions import written  # noqa: PLC0415 - most runs need none of it
+    from agent.work.recipes.recipe import version_text  # noqa: PLC0415 - most runs need none of it
 
-    asked = job.recipe.asked
+    asked = job.recipe.input
     settings = {
         "model": asked.model,
         "train_data": asked.train_data,
         "eval_data": asked.eval_data,
         "tensor_parallel": str(asked.tensor_parallel),
-        "version": written(asked.version),
+        "version": version_text(asked.version),
         "checkpoints": asked.checkpoints,
     }
     return (job.name, *asked.args), settings
+
+
+_ENOUGH_CPUS = 1 << 20
+"""More CPUs than any recipe needs."""
+_SHAPES = tuple(
+    (NodeSize(gpus, _ENOUGH_CPUS),) * nodes
+    for gpus in (1, 2, 4, 8, 16)
+    for nodes in (1, 2, 4, 8, 16)
+)
+"""Clusters to try: a recipe that fits none of them fits no cluster."""
+
+
+@dataclass(frozen=True)
+class RecipeJob:
+    """The input of a recipe, and its command for the expected nodes."""
+
+    known: KnownJob
+    input: RecipeInput
+    """For the expected nodes."""
+    expected_command: Command | None
+    """The command for the expected nodes; None if it does not fit them."""
+    misfit: str = ""
+    """Why it does not fit, or ''."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables for every node, whatever the cluster's size."""
+
+    def command(self, nodes: tuple[NodeSize, ...]) -> Command:
+        """Return the command for the nodes that joined; raises MisfitError."""
+        return recipe_of(self.known).make(replace(self.input, nodes=nodes))
+
+
+def world_size(nodes: tuple[NodeSize, ...]) -> int:
+    """Return the number of training processes: one per GPU, or per node without GPUs."""
+    return sum(node.gpus for node in nodes) or len(nodes)
+
+
+def checkpoint_owner(recipe: RecipeJob, world_size: int) -> CheckpointOwner:
+    """Return the owner of a job's checkpoints."""
+    asked, known = recipe.input, recipe.known
+    version, parallel = version_text(asked.version), asked.tensor_parallel
+    return CheckpointOwner(known.name, known.framework, version, asked.model, world_size, parallel)
+
+
+def version_of(known: KnownJob, framework: Framework | None) -> ChosenVersion:
+    """Return the known version that matches the installed one, or the newest if none is installed.
+
+    Raises UnknownVersionError if the installed one matches none.
+    """
+    versions = recipe_of(known).VERSIONS
+    if not versions:
+        return ChosenVersion(())
+    if framework is None or not framework.folder:
+        return ChosenVersion(versions[-1])
+    if not framework.version and len(versions) == 1:
+        return ChosenVersion(versions[0])  # a fork without version numbers
+    if not framework.version:
+        raise UnknownVersionError(f"its version is unknown; known are {version_list(versions)}")
+    return choose(versions, framework.version)
+
+
+def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
+    known: KnownJob,
+    settings: Settings,
+    version: Version,
+    checkpoints: str,
+    python: str,
+    nodes: tuple[NodeSize, ...],
+) -> RecipeInput:
+    """Return the input of a recipe for these nodes."""
+    return RecipeInput(
+        recipe=known.name,
+        nodes=nodes,
+        version=version,
+        model=settings.model or "",
+        train_data=settings.train_data or "",
+        eval_data=settings.eval_data or "",
+        checkpoints=checkpoints,
+        tensor_parallel=settings.tensor_parallel,
+        args=settings.job_args,
+        scores=scores(known, settings),
+        wandb=settings.wandb_api_key is not None,
+        python=python,
+    )
+
+
+def scores(known: KnownJob, settings: Settings) -> bool:
+    """Return whether a reward server scores for this recipe."""
+    asked_for = settings.reward is not None and settings.reward != "off"
+    return known.reward == "needed" or (known.reward == "possible" and asked_for)
+
+
+def plan_recipe(known: KnownJob, asked: RecipeInput) -> RecipeJob:
+    """Plan a recipe for the expected nodes; raises SettingsError if it fits no cluster.
+
+    If it fits only another cluster it is not refused yet, since other nodes may join.
+    """
+    recipe = recipe_of(known)
+    try:
+        guess = recipe.make(asked)
+    except MisfitError as error:
+        other = next(filter(None, (_command_for(known, asked, nodes) for nodes in _SHAPES)), None)
+        if other is None:
+            got = f"{known.name}, which cannot be made: {error}"
+            raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),)) from None
+        return RecipeJob(known, asked, None, str(error), other.env)
+    return RecipeJob(known, asked, guess, env=guess.env)
+
+
+def _command_for(
+    known: KnownJob, asked: RecipeInput, nodes: tuple[NodeSize, ...]
+) -> Command | None:
+    try:
+        return recipe_of(known).make(replace(asked, nodes=nodes))
+    except MisfitError:
+        return None

@@ -1,22 +1,27 @@
-"""What is done once before the job: data, models."""
+"""Prepare steps: commands that must finish before the job, such as the model's download."""
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import TYPE_CHECKING
 
+from agent.base.own_command import own_command
 from agent.base.value import dataclass
 from agent.work.where import ON_EVERY, ON_HEAD, Where, has_placeholder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from agent.settings import Settings
-    from agent.work.where import Place
+    from agent.node.facts import RayPython
+    from agent.settings.model import Settings
+    from agent.work.where import Placeholders
+
 
 PREPARE = "AGENT_PREPARE"
 PREPARE_EACH = "AGENT_PREPARE_EACH"
 MODEL = "AGENT_MODEL"
-"""The steps that come from variables, by their names; the last one fetches the model."""
+"""The names of the steps from variables; AGENT_MODEL fetches the model."""
 
 
 @dataclass(frozen=True)
@@ -29,13 +34,13 @@ class PrepareStep:
     within: float
     deadline_variable: str
     once: str | None = None
-    """A file that is written after success; where it is found, the step is skipped."""
+    """A file that is written after success; if it exists, the step is skipped."""
     after: tuple[str, ...] = ()
     """The steps and services that must be done or ready before it starts."""
 
     @property
     def needs_order(self) -> bool:
-        """Say whether a worker waits for the head to have it run, whatever it depends on.
+        """Return whether a worker runs it only when the head orders it.
 
         Nodes that may share what it makes take turns, and what only the head tells must be known.
         """
@@ -46,7 +51,7 @@ class PrepareStep:
         """Return the name of the file that holds its output."""
         return f"{self.name.removeprefix('AGENT_').lower().replace('_', '-')}.log"
 
-    def argv(self, place: Place) -> list[str]:
+    def argv(self, place: Placeholders) -> list[str]:
         """Return the command that runs it on a node."""
         return ["/bin/sh", "-c", place.fill(self.command)]
 
@@ -71,10 +76,10 @@ def prepare_steps(
     return (*own, *more)
 
 
-def by_order(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
-    """Return those that workers run by the head's order.
+def ordered_steps(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
+    """Return the steps that workers run only when the head orders it.
 
-    They need it themselves, or they depend on one that does, or on what runs on other nodes.
+    They share a disk, or depend on such a step, or on something on another node.
     """
     each = [step for step in steps if step.where.kind == ON_EVERY.kind]
     own = {PREPARE_EACH, MODEL, *(step.name for step in each)}
@@ -84,3 +89,36 @@ def by_order(steps: Iterable[PrepareStep]) -> tuple[PrepareStep, ...]:
         if left == own:
             return tuple(ordered)
         own = left
+
+
+NAME = MODEL
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}(?:/\w[\w.-]{0,95})?", re.ASCII)
+
+
+def is_hub_id(model: str) -> bool:
+    """Return whether a model may be a hub id such as `org/name`, rather than a path."""
+    return _HUB_ID.fullmatch(model) is not None
+
+
+def fetch_steps(settings: Settings, ray: RayPython, *, is_here: bool) -> tuple[PrepareStep, ...]:
+    """Return the step that fetches the model, if it is a hub id and can be fetched.
+
+    A relative path looks like an id; if it exists, it is a path, as for the frameworks.
+    """
+    model = settings.model
+    if model is None or is_here or not is_hub_id(model) or ray.hub is None:
+        return ()
+    command = shlex.join(own_command(ray.executable, "fetch-model", model))
+    within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
+    return (PrepareStep(NAME, command, ON_EVERY, within, variable, after=(PREPARE_EACH,)),)
+
+
+def fetch_note(settings: Settings, ray: RayPython, *, is_here: bool) -> str:
+    """Return a note if each process has to fetch the model for itself, or ''."""
+    model = settings.model
+    if model is None or is_here or not is_hub_id(model) or ray.hub is not None:
+        return ""
+    return (
+        f"AGENT_MODEL={model} is fetched by each process that needs it: huggingface_hub, which "
+        f"would fetch it once a node, is not installed for {ray.executable}"
+    )

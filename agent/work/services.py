@@ -1,85 +1,86 @@
-"""What runs beside the job: services as values to be planned, shown and run."""
+"""Services: programs that run beside the job, and their dependencies."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from agent.base.own_command import own_command
 from agent.base.value import dataclass
-from agent.settings.jobs import DIALECT, known_job
-from agent.settings.rules import is_url, wants_reward_url
-from agent.work.prepare import PREPARE, PREPARE_EACH, by_order
-from agent.work.where import NODE_IP, ON_HEAD, Place, Where
+from agent.settings.jobs import DEFAULT_DIALECT, known_job
+from agent.settings.rules import is_url, needs_reward_url
+from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, ordered_steps
+from agent.work.where import NODE_IP, ON_HEAD, Placeholders, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
-    from agent.settings import Settings
+    from agent.settings.model import Settings
     from agent.work.prepare import PrepareStep
+
 
 REWARD = "reward server"
 _LOOPBACK = "127.0.0.1"
 
 
 @dataclass(frozen=True)
-class Scores:
-    """Ready once it answers a real scoring request with one finite number."""
+class ScoringProbe:
+    """Ready when a scoring request returns one finite number."""
 
     url: str
 
-    def sentence(self, place: Place) -> str:
-        """Say when it counts as ready."""
+    def sentence(self, place: Placeholders) -> str:
+        """Return when the service counts as ready."""
         return f"ready when POST {place.fill(self.url)} answers a scoring request"
 
 
 @dataclass(frozen=True)
-class Replies:
-    """Ready once a request is answered with 2xx and, in the reply, what is expected."""
+class HttpProbe:
+    """Ready when a request returns 2xx and the expected text."""
 
     url: str
     body: str | None = None
-    """Posted as JSON; without one the request is a GET."""
+    """The JSON body of a POST; None for a GET."""
     expect: str = ""
 
-    def sentence(self, place: Place) -> str:
-        """Say when it counts as ready."""
+    def sentence(self, place: Placeholders) -> str:
+        """Return when the service counts as ready."""
         method = "GET" if self.body is None else "POST"
         what = f" with {self.expect!r} in it" if self.expect else ""
         return f"ready when {method} {place.fill(self.url)} answers 2xx{what}"
 
 
 @dataclass(frozen=True)
-class Listens:
-    """Ready once a TCP connection stands."""
+class TcpProbe:
+    """Ready when a TCP connection succeeds."""
 
     port: int
 
-    def sentence(self, _place: Place) -> str:
-        """Say when it counts as ready."""
+    def sentence(self, _place: Placeholders) -> str:
+        """Return when the service counts as ready."""
         return f"ready when port {self.port} takes connections"
 
 
 @dataclass(frozen=True)
-class Logs:
-    """Ready once a line of its output matches."""
+class LogPattern:
+    """Ready when a line of its output matches."""
 
     pattern: str
 
-    def sentence(self, _place: Place) -> str:
-        """Say when it counts as ready."""
+    def sentence(self, _place: Placeholders) -> str:
+        """Return when the service counts as ready."""
         return f"ready when its output matches {self.pattern!r}"
 
 
-Readiness = Scores | Replies | Listens | Logs
+Readiness = ScoringProbe | HttpProbe | TcpProbe | LogPattern
 
 
 @dataclass(frozen=True)
-class Alive:
-    """How a service that was ready is asked again while the job runs."""
+class LivenessCheck:
+    """How a ready service is probed while the job runs."""
 
     every: float = 10.0
     within: float = 60.0
@@ -88,81 +89,89 @@ class Alive:
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """One service: how it is started and where, when it is ready, what its death means."""
+    """One service: its command, nodes, readiness and restarts."""
 
     name: str
     asked: str
-    """What the user asked for, in his own words: equal on all nodes of a run."""
+    """The user's own text, which is the same on all nodes of a run."""
     argv: tuple[str, ...] | None
-    """Its command, with placeholders; None where others run it and it is only probed."""
+    """Its command, with placeholders; None if it is external and only probed."""
     ready: Readiness
     within: float
-    """Longest from the start to its readiness."""
+    """Seconds from start to readiness."""
     deadline_variable: str
     where: Where = ON_HEAD
     restarts: int = 3
     restarted_within: float = 120.0
-    """Longest for a restarted one to answer again."""
+    """Seconds from a restart to readiness."""
     essential: bool = True
     env: tuple[tuple[str, str], ...] = ()
     port: int | None = None
     bind: str = ""
-    """Where it listens, for a person."""
+    """The address on which it listens, in words."""
     url: str = ""
-    """What jobs are told of it, where it is what scores."""
+    """The URL for jobs, if it is the reward server."""
     alone: bool = False
-    """True where its node is there for it only: it joins no Ray and is no worker."""
-    alive: Alive | None = None
+    """True if its node only runs this service: it does not join Ray and is no worker."""
+    alive: LivenessCheck | None = None
     after: tuple[str, ...] = ()
     """The steps and services that must be done or ready before it starts."""
 
     @property
-    def asked_again(self) -> Alive | None:
-        """Return how it is asked while the job runs; a line of its output cannot be asked for."""
-        return None if isinstance(self.ready, Logs) else self.alive or Alive()
+    def asked_again(self) -> LivenessCheck | None:
+        """Return how it is probed while the job runs; output patterns cannot be probed again."""
+        return None if isinstance(self.ready, LogPattern) else self.alive or LivenessCheck()
 
     @property
     def log(self) -> str:
         """Return the name of the file that holds its output."""
         return f"{self.name.replace(' ', '-')}.log"
 
-    def command(self, place: Place) -> list[str]:
-        """Return its argv on a node; only where it is ours to run."""
+    def command(self, place: Placeholders) -> list[str]:
+        """Return its argv on a node; not for external services."""
         assert self.argv is not None  # noqa: S101 - asked only where there is one
         return [place.fill(word) for word in self.argv]
 
-    def environment(self, place: Place) -> dict[str, str]:
-        """Return the variables that it gets beside its node's."""
+    def environment(self, place: Placeholders) -> dict[str, str]:
+        """Return its own environment variables."""
         return {name: place.fill(text) for name, text in self.env}
 
 
 def reward_service(
     settings: Settings, command: tuple[str, ...] | None, python: str = sys.executable
 ) -> ServiceSpec | None:
-    """Return the reward server that this run needs, or None; `python` runs the bundled one."""
-    wish = settings.reward or ("builtin" if wants_reward_url(settings, command) else "off")
+    """Return the reward server of this run, or None; `python` runs the bundled one."""
+    wish = settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
     port, path = settings.reward_port, settings.reward_path
     url = f"http://{NODE_IP}:{port}{path}"
     within, variable = settings.wait_reward, "AGENT_WAIT_REWARD"
     if wish == "off":
         return None
     if is_url(wish):
-        return ServiceSpec(REWARD, wish, None, Scores(wish), within, variable, url=wish)
+        return ServiceSpec(REWARD, wish, None, ScoringProbe(wish), within, variable, url=wish)
     if wish == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = known_job(settings, command)
-        if job is not None and job.dialect != DIALECT:
+        if job is not None and job.dialect != DEFAULT_DIALECT:
             flags += ["--dialect", job.dialect]
         argv = own_command(python, "reward-server", *flags)
         bind = f"{NODE_IP} and {_LOOPBACK}"
         return ServiceSpec(
-            REWARD, wish, tuple(argv), Scores(url), within, variable, port=port, bind=bind, url=url
+            REWARD,
+            wish,
+            tuple(argv),
+            ScoringProbe(url),
+            within,
+            variable,
+            port=port,
+            bind=bind,
+            url=url,
         )
     return ServiceSpec(
         REWARD,
         wish,
         ("/bin/sh", "-c", wish),
-        Scores(url),
+        ScoringProbe(url),
         within,
         variable,
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
@@ -173,21 +182,102 @@ def reward_service(
     )
 
 
-def reward_url(services: Iterable[ServiceSpec], place: Place) -> str:
-    """Return the URL that jobs are given for their rewards; '' where nothing scores.
-
-    The place is that of the node on which the reward server lives.
-    """
+def reward_url(services: Iterable[ServiceSpec], place: Placeholders) -> str:
+    """Return the reward URL for jobs, or ''; `place` is the reward server's node."""
     return next((place.fill(spec.url) for spec in services if spec.url), "")
 
 
 def digest(services: Iterable[ServiceSpec], steps: Iterable[PrepareStep] = ()) -> str:
-    """Return what must be equal on nodes that run each other's services and steps by order.
+    """Return a hash of the services and steps that must be equal on all nodes.
 
-    What runs on the head alone is the head's affair. Paths of programs differ between nodes: what
-    was asked for counts.
+    Those of the head alone are left out, and so are argvs: paths of programs differ between nodes.
     """
     rows = [{**asdict(spec), "argv": None} for spec in services if spec.where.kind != ON_HEAD.kind]
-    rows += [asdict(step) for step in by_order(steps)]
+    rows += [asdict(step) for step in ordered_steps(steps)]
     text = json.dumps(rows, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True)
+class RewardRow:
+    """The table `[services.reward]`, which overrides parts of AGENT_REWARD."""
+
+    command: str | None
+    """Its shell command; None for the bundled one."""
+    where: Where
+    alone: bool
+    ready: Readiness | None
+    within: float | None
+    restarts: int
+    essential: bool
+    env: tuple[tuple[str, str], ...]
+    alive: LivenessCheck | None = None
+    after: tuple[str, ...] | None = None
+    """Its dependencies; None for those of AGENT_REWARD."""
+
+    def apply_to(self, spec: ServiceSpec) -> ServiceSpec:
+        """Return the reward server with this table applied."""
+        variable = "services.reward, ready.within"
+        return replace(
+            spec,
+            where=self.where,
+            alone=self.alone,
+            ready=self.ready or spec.ready,
+            within=self.within or spec.within,
+            deadline_variable=variable if self.within else spec.deadline_variable,
+            restarts=self.restarts,
+            essential=self.essential,
+            env=(*spec.env, *self.env),
+            alive=self.alive,
+            after=spec.after if self.after is None else self.after,
+        )
+
+
+@dataclass(frozen=True)
+class ServicesFile:
+    """The contents of a services file; empty without a file."""
+
+    services: tuple[ServiceSpec, ...] = ()
+    steps: tuple[PrepareStep, ...] = ()
+    reward: RewardRow | None = None
+
+
+NO_FILE = ServicesFile()
+
+
+NAMES_IN_AFTER = {
+    "model": MODEL,
+    "reward": REWARD,
+    "AGENT_REWARD": REWARD,
+    **{name: name for name in (MODEL, PREPARE, PREPARE_EACH)},
+}
+"""Names in `after` besides the tables of a file, with their names in a run.
+
+A dependency that the run lacks, such as the fetch of a model that is a path, is skipped.
+"""
+
+
+def find_cycle(after: Mapping[str, Iterable[str]]) -> list[str]:
+    """Return the names of a dependency cycle, or []."""
+    from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - for files alone
+
+    try:
+        TopologicalSorter(after).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found[:0:-1]
+    return []
+
+
+def longest_waits(rows: Iterable[PrepareStep | ServiceSpec]) -> dict[str, float]:
+    """Return by name how long each may wait for its dependencies; {} without dependencies."""
+    known = {row.name: row for row in rows}
+    after = {row.name: [name for name in row.after if name in known] for row in known.values()}
+    if not any(after.values()):
+        return {}
+    from graphlib import TopologicalSorter  # noqa: PLC0415 - most runs need none of it
+
+    found: dict[str, float] = {}
+    for name in TopologicalSorter(after).static_order():
+        found[name] = max((found[one] + known[one].within for one in after[name]), default=0.0)
+    return found

@@ -1,35 +1,38 @@
-"""A job for torchrun: what of its command torchrun is given, how many processes, on which nodes."""
+"""Jobs that torchrun starts: arguments, processes, and the first failure in its output."""
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated
 
+from agent.base.outcome import shell_code
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.base.ranges import SEATS, Attempt, ExitCode, Rank, Seconds
-    from agent.settings import Settings
+    from agent.base.ranges import JOB_NODES, Attempt, ExitCode, Rank, Seconds
+    from agent.settings.model import Settings
     from agent.work.recipes.recipe import NodeSize
 
-RANKS_MARK = "TORCHELASTIC_RUN_ID"
-"""What every rank has in its environment: the attempt's id, by which torchrun is told to meet."""
+
+RANK_VARIABLE = "TORCHELASTIC_RUN_ID"
+"""An environment variable of every rank, with the id of the attempt."""
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
-_ITSELF = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
+_TORCHRUN_NAMES = {"torchrun", "torch.distributed.run", "torch.distributed.launch"}
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
 @dataclass(frozen=True)
-class Seat:
-    """Which share of a job is a node's: its rank, and every node's size in the order of ranks."""
+class ShareOrder:
+    """The order to run a job on a node: its rank, and the size of every node by rank."""
 
     rank: Rank
-    nodes: Annotated[tuple[NodeSize, ...], SEATS]
+    nodes: Annotated[tuple[NodeSize, ...], JOB_NODES]
     reward_ip: str = ""
-    """The address of the node with the reward server, where the run has one."""
+    """The address of the reward server's node, if the run has one."""
 
     @property
     def gpus(self) -> list[int]:
@@ -38,56 +41,55 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class PartEnd:
-    """How a node's share of a job ended."""
+class ShareEnd:
+    """How the job's processes on one node ended."""
 
     code: ExitCode
-    """0, or the code of its first rank that failed, or torchrun's own, as a shell would tell it."""
+    """0, the exit code of the first rank that failed, or torchrun's own."""
     local_rank: Rank | None = None
-    """The rank on its node that failed first; None where torchrun named none."""
+    """The local rank that failed first; None if torchrun reports none."""
     words: str = ""
-    """What it said at its end."""
+    """The text of its exception."""
     ago: Seconds = 0.0
-    """How long before this was told the rank failed, by the node's own clock."""
+    """Seconds from the failure to this report, by the node's clock."""
     by_order: bool = False
-    """True where nothing had failed before it was told to stop."""
+    """True if nothing failed before the order to stop."""
     lost: bool = False
-    """True where its node stopped it, being out of the head's reach: it tells nothing of the job.
-    """
+    """True if its node stopped it because the head was unreachable."""
 
     @property
     def failed(self) -> bool:
-        """Say whether it failed by itself."""
+        """Return whether it failed by itself."""
         return self.code != 0 and not self.by_order
 
 
 @dataclass(frozen=True)
-class PartOver:
-    """This node's share of an attempt has ended."""
+class ShareOver:
+    """The job's processes on this node have ended."""
 
     attempt: Attempt
-    end: PartEnd
+    end: ShareEnd
 
 
 def is_python(word: str) -> bool:
-    """Say whether a word names a Python: python, python3.11, /opt/conda/bin/python."""
+    """Return whether a word is a Python: python, python3.11, /opt/conda/bin/python."""
     return _PYTHON.fullmatch(PurePath(word).name) is not None
 
 
 def leading_python(command: Sequence[str]) -> str | None:
-    """Return the Python with which a command begins, which torchrun starts in its stead."""
+    """Return the Python at the start of a command, which torchrun starts instead."""
     return command[0] if command and is_python(command[0]) else None
 
 
-def words_of(command: Sequence[str]) -> list[str]:
-    """Return what torchrun is given of a job's command: its own flags for it, and its words.
+def torchrun_arguments(command: Sequence[str]) -> list[str]:
+    """Return torchrun's arguments for a job's command.
 
-    Without a leading Python it runs a script (`train.py`), a module (`-m pkg.train`), or any other
-    program as it stands.
+    Without a leading Python that is a script (`train.py`), a module (`-m pkg.train`), or any other
+    program with `--no_python`.
     """
     named = leading_python(command) is not None
     words = list(command[1:]) if named else list(command)
-    while named and words[:1] == ["-u"]:  # so torchrun runs every script
+    while named and words[:1] == ["-u"]:  # torchrun always adds -u
         words = words[1:]
     if named or words[:1] == ["-m"] or words[0].endswith(".py"):
         return words
@@ -95,18 +97,18 @@ def words_of(command: Sequence[str]) -> list[str]:
 
 
 def runs_a_program(command: Sequence[str]) -> bool:
-    """Say whether a command is neither a script nor a module, but a program to be found."""
-    return words_of(command)[:1] == ["--no_python"]
+    """Return whether a command is a program, rather than a script or module."""
+    return torchrun_arguments(command)[:1] == ["--no_python"]
 
 
-def fault_of(command: Sequence[str]) -> tuple[str, str] | None:
-    """Return what of a command torchrun could not run, and what to give instead."""
+def command_fault(command: Sequence[str]) -> tuple[str, str] | None:
+    """Return what torchrun cannot run in a command, and what to use instead."""
     words = list(command[1:]) if leading_python(command) is not None else list(command)
     while words[:1] == ["-u"]:
         words = words[1:]
     first = words[0] if words else ""
     module = words[1] if first == "-m" and len(words) > 1 else ""
-    if PurePath(first).name in _ITSELF or module in _ITSELF:
+    if PurePath(first).name in _TORCHRUN_NAMES or module in _TORCHRUN_NAMES:
         wanted = "the script alone, which the agent starts by torchrun: -- train.py ARG…"
         return f"{module or first} itself", wanted
     if not first or (first == "-m" and not module):
@@ -117,7 +119,7 @@ def fault_of(command: Sequence[str]) -> tuple[str, str] | None:
 
 
 def gpus_of(settings: Settings, seen: int, environ: Mapping[str, str]) -> int:
-    """Return the GPUs of a node that its processes share: those that it shows them."""
+    """Return the number of a node's GPUs that are visible to its processes."""
     if settings.num_gpus is not None:
         return settings.num_gpus
     shown = [environ[name] for name in _VISIBLE if name in environ]
@@ -125,5 +127,78 @@ def gpus_of(settings: Settings, seen: int, environ: Mapping[str, str]) -> int:
 
 
 def processes(gpus: int, settings: Settings) -> int:
-    """Return how many processes a node runs: one for each GPU, else as many as were asked for."""
+    """Return the number of processes of a node: one per GPU, else AGENT_NUM_CPUS or 1."""
     return gpus or settings.num_cpus or 1
+
+
+_STAMP = r"(?:[EWI]\d{4}|\[?\d{4}-\d\d-\d\d) (\d\d):(\d\d):(\d\d)[.,](\d{3,6})"
+_FAILED = re.compile(
+    r"failed \(exitcode: (-?\d{1,9})\) local_rank: (\d{1,6}) \(pid: \d+\) of binary"
+)
+_SUMMARY = re.compile(
+    r"Root Cause \(first observed failure\):\s*\n\[\d+\]:(?:\n[^\n]*){0,3}?"
+    r"\n\s*rank\s*: \d+ \(local_rank: (\d{1,6})\)\s*\n\s*exitcode\s*: (-?\d{1,9}) "
+)
+_CLOSES = re.compile(r"Sending process \d+ closing signal")
+_STOPPED_BY_SIGNAL = re.compile(r"death signal, shutting down")
+_DAY = 86_400.0
+_MAX_TEXT = 300
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """The rank that failed first on a node."""
+
+    code: int
+    """The exit code as a shell reports it."""
+    local_rank: int
+    ago: float
+    """Seconds since torchrun noticed; 0 if unknown."""
+
+
+def first_failure(text: str, now: float) -> RankFailure | None:
+    """Find the first failure in torchrun's output; `now` is this node's time of day.
+
+    torchrun stops its other ranks, which may take long, before it names the failed one. So the time
+    of the failure is when it started to stop them.
+    """
+    lines = text.splitlines()
+    for at in range(len(lines) - 1, -1, -1):
+        named = _FAILED.search(lines[at])
+        if named is not None:
+            noticed = next(filter(_closes, lines[max(0, at - 1000) : at]), lines[at])
+            ago = _since(noticed, now) if closes_by_itself(text) else _since(lines[at], now)
+            return RankFailure(shell_code(int(named[1])), int(named[2]), ago)
+    summed = _SUMMARY.search(text)
+    return None if summed is None else RankFailure(shell_code(int(summed[2])), int(summed[1]), 0.0)
+
+
+def closes_by_itself(text: str) -> bool:
+    """Return whether torchrun has started to stop its ranks because one failed."""
+    return _CLOSES.search(text) is not None and _STOPPED_BY_SIGNAL.search(text) is None
+
+
+def exception_text(error_file: str) -> str:
+    """Return the text of a rank's exception from torch's error file, or ''."""
+    try:
+        message = json.loads(error_file)["message"]
+        text = message["message"] if isinstance(message, dict) else message
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return ""
+    lines = text.strip().splitlines() if isinstance(text, str) else []
+    return lines[0][:_MAX_TEXT] if lines else ""
+
+
+def _closes(line: str) -> bool:
+    return _CLOSES.search(line) is not None
+
+
+def _since(line: str, now: float) -> float:
+    """Return the seconds since a line's timestamp; 0 without one."""
+    stamp = re.search(_STAMP, line)
+    if stamp is None:
+        return 0.0
+    hours, minutes, seconds = (int(stamp[n]) for n in (1, 2, 3))
+    then = hours * 3600 + minutes * 60 + seconds + float(f"0.{stamp[4]}")
+    passed = (now - then) % _DAY
+    return passed if passed < _DAY / 2 else 0.0  # the clock was set back

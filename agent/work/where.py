@@ -1,23 +1,23 @@
-"""On which nodes something runs, and the values that are filled in there."""
+"""On which nodes something runs, and the placeholders of its command."""
 
 from __future__ import annotations
 
 import re
 from typing import Literal
 
-from agent.base.addresses import in_url
+from agent.base.text import in_url
 from agent.base.value import dataclass
 
 NODE_IP = "{node_ip}"
-"""Stands for a node's address where only the run will find it."""
+"""Placeholder for a node's address."""
 HEAD_IP = "{head_ip}"
-"""Stands for the head's address likewise."""
+"""Placeholder for the head's address."""
 
 _PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(node_ip|head_ip|rank|log_dir)\}(:\d)?")
 
 
 def has_placeholder(text: str) -> bool:
-    """Say whether a text holds what only the run will find."""
+    """Return whether a text contains a placeholder."""
     return _PLACEHOLDER.search(text) is not None
 
 
@@ -29,26 +29,26 @@ class Where:
     rank: int | None = None
 
     def includes(self, rank: int | None, *, is_head: bool) -> bool:
-        """Say whether a node is one of them."""
+        """Return whether a node is one of them."""
         if self.kind == "rank":
             return rank == self.rank
         return self.kind == "every" or is_head == (self.kind == "head")
 
     def may_include(self, rank: int | None, *, is_head: bool) -> bool:
-        """Say whether a node is one of them, or may be once the head has given it a rank."""
+        """Return whether a node is one of them, or may be once the head has assigned its rank."""
         if self.kind == "rank" and rank is None and not is_head:
             return True
         return self.includes(rank, is_head=is_head)
 
     def meets(self, other: Where) -> bool:
-        """Say whether some node may be one of these and one of the others."""
+        """Return whether a node may be in both."""
         if self.kind == other.kind:
             return self.rank == other.rank
         pair = {self.kind, other.kind}
         return pair not in ({"head", "workers"}, {"head", "rank"})
 
     def sentence(self) -> str:
-        """Name them as a person would."""
+        """Return the nodes in words."""
         names = {"head": "the head", "every": "every node", "workers": "the workers"}
         return names.get(self.kind, f"rank {self.rank}")
 
@@ -58,8 +58,8 @@ ON_EVERY = Where("every")
 
 
 @dataclass(frozen=True)
-class Place:
-    """One node, as the commands that run there know it: the values of their placeholders."""
+class Placeholders:
+    """The values of the placeholders on one node."""
 
     node_ip: str = NODE_IP
     head_ip: str = HEAD_IP
@@ -67,9 +67,9 @@ class Place:
     log_dir: str = "{log_dir}"
 
     def fill(self, text: str) -> str:
-        """Put values in place of the placeholders; `${…}` is the shell's own, and stays.
+        """Fill in the placeholders; `${…}` of a shell stays.
 
-        As part of a URL, or before a port, an IPv6 address stands in brackets.
+        In a URL or before a port an IPv6 address gets brackets.
         """
         return _PLACEHOLDER.sub(self._value, text)
 

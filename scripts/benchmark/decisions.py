@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.items import ItemWord, Step
-from agent.decisions.shared import StopAsked
+from agent.decisions.head.fleet import RayNode, Worker
+from agent.decisions.values import ItemReport, ServiceReady, Step, StopAsked
 from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
-from agent.record.waits import WaitTeller
-from agent.work.services import Listens, ServiceSpec
+from agent.record.events import WaitLog
+from agent.work.services import ServiceSpec, TcpProbe
 from agent.work.where import ON_EVERY
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ LIMIT = 0.2
 """Milliseconds for one report: deciding, the waits, the deadline, and what is told of them."""
 REPORTS = 400
 SERVICE = ServiceSpec(
-    "retriever", "serve", ("serve",), Listens(8000), 1e9, "within", where=ON_EVERY
+    "retriever", "serve", ("serve",), TcpProbe(8000), 1e9, "within", where=ON_EVERY
 )
 LIMITS = {
     planned.HEAD: 600.0,
@@ -52,38 +52,38 @@ def worker(number: int, *, joined: bool, heard: float = 0.0) -> h.WorkerReported
     """Return one worker's report; its service answers once it has joined."""
     phase = "following the head" if joined else "joining Ray"
     return h.WorkerReported(
-        h.Worker(
+        Worker(
             key=f"agent{number}",
             name=f"pod{number}",
             ip=f"10.{number >> 16}.{number >> 8 & 255}.{number & 255}",
             rank=number,
             phase=phase,
-            heard=heard,
+            last_report_at=heard,
             joined=joined,
             items=(service(joined=joined),),
         )
     )
 
 
-def service(*, joined: bool, word: str = "") -> ItemWord:
+def service(*, joined: bool, word: str = "") -> ItemReport:
     """Return a worker's word of its service."""
-    return ItemWord(SERVICE.name, Step.READY if joined else Step.PENDING, word)
+    return ItemReport(SERVICE.name, Step.READY if joined else Step.PENDING, word)
 
 
 def states(size: int, *, by_torchrun: bool = False) -> Iterator[tuple[str, h.HeadState]]:
     """Return a head in each of its phases: half of its workers joined, then all."""
-    goal = h.Goal(LIMITS, 1e9, expected_workers=size, least_workers=size, services=(SERVICE,))
+    goal = h.HeadGoal(LIMITS, 1e9, expected_workers=size, min_workers=size, services=(SERVICE,))
     goal = replace(goal, by_torchrun=by_torchrun)
     how = ", torchrun" if by_torchrun else ""
     state = head.first_state(goal)
-    nodes = [h.RayNode("head", "10.255.0.1", is_head=True)]
+    nodes = [RayNode("head", "10.255.0.1", is_head=True)]
     for number in range(1, size + 1):
         report = worker(number, joined=number <= size // 2)
         state, _ = head.decide(state, report, 1.0)
-        nodes.append(h.RayNode(f"node{number}", report.worker.ip))
+        nodes.append(RayNode(f"node{number}", report.worker.ip))
     for number in range(1, size + 1):  # the first report is what a service is ordered at
         state, _ = head.decide(state, worker(number, joined=number <= size // 2), 1.5)
-    state, _ = head.decide(state, h.ServiceReady(SERVICE.name), 1.6)
+    state, _ = head.decide(state, ServiceReady(SERVICE.name), 1.6)
     if not by_torchrun:
         state, _ = head.decide(state, h.RayNodes(tuple(nodes)), 2.0)
     yield f"booting{how}", state
@@ -103,18 +103,18 @@ def cost(state: h.HeadState, size: int) -> float:
 
     Each says something new, also of a service that is not ready.
     """
-    teller = WaitTeller(lambda _row: None, lambda _sentence: None)
+    teller = WaitLog(lambda _row: None, lambda _sentence: None)
     took = []
     for turn in range(REPORTS):
         number = 1 + turn * 7 % size
         now = 10.0 + turn * 0.001
         known = state.fleet.workers[f"agent{number}"]
         items = (service(joined=known.joined, word=f"word {turn}"),)
-        said = replace(known, heard=now, detail=f"word {turn}", items=items)
+        said = replace(known, last_report_at=now, detail=f"word {turn}", items=items)
         event = h.WorkerReported(said)
         began = time.perf_counter()
         state, _ = head.decide(state, event, now)
-        teller.tell(head.waits(state), now)
-        teller.patience(head.deadline(state), now)
+        teller.update(head.pending_waits(state), now)
+        teller.next_due(head.deadline(state), now)
         took.append((time.perf_counter() - began) * 1000)
     return median(took)

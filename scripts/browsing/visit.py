@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from agent.control.server import Control, Site
+from agent.control.server import AgentServer, Control
 from agent.control.sockets import bind
 from browsing.chromium import Tab, a_tab
 from browsing.runs import EVIL, status
@@ -44,7 +44,9 @@ class Shown:
     async def open(self) -> Any:  # noqa: ANN401 - aiohttp's runner
         """Serve it."""
         control = Control(lambda: None, 5.0, None, dict, _no_log, self._more)
-        site = Site(token=self.token, ready=lambda: True, status=self._public, control=control)
+        site = AgentServer(
+            token=self.token, ready=lambda: True, status=self._public, control=control
+        )
         return await site.open([self._socket])
 
 

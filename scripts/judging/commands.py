@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
 from agent.settings.jobs import JOBS
-from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from judging.clusters import CLUSTERS, Nodes
 from judging.faults import Case
 
@@ -56,12 +56,12 @@ def recipe_of(job: KnownJob) -> Recipe:
     return cast("Recipe", importlib.import_module(f"agent.work.recipes.{job.module}"))
 
 
-def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str, Asked]]:
+def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:
     """Ask for the least that may be asked for, and for all that may be."""
     for how, full in (("bare", False), ("full", True)):
         yield (
             how,
-            Asked(
+            RecipeInput(
                 recipe=job.name,
                 nodes=tuple(NodeSize(gpus, cpus) for gpus, cpus in nodes.sizes),
                 version=version,
@@ -76,7 +76,7 @@ def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str,
         )
 
 
-def make(recipe: Recipe, asked: Asked, nodes: Nodes, how: str) -> Made:
+def make(recipe: Recipe, asked: RecipeInput, nodes: Nodes, how: str) -> Made:
     """Make one command."""
     try:
         argv = [known(word) for word in recipe.make(asked).argv]

@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from agent.settings.jobs import BY_NAME
-from agent.work.recipes.recipe import Asked, NodeSize
+from agent.work.recipes.recipe import NodeSize, RecipeInput
 from judging.commands import recipe_of
 from judging.packages import REPO, environment
 from judging.training import LONGEST, QUIET, NotTrainedError
@@ -42,7 +42,7 @@ def own_arguments(
     recipe: str, version: Version, ground: Path, data: str, args: tuple[str, ...]
 ) -> tuple[str, ...]:
     """Return what a recipe gives its framework for these GPUs, from what lies on its ground."""
-    asked = Asked(
+    asked = RecipeInput(
         recipe=recipe,
         nodes=(NodeSize(GPUS, CPUS),),
         version=version,

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agent.settings.jobs import BY_NAME
-from agent.work.recipes.recipe import Asked, NodeSize
+from agent.work.recipes.recipe import NodeSize, RecipeInput
 from judging.commands import recipe_of
 from judging.faults import Fault
 from judging.packages import FOLDER, REPO, environment, package
@@ -53,7 +53,7 @@ def make_ground(name: str) -> Path:
 
 def command(ground: Path, version: Version, steps: int, url: str) -> list[str]:
     """Return the recipe's own command, for a machine without GPUs, with few and quick steps."""
-    asked = Asked(
+    asked = RecipeInput(
         recipe="trl-grpo",
         nodes=(NodeSize(0, 1), NodeSize(0, 1)),
         version=version,

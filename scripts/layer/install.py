@@ -97,7 +97,7 @@ def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
 def install_agent(home: Path, given: str | None) -> None:
     """Make the agent's environment and install the agent into it, without Ray."""
     sys.path.insert(0, str(SOURCE))
-    from agent.node.ray_python import of_ray_command  # noqa: PLC0415 - found only now
+    from agent.node.pythons import of_ray_command  # noqa: PLC0415 - found only now
 
     python = given or of_ray_command(os.environ.get("PATH")) or sys.executable
     note(python, home)
@@ -132,12 +132,12 @@ def constraints(home: Path) -> Path:
 
 def complete_ray(home: Path, version: str) -> None:
     """Install Ray where the image has none, and what its `default` extra lacks; then check."""
-    from agent.node.ray_python import look_at  # noqa: PLC0415 - from HOME
-    from agent.node.ray_versions import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
-    from agent.node.ray_versions import version as parsed  # noqa: PLC0415 - same
+    from agent.node.facts import OLDEST as OLDEST_RAY  # noqa: PLC0415 - same
+    from agent.node.facts import version as parsed  # noqa: PLC0415 - same
+    from agent.node.pythons import ask_python  # noqa: PLC0415 - from HOME
 
     python = (home / "ray-python").read_text()
-    found = look_at(python)
+    found = ask_python(python)
     if found.version is not None and parsed(found.version) < OLDEST_RAY:
         fail(
             f"{python} has Ray {found.version}", "The agent needs 2.40 or newer: take a newer image"

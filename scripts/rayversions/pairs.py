@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from agent.node.ray_versions import FIRST_WITH_TOKEN, version
+from agent.node.facts import FIRST_WITH_TOKEN, version
 
 NEWEST = "newest"
 RAYS = ("2.40", "2.44", "2.49", "2.52", "2.55", NEWEST)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.checks import examine
-from agent.node.driver import Driver, DriverGpu
-from agent.node.facts import MIB, Facts, Folder, RayPython, Room
+from agent.checks import run_checks
+from agent.node.facts import MIB, Driver, DriverGpu, Facts, Folder, RayPython, Room
 from agent.settings import load
 from agent.topology.resolve import resolve
 
 if TYPE_CHECKING:
-    from agent.checks import Finding
+    from agent.checks.finding import Finding
 
 ENVIRON = {
     "RUNPOD_POD_ID": "podaaa",
@@ -58,4 +57,4 @@ FACTS = Facts(
 def findings() -> tuple[Finding, ...]:
     """Return what the checks say of it."""
     settings = load(ENVIRON, None).settings
-    return examine(FACTS, settings, resolve(ENVIRON, settings, FACTS))
+    return run_checks(FACTS, settings, resolve(ENVIRON, settings, FACTS))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from agent.checks import Level
-from agent.decisions.remedies import CAUSES
-from agent.decisions.remedies.noise import NOISE
+from agent.checks.finding import Level
+from agent.decisions.remedies.match import CAUSES
+from agent.decisions.remedies.tables import NOISE
 from troubles.bad_machine import findings
 from troubles.pains import PAINS
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.decisions.remedies.row import Remedy
+    from agent.decisions.remedies.tables import Remedy
 
 KNOWN_LINES = "tests/unit/known_lines.txt"
 _LONGEST, _BEFORE = 110, 20
@@ -34,8 +34,8 @@ test fails when it is stale.
 """
 _IN_A_BUNDLE = (
     (
-        "`outcome.json`, `plan.txt`, `run.json`, `timeline.json`",
-        "how it ended, what was planned, the attempts, when what was",
+        "`outcome.json`, `plan.txt`, `run.json`",
+        "how it ended, what was planned, the attempts",
     ),
     (
         "`status.json`, `findings.json`",
@@ -170,7 +170,7 @@ def _row(*cells: str) -> str:
 def _telling(row: Remedy, known: dict[str, str]) -> str:
     """Return the part of a known line by which it is known, with some words around it."""
     line = known[row.key].replace("`", "'")
-    match = re.search(row.words, line)
+    match = re.search(row.pattern, line)
     start = max(0, match.start() - _BEFORE) if match is not None else 0
     text = line[start : start + _LONGEST].strip()
     return ("…" if start else "") + text + ("…" if start + _LONGEST < len(line) else "")
@@ -182,4 +182,4 @@ def _plain(text: str) -> str:
 
 
 def _matched(row: Remedy) -> str:
-    return row.words.replace(r"(?:event\+)?", "")
+    return row.pattern.replace(r"(?:event\+)?", "")

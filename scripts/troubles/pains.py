@@ -213,7 +213,7 @@ PAINS: tuple[Pain, ...] = (
         22,
         "`Stopped only 0 out of N Ray processes`",
         (
-            avoided("tests/unit/test_orphans.py::test_orphans_are_ended_and_reaped"),
+            avoided("tests/unit/test_descendants.py::test_orphans_are_ended_and_reaped"),
             explained("zombies"),
         ),
     ),

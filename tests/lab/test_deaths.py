@@ -87,9 +87,9 @@ def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
     new = cluster.agent(2, "sh", "-c", TWICE, env={"RUNPOD_POD_ID": "poda"})
     assert ends([new, worker], 2 * BOOT) == [7, 7], new.tail() + worker.tail()
     assert new.stdout() == "attempt 2\n"
-    assert "the head's Ray was started anew" in worker.stderr()
+    assert "the head's Ray was restarted" in worker.stderr()
     assert "attempt 2 of 2: its head was lost; 2 of 2 node(s)" in new.stderr()
-    assert ("a worker remembers run" in new.stderr()) == (disk == "lost")
+    assert ("a worker reports run" in new.stderr()) == (disk == "lost")
 
 
 @pytest.mark.slow
@@ -148,7 +148,7 @@ def test_ray_alone_dies_where_it_only_serves(cluster: Cluster) -> None:
     _kill(head, "gcs_server")
     head.wait_for(r"Ray was lost on the head: .*gcs_server.*starting it again: 1 of 2", timeout=4)
     head.wait_for(r"is up and stays[\s\S]*is up and stays", timeout=BOOT)
-    assert "the head's Ray was started anew" in worker.stderr()
+    assert "the head's Ray was restarted" in worker.stderr()
     head.signal(signal.SIGTERM)
     assert ends([head, worker], 30) == [0, 0]
 

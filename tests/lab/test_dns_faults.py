@@ -58,4 +58,4 @@ def test_a_name_that_moves_while_dns_is_bad(cluster: Cluster) -> None:
     cluster.lab.dns(answering=True)
     assert ends([new, worker], 2 * BOOT) == [7, 7], new.tail() + worker.tail()
     assert new.stdout() == "attempt 2\n"
-    assert "the head's Ray was started anew" in worker.stderr()
+    assert "the head's Ray was restarted" in worker.stderr()

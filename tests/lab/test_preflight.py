@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node.torch_python import find
+from agent.node.pythons import find_torch
 from scenario import ENVIRONMENT, Cluster, await_true, ends, last_line
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def test_a_pod_that_is_cut_off_amid_it(cluster: Cluster) -> None:
     await_ranks(worker)
     cluster.pods[1].cut()
     assert ends([head, worker], 60) == [75, 75], head.tail()
-    assert f"came to nothing: {cluster.pods[1].name} went away meanwhile" in last_line(head)
+    assert f"was aborted: {cluster.pods[1].name} was lost" in last_line(head)
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
 @pytest.mark.pods(2)
 def test_before_a_job_of_rays(cluster: Cluster) -> None:
     """Beside Ray, in Ray's Python, where POD_AGENT_ENVIRONMENT names one that has torch, too."""
-    if find({}, str(ENVIRONMENT / "bin/python")).version is None:
+    if find_torch({}, str(ENVIRONMENT / "bin/python")).version is None:
         pytest.skip(f"{ENVIRONMENT} has no torch")
     cluster.env["AGENT_PREFLIGHT"] = "nccl"
     agents = cluster.agents("sh", "-c", "echo the job")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node.ray_versions import FIRST_WITH_TOKEN, version
+from agent.node.facts import FIRST_WITH_TOKEN, version
 from scenario import AGENT, BOOT, Cluster, ends, last_line, ray_in_pods
 
 TOKEN = {"RAY_AUTH_TOKEN": "correct-horse-battery-staple"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.record.story import explain
+from agent.record.explain import explain
 from scenario import AGENT, BOOT, Cluster, ends, last_line
 
 FULL = (

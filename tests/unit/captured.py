@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from agent.base.errors import SettingsError
 from agent.base.own_command import own_command
 from agent.node.facts import MIB, Facts, RayPython
-from agent.plan.make_plan import make_plan
+from agent.plan.make import make_plan
 from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.plan.make_plan import make_plan
+from agent.plan.make import make_plan
 from agent.settings import load
 from agent.topology.resolve import resolve
 from unit.clusters import cluster

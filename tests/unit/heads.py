@@ -6,34 +6,39 @@ from typing import TYPE_CHECKING
 
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.shared import Said, StopAsked, Tick
+from agent.decisions.head.fleet import RayNode, Worker
+from agent.decisions.values import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
 from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from agent.work.prepare import PrepareStep
-from agent.work.services import Listens, Scores, ServiceSpec
+from agent.work.services import ScoringProbe, ServiceSpec, TcpProbe
 from agent.work.where import ON_EVERY, ON_HEAD
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from agent.base.outcome import Outcome
-    from agent.decisions.attempts import Tried
-    from agent.decisions.items import ItemWord
-    from agent.decisions.probing import Answer
+    from agent.decisions.attempts import LostAttempt
+    from agent.decisions.values import Answer, ItemReport
 
 REWARD = "reward server"
 TICK, TERM, INT = Tick(), StopAsked(15), StopAsked(2)
-NODES = {n: h.RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
-HEAD = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
+NODES = {n: RayNode(f"id{n}", f"10.0.0.{n}", gpus=8.0) for n in range(2, 100)}
+HEAD = RayNode("id1", "10.0.0.1", is_head=True, gpus=8.0)
 
 History = list[tuple[float, h.HeadEvent]]
 
 REWARD_SPEC = ServiceSpec(
-    REWARD, "builtin", ("serve",), Scores("http://{node_ip}:5000/x"), 300.0, "AGENT_WAIT_REWARD"
+    REWARD,
+    "builtin",
+    ("serve",),
+    ScoringProbe("http://{node_ip}:5000/x"),
+    300.0,
+    "AGENT_WAIT_REWARD",
 )
 RETRIEVER = "retriever"
 RETRIEVER_SPEC = ServiceSpec(
-    RETRIEVER, "serve", ("serve",), Listens(8000), 300.0, "within", where=ON_EVERY
+    RETRIEVER, "serve", ("serve",), TcpProbe(8000), 300.0, "within", where=ON_EVERY
 )
 SPECS = {REWARD: REWARD_SPEC, RETRIEVER: RETRIEVER_SPEC}
 STEPS = (
@@ -48,7 +53,7 @@ LIMITS = {
     planned.NODE: 60.0,
 }
 SUBMITTED = h.Submitted("run-1")
-PREPARED: list[h.HeadEvent] = [h.StepOver(step.name) for step in STEPS]
+PREPARED: list[h.HeadEvent] = [StepOver(step.name) for step in STEPS]
 
 
 def waits(
@@ -67,20 +72,20 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
     prepare: bool = False,
     given: bool = False,
     retries: int = 0,
-    tried: tuple[Tried, ...] = (),
-) -> h.Goal:
+    tried: tuple[LostAttempt, ...] = (),
+) -> h.HeadGoal:
     """Return a goal with times that are easy to tell apart."""
-    return h.Goal(
+    return h.HeadGoal(
         limits=LIMITS,
         job_stop_grace=16.0,
         expected_workers=workers,
-        least_workers=workers if least is None else least,
-        wants_job=job,
+        min_workers=workers if least is None else least,
+        has_job=job,
         services=tuple(SPECS[name] for name in services),
         steps=STEPS if prepare else (),
-        longest_prepare=7200.0,
+        max_prepare_seconds=7200.0,
         retries=retries,
-        tried=tried,
+        lost_attempts=tried,
         first_attempt=len(tried) + 1,
         ray="KubeRay's Ray" if given else h.OUR_RAY,
         ray_is_given=given,
@@ -90,7 +95,7 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
 
 def nodes(*others: int, dead: tuple[int, ...] = (), up: bool = True) -> h.RayNodes:
     """Return GCS's list: the head, live workers by number, and dead ones."""
-    gone = [h.RayNode(NODES[n].node_id, NODES[n].ip, alive=False) for n in dead]
+    gone = [RayNode(NODES[n].node_id, NODES[n].ip, alive=False) for n in dead]
     return h.RayNodes((*([HEAD] if up else []), *(NODES[n] for n in others), *gone))
 
 
@@ -105,14 +110,14 @@ def word(  # noqa: PLR0913 - what a worker may say
     detail: str = "",
     refused: str = "",
     heard: float = 0.0,
-    items: tuple[ItemWord, ...] = (),
+    items: tuple[ItemReport, ...] = (),
     answers: tuple[Answer, ...] = (),
     memory: str = "",
 ) -> h.WorkerReported:
     """Return a worker's report, by its number."""
     name, ip = f"pod{n}", f"10.0.0.{n}"
     return h.WorkerReported(
-        h.Worker(
+        Worker(
             *(f"agent{n}", name, ip, rank, phase, detail, heard, joined, preparing, refused, gone),
             items=items,
             answers=answers,
@@ -128,7 +133,7 @@ def job(status: str, code: int | None = None, message: str = "", attempt: int = 
 
 WITH_REWARD = goal(services=(REWARD,))
 SERVING = goal(1, job=False)
-READY = (5.0, h.ServiceReady(REWARD))
+READY = (5.0, ServiceReady(REWARD))
 RUNNING: History = [(3.0, nodes()), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
 PAIR: History = [
     (3.0, nodes(2)),
@@ -137,14 +142,14 @@ PAIR: History = [
     (6.0, job("RUNNING")),
 ]
 SERVED: History = [(3.0, nodes()), READY, (6.0, SUBMITTED), (7.0, job("RUNNING"))]
-LOST = h.ServiceGone(REWARD, "exit code 1")
+LOST = ServiceGone(REWARD, "exit code 1")
 """Well-known beginnings of a story."""
 
 
 class Story:
     """A head to which a history happened, and all that it did."""
 
-    def __init__(self, of: h.Goal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
+    def __init__(self, of: h.HeadGoal, history: Iterable[tuple[float, h.HeadEvent]]) -> None:
         self.state = head.first_state(of)
         self.now = 0.0
         self.actions: list[h.HeadAction] = []
@@ -158,7 +163,7 @@ class Story:
         self.actions += actions
         if isinstance(event, Tick):  # else the head would go on looking at the time
             then = head.deadline(self.state)
-            assert then is None or then > at, f"{head.waits(self.state)}: {then} at {at}"
+            assert then is None or then > at, f"{head.pending_waits(self.state)}: {then} at {at}"
         for action in actions:
             if isinstance(action, h.Retry):  # this node's own part in that, without a fault
                 self.take(h.Cleared(action.ended.number), at)
@@ -175,23 +180,23 @@ class Story:
     @property
     def deeds(self) -> list[h.HeadAction]:
         """All actions but sentences, and probes and notes, on which nothing depends."""
-        kept = Said | h.Probe | h.Keep
+        kept = LogLine | h.ProbeNode | h.SaveSnapshot
         return [action for action in self.actions if not isinstance(action, kept)]
 
     @property
     def probes(self) -> list[tuple[str, str, str]]:
         """What nodes were asked to try: who, what, where."""
-        return [(a.node, a.probe, a.at) for a in self.actions if isinstance(a, h.Probe)]
+        return [(a.node, a.probe, a.at) for a in self.actions if isinstance(a, h.ProbeNode)]
 
     @property
     def said(self) -> str:
         """All sentences."""
-        return "\n".join(a.sentence for a in self.actions if isinstance(a, Said))
+        return "\n".join(a.sentence for a in self.actions if isinstance(a, LogLine))
 
     @property
     def ends(self) -> list[Outcome]:
         """The outcomes with which it left; more than one is a fault."""
-        return [action.outcome for action in self.actions if isinstance(action, h.Leave)]
+        return [action.outcome for action in self.actions if isinstance(action, h.EndRun)]
 
     def kinds(self) -> Iterator[str]:
         """Name the deeds."""

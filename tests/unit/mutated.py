@@ -13,7 +13,7 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
-from agent.base.ranges import Most, Range
+from agent.base.ranges import MaxItems, Range
 from agent.record.codec import hints_of
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def filled(hint: Any) -> Any:  # noqa: ANN401, PLR0911 - any type; one case, one
     if origin is Literal:
         return args[-1]
     if origin is tuple:
-        least = max(1, next((one.least for one in marks if isinstance(one, Most)), 1))
+        least = max(1, next((one.minimum for one in marks if isinstance(one, MaxItems)), 1))
         kinds = args if args[-1] is not Ellipsis else [args[0]] * least
         return [filled(one) for one in kinds]
     if isinstance(origin, type) and issubclass(origin, abc.Mapping):
@@ -71,7 +71,7 @@ def filled(hint: Any) -> Any:  # noqa: ANN401, PLR0911 - any type; one case, one
         return True
     if hint in {int, float}:
         within = next(one for one in marks if isinstance(one, Range))
-        return hint(max(within.least, min(1, within.greatest)))
+        return hint(max(within.minimum, min(1, within.maximum)))
     if issubclass(hint, Enum):
         return next(iter(hint)).value
     return {name: filled(one) for name, one in _hints(hint).items()}

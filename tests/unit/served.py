@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import anyio
 
-from agent.control.server import Control, LogPart, Site
+from agent.control.server import AgentServer, Control, LogPart
 from agent.control.sockets import bind
-from agent.record import control_key
+from agent.record import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator
@@ -76,7 +76,7 @@ class Head:
         self.over = threading.Event()
         self.up = threading.Event()
         control = Control(self.stopped.set, 5.0, key, lambda: {**FINDINGS}, log)
-        self.site = Site(
+        self.site = AgentServer(
             token=token, ready=lambda: True, status=lambda: {**STATUS}, control=control
         )
 
@@ -117,4 +117,4 @@ def leave_key(root: Path, key: str) -> None:
     """Leave a key where the newest run's head does."""
     folder = root / "latest" / "pod0"
     folder.mkdir(parents=True)
-    (folder / control_key.FILE).write_text(key)
+    (folder / run_folder.KEY_FILE).write_text(key)

@@ -7,33 +7,33 @@ from dataclasses import replace
 from agent.decisions.head import state as h
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import PartEnd, PartOver
+from agent.work.torchrun import ShareEnd, ShareOver
 from unit.heads import goal, word
 
-DONE = PartEnd(0)
-STOPPED = PartEnd(1, by_order=True)
+DONE = ShareEnd(0)
+STOPPED = ShareEnd(1, by_order=True)
 
 
-def by_torchrun(workers: int = 1, **asked: int) -> h.Goal:
+def by_torchrun(workers: int = 1, **asked: int) -> h.HeadGoal:
     """Return the goal of a run without Ray."""
     of = goal(workers, **asked)  # type: ignore[arg-type]  # retries, by name
     limits = {**of.limits, planned.JOB: 8.0}
     return replace(of, limits=limits, by_torchrun=True, node="pod0", size=NodeSize(8))
 
 
-def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str = "") -> PartEnd:
+def failed(code: int, local_rank: int | None = 0, ago: float = 0.0, words: str = "") -> ShareEnd:
     """Return the end of a share that failed by itself."""
-    return PartEnd(code, local_rank, words, ago)
+    return ShareEnd(code, local_rank, words, ago)
 
 
-def own(end: PartEnd, attempt: int = 1) -> h.OwnPartOver:
+def own(end: ShareEnd, attempt: int = 1) -> h.OwnShareOver:
     """Return the end of the head's own share."""
-    return h.OwnPartOver(PartOver(attempt, end))
+    return h.OwnShareOver(ShareOver(attempt, end))
 
 
 def tells(  # noqa: PLR0913 - what a worker may say
     n: int,
-    end: PartEnd | None = None,
+    end: ShareEnd | None = None,
     at: float = 0.0,
     *,
     attempt: int = 1,
@@ -42,5 +42,5 @@ def tells(  # noqa: PLR0913 - what a worker may say
 ) -> h.WorkerReported:
     """Return a worker's report, with the end of its share if that has ended."""
     said = word(n, heard=at, gone=gone, rank=rank).worker
-    part = None if end is None else PartOver(attempt, end)
-    return h.WorkerReported(replace(said, part=part, gpus=4))
+    part = None if end is None else ShareOver(attempt, end)
+    return h.WorkerReported(replace(said, share=part, gpus=4))

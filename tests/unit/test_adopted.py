@@ -12,14 +12,13 @@ import anyio
 import psutil
 import pytest
 
-from agent.boot.left_behind import LeftBehind, left_behind
+from agent.boot.make_ready import SurvivingProcesses, find_surviving_processes
 from agent.node.addresses import taken_ports
 from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, own_record, process_of, run_of
 from agent.record.run_folder import RunFolder
-from agent.runtime import orphans, parent
-from agent.runtime.adopted import Adopted, adopt
-from agent.runtime.process import start_time
+from agent.runtime import descendants, parent
+from agent.runtime.process import AdoptedChild, adopt, start_time
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ def orphan(*argv: str) -> int:
     return int(told.stdout)
 
 
-def taken(pid: int) -> Adopted:
+def taken(pid: int) -> AdoptedChild:
     """Take a process over."""
     child = adopt("sleep", pid, start_time(pid), lambda: LOG)
     assert child is not None
@@ -110,14 +109,16 @@ def test_ranks_of_a_torchrun_that_is_gone_are_ended(monkeypatch: pytest.MonkeyPa
     rank, other = (
         orphan("env", f"TORCHELASTIC_RUN_ID={run}-1", "sleep", "60") for run in ("run-1", "run-2")
     )
-    monkeypatch.setattr(orphans, "below", lambda: [*map(psutil.Process, (rank, other))])
+    monkeypatch.setattr(
+        descendants, "list_descendants", lambda: [*map(psutil.Process, (rank, other))]
+    )
     anyio.run(is_so, lambda: all(psutil.Process(p).name() == "sleep" for p in (rank, other)))
     torchrun = subprocess.Popen(["sleep", "60"])
     record = record_with(torchrun=torchrun.pid)
     torchrun.kill()
     torchrun.wait()
     try:
-        LeftBehind(record, (RAY,))
+        SurvivingProcesses(record, (RAY,))
         anyio.run(is_so, lambda: not lives(rank))
         assert lives(other)
     finally:
@@ -147,7 +148,7 @@ def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
         if ray == "is gone":
             os.kill(pids["ray_start"], 9)
             await is_so(lambda: not lives(pids["ray_start"]))
-        left = LeftBehind(record, (RAY, "reward"))
+        left = SurvivingProcesses(record, (RAY, "reward"))
         assert left.has_ray is (ray == "lives")
         assert left.names == {*kept}
         names = [name for name in (RAY, "reward", "ray bridge") if left.adopt(name, lambda: LOG)]
@@ -169,7 +170,7 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
     folder.mkdir(parents=True)
     assert former.write(folder / "node.json") is None
     assert NodeRecord.read(folder / "node.json") == former
-    new = own_record("pod0", "").taken_over(former)
+    new = own_record("pod0", "").continuing(former)
     assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
     killed = former.agent.pid
     assert run_of(tmp_path, "pod0", (killed,)) == "run-1"
@@ -188,9 +189,9 @@ def test_the_record_of_an_earlier_agent_tells_where_the_last_left_none(
     assert record.write(first.path / "node.json") is None
     first.close()
     killed = (record.agent.pid + 1,) * before + ((record.agent.pid,) if found else ())
-    monkeypatch.setattr(parent, "_former", killed)
+    monkeypatch.setattr(parent, "_former_agents", killed)
     again = RunFolder(tmp_path, "run-1", "pod0", link=False)
-    left = left_behind(again, (RAY,))
+    left = find_surviving_processes(again, (RAY,))
     again.close()
     assert (left is not None) is found
 
@@ -203,6 +204,6 @@ def test_who_is_ended_holds_no_port_any_more() -> None:
     assert child.stdout is not None
     port = int(child.stdout.readline())
     assert taken_ports([port])
-    orphans.kill_tree(child.pid)
+    descendants.kill_tree(child.pid)
     assert not taken_ports([port])
     child.communicate()

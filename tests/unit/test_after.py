@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 
 from agent.decisions import head, worker
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE, ItemWord, Step
-from agent.decisions.shared import Order, OrderKind, Said
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import (
+    HERE,
+    ItemReport,
+    LogLine,
+    Order,
+    OrderKind,
+    ServiceGone,
+    ServiceReady,
+    Step,
+    StepOver,
+)
 from agent.decisions.worker import state as w
 from agent.plan import waits as planned
-from agent.work.after import circle, longest_waits
-from agent.work.prepare import PREPARE, PREPARE_EACH, PrepareStep, by_order
-from agent.work.services import ServiceSpec
+from agent.work.prepare import PREPARE, PREPARE_EACH, PrepareStep, ordered_steps
+from agent.work.services import ServiceSpec, find_cycle, longest_waits
 from agent.work.where import ON_EVERY, ON_HEAD, Where
 from unit import workers
 from unit.heads import (
@@ -45,33 +53,33 @@ ON_RANK = replace(RETRIEVER_SPEC, name="judge", where=Where("rank", 1), after=()
 ON_WORKERS = replace(RETRIEVER_SPEC, name="cache", where=Where("workers"), after=())
 
 
-def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> h.Goal:
+def of(*rows: PrepareStep | ServiceSpec, workers: int = 0) -> h.HeadGoal:
     """Return a goal with these steps and services."""
     steps = tuple(row for row in rows if isinstance(row, PrepareStep))
     services = tuple(row for row in rows if isinstance(row, ServiceSpec))
     made = replace(goal(workers), steps=steps, services=services)
-    return replace(made, longest_prepare=1000.0)
+    return replace(made, max_prepare_seconds=1000.0)
 
 
 def begins(story: Story) -> list[str]:
     """Name what the head starts as it begins, or has wait."""
     return [
-        action.sentence if isinstance(action, Said) else f"{type(action).__name__} {action.name}"
+        action.sentence if isinstance(action, LogLine) else f"{type(action).__name__} {action.name}"
         for action in head.first_actions(story.state)
-        if isinstance(action, Said | h.StartService | h.RunStep)
+        if isinstance(action, LogLine | h.StartService | h.OrderStep)
     ]
 
 
 def starts(story: Story) -> list[str]:
     """Name what was started, on which node, and when it had to wait, after what."""
-    kinds = h.StartService | h.RunStep
+    kinds = h.StartService | h.OrderStep
     return [f"{deed.name} {deed.node}" for deed in story.deeds if isinstance(deed, kinds)]
 
 
 def says(n: int, *done: str, at: float, rank: int | None = None, pending: str = "") -> h.HeadEvent:
     """Return a worker's word of its steps and services."""
-    items = tuple(ItemWord(name, Step.READY) for name in done)
-    items += tuple(ItemWord(name, Step.PENDING) for name in pending.split())
+    items = tuple(ItemReport(name, Step.READY) for name in done)
+    items += tuple(ItemReport(name, Step.PENDING) for name in pending.split())
     return word(n, joined=not pending, preparing=bool(pending), heard=at, items=items, rank=rank)
 
 
@@ -82,36 +90,36 @@ def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_star
     """Ray and what depends on nothing start at once; the data takes longer than its limit."""
     story = Story(of(EACH, MAKE, ASKED), [])
     assert begins(story) == [
-        f"RunStep {PREPARE_EACH}",
+        f"OrderStep {PREPARE_EACH}",
         f"{PREPARE} waits for {PREPARE_EACH}",
         f"{REWARD} waits for {PREPARE_EACH} and {PREPARE}",
     ]
     story.take(nodes(), 3)
-    story.take(h.StepOver(PREPARE_EACH), 90)
+    story.take(StepOver(PREPARE_EACH), 90)
     assert starts(story) == [f"{PREPARE} {HERE}"]
-    (server, step) = head.waits(story.state)
+    (server, step) = head.pending_waits(story.state)
     assert (server.what, server.evidence) == (REWARD, f"not started, waits for {PREPARE}")
     assert (step.what, step.deadline) == (PREPARE, 190.0)
     story.take(TICK, 180)
-    story.take(h.StepOver(PREPARE), 185)
+    story.take(StepOver(PREPARE), 185)
     assert starts(story) == [f"{PREPARE} {HERE}", f"{REWARD} {HERE}"]
-    (server,) = head.waits(story.state)
+    (server,) = head.pending_waits(story.state)
     assert (server.evidence, server.deadline) == ("", 185.0 + REWARD_SPEC.within)
-    story.take(h.ServiceReady(REWARD), 400)
-    assert (story.state.phase, story.ends) == (Phase.SUBMITTING, [])
+    story.take(ServiceReady(REWARD), 400)
+    assert (story.state.phase, story.ends) == (HeadPhase.SUBMITTING, [])
 
 
 @pytest.mark.parametrize(
     ("history", "reason"),
     [
-        ([(9, h.StepOver(PREPARE_EACH, "exit code 2"))], f"{PREPARE_EACH} failed: exit code 2"),
+        ([(9, StepOver(PREPARE_EACH, "exit code 2"))], f"{PREPARE_EACH} failed: exit code 2"),
         ([(100, TICK)], f"{PREPARE_EACH} never came in time"),
         (
-            [(9, h.StepOver(PREPARE_EACH)), (109, TICK)],
+            [(9, StepOver(PREPARE_EACH)), (109, TICK)],
             f"{PREPARE} never came in time",
         ),
         (
-            [(9, h.StepOver(PREPARE_EACH)), (10, h.StepOver(PREPARE)), (11, LOST)],
+            [(9, StepOver(PREPARE_EACH)), (10, StepOver(PREPARE)), (11, LOST)],
             f"{REWARD} ended before it was ready: exit code 1",
         ),
     ],
@@ -126,40 +134,40 @@ def test_what_fails_ends_the_run_with_its_own_reason(history: History, reason: s
 def test_an_agent_that_goes_on_knows_what_was_done() -> None:
     """A step that a killed agent finished is not run again; what waits for others still does."""
     made = of(EACH, MAKE, ASKED)
-    story = Story(replace(made, done=frozenset({PREPARE_EACH})), [])
-    assert begins(story) == [f"RunStep {PREPARE}", f"{REWARD} waits for {PREPARE}"]
-    story = Story(replace(made, done=frozenset({PREPARE_EACH, PREPARE})), [])
+    story = Story(replace(made, finished_steps=frozenset({PREPARE_EACH})), [])
+    assert begins(story) == [f"OrderStep {PREPARE}", f"{REWARD} waits for {PREPARE}"]
+    story = Story(replace(made, finished_steps=frozenset({PREPARE_EACH, PREPARE})), [])
     assert begins(story) == [f"StartService {REWARD}"]
     shared = replace(EACH, once="/data/.done")
-    done = Story(replace(of(shared), done=frozenset({PREPARE_EACH})), [])
-    assert done.state.turns.queues == {}
+    done = Story(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [])
+    assert done.state.step_queues.queues == {}
 
 
 def test_a_restart_waits_for_what_is_gone_too() -> None:
     """It is started again once that answers, and has its time from then on."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, after=())
     story = Story(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
-    for event in (h.ServiceReady(RETRIEVER), h.ServiceReady(REWARD), SUBMITTED):
+    for event in (ServiceReady(RETRIEVER), ServiceReady(REWARD), SUBMITTED):
         story.take(event, 10)
-    story.take(h.ServiceGone(RETRIEVER, "exit code 1"), 20)
-    story.take(h.ServiceGone(REWARD, "exit code 1"), 21)
+    story.take(ServiceGone(RETRIEVER, "exit code 1"), 20)
+    story.take(ServiceGone(REWARD, "exit code 1"), 21)
     assert starts(story) == [f"{REWARD} {HERE}", f"{RETRIEVER} {HERE}"]
     assert f"{REWARD} waits for {RETRIEVER}" in story.said
-    story.take(h.ServiceReady(RETRIEVER, generation=2), 100)
+    story.take(ServiceReady(RETRIEVER, generation=2), 100)
     assert story.deeds[-1] == h.StartService(REWARD, HERE, 2)
     item = story.state.services.items[HERE, REWARD]
-    assert (item.deadline, story.state.waiting) == (100 + REWARD_SPEC.restarted_within, frozenset())
+    assert (item.deadline, story.state.blocked) == (100 + REWARD_SPEC.restarted_within, frozenset())
 
 
 def test_a_restart_that_waits_in_vain_ends_the_run() -> None:
     """What it waits for is lost for good; else its own last resort would be."""
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, restarts=1)
     story = Story(of(first, replace(REWARD_SPEC, after=(RETRIEVER,))), [(3, nodes())])
-    for event in (h.ServiceReady(RETRIEVER), h.ServiceReady(REWARD), SUBMITTED):
+    for event in (ServiceReady(RETRIEVER), ServiceReady(REWARD), SUBMITTED):
         story.take(event, 10)
-    story.take(h.ServiceGone(RETRIEVER, "exit code 1"), 20)
-    story.take(h.ServiceGone(REWARD, "exit code 1"), 21)
-    story.take(h.ServiceGone(RETRIEVER, "exit code 1", generation=2), 30)
+    story.take(ServiceGone(RETRIEVER, "exit code 1"), 20)
+    story.take(ServiceGone(REWARD, "exit code 1"), 21)
+    story.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 30)
     assert story.finish()
     assert f"{RETRIEVER} is lost for good" in str(story.state.verdict)
 
@@ -169,7 +177,7 @@ def test_what_is_given_up_is_not_waited_for() -> None:
     first = replace(RETRIEVER_SPEC, where=ON_HEAD, essential=False)
     server, cache = (replace(one, after=(RETRIEVER,)) for one in (REWARD_SPEC, ON_WORKERS))
     story = Story(of(first, server, cache, workers=1), [(3, nodes(2)), (4, says(2, at=4))])
-    story.take(h.ServiceGone(RETRIEVER, "exit code 1"), 20)
+    story.take(ServiceGone(RETRIEVER, "exit code 1"), 20)
     assert starts(story) == ["cache agent2", f"{REWARD} {HERE}"]
     assert "the run goes on without it" in story.said
 
@@ -190,10 +198,10 @@ def test_a_service_of_every_node_waits_for_its_own_node() -> None:
     story.take(says(3, PREPARE_EACH, at=5), 5)
     assert starts(story) == [f"{RETRIEVER} agent3"]
     assert f"{RETRIEVER} on pod2 waits for {PREPARE_EACH}" in story.said
-    story.take(h.StepOver(PREPARE_EACH), 6)
+    story.take(StepOver(PREPARE_EACH), 6)
     assert starts(story) == [f"{RETRIEVER} agent3", f"{RETRIEVER} {HERE}"]
-    story.take(h.ServiceReady(RETRIEVER), 7)
-    story.take(h.ServiceReady(RETRIEVER, "agent3"), 7)
+    story.take(ServiceReady(RETRIEVER), 7)
+    story.take(ServiceReady(RETRIEVER, "agent3"), 7)
     story.take(says(2, PREPARE_EACH, at=500), 500)
     assert starts(story)[2:] == [f"{RETRIEVER} agent2"]
     item = story.state.services.items["agent2", RETRIEVER]
@@ -207,8 +215,8 @@ def test_what_runs_elsewhere_starts_all_that_waits_for_it() -> None:
     story = Story(of(EACH, MAKE, DATA, cache, ON_RANK, server, workers=2), [(3, nodes(2, 3))])
     story.take(says(3, pending=f"data {PREPARE_EACH}", rank=2, at=4), 4)
     assert starts(story) == []
-    story.take(h.StepOver(PREPARE_EACH), 5)
-    story.take(h.StepOver(PREPARE), 6)
+    story.take(StepOver(PREPARE_EACH), 5)
+    story.take(StepOver(PREPARE), 6)
     assert starts(story)[1:] == ["cache agent3", f"data {HERE}", "data agent3"]
     story.take(says(2, "data", PREPARE_EACH, rank=1, at=7), 7)
     assert starts(story)[4:] == ["cache agent2", "judge agent2"]
@@ -221,7 +229,7 @@ def test_a_step_by_order_waits_for_a_step_of_the_head() -> None:
     story = Story(of(replace(MAKE, after=()), DATA, workers=2), [(3, nodes(2, 3))])
     story.take(says(2, pending="data", at=4), 4)
     assert starts(story) == []
-    story.take(h.StepOver(PREPARE), 5)
+    story.take(StepOver(PREPARE), 5)
     story.take(says(3, pending="data", at=6), 6)
     assert starts(story) == [f"data {HERE}", "data agent2", "data agent3"]
 
@@ -232,7 +240,7 @@ def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
     for at in range(4, 1004, 10):
         story.take(says(2, pending=PREPARE_EACH, at=at), at)
         story.take(nodes(), at)
-    assert (story.ends, story.state.phase) == ([], Phase.BOOTING)
+    assert (story.ends, story.state.phase) == ([], HeadPhase.BOOTING)
     story.take(TICK, 1004)
     (end,) = story.ends
     assert end.exit_code == 69
@@ -266,31 +274,31 @@ def test_the_services_of_all_workers_are_waited_for() -> None:
 def test_another_agent_of_a_node_is_waited_for_anew() -> None:
     """A service that waits there ends with its node; the next agent's step counts."""
     made = of(EACH, replace(FINDER, after=(PREPARE_EACH,)), workers=1)
-    story = Story(made, [(2, h.StepOver(PREPARE_EACH)), (3, nodes(2))])
+    story = Story(made, [(2, StepOver(PREPARE_EACH)), (3, nodes(2))])
     story.take(says(2, pending=PREPARE_EACH, at=4), 4)
     story.take(h.WorkerReplaced("agent2"), 5)
     again = says(2, PREPARE_EACH, at=6)
     assert isinstance(again, h.WorkerReported)
     story.take(replace(again, worker=replace(again.worker, key="agent9")), 6)
     assert starts(story) == [f"{RETRIEVER} {HERE}", f"{RETRIEVER} agent9"]
-    assert story.state.waiting == frozenset()
+    assert story.state.blocked == frozenset()
 
 
 def test_what_an_earlier_head_had_started_is_not_started_again() -> None:
     """It runs there already, whatever this head has to wait for."""
     made = of(EACH, MAKE, replace(FINDER, after=(PREPARE,)), workers=1)
     story = Story(made, [(3, nodes(2)), (4, says(2, at=4)), (5, says(2, RETRIEVER, at=5))])
-    story.take(h.StepOver(PREPARE_EACH), 6)
-    story.take(h.StepOver(PREPARE), 7)
+    story.take(StepOver(PREPARE_EACH), 6)
+    story.take(StepOver(PREPARE), 7)
     assert starts(story) == [f"{PREPARE} {HERE}", f"{RETRIEVER} {HERE}"]
 
 
 def test_a_node_whose_step_fails_is_named() -> None:
     """One that is there for a service only: its last word ends the wait for its rank."""
     alone = replace(ON_RANK, where=Where("rank", 1), alone=True, after=(PREPARE_EACH,))
-    story = Story(of(EACH, alone), [(2, h.StepOver(PREPARE_EACH)), (3, nodes())])
+    story = Story(of(EACH, alone), [(2, StepOver(PREPARE_EACH)), (3, nodes())])
     story.take(says(2, pending=PREPARE_EACH, rank=1, at=4), 4)
-    assert (story.state.phase, starts(story)) == (Phase.BOOTING, [])
+    assert (story.state.phase, starts(story)) == (HeadPhase.BOOTING, [])
     failed = f"{PREPARE_EACH} failed: exit code 5"
     story.take(word(2, "leaving", joined=False, rank=1, gone=True, detail=failed, heard=9), 9)
     assert story.finish()
@@ -317,7 +325,7 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
     words |= {("data", node): Step.PENDING for node in ("agent2", "agent3")}
     seen = 0
     for at, (choice, is_well) in enumerate(choices, 2):
-        new = [d for d in story.deeds[seen:] if isinstance(d, h.StartService | h.RunStep)]
+        new = [d for d in story.deeds[seen:] if isinstance(d, h.StartService | h.OrderStep)]
         seen = len(story.deeds)
         for deed in new:
             for name in AFTER[deed.name]:
@@ -334,7 +342,7 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
         failure = "" if is_well else "exit code 1"
         if node != HERE:
             items = tuple(
-                ItemWord(what, step, generation=number if what == name else 1)
+                ItemReport(what, step, generation=number if what == name else 1)
                 for (what, where), step in words.items()
                 if where == node
             )
@@ -342,14 +350,14 @@ def test_nothing_starts_too_early_and_nothing_waits_for_ever(
             n = int(node.removeprefix("agent"))
             story.take(word(n, rank=n - 1, heard=at, items=items, gone=gone), at)
         elif is_step:
-            story.take(h.StepOver(name, failure), at)
+            story.take(StepOver(name, failure), at)
         elif is_well:
-            story.take(h.ServiceReady(name), at)
+            story.take(ServiceReady(name), at)
             runs.append((name, node, number))  # and may die later
         else:
-            story.take(h.ServiceGone(name, failure), at)
+            story.take(ServiceGone(name, failure), at)
     assert story.finish(200)
-    assert story.ends or not story.state.waiting
+    assert story.ends or not story.state.blocked
 
 
 # --- on a worker ---------------------------------------------------------------------------------
@@ -361,41 +369,41 @@ GIVEN = replace(EACH, command="mount {head_ip}")
 def test_a_workers_own_steps_follow_each_other_without_the_head() -> None:
     """Nobody has to tell: what it depends on is this node's own."""
     story = workers.Story(OF_LOCAL, [])
-    assert by_order(OF_LOCAL.steps) == ()
-    assert [said.sentence for said in worker.first_words(story.state)] == [
+    assert ordered_steps(OF_LOCAL.steps) == ()
+    assert [said.sentence for said in worker.first_messages(story.state)] == [
         f"last waits for {PREPARE_EACH}"
     ]
-    assert story.state.under_way == (PREPARE_EACH,)
-    (one, other) = worker.waits(story.state)[:2]
+    assert story.state.running_steps == (PREPARE_EACH,)
+    (one, other) = worker.pending_waits(story.state)[:2]
     assert (one.what, other.what, other.evidence) == (
         *(PREPARE_EACH, "last", f"not started, waits for {PREPARE_EACH}"),
     )
-    story.take(w.StepOver(PREPARE_EACH), 95)
-    assert story.deeds == [w.RunStep("last")]
+    story.take(StepOver(PREPARE_EACH), 95)
+    assert story.deeds == [w.RunOwnStep("last")]
     story.take(workers.spoke(), 120)
-    story.take(w.StepOver("last"), 190)
+    story.take(StepOver("last"), 190)
     assert story.ends == []
     assert isinstance(story.deeds[-1], w.StartRay)
 
 
 def test_a_workers_step_that_fails_ends_it() -> None:
     """What waits for it is not run."""
-    story = workers.Story(OF_LOCAL, [(9, w.StepOver(PREPARE_EACH, "exit code 2"))])
+    story = workers.Story(OF_LOCAL, [(9, StepOver(PREPARE_EACH, "exit code 2"))])
     (end,) = story.ends
     assert (end.exit_code, end.reason) == (69, f"{PREPARE_EACH} failed: exit code 2")
-    assert not any(isinstance(deed, w.RunStep) for deed in story.deeds)
+    assert not any(isinstance(deed, w.RunOwnStep) for deed in story.deeds)
 
 
 def test_a_step_after_one_by_order_is_by_order_as_well() -> None:
     """So is one that depends on another node; the wait says for what."""
-    assert by_order((GIVEN, LAST)) == (GIVEN, LAST)
-    assert by_order((EACH, MAKE, DATA, LAST)) == (DATA,)
-    assert by_order((LAST, replace(LAST, name="more", after=("last",)))) == ()
+    assert ordered_steps((GIVEN, LAST)) == (GIVEN, LAST)
+    assert ordered_steps((EACH, MAKE, DATA, LAST)) == (DATA,)
+    assert ordered_steps((LAST, replace(LAST, name="more", after=("last",)))) == ()
     of_data = replace(OF_LOCAL, steps=(EACH, DATA))
     story = workers.Story(of_data, [(1, workers.spoke())])
-    turn = next(wait for wait in worker.waits(story.state) if wait.key == "turn")
+    turn = next(wait for wait in worker.pending_waits(story.state) if wait.key == "turn")
     assert turn.evidence.startswith(f"data waits for {PREPARE}; ")
-    assert [item.name for item in worker.words(story.state)] == ["data"]
+    assert [item.name for item in worker.item_reports(story.state)] == ["data"]
 
 
 def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
@@ -413,10 +421,10 @@ def test_a_plain_head_orders_nothing() -> None:
     """This node's own order is kept; what runs elsewhere cannot be waited for."""
     made = replace(OF_LOCAL, steps=(GIVEN, LAST, DATA))
     story = workers.Story(made, [(2, workers.spoke(epoch=None))])
-    assert story.deeds == [w.RunStep(PREPARE_EACH), w.RunStep("data")]
-    story.take(w.StepOver("data"), 3)
-    story.take(w.StepOver(PREPARE_EACH), 4)
-    assert story.deeds[2:] == [w.RunStep("last")]
+    assert story.deeds == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("data")]
+    story.take(StepOver("data"), 3)
+    story.take(StepOver(PREPARE_EACH), 4)
+    assert story.deeds[2:] == [w.RunOwnStep("last")]
 
 
 def test_what_waits_is_not_started_out_of_reach() -> None:
@@ -424,11 +432,11 @@ def test_what_waits_is_not_started_out_of_reach() -> None:
     silent = w.HeadSilent("no answer")
     story = workers.Story(OF_LOCAL, [(2, workers.spoke(ready=False)), (3, silent)])
     story.take(workers.TICK, 51)
-    story.take(w.StepOver(PREPARE_EACH), 51.1)
+    story.take(StepOver(PREPARE_EACH), 51.1)
     assert story.deeds == [w.StopSteps()]
     story.take(workers.spoke(ready=False), 60)
-    story.take(w.StepOver(PREPARE_EACH), 70)
-    assert story.deeds[1:] == [w.RunStep(PREPARE_EACH), w.RunStep("last")]
+    story.take(StepOver(PREPARE_EACH), 70)
+    assert story.deeds[1:] == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("last")]
 
 
 def test_an_order_starts_a_step_once() -> None:
@@ -436,8 +444,8 @@ def test_an_order_starts_a_step_once() -> None:
     ordered = w.Ordered(Order("head1", 1, OrderKind.RUN_STEP, "last"))
     made = replace(OF_LOCAL, steps=(GIVEN, LAST))
     story = workers.Story(made, [(1, workers.spoke(epoch=None)), (2, ordered)])
-    story.take(w.StepOver(PREPARE_EACH), 3)
-    assert story.deeds == [w.RunStep(PREPARE_EACH), w.RunStep("last")]
+    story.take(StepOver(PREPARE_EACH), 3)
+    assert story.deeds == [w.RunOwnStep(PREPARE_EACH), w.RunOwnStep("last")]
 
 
 # --- what is planned -----------------------------------------------------------------------------
@@ -459,8 +467,8 @@ def test_the_longest_waits() -> None:
 
 def test_circles() -> None:
     """Each in it waits for the next."""
-    assert circle({"a": ["b"], "b": ["c"], "c": []}) == []
-    found = circle({"x": ["a"], "a": ["b"], "b": ["c"], "c": ["a"]})
+    assert find_cycle({"a": ["b"], "b": ["c"], "c": []}) == []
+    found = find_cycle({"x": ["a"], "a": ["b"], "b": ["c"], "c": ["a"]})
     assert sorted(found) == ["a", "b", "c"]
     follows = {"a": "b", "b": "c", "c": "a"}
     assert [follows[one] for one in found] == [*found[1:], found[0]]

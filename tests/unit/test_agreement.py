@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from agent.checks.agreement import agreement
 from agent.checks.finding import Level
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.probing import REACH, SAMPLE
-from agent.decisions.shared import Said
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import REACH, SAMPLE, LogLine
 from unit.heads import REWARD_SPEC, STEPS, Story, goal, nodes, word
 from unit.worlds import MACHINE, with_ray
 
@@ -185,21 +184,21 @@ def joined(facts: Facts) -> list[tuple[float, h.HeadEvent]]:
 def test_a_run_whose_nodes_disagree_is_refused() -> None:
     """What would break the run ends it in the moment in which the last node joins."""
     story = Story(PAIR, joined(says(DEBUG_RAY="1", NCCL_DEBUG="INFO")))
-    (said,) = [a for a in story.actions if isinstance(a, Said) and "NCCL" in a.sentence]
+    (said,) = [a for a in story.actions if isinstance(a, LogLine) and "NCCL" in a.sentence]
     assert said.level == "warning"
     leave = story.actions[-1]
-    assert isinstance(leave, h.Leave)
+    assert isinstance(leave, h.EndRun)
     assert leave.outcome.exit_code == 78
     assert leave.outcome.reason == "the nodes do not agree: DEBUG_RAY: 1 on pod2, 0 on pod1"
     assert leave.outcome.remedy == "Set the same DEBUG_RAY on all nodes"
-    assert not any(isinstance(action, h.Submit) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
 
 
 def test_it_is_told_before_a_long_wait() -> None:
     """What else is awaited, such as the data for an hour, holds up no word of what differs."""
     slow = replace(PAIR, steps=STEPS, services=(REWARD_SPEC,))
     story = Story(slow, joined(says(NCCL_DEBUG="INFO")))
-    assert story.state.phase is Phase.BOOTING
+    assert story.state.phase is HeadPhase.BOOTING
     assert "NCCL_DEBUG: INFO on pod2, not set on pod1" in story.said
     assert {probe for _, probe, _ in story.probes} == {REACH, SAMPLE}
     tried = len(story.probes)
@@ -211,7 +210,7 @@ def test_it_is_told_before_a_long_wait() -> None:
 
 def test_a_worker_that_is_awaited_is_not_judged_before() -> None:
     """Nodes are compared when all are there: the one that differs may be the one that is right."""
-    three = replace(PAIR, expected_workers=2, least_workers=2)
+    three = replace(PAIR, expected_workers=2, min_workers=2)
     story = Story(three, joined(says(NCCL_DEBUG="INFO", DEBUG_RAY="1")))
     assert not story.ends
     assert "NCCL_DEBUG" not in story.said
@@ -221,18 +220,18 @@ def test_a_worker_that_is_awaited_is_not_judged_before() -> None:
 def test_a_warning_is_told_once() -> None:
     """A difference that breaks nothing is said before the first attempt alone."""
     story = Story(PAIR, joined(says(NCCL_DEBUG="INFO")))
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     story.take(h.RayGone("killed"), 4.0)
     again: list[tuple[float, h.HeadEvent]] = [(10.0, nodes(2)), (11.0, word(2)), (60.0, nodes(2))]
     for at, event in again:
         story.take(event, at)
-    assert [type(a) for a in story.actions].count(h.Submit) == 2
-    told = [a for a in story.actions if isinstance(a, Said) and "NCCL_DEBUG" in a.sentence]
+    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
+    told = [a for a in story.actions if isinstance(a, LogLine) and "NCCL_DEBUG" in a.sentence]
     assert len(told) == 1
 
 
 def test_a_node_without_an_agent_is_not_compared() -> None:
     """Of a node that was joined by hand nothing is known."""
     story = Story(PAIR, [(2.0, nodes(2))])
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     assert not story.state.differences

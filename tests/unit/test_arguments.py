@@ -123,8 +123,8 @@ def test_what_holds() -> None:
     assert not made().holds("lr")
     assert made("--lr", "1").given("lr")
     assert not made().given("bf16")
-    assert made().knows("train.batch")
-    assert not made().knows("train.other")
+    assert made().supports("train.batch")
+    assert not made().supports("train.other")
 
 
 def test_flags_come_change_and_go() -> None:

@@ -10,15 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.base.latency import BOUNDS, Latency
-from agent.boot.head_status import status_of
-from agent.boot.seen import Seen
-from agent.control.aside import Aside
-from agent.control.fields import read
-from agent.control.protocol import Report
-from agent.decisions.items import HERE, Item, Step
-from agent.decisions.known_line import Known
-from agent.record.timeline import Timeline
+from agent.base.latency import LATENCY_BOUNDS, Latency
+from agent.boot.head_status import render_status
+from agent.boot.node_run import NodeStats
+from agent.control.protocol import Report, WorkerStats, read
+from agent.decisions.values import HERE, Item, Known, Step
+from agent.record.explain import Timeline
 from unit.heads import REWARD, Story, goal, word
 from unit.worlds import plan_of
 
@@ -35,7 +32,7 @@ def test_latencies_add_up(answers: list[float]) -> None:
         latency = latency.with_answer(seconds)
     assert latency.count == len(answers)
     assert latency.total == pytest.approx(sum(answers), abs=0.01)
-    for place, bound in enumerate(BOUNDS):
+    for place, bound in enumerate(LATENCY_BOUNDS):
         assert sum(latency.counts[: place + 1]) == sum(seconds <= bound for seconds in answers)
 
 
@@ -45,7 +42,7 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
     latency = Latency()
     for seconds in answers:
         latency = latency.with_answer(seconds)
-    told = Aside({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,), 2)
+    told = WorkerStats({REWARD: latency}, steps, dict.fromkeys(steps, "40%"), (KNOWN,), 2)
     report = Report("id", "10.0.0.2", "following the head", aside=told)
     heard = Report.from_dict(json.loads(json.dumps(report.to_dict()))).aside
     assert heard is not None
@@ -79,12 +76,12 @@ def test_it_survives_the_wire(answers: list[float], steps: dict[str, Step]) -> N
 def test_what_is_none_is_refused(data: Any) -> None:  # noqa: ANN401 - whatever JSON has
     """A field that is wrong is named; nothing of it is taken."""
     with pytest.raises(ValueError, match="expected"):
-        read(Aside, data)
+        read(WorkerStats, data)
 
 
 def test_it_is_bounded() -> None:
     """A worker cannot fill the head's memory, nor anybody's terminal."""
-    heard = read(Aside, {"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
+    heard = read(WorkerStats, {"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
     ((name, line),) = heard.progress.items()
     assert (len(name), len(line)) == (2000, 500)
     assert {*heard.steps} == {name}
@@ -92,26 +89,26 @@ def test_it_is_bounded() -> None:
 
 def test_a_node_keeps_what_it_saw() -> None:
     """Answers count, the last line of a step that runs stays until it is over, without secrets."""
-    seen = Seen(lambda text: text.replace("hunter2", "****"))
-    assert seen.to_tell({}) is None
-    seen.answered(REWARD, 0.03)
-    seen.answered(REWARD, 70.0)
-    seen.said("fetch", "40% of hunter2")
-    told = seen.to_tell({"fetch": Item()})
-    assert told == Aside({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
-    seen.over("fetch")
-    assert seen.aside({}).progress == {}
+    seen = NodeStats(lambda text: text.replace("hunter2", "****"))
+    assert seen.for_report({}) is None
+    seen.record_latency(REWARD, 0.03)
+    seen.record_latency(REWARD, 70.0)
+    seen.record_progress("fetch", "40% of hunter2")
+    told = seen.for_report({"fetch": Item()})
+    assert told == WorkerStats({REWARD: ANSWERS}, {"fetch": Step.PENDING}, {"fetch": "40% of ****"})
+    seen.clear_progress("fetch")
+    assert seen.snapshot({}).progress == {}
 
 
 def test_a_share_s_known_lines_are_told() -> None:
     """Of its last attempt, without secrets and without noise; when it wrote is known."""
-    seen = Seen(lambda text: text.replace("hunter2", "****"))
-    assert seen.share_heard is None
-    seen.share(1).write(
+    seen = NodeStats(lambda text: text.replace("hunter2", "****"))
+    assert seen.last_share_output is None
+    seen.share_lines(1).write(
         b"step 1\nOSError: [Errno 28] No space left on device: hunter2\n", lambda _: False
     )
-    assert seen.share_heard is not None
-    aside = seen.to_tell({})
+    assert seen.last_share_output is not None
+    aside = seen.for_report({})
     assert aside is not None
     (known,) = aside.known
     assert (known.key, known.line) == (
@@ -119,10 +116,10 @@ def test_a_share_s_known_lines_are_told() -> None:
         "OSError: [Errno 28] No space left on device: ****",
     )
     assert aside.attempt == 1
-    seen.share(1).close()
-    assert seen.aside({}).known == (known,)
-    seen.share(2).write(b"Export metrics to agent failed\n", lambda _: False)
-    assert seen.to_tell({}) is None
+    seen.share_lines(1).close()
+    assert seen.snapshot({}).known == (known,)
+    seen.share_lines(2).write(b"Export metrics to agent failed\n", lambda _: False)
+    assert seen.for_report({}) is None
 
 
 def test_the_status_has_it() -> None:
@@ -131,10 +128,10 @@ def test_the_status_has_it() -> None:
     story.take(word(2), 1.0)
     story.take(replace(word(3)), 1.0)
     asides = {
-        HERE: Aside({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
-        "agent2": Aside({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
+        HERE: WorkerStats({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
+        "agent2": WorkerStats({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
     }
-    found: Any = status_of(story.state, plan_of({}), "run-1", 1, 9.0, Timeline(), (), asides)
+    found: Any = render_status(story.state, plan_of({}), "run-1", 1, 9.0, Timeline(), (), asides)
     (reward,) = found["services"]
     assert reward["latency"] == {"last": 70.0, "total": 70.03, "counts": ANSWERS.counts}
     steps = {node["name"]: node["steps"] for node in found["nodes"]}

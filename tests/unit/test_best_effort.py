@@ -14,7 +14,7 @@ import pytest
 
 from agent.bridge.link import RayLink
 from agent.decisions.head import state as h
-from agent.node.process_limits import NoRoomError
+from agent.node.limits import ProcessLimitError
 from agent.runtime.best_effort import BestEffort, Failure
 from agent.runtime.waiting import NotYet, until
 
@@ -28,7 +28,10 @@ ROOT = Path(__file__).parents[2]
     ("error", "reason"),
     [
         (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
-        (NoRoomError("nvidia-smi could not be started", why="full"), "nvidia-smi could not be "),
+        (
+            ProcessLimitError("nvidia-smi could not be started", why="full"),
+            "nvidia-smi could not be ",
+        ),
         (RuntimeError("can't start new thread"), "no room for another process or thread"),
         (ValueError("a number was expected"), "ValueError: a number was expected"),
     ],
@@ -78,19 +81,17 @@ import os, resource, sys
 from dataclasses import replace
 from pathlib import Path
 import anyio
-from agent.boot import all_reduce
-from agent.boot.asked import prober_of
-from agent.boot.looks import BUSY, STACKS, Looks
 from agent.boot.node_run import NodeRun
-from agent.boot.probing import Prober
-from agent.decisions.probing import ALL_REDUCE
+from agent.boot.requests import make_prober
+from agent.boot.stall import BUSY, STACKS, Diagnostics
+from agent.decisions.values import ALL_REDUCE
 from agent.record.log import say
 from agent.record.run_folder import RunFolder
 from agent.runtime.process import Child
 from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import Seat
-from agent.work.where import Place
+from agent.work.torchrun import ShareOrder
+from agent.work.where import Placeholders
 from unit.worlds import MACHINE, plan_of
 
 root = Path(sys.argv[1])
@@ -98,18 +99,19 @@ environ = {"AGENT_LOG_DIR": str(root), "AGENT_PREFLIGHT": "nccl", "PATH": str(ro
 environ |= {"EXPECTED_WORKERS": "1", "AGENT_HEAD": "node-a", "AGENT_RANK": "0"}
 plan = plan_of(environ, replace(MACHINE, gpus=1, gpu_maker="nvidia"), ["true"])
 run = NodeRun(plan, Redactor(()), RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
-place, seat = Place("127.0.0.1", "127.0.0.1", "0", str(root)), Seat(0, (NodeSize(1),))
+place = Placeholders("127.0.0.1", "127.0.0.1", "0", str(root))
+share = ShareOrder(0, (NodeSize(1),))
 
 async def warm_up():  # imports all that it needs while there is room, and the right to read
     await Child.start("true", ["/bin/true"], {}, lambda: root / "true.log")
-    await Looks(run).tell(STACKS)
+    await Diagnostics(run).collect(STACKS)
     say("there is room")
 
 async def look():
-    looks = Looks(run)
+    diagnostics = Diagnostics(run)
     for what in (BUSY, BUSY, STACKS):
-        print(await looks.tell(what, "run-1"))
-    answer = await prober_of(run).probe(ALL_REDUCE, "", place, seat)
+        print(await diagnostics.collect(what, "run-1"))
+    answer = await make_prober(run).probe(ALL_REDUCE, "", place, share)
     print(answer.evidence, flush=True)
 
 anyio.run(warm_up)
@@ -182,5 +184,5 @@ def test_a_bridge_that_cannot_be_started(tmp_path: Path) -> None:
 
     anyio.run(story)
     why = "the ray bridge could not be started: No such file or directory"
-    assert told[:2] == [h.RaySilent(why)] * 2
+    assert told[:2] == [h.HeadRaySilent(why)] * 2
     assert h.Submitted("run-1") in told

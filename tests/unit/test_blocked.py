@@ -24,12 +24,12 @@ CLEAN = {name: os.environ[name] for name in ("PATH", "LANG", "LC_ALL") if name i
 
 CHATTER = """
 import sys
-from agent.record.log import keep_in, say
-from agent.runtime.exiting import exit_now
+from agent.record.log import log_to_file, say
+from agent.runtime.signals import exit_now
 from pathlib import Path
 
 if len(sys.argv) > 1:
-    keep_in(Path(sys.argv[1]))
+    log_to_file(Path(sys.argv[1]))
 for number in range(40_000):
     say(f"sentence {number} of many that nobody reads")
 say("done: the last word")
@@ -40,11 +40,11 @@ JOB = """
 import sys
 from pathlib import Path
 from agent.record.log import say
-from agent.runtime.exiting import exit_now
-from agent.runtime.output import JobOutput, WithoutPreamble
+from agent.runtime.signals import exit_now
+from agent.runtime.output import JobOutput, PreambleFilter
 
 source, copy = map(Path, sys.argv[1:3])
-output = JobOutput(source, WithoutPreamble("run-1", "true"), copy)
+output = JobOutput(source, PreambleFilter("run-1", "true"), copy)
 output.start()
 output.finish(float(sys.argv[3]))
 say(f"done: passed on {output.passed_on}")
@@ -189,7 +189,7 @@ def test_closed_streams(source: Path, tmp_path: Path, closed: str, unbuffered: s
     """A stream that was never open takes nothing, and harms no file that is opened later."""
     script = tmp_path / "script.py"
     script.write_text(
-        "from agent.runtime.streams import make_streams_safe\nmake_streams_safe()\n" + JOB
+        "from agent.runtime.signals import make_streams_safe\nmake_streams_safe()\n" + JOB
     )
     copy = tmp_path / "job.log"
     line = f'exec "$@" {closed}'
@@ -247,14 +247,14 @@ def test_a_refusal_that_nobody_reads_still_ends(stderr: str) -> None:
 LITTLE_ROOM = """
 import resource, sys, threading
 from pathlib import Path
-from agent.record.log import keep_in, say
-from agent.runtime.exiting import exit_now
+from agent.record.log import log_to_file, say
+from agent.runtime.signals import exit_now
 
 def allow(size): resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
 
 file = Path(sys.argv[1])
 allow(10_000)
-keep_in(file)
+log_to_file(file)
 for number in range(1000):
     say(f"sentence {number}")
 for line in sys.stdin:
@@ -302,11 +302,11 @@ def test_a_disk_that_has_room_again_gets_all_that_was_said(tmp_path: Path) -> No
 TAKEOVER = """
 import sys
 from pathlib import Path
-from agent.runtime.exiting import exit_now
-from agent.runtime.output import JobOutput, WithoutPreamble
+from agent.runtime.signals import exit_now
+from agent.runtime.output import JobOutput, PreambleFilter
 
 for number, (name, skip) in enumerate(word.rsplit(":", 1) for word in sys.argv[3:]):
-    own = WithoutPreamble("run-1", "true")
+    own = PreambleFilter("run-1", "true")
     output = JobOutput(Path(name), own, Path(sys.argv[1]), skip=int(skip), copied=int(skip))
     output.start()
     output.finish(float(sys.argv[2]))

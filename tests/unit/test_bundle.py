@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.base.outcome import BEFORE_ALL, Kind, Outcome
-from agent.boot import failure
-from agent.boot.asked import Asked, fitted
-from agent.boot.failure import bundled, bundled_at_once
+from agent.base.outcome import STARTING, Kind, Outcome
+from agent.boot import diagnose
+from agent.boot.diagnose import make_bundle, make_bundle_without_loop
 from agent.boot.node_run import NodeRun
+from agent.boot.requests import HeadRequests, fitted
 from agent.record import bundle
-from agent.record.bundle import CONTENTS, KEPT, Bundle, Part, last_lines, shown
+from agent.record.bundle import CONTENTS, KEPT, Bundle, BundlePart, last_lines, masked_end
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor, redactor_for
 from unit.disks import fill_up, full_disk, needs_mount
@@ -56,11 +56,11 @@ def unpacked(path: Path) -> dict[str, str]:
     return found
 
 
-def made(folder: Path, *parts: Part) -> dict[str, str]:
+def made(folder: Path, *parts: BundlePart) -> dict[str, str]:
     """Make a bundle; return what is in it."""
     one = Bundle(folder, time.time())
     one.make(parts, CLEAN, until())
-    assert one.is_there, one.fault
+    assert one.is_complete, one.fault
     return unpacked(one.path)
 
 
@@ -69,10 +69,10 @@ def test_files_texts_and_what_is_told_of_them(tmp_path: Path) -> None:
     (tmp_path / "agent.log").write_text("one\ntwo\n")
     found = made(
         tmp_path,
-        Part("pod0/agent.log", tmp_path / "agent.log"),
-        Part("plan.txt", lambda: "the plan"),
-        Part("pod0/none.log", tmp_path / "none.log"),
-        Part("../../etc/passwd", "text"),
+        BundlePart("pod0/agent.log", tmp_path / "agent.log"),
+        BundlePart("plan.txt", lambda: "the plan"),
+        BundlePart("pod0/none.log", tmp_path / "none.log"),
+        BundlePart("../../etc/passwd", "text"),
     )
     contents = found.pop(CONTENTS)
     assert found == {
@@ -87,7 +87,7 @@ def test_files_texts_and_what_is_told_of_them(tmp_path: Path) -> None:
 def test_only_its_owner_reads_it_and_nothing_else_is_left(tmp_path: Path) -> None:
     """It may hold what a redactor knows nothing of."""
     one = Bundle(tmp_path, 1_800_000_000)
-    one.make([Part("a", "text")], CLEAN, until())
+    one.make([BundlePart("a", "text")], CLEAN, until())
     assert one.path.name == "failure-20270115T080000Z.tar.gz"
     assert one.path.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == [one.path.name]
@@ -100,7 +100,7 @@ def test_secrets_and_controls_are_gone(tmp_path: Path) -> None:
     amid = f"{SECRET[:6]}\x1b[31m{SECRET[6:]}"
     text = f"a\t{SECRET} \x1b[31mred\x1b[0m\rb \x07{amid}\u202e\u2028end\n"
     (tmp_path / "job.log").write_text(text)
-    found = made(tmp_path, Part("job.log", tmp_path / "job.log"), Part("text", text))
+    found = made(tmp_path, BundlePart("job.log", tmp_path / "job.log"), BundlePart("text", text))
     expected = f"a\t{MASK} red\nb {MASK}\nend\n"
     assert (found["job.log"], found["text"]) == (expected, expected)
 
@@ -111,7 +111,7 @@ def test_each_part_and_the_whole_are_bounded(
     """The newest of each is kept, from a line's beginning on; what has no room is named."""
     monkeypatch.setattr(bundle, "MOST", 3000)
     (tmp_path / "a.log").write_text("".join(f"line {n}\n" for n in range(10_000)))
-    parts = [Part(name, tmp_path / "a.log", 1100) for name in "abcdef"]
+    parts = [BundlePart(name, tmp_path / "a.log", 1100) for name in "abcdef"]
     found = made(tmp_path, *parts)
     contents = found.pop(CONTENTS)
     assert sum(map(len, found.values())) <= 3000
@@ -133,7 +133,7 @@ def test_a_secret_that_is_cut_is_not_shown(tmp_path: Path) -> None:
 @given(st.text(max_size=200), st.integers(1, 50))
 def test_any_text_can_be_shown(text: str, most: int) -> None:
     """Whatever a log holds fits into its bound, and steers no terminal."""
-    told = shown(text, most, CLEAN)
+    told = masked_end(text, most, CLEAN)
     assert len(told.encode(errors="replace")) <= most
     assert not {c for c in told if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"}
 
@@ -143,7 +143,7 @@ def test_old_bundles_go(tmp_path: Path) -> None:
     (tmp_path / "agent.log").touch()
     for number in range(5):
         one = Bundle(tmp_path, 1_800_000_000 + number)
-        one.make([Part("a", "text")], CLEAN, until())
+        one.make([BundlePart("a", "text")], CLEAN, until())
         os.utime(one.path, (number, number))
     left = sorted(path.name for path in tmp_path.iterdir())
     assert left == ["agent.log", *(f"failure-20270115T08000{n}Z.tar.gz" for n in (2, 3, 4))]
@@ -153,13 +153,13 @@ def test_old_bundles_go(tmp_path: Path) -> None:
 def test_a_pipe_in_the_place_of_a_log_holds_nobody_up(tmp_path: Path) -> None:
     """Nobody writes to it: it is no log."""
     os.mkfifo(tmp_path / "job.log")
-    assert set(made(tmp_path, Part("job.log", tmp_path / "job.log"))) == {CONTENTS}
+    assert set(made(tmp_path, BundlePart("job.log", tmp_path / "job.log"))) == {CONTENTS}
 
 
 def test_what_has_no_time_is_left_out(tmp_path: Path) -> None:
     """The bundle is there in time, with what could be had."""
     one = Bundle(tmp_path, time.time())
-    one.make([Part("a", "text"), Part("b", "text")], CLEAN, until(-1.0))
+    one.make([BundlePart("a", "text"), BundlePart("b", "text")], CLEAN, until(-1.0))
     found = unpacked(one.path)
     assert set(found) == {CONTENTS}
     assert "b: left out for want of time" in found[CONTENTS]
@@ -182,7 +182,7 @@ def run_in(root: Path) -> NodeRun:
     plan = plan_of(environ, command=["train", SECRET])
     assert plan.own_ray is not None
     plan = replace(plan, launch=replace(plan.own_ray, session=str(root / "ray")))
-    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
 
@@ -196,7 +196,7 @@ def test_a_failed_run_leaves_one(run: NodeRun) -> None:
     """Plan, facts, outcome and logs, the secret nowhere; the remedy names it, and outcome.json."""
     run.folder.file("job.log").write_text(f"step 1\n{SECRET}\n")
     run.folder.file("retriever.log").write_text("index loaded\n")
-    end = anyio.run(bundled, run, FAILED, (), [Part("pod1/agent.log", "bye\n")])
+    end = anyio.run(make_bundle, run, FAILED, (), [BundlePart("pod1/agent.log", "bye\n")])
     path = the_bundle(run)
     assert end == replace(FAILED, remedy=f"Look there. The logs of all nodes are in {path}")
     assert run.bundle == path.name
@@ -209,7 +209,7 @@ def test_a_failed_run_leaves_one(run: NodeRun) -> None:
     assert json.loads(found["node-a/facts.json"])["hostname"] == "node-a"
     told = json.loads(found["outcome.json"])
     assert (told["remedy"], told["bundle"]) == (end.remedy, path.name)
-    assert bundled_at_once(run, end) is end
+    assert make_bundle_without_loop(run, end) is end
 
 
 def test_rays_own_logs_are_in_it(run: NodeRun, tmp_path: Path) -> None:
@@ -219,7 +219,7 @@ def test_rays_own_logs_are_in_it(run: NodeRun, tmp_path: Path) -> None:
     names = ["gcs_server.out", "raylet.err", "dashboard.log", "job-driver-run-1.log"]
     for name in names:
         (logs / name).write_text(f"{name} says\n")
-    anyio.run(bundled, run, FAILED)
+    anyio.run(make_bundle, run, FAILED)
     found = unpacked(the_bundle(run))
     for name in names:
         assert found[f"node-a/ray/{name}"] == f"{name} says\n"
@@ -240,7 +240,10 @@ def test_rays_own_logs_are_in_it(run: NodeRun, tmp_path: Path) -> None:
 )
 def test_which_ends_leave_one(kind: Kind, code: int, *, leaves: bool, run: NodeRun) -> None:
     """An end that was asked for, or a good one, leaves nothing; also where no loop runs."""
-    assert (run.bundle is None, bundled_at_once(run, Outcome(kind, code, "why")).remedy != "") == (
+    assert (
+        run.bundle is None,
+        make_bundle_without_loop(run, Outcome(kind, code, "why")).remedy != "",
+    ) == (
         True,
         leaves,
     )
@@ -249,8 +252,8 @@ def test_which_ends_leave_one(kind: Kind, code: int, *, leaves: bool, run: NodeR
 
 def test_a_run_that_could_not_begin_leaves_none(run: NodeRun) -> None:
     """It has no logs: what is wrong with this machine, or another, stands in the one sentence."""
-    end = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", BEFORE_ALL, "ports", "End that process")
-    assert anyio.run(bundled, run, end) == bundled_at_once(run, end) == end
+    end = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", STARTING, "ports", "End that process")
+    assert anyio.run(make_bundle, run, end) == make_bundle_without_loop(run, end) == end
     assert not list(run.folder.path.glob("failure-*"))
 
 
@@ -261,7 +264,7 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with full_disk(tmp_path / "disk", "size=256k") as root:
         run = run_in(root)
         fill_up(root)
-        assert anyio.run(bundled, run, FAILED) == FAILED
+        assert anyio.run(make_bundle, run, FAILED) == FAILED
         assert run.bundle == ""
         assert [path.name for path in run.folder.path.glob(".*.part")] == []
         run.close()
@@ -273,17 +276,17 @@ def test_a_disk_that_stalls_does_not_hold_up_the_end(
 ) -> None:
     """It is given up, and what comes of it later is no bundle."""
     said, stalls, over = heard(monkeypatch), threading.Event(), threading.Event()
-    monkeypatch.setattr(failure, "_LATE", 0.1)
+    monkeypatch.setattr(diagnose, "_EXTRA_TIME", 0.1)
     run.plan = replace(run.plan, budget=replace(run.plan.budget, bundle=0.1))
 
-    def stalled(_making: object) -> Iterator[Part]:
-        yield Part("a", "text")
+    def stalled(_making: object) -> Iterator[BundlePart]:
+        yield BundlePart("a", "text")
         stalls.wait(LONG)
-        yield Part("b", "text")
+        yield BundlePart("b", "text")
         over.set()
 
-    monkeypatch.setattr(failure._Making, "_parts", stalled)  # noqa: SLF001 - a disk that stalls
-    assert anyio.run(bundled, run, FAILED) == FAILED
+    monkeypatch.setattr(diagnose.BundleTask, "_parts", stalled)
+    assert anyio.run(make_bundle, run, FAILED) == FAILED
     stalls.set()
     over.wait(1.0)
     assert list(run.folder.path.glob("failure-*")) == []
@@ -299,15 +302,15 @@ def test_a_fault_of_the_bundle_is_no_fault_of_the_run(
     def broken(*_told: object) -> str:
         raise LookupError("no such thing")
 
-    monkeypatch.setattr(failure, "own_logs", broken)
-    assert anyio.run(bundled, run, FAILED) == FAILED
+    monkeypatch.setattr(diagnose, "local_logs", broken)
+    assert anyio.run(make_bundle, run, FAILED) == FAILED
     assert said == [f"no failure bundle in {run.folder.path}: LookupError: no such thing"]
 
 
 def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is said from now on."""
     said: list[str] = []
-    monkeypatch.setattr(failure, "say", lambda sentence, _level="info": said.append(sentence))
+    monkeypatch.setattr(diagnose, "say", lambda sentence, _level="info": said.append(sentence))
     return said
 
 
@@ -318,11 +321,11 @@ def test_a_failing_worker_tells_all_its_logs(run: NodeRun) -> None:
     """With its goodbye, by the names under which they are asked for; a good end tells one line."""
     run.folder.file("agent.log").write_text(f"one\n{SECRET}\n")
     run.folder.file("ray-start.log").write_text("\x1b[31mstarted\x1b[0m\n")
-    asked = Asked(run)
-    assert anyio.run(asked.last_words, Outcome(Kind.DONE, 0, "fine")) == f"one | {MASK}"
-    assert asked.to_send()[0] is None
-    assert anyio.run(asked.last_words, FAILED) == f"one | {MASK}"
-    assert asked.to_send()[0] == {"agent": f"one\n{MASK}\n", "ray": "started\n"}
+    asked = HeadRequests(run)
+    assert anyio.run(asked.read_log_tails, Outcome(Kind.DONE, 0, "fine")) == f"one | {MASK}"
+    assert asked.for_report()[0] is None
+    assert anyio.run(asked.read_log_tails, FAILED) == f"one | {MASK}"
+    assert asked.for_report()[0] == {"agent": f"one\n{MASK}\n", "ray": "started\n"}
 
 
 @given(st.text(alphabet="aé\u4e2d\U0001f600\n", max_size=300), st.integers(0, 200))

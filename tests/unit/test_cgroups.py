@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node import cgroups, kernel_ports
-from agent.node.read_facts import gpu_fault
-from agent.node.variables import weighed
-from agent.runtime.memory_watch import MemoryWatch
+from agent.node import limits, read
+from agent.node.read import gpu_fault
+from agent.node.variables import compared_variables
+from agent.runtime.ray_watch import MemoryWatch
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -72,7 +72,7 @@ CPUS: dict[str, tuple[str, dict[str, str], int]] = {
 @pytest.mark.parametrize(("lines", "files", "count"), CPUS.values(), ids=CPUS.keys())
 def test_cpus(tmp_path: Path, lines: str, files: dict[str, str], count: int) -> None:
     """The tightest of affinity, cpuset and quota counts, wherever it is set."""
-    assert cgroups.cpus(*tree(tmp_path, lines, files)) == count
+    assert limits.cpus(*tree(tmp_path, lines, files)) == count
 
 
 MEMORY: dict[str, tuple[str, dict[str, str], int]] = {
@@ -95,29 +95,29 @@ MEMORY: dict[str, tuple[str, dict[str, str], int]] = {
 @pytest.mark.parametrize(("lines", "files", "size"), MEMORY.values(), ids=MEMORY.keys())
 def test_memory(tmp_path: Path, lines: str, files: dict[str, str], size: int) -> None:
     """The tightest limit counts, and the machine's own where none is set."""
-    assert cgroups.memory(1000, *tree(tmp_path, lines, files)) == size
+    assert limits.memory(1000, *tree(tmp_path, lines, files)) == size
 
 
 def test_room_for_processes(tmp_path: Path) -> None:
     """The tightest pids.max is named with what is in use; `max` is no limit."""
     files = {"a/pids.max": "2048", "a/pids.current": "48", "pids.max": "max", "pids.current": "9"}
-    room = cgroups.room(0, *tree(tmp_path, V2.format(path="/a"), files))
+    room = limits.process_room(0, *tree(tmp_path, V2.format(path="/a"), files))
     assert room is not None
     assert (room.left, room.limit) == (2000, "pids.max is 2048, 48 in use")
 
 
 def test_no_limit_of_processes(tmp_path: Path) -> None:
     """Root without a pids.max is held by nothing."""
-    assert cgroups.room(0, *tree(tmp_path, V2.format(path="/"), {"pids.max": "max"})) is None
+    assert limits.process_room(0, *tree(tmp_path, V2.format(path="/"), {"pids.max": "max"})) is None
 
 
 def test_the_real_machine_is_read() -> None:
     """Of the machine that runs the tests, what is found cannot exceed what there is."""
-    assert 1 <= cgroups.cpus() <= ALL
-    assert 0 < cgroups.memory(1 << 50) <= 1 << 50
-    first, last = kernel_ports.ephemeral()
+    assert 1 <= limits.cpus() <= ALL
+    assert 0 < limits.memory(1 << 50) <= 1 << 50
+    first, last = read.ephemeral_range()
     assert 0 < first < last <= 65_535
-    assert all(a <= b for a, b in kernel_ports.reserved())
+    assert all(a <= b for a, b in read.reserved_ranges())
 
 
 PORTS: dict[str, tuple[str, str, tuple[int, int], tuple[tuple[int, int], ...]]] = {
@@ -138,13 +138,13 @@ def test_the_kernels_ports(
     """Range and exceptions are read as the kernel writes them."""
     (tmp_path / "ip_local_port_range").write_text(range_)
     (tmp_path / "ip_local_reserved_ports").write_text(kept)
-    assert (kernel_ports.ephemeral(tmp_path), kernel_ports.reserved(tmp_path)) == (first, second)
+    assert (read.ephemeral_range(tmp_path), read.reserved_ranges(tmp_path)) == (first, second)
 
 
 def test_a_machine_without_these_files(tmp_path: Path) -> None:
     """Without /proc/sys the kernel's own defaults are taken."""
-    assert kernel_ports.ephemeral(tmp_path) == (32_768, 60_999)
-    assert kernel_ports.reserved(tmp_path) == ()
+    assert read.ephemeral_range(tmp_path) == (32_768, 60_999)
+    assert read.reserved_ranges(tmp_path) == ()
 
 
 def test_a_driver_that_lets_nobody_in(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_no_secret_is_among_the_variables() -> None:
         "RAY_ADDRESS": "10.0.0.9:6379",
         "WANDB_API_KEY": "k",
     }
-    assert weighed(environ) == {
+    assert compared_variables(environ) == {
         "HTTPS_PROXY": "set",
         "NCCL_SOCKET_IFNAME": "eth0",
         "RAY_ADDRESS": "10.0.0.9:6379",
@@ -201,22 +201,22 @@ def test_what_the_kernel_ended_is_counted(
     """By memory.events or memory.oom_control of our own cgroup, else by the machine's vmstat."""
     proc, base = tree(tmp_path, lines, files)
     (proc / "vmstat").write_text(VMSTAT)
-    assert cgroups.oom_kills(proc, base) == cgroups.OomKills(number, of_container)
+    assert limits.oom_kills(proc, base) == limits.OomKills(number, of_container)
 
 
 def test_no_counter_counts_nothing(tmp_path: Path) -> None:
     """A machine without any of them had no such end."""
-    assert cgroups.oom_kills(*tree(tmp_path, "", {})).number == 0
+    assert limits.oom_kills(*tree(tmp_path, "", {})).number == 0
 
 
 def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None:
     """What was counted before we began is none of ours."""
     number, now = 5, 100.0
-    watch = MemoryWatch(lambda: cgroups.OomKills(number, of_container=True), lambda: now)
-    assert (watch.look(), watch.recent()) == ("", "")
+    watch = MemoryWatch(lambda: limits.OomKills(number, of_container=True), lambda: now)
+    assert (watch.poll(), watch.recent()) == ("", "")
     number = 7
     told = "this container ran out of memory: the kernel's OOM killer ended 2 processes of it"
-    assert (watch.look(), watch.look(), watch.recent()) == (told, "", told)
+    assert (watch.poll(), watch.poll(), watch.recent()) == (told, "", told)
     now += 59
     assert watch.recent() == told
     now += 2
@@ -228,6 +228,6 @@ def test_an_end_for_want_of_memory_is_told_once_and_known_for_a_minute() -> None
 def test_what_ended_on_a_shared_machine_is_said_and_blamed_for_nothing() -> None:
     """Without a cgroup's counter it may have been a neighbour's process."""
     kills = iter((5, 6, 6))
-    watch = MemoryWatch(lambda: cgroups.OomKills(next(kills), of_container=False))
-    assert watch.look().startswith("this machine ran out of memory")
+    watch = MemoryWatch(lambda: limits.OomKills(next(kills), of_container=False))
+    assert watch.poll().startswith("this machine ran out of memory")
     assert watch.recent() == ""

@@ -10,26 +10,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.node.disks import mount_of
 from agent.node.facts import Mount
-from agent.node.mounts import mount_of
-from agent.record.checkpoint_folder import look, put_mark
-from agent.work.checkpoint_path import folder_of
+from agent.record.run_folder import read_checkpoints, write_mark
 from agent.work.checkpoints import (
-    FILE,
+    CHECKPOINT_FILE,
     TRACKER,
-    Held,
-    Mark,
+    CheckpointOwner,
+    FolderContents,
+    folder_of,
     resumes_from,
-    untracked,
-    why_not,
-    why_not_resized,
+    why_not_resumable,
+    why_untracked,
+    why_unusable,
 )
 from unit.worlds import settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-OURS = Mark("verl-grpo", "verl", "0.9.1", "org/model", 16, 2)
+OURS = CheckpointOwner("verl-grpo", "verl", "0.9.1", "org/model", 16, 2)
 RECIPE = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "/data/a.parquet"}
 
 
@@ -51,25 +51,25 @@ def test_the_default_folder() -> None:
 
 @given(
     st.builds(
-        Mark,
+        CheckpointOwner,
         *(st.text() for _ in range(4)),
         world_size=st.integers(0, 10_000),
         tensor_parallel=st.integers(1, 64),
     )
 )
-def test_a_mark_is_read_as_it_was_written(mark: Mark) -> None:
+def test_a_mark_is_read_as_it_was_written(mark: CheckpointOwner) -> None:
     """Whatever its texts."""
-    assert Mark.read(mark.text()) == mark
+    assert CheckpointOwner.read(mark.text()) == mark
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"recipe": "x"}', "null", "nonsense"])
 def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
     """A file that is not ours forbids the run, rather than being written over."""
-    (tmp_path / FILE).write_text(text)
-    held = look(str(tmp_path))
-    assert held.mark is None
+    (tmp_path / CHECKPOINT_FILE).write_text(text)
+    held = read_checkpoints(str(tmp_path))
+    assert held.owner is None
     assert held.fault
-    assert "cannot be read" in why_not(held, OURS)
+    assert "cannot be read" in why_unusable(held, OURS)
 
 
 @pytest.mark.parametrize(
@@ -86,9 +86,9 @@ def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
 )
 def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
     """Another model's or framework's folder is refused; another version's is not."""
-    held = Held(replace(OURS, **changes))  # type: ignore[arg-type]  # fields of Mark
-    assert said in why_not(held, OURS)
-    assert bool(said) == bool(why_not(held, OURS))
+    held = FolderContents(replace(OURS, **changes))  # type: ignore[arg-type]  # fields of Mark
+    assert said in why_unusable(held, OURS)
+    assert bool(said) == bool(why_unusable(held, OURS))
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
 def test_another_size(framework: str, newest: str, world: int, *, refused: bool) -> None:
     """Where shards belong to a world's size, another one cannot go on from them."""
     ours = replace(OURS, framework=framework)
-    why = why_not_resized(Held(ours, newest=newest), replace(ours, world_size=world))
+    why = why_not_resumable(FolderContents(ours, newest=newest), replace(ours, world_size=world))
     assert bool(why) == refused
     assert not refused or ("16" in why and str(world) in why)
 
@@ -130,7 +130,7 @@ def test_what_it_resumes_from(
         (tmp_path / name / "inside").mkdir(parents=True)
     if tracked:
         (tmp_path / TRACKER).write_text(tracked)
-    found = resumes_from(look(str(tmp_path)), framework)
+    found = resumes_from(read_checkpoints(str(tmp_path)), framework)
     assert found.endswith(step)
     assert bool(found) == bool(step)
 
@@ -138,26 +138,30 @@ def test_what_it_resumes_from(
 def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
     """Steps that verl would overlook are not lost unasked."""
     (tmp_path / "global_step_40").mkdir()
-    why = why_not(look(str(tmp_path)), OURS)
+    why = why_unusable(read_checkpoints(str(tmp_path)), OURS)
     assert "begins at step 0" in why
     assert TRACKER in why
-    assert why_not(look(str(tmp_path)), replace(OURS, framework="openrlhf")) == ""
-    assert put_mark(str(tmp_path), OURS) == ""  # then it is a save of its own that broke off
-    own = look(str(tmp_path))
-    assert why_not(own, OURS) == ""
+    assert why_unusable(read_checkpoints(str(tmp_path)), replace(OURS, framework="openrlhf")) == ""
+    assert write_mark(str(tmp_path), OURS) == ""  # then it is a save of its own that broke off
+    own = read_checkpoints(str(tmp_path))
+    assert why_unusable(own, OURS) == ""
     assert resumes_from(own, "verl") == ""
-    assert "begins at step 0" in untracked(own, "verl")
+    assert "begins at step 0" in why_untracked(own, "verl")
 
 
 def test_the_mark_is_put_whole(tmp_path: Path) -> None:
     """It is there at once and whole, in a folder that is made for it; a file in the way is told."""
     place = tmp_path / "a" / "b"
-    assert put_mark(str(place), OURS) == ""
-    assert [path.name for path in place.iterdir()] == [FILE]
-    assert look(str(place)).mark == OURS
-    assert set(json.loads((place / FILE).read_text())) >= {"recipe", "framework", "world_size"}
-    assert put_mark(str(place / FILE), OURS)
-    assert look(str(tmp_path / "none")) == Held()
+    assert write_mark(str(place), OURS) == ""
+    assert [path.name for path in place.iterdir()] == [CHECKPOINT_FILE]
+    assert read_checkpoints(str(place)).owner == OURS
+    assert set(json.loads((place / CHECKPOINT_FILE).read_text())) >= {
+        "recipe",
+        "framework",
+        "world_size",
+    }
+    assert write_mark(str(place / CHECKPOINT_FILE), OURS)
+    assert read_checkpoints(str(tmp_path / "none")) == FolderContents()
 
 
 MOUNTS = r"""22 1 0:20 / / rw,relatime shared:1 - overlay overlay rw,lowerdir=/x

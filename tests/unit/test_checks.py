@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from agent.checks import CHECKS, Finding, Level, examine
+from agent.checks import CHECKS, run_checks
+from agent.checks.finding import Finding, Level
 from agent.node.facts import MIB, Facts, Folder
 from unit.worlds import MACHINE, POD, SECRET, settings_of, topology_of, with_ray
 
@@ -27,7 +28,7 @@ PODS = {"RUNPOD_POD_ID": "podaaa", "HEAD_POD_ID": "podaaa"}
 
 def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
     """Return one check's finding."""
-    findings = examine(facts, settings_of(environ), topology_of(environ, facts))
+    findings = run_checks(facts, settings_of(environ), topology_of(environ, facts))
     return next(finding for finding in findings if finding.check == check)
 
 
@@ -201,14 +202,14 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "tmp": ("/tmp", {}, replace(MACHINE, temp_free=2048 * MIB), Level.OK, "2048 MiB free"),
     "full tmp": ("/tmp", {}, replace(MACHINE, temp_free=2047 * MIB), Level.WARN, "2047 MiB free"),
-    "no temp dir": ("temp dir", {}, MACHINE, Level.OK, "still to be made"),
-    "our temp dir": ("temp dir", {}, replace(MACHINE, ray_temp=OURS), Level.OK, "ours alone"),
+    "no temp dir": ("temp dir", {}, MACHINE, Level.OK, "not created yet"),
+    "our temp dir": ("temp dir", {}, replace(MACHINE, ray_temp=OURS), Level.OK, "owned by this"),
     "our open temp dir": (
         "temp dir",
         {},
         replace(MACHINE, ray_temp=replace(OURS, mode=0o777)),
         Level.OK,
-        "ours alone",
+        "owned by this user only",
     ),
     "linked temp dir": (
         "temp dir",
@@ -231,13 +232,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.FAIL,
         "who put ray into it",
     ),
-    "ray's path": ("ray's path", {}, MACHINE, Level.OK, "the same to a shell"),
+    "ray's path": ("ray's path", {}, MACHINE, Level.OK, "no quoting in a shell"),
     "path with a space": (
         "ray's path",
         {},
         with_ray(MACHINE, executable="/home/me/my work/.venv/bin/python"),
         Level.FAIL,
-        "'/home/me/my work/.venv/bin/python' has a space",
+        "'/home/me/my work/.venv/bin/python' contains a space",
     ),
     "gpus as promised": ("GPUs", {**PODS, "RUNPOD_GPU_COUNT": "8"}, POD, Level.OK, "8 seen"),
     "gpus lost": (
@@ -254,7 +255,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.OK,
         "7 seen",
     ),
-    "ports not looked at": ("ports", {}, MACHINE, Level.OK, "not looked at"),
+    "ports not looked at": ("ports", {}, MACHINE, Level.OK, "not checked"),
     "ports free": ("ports", {}, replace(MACHINE, taken_ports={}), Level.OK, "free"),
     "port taken": (
         "ports",
@@ -278,7 +279,7 @@ def test_findings(
 
 def test_every_check_is_run_and_tested() -> None:
     """`examine` gives one finding a check, each with a name of its own and a row above."""
-    names = [f.check for f in examine(MACHINE, settings_of({}), topology_of({}))]
+    names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names)) == len(CHECKS)
     from unit.test_more_checks import ROWS as MORE  # noqa: PLC0415 - it imports from here
 
@@ -287,5 +288,5 @@ def test_every_check_is_run_and_tested() -> None:
 
 def test_no_finding_shows_a_secret() -> None:
     """Findings are printed and logged, so they speak of secrets by name only."""
-    findings = examine(OLD, settings_of(TOKEN), topology_of(TOKEN, OLD))
+    findings = run_checks(OLD, settings_of(TOKEN), topology_of(TOKEN, OLD))
     assert SECRET not in " ".join(finding.sentence() for finding in findings)

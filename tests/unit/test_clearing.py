@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.decisions import head
-from agent.decisions.attempts import Tried
+from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.shared import Said
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import LogLine
 from unit.heads import TICK, History, Story, goal, job, nodes, word
 
 if TYPE_CHECKING:
@@ -21,18 +21,18 @@ if TYPE_CHECKING:
 def runs(n: int, attempt: int, *, joined: bool = True) -> h.WorkerReported:
     """Return a worker's report of the attempt of which something runs there."""
     said = word(n, joined=joined).worker
-    return h.WorkerReported(replace(said, runs=attempt))
+    return h.WorkerReported(replace(said, running_attempt=attempt))
 
 
 PAIR: History = [(3, nodes(2)), (4, runs(2, 1)), (5, h.Submitted("run-1")), (6, job("RUNNING"))]
 LOST: History = [*PAIR, (9, nodes(dead=(2,))), (10, job("FAILED", 1)), (11, nodes(2))]
-AGAIN = [h.Submit("run-1"), h.Submit("run-2")]
+AGAIN = [h.SubmitJob("run-1"), h.SubmitJob("run-2")]
 SILENT = h.WorkerSilent("agent2", "no answer")
 
 
 def submitted(story: Story) -> Sequence[h.HeadAction]:
     """Return the submissions so far."""
-    return [deed for deed in story.deeds if isinstance(deed, h.Submit)]
+    return [deed for deed in story.deeds if isinstance(deed, h.SubmitJob)]
 
 
 def test_a_retry_begins_on_a_new_ray() -> None:
@@ -49,7 +49,7 @@ def test_a_worker_in_reach_must_have_ended_it() -> None:
     """It is waited for by name, though GCS has the node again and the pause is over."""
     story = Story(goal(1, retries=1), [*LOST, (12, runs(2, 1)), (30, TICK)])
     assert submitted(story) == AGAIN[:1]
-    assert "the end of attempt 1 on pod2" in [wait.what for wait in head.waits(story.state)]
+    assert "the end of attempt 1 on pod2" in [wait.what for wait in head.pending_waits(story.state)]
     story.take(runs(2, 0, joined=False), 31)
     assert submitted(story) == AGAIN[:1]
     story.take(runs(2, 2), 33)
@@ -76,7 +76,7 @@ def test_one_out_of_reach_has_its_time(silent: float, until: float) -> None:
     story.take(runs(3, 2), 21)
     assert submitted(story) == AGAIN[:1]
     away = "the end of attempt 1 on pod2, out of reach"
-    assert away in [wait.what for wait in head.waits(story.state)]
+    assert away in [wait.what for wait in head.pending_waits(story.state)]
     story.take(TICK, until - 0.1)
     assert submitted(story) == AGAIN[:1]
     story.take(TICK, until)
@@ -101,14 +101,14 @@ def test_this_node_must_be_clear_too() -> None:
     """What cannot be killed here is named, and no attempt is made beside it."""
     story = Story(goal(1, retries=1), PAIR)
     story.state, actions = head.decide(story.state, h.RayGone("exit 1"), 10)
-    assert [type(one).__name__ for one in actions if not isinstance(one, Said)][-2:] == [
+    assert [type(one).__name__ for one in actions if not isinstance(one, LogLine)][-2:] == [
         "Retry",
         "RestartRay",
     ]
     story.take(h.Cleared(1, "python (pid 7)"), 12)
     story.take(nodes(2), 15)
     story.take(runs(2, 2), 15)
-    assert story.state.phase is Phase.BOOTING
+    assert story.state.phase is HeadPhase.BOOTING
     assert story.finish()
     assert "on this node never came in time: python (pid 7) cannot be ended" in story.ends[0].reason
     assert submitted(story) == AGAIN[:1]
@@ -116,11 +116,13 @@ def test_this_node_must_be_clear_too() -> None:
 
 def test_a_head_that_was_started_again_knows_the_nodes_of_before() -> None:
     """From its record: who does not call has its time, who calls must have ended it."""
-    of = replace(goal(1, retries=3, tried=(Tried(5.0, "x"),)), former_nodes=("pod2", "pod4"))
+    of = replace(
+        goal(1, retries=3, tried=(LostAttempt(5.0, "x"),)), former_workers=("pod2", "pod4")
+    )
     story = Story(of, [(3, nodes(3)), (4, runs(3, 2)), (30, TICK)])
     assert submitted(story) == []
     story.take(runs(2, 1), 31)
     story.take(TICK, 60)
     assert submitted(story) == []
     story.take(runs(2, 0, joined=False), 61)
-    assert submitted(story) == [h.Submit("run-2")]
+    assert submitted(story) == [h.SubmitJob("run-2")]

@@ -18,7 +18,7 @@ import pytest
 
 from agent.boot.make_ready import raise_open_files
 from agent.control import connections
-from agent.control.connections import MOST_OF_A_PEER
+from agent.control.connections import MAX_UNTRUSTED_PER_ADDRESS
 from agent.control.protocol import Hello, Report
 from unit.test_site import BEARER, SECONDS, served
 from unit.test_stream import BY_TOKEN, a_head, reading, told
@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 HALF = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Half: "
 LIVEZ = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
 LONG = 16 << 20
-FLOOD = MOST_OF_A_PEER + 300
+FLOOD = MAX_UNTRUSTED_PER_ADDRESS + 300
 
 
 @pytest.fixture(autouse=True)
@@ -156,7 +156,7 @@ def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_flood_from_one_address(token: str | None) -> None:
     """The oldest connections of a flood are closed; others are served meanwhile, its own too."""
     with served(token) as port, connected(port.number, FLOOD, "127.0.0.2", HALF) as flood:
-        assert closed(flood, FLOOD - MOST_OF_A_PEER) == FLOOD - MOST_OF_A_PEER
+        assert closed(flood, FLOOD - MAX_UNTRUSTED_PER_ADDRESS) == FLOOD - MAX_UNTRUSTED_PER_ADDRESS
         assert port.ask("GET", "/livez").status == 200
         assert status_on(flood[-1], b"\r\n\r\n") == 200
 
@@ -166,7 +166,7 @@ PROCESS = """
 import os, resource, sys
 import anyio
 from agent.control import connections
-from agent.control.server import Site
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 
 connections.HEADER_SECONDS = 600.0
@@ -176,7 +176,7 @@ def status():
 
 async def serve():
     (listening,) = bind(["127.0.0.1"], 0)
-    runner = await Site(token=None, ready=lambda: True, status=status).open([listening])
+    runner = await AgentServer(token=None, ready=lambda: True, status=status).open([listening])
     print(listening.getsockname()[1], flush=True)
     await anyio.to_thread.run_sync(sys.stdin.read)
     await runner.cleanup()
@@ -234,7 +234,7 @@ def test_a_thousand_workers_behind_one_address(token: str | None) -> None:
 
 def test_workers_that_come_back_are_held_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """New connections of agents that are accepted are trusted while their reports are held."""
-    monkeypatch.setattr(connections, "MOST_OF_A_PEER", 5)
+    monkeypatch.setattr(connections, "MAX_UNTRUSTED_PER_ADDRESS", 5)
     with served(None) as port, contextlib.ExitStack() as stack:
         for number in range(20):
             with connected(port.number, source="127.0.0.2") as (one,):
@@ -249,7 +249,7 @@ def test_workers_that_come_back_are_held_at_once(monkeypatch: pytest.MonkeyPatch
 
 def test_workers_of_one_address_leave_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where all connections are in use, an address with many gives way to one with few."""
-    monkeypatch.setattr(connections, "MOST", 40)
+    monkeypatch.setattr(connections, "MAX_OPEN", 40)
     with served(None) as port, contextlib.ExitStack() as stack:
 
         def worker(number: int, source: str) -> socket.socket:

@@ -6,7 +6,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from agent.bundled.curve import svg
+from agent.bundled.rehearsal import svg
 
 SVG = "{http://www.w3.org/2000/svg}"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.record import disk_thread
-from agent.record.disk_thread import Latest
-from agent.record.disk_word import STALLED_AFTER, DiskWord
+from agent.record.disk_thread import LatestWriter
+from agent.record.log import STALLED_AFTER, DiskAlarm
 
 if TYPE_CHECKING:
     import pytest
@@ -20,23 +20,23 @@ class Heard:
 
     def __init__(self) -> None:
         self.said: list[str] = []
-        self.word = DiskWord(lambda sentence, _level: self.said.append(sentence))
-        self.word.of(lambda: Path("/logs/run/pod0"))
+        self.word = DiskAlarm(lambda sentence, _level: self.said.append(sentence))
+        self.word.set_folder(lambda: Path("/logs/run/pod0"))
 
 
 def test_many_files_of_one_disk_are_told_once() -> None:
     """Folder, cause, what follows and what to do; and that it is over when it is for all."""
     heard = Heard()
     for name in ("agent.log", "node.json", "agent.log", "run.json"):
-        heard.word.tell(name, "No space left on device")
+        heard.word.report(name, "No space left on device")
     (told,) = heard.said
     assert told.startswith("/logs/run/pod0 cannot be written: No space left on device (agent.log).")
     assert "the job goes on" in told
     assert "AGENT_LOG_DIR" in told
-    heard.word.tell("agent.log", "")
-    heard.word.tell("node.json", "")
+    heard.word.report("agent.log", "")
+    heard.word.report("node.json", "")
     assert len(heard.said) == 1
-    heard.word.tell("run.json", "")
+    heard.word.report("run.json", "")
     assert heard.said[1:] == ["/logs/run/pod0 can be written again"]
 
 
@@ -45,14 +45,14 @@ def test_a_write_that_does_not_end_is_told_of() -> None:
     heard = Heard()
     since: float | None = 100.0
     heard.word.watch("events.jsonl", lambda: since)
-    heard.word.look(100.0 + STALLED_AFTER - 1)
+    heard.word.check(100.0 + STALLED_AFTER - 1)
     assert heard.said == []
     for later in (1, 2, 3):
-        heard.word.look(100.0 + STALLED_AFTER + later)
+        heard.word.check(100.0 + STALLED_AFTER + later)
     (told,) = heard.said
     assert "a write takes longer than 10 s (events.jsonl)" in told
     since = None
-    heard.word.look(200.0)
+    heard.word.check(200.0)
     assert heard.said[1:] == ["/logs/run/pod0 can be written again"]
 
 
@@ -66,7 +66,7 @@ def test_what_was_put_is_waited_for_but_not_on_a_disk_that_stalls() -> None:
         written.append(value)
         return OSError(28, "No space left on device") if value == 2 else None
 
-    latest: Latest[int] = Latest("run.json", write)
+    latest: LatestWriter[int] = LatestWriter("run.json", write)
     latest.put(1)
     latest.settle()  # its thread was not started: nobody will write it
     assert written == []
@@ -86,7 +86,7 @@ def test_what_was_put_is_waited_for_but_not_on_a_disk_that_stalls() -> None:
 
 def test_what_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest value reaches the disk once it has room, though nothing new comes."""
-    monkeypatch.setattr(disk_thread, "_PATIENCE", 0.02)
+    monkeypatch.setattr(disk_thread, "_RETRY_AFTER", 0.02)
     written: list[int] = []
     refusals = [OSError(28, "No space left on device")] * 3
 
@@ -96,7 +96,7 @@ def test_what_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatc
         written.append(value)
         return None
 
-    latest = Latest("run.json", write)
+    latest = LatestWriter("run.json", write)
     latest.start()
     latest.put(5)
     until = time.monotonic() + 20

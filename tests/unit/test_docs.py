@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from agent.settings.jobs import BY_NAME
-from agent.settings.model import KNOWN
+from agent.settings.model import KNOWN_NAMES
 from import_map.__main__ import main, wanted
 from import_map.imports import House, read_house
 from import_map.picture import draw
@@ -88,5 +88,5 @@ def test_names_are_where_a_document_says(path: Path) -> None:
 def test_the_way_from_a_script_names_what_is() -> None:
     """Every variable and every recipe that it sends its readers to is known."""
     text = (ROOT / "docs/from-your-script.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"AGENT_[A-Z_]+", text)) <= set(KNOWN)
+    assert set(re.findall(r"AGENT_[A-Z_]+", text)) <= set(KNOWN_NAMES)
     assert set(re.findall(r"AGENT_JOB=([\w-]+)", text)) <= set(BY_NAME)

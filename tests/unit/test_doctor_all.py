@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot.head_findings import findings_of
-from agent.checks.finding import Finding, Level
-from agent.checks.folding import folded, whose
-from agent.control import doctor_all
-from agent.control.http import ask
+from agent.boot.head_status import render_findings
+from agent.checks.finding import Finding, Level, group_findings, node_list
+from agent.control import verbs
+from agent.control.ask import ask
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
 from unit.heads import Story, goal, nodes, word
@@ -33,7 +32,7 @@ FULL = Finding("disk", Level.FAIL, "full", "Empty it")
 def test_folding() -> None:
     """The worst comes first, equal ones once; what is well is one row, whatever its numbers."""
     more = replace(SHM, what="4096 MiB free")
-    rows = folded([("a", [RAY, SHM]), ("b", [RAY, more, FULL]), ("c", [RAY, SMALL])])
+    rows = group_findings([("a", [RAY, SHM]), ("b", [RAY, more, FULL]), ("c", [RAY, SMALL])])
     assert [(row.finding, row.nodes) for row in rows] == [
         (FULL, ("b",)),
         (SMALL, ("c",)),
@@ -45,7 +44,7 @@ def test_folding() -> None:
 @given(st.lists(st.lists(st.sampled_from([RAY, SHM, SMALL, FULL]), unique=True), max_size=6))
 def test_nothing_is_lost_in_folding(found: list[list[Finding]]) -> None:
     """Each finding of each node is in exactly one row, and no row is told twice."""
-    rows = folded((f"n{i}", findings) for i, findings in enumerate(found))
+    rows = group_findings((f"n{i}", findings) for i, findings in enumerate(found))
     pairs = [(node, row.finding) for row in rows for node in row.nodes]
     assert sorted(pairs, key=str) == sorted(
         ((f"n{i}", one) for i, findings in enumerate(found) for one in findings), key=str
@@ -64,7 +63,7 @@ def test_nothing_is_lost_in_folding(found: list[list[Finding]]) -> None:
 )
 def test_whose(names: list[str], count: int, told: str) -> None:
     """A row names its nodes, but neither all nor too many of them."""
-    assert whose(names, count) == told
+    assert node_list(names, count) == told
 
 
 def test_what_a_head_knows() -> None:
@@ -74,7 +73,7 @@ def test_what_a_head_knows() -> None:
     odd = replace(MACHINE, variables={"NCCL_DEBUG": "INFO"})
     introduced = h.WorkerIntroduced("agent2", "pod2", odd, (SMALL,))
     story = Story(asked, [(1.0, introduced), (1.0, word(2)), (2.0, nodes(2, 3))])
-    data = findings_of(story.state, plan, lambda text: text.replace("64 MiB", "****"))
+    data = render_findings(story.state, plan, lambda text: text.replace("64 MiB", "****"))
     assert data["nodes"] == [plan.topology.node_name, "pod2"]
     assert data["unknown"] == ["10.0.0.3"]
     (between,) = json.loads(json.dumps(data["between"]))
@@ -90,14 +89,14 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = {"AGENT_PORT": str(head.port)}
-        assert doctor_all.show(environ, tmp_path, as_json=False) == 78
+        assert verbs.show_findings(environ, tmp_path, as_json=False) == 78
         assert capsys.readouterr().out.splitlines() == [
             "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
             "FAIL disk: full. Empty [pod1]",
             "ok   ray: 2.60 [all nodes]",
             "   of 10.0.0.9 nothing is known: no agent runs there",
         ]
-        assert doctor_all.show(environ, tmp_path, as_json=True) == 78
+        assert verbs.show_findings(environ, tmp_path, as_json=True) == 78
         data = json.loads(capsys.readouterr().out)
         assert (data["ok"], data["nodes"]) == (False, ["pod0", "pod1"])
 
@@ -106,7 +105,7 @@ def test_without_proof_nothing_is_told(tmp_path: Path, capsys: pytest.CaptureFix
     """Findings name paths and addresses: neither without the key, nor with it where a token is."""
     with a_head() as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings").status == 401
-        assert doctor_all.show({"AGENT_PORT": str(head.port)}, tmp_path, as_json=False) == 69
+        assert verbs.show_findings({"AGENT_PORT": str(head.port)}, tmp_path, as_json=False) == 69
         assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
     with a_head(SECRET) as head:
         assert ask(f"http://127.0.0.1:{head.port}/findings", KEY).status == 401
@@ -118,5 +117,5 @@ def test_no_head_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     (free,) = bind(["127.0.0.1"], 0)
     port = free.getsockname()[1]
     free.close()
-    assert doctor_all.show({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
+    assert verbs.show_findings({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
     assert "connection refused" in capsys.readouterr().err

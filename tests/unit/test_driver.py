@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from agent.runtime.driver import end_all, find_driver, kept, pass_on
+from agent.runtime.driver import find_driver, forward_signal, kill_leftovers, not_passed_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,7 +127,7 @@ def test_a_signal_goes_to_who_hears_it(tmp_path: Path, script: str, name: str) -
     """The leader, unless that is a shell that would only die of it: then its child."""
     with worker((f"cd {tmp_path}; {script}", job("run-1"))) as pids:
         await_true((tmp_path / "up").exists)
-        sentence = pass_on(find_driver("run-1"), signal.SIGUSR1)
+        sentence = forward_signal(find_driver("run-1"), signal.SIGUSR1)
         await_true((tmp_path / "log").exists)
         assert psutil.Process(pids[0]).status() != psutil.STATUS_ZOMBIE
     assert sentence.startswith("SIGUSR1 passed on to the job (pid ")
@@ -139,7 +139,7 @@ def test_who_does_not_catch_it_is_told() -> None:
     """It is the job's to catch; that it will end of it is said."""
     with worker(("exec sleep 1000", job("run-1"))) as pids:
         await_true(lambda: psutil.Process(pids[0]).name() == "sleep")
-        sentence = pass_on(find_driver("run-1"), signal.SIGUSR2)
+        sentence = forward_signal(find_driver("run-1"), signal.SIGUSR2)
     assert (
         sentence == f"SIGUSR2 passed on to the job (pid {pids[0]}, sleep), which does not catch it"
     )
@@ -147,12 +147,14 @@ def test_who_does_not_catch_it_is_told() -> None:
 
 def test_no_driver_and_a_dead_one() -> None:
     """Without a job there is nobody to tell, and that is said."""
-    assert pass_on(None, signal.SIGUSR1) == kept(10, "no job of this run is running here")
+    assert forward_signal(None, signal.SIGUSR1) == not_passed_on(
+        10, "no job of this run is running here"
+    )
     with worker(("exec sleep 1000", job("run-1"))):
         driver = find_driver("run-1")
     assert driver is not None
     await_true(lambda: not driver.is_running() or driver.status() == psutil.STATUS_ZOMBIE)
-    said = pass_on(driver, signal.SIGUSR1)
+    said = forward_signal(driver, signal.SIGUSR1)
     assert said == "SIGUSR1 is not passed on: the job has just ended"
 
 
@@ -170,10 +172,10 @@ def test_all_that_ray_left_is_ended() -> None:
     left = ((tree, job("run-1")), (tree, {"RAY_JOB_ID": "02000000"}))
     with worker(*left, ("sleep 1000", {}), title="sh") as (driver, actor, service):
         await_true(lambda: len(in_session(driver) + in_session(actor)) == 6)
-        assert len(end_all()) == 6
+        assert len(kill_leftovers()) == 6
         await_true(lambda: not in_session(driver) + in_session(actor))
         assert service in in_session(service)
-        assert end_all() == []
+        assert kill_leftovers() == []
 
 
 def in_session(leader: int) -> list[int]:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node import read_driver
-from agent.node.driver import DriverGpu
+from agent.node import gpus
+from agent.node.facts import DriverGpu
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,16 +30,16 @@ def tool(folder: Path, name: str, script: str) -> str:
 
 def test_nvidias_list() -> None:
     """Numbers are read, and what a GPU does not tell counts as none."""
-    assert read_driver.of_nvidia(TWO) == (
+    assert gpus.driver_of_nvidia(TWO) == (
         DriverGpu(0, "NVIDIA H200", 143_771),
         DriverGpu(1, "NVIDIA H200", 143_771, 3),
     )
-    assert read_driver.of_nvidia(OLD) == (DriverGpu(0, "Tesla T4", 15_360),)
+    assert gpus.driver_of_nvidia(OLD) == (DriverGpu(0, "Tesla T4", 15_360),)
 
 
 def test_amds_list() -> None:
     """Warnings before the JSON are passed over, and what is no card is none."""
-    assert read_driver.of_amd(ROCM) == (
+    assert gpus.driver_of_amd(ROCM) == (
         DriverGpu(0, "AMD Instinct MI300X", 196_592),
         DriverGpu(1, "AMD GPU", 196_592),
     )
@@ -47,7 +47,7 @@ def test_amds_list() -> None:
 
 FAULTS = {
     "NVML": ("echo 'Failed to initialize NVML: Unknown Error'; exit 255", "exit code 255: Failed"),
-    "silent": ("exit 9", "exit code 9: no word of why"),
+    "silent": ("exit 9", "exit code 9: no message"),
     "no list": ("echo 'No devices were found'", "which is no list"),
     "hangs": ("exec sleep 30", "no answer within 0.5 s: the driver hangs"),
 }
@@ -57,7 +57,7 @@ FAULTS = {
 def test_a_tool_that_tells_nothing(tmp_path: Path, script: str, words: str) -> None:
     """The tool's own words are the fault; one that hangs is left alone at its deadline."""
     path = tool(tmp_path, "nvidia-smi", script)
-    driver = read_driver.ask("nvidia", path, limit=0.5)
+    driver = gpus.ask_driver("nvidia", path, limit=0.5)
     assert driver is not None
     assert words in driver.fault
     assert driver.gpus == ()
@@ -71,7 +71,7 @@ def test_a_tool_that_answers(tmp_path: Path) -> None:
         "3,100,2,-;NVRM: Xid (PCI:0000:17:00): 79, pid=1234, GPU has fallen off the bus.\n"
     )
     path = tool(tmp_path, "nvidia-smi", f"printf '{TWO}'")
-    driver = read_driver.ask("nvidia", path, limit=20, log=log)
+    driver = gpus.ask_driver("nvidia", path, limit=20, log=log)
     assert driver is not None
     assert [gpu.errors for gpu in driver.gpus] == [0, 3]
     assert driver.events == ("Xid (PCI:0000:17:00): 79, pid=1234, GPU has fallen off the bus.",)
@@ -79,8 +79,8 @@ def test_a_tool_that_answers(tmp_path: Path) -> None:
 
 def test_no_tool_and_no_gpus(tmp_path: Path) -> None:
     """Without GPUs nobody is asked; without the tool that is the fault."""
-    assert read_driver.ask("") is None
-    driver = read_driver.ask("amd", str(tmp_path))
+    assert gpus.ask_driver("") is None
+    driver = gpus.ask_driver("amd", str(tmp_path))
     assert driver is not None
     assert (driver.tool, driver.fault) == ("rocm-smi", "not installed here")
-    assert read_driver.xids(tmp_path / "none") == ()
+    assert gpus.xids(tmp_path / "none") == ()

@@ -9,17 +9,16 @@ import anyio.lowlevel
 import pytest
 
 from agent.boot.head_port import first_reply
-from agent.boot.later_head import memory_of
-from agent.boot.run_keeper import RunKeeper
+from agent.boot.run_keeper import RunKeeper, on_recalled_run
 from agent.control.client import HeadLink
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
-from agent.control.server import Site
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
 from agent.decisions.worker import state as w
-from agent.record.run_choice import Chosen
-from agent.record.run_record import Attempt, RunRecord
+from agent.record.run_choice import ChosenRun
+from agent.record.run_record import AttemptRecord, RunRecord
 from agent.runtime.waiting import NotYet, until
 from unit import heads
 from unit.free_ports import free_port
@@ -30,17 +29,17 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 JOB = "f" * 16
-TRIED = Attempt(1, "run-1", "2026-01-01T00:00:00Z")
+TRIED = AttemptRecord(1, "run-1", "2026-01-01T00:00:00Z")
 FOLLOWS = "following the head"
 
 
 class Head:
     """A head's port, record and decisions: its run has the platform's id, whatever its disk has."""
 
-    def __init__(self, root: Path, epoch: int, *attempts: Attempt) -> None:
+    def __init__(self, root: Path, epoch: int, *attempts: AttemptRecord) -> None:
         before = RunRecord("run", JOB, epoch, attempts=attempts)
         (root / "run").mkdir(parents=True)
-        self.keeper = RunKeeper(root, JOB, Chosen("run", before), job_survives=True)
+        self.keeper = RunKeeper(root, JOB, ChosenRun("run", before), job_survives=True)
         tried = tuple(one.tried for one in attempts)
         self.story = heads.Story(heads.goal(1, retries=3, tried=tried), [])
 
@@ -54,20 +53,22 @@ class Head:
         async def decide(known: h.RunRemembered) -> None:
             self.story.take(known, 1.0)
             for deed in self.story.deeds:
-                assert isinstance(deed, h.TakeUp)
-                keeper.take_up(deed.run_id, deed.attempts, deed.epoch)
-            await keeper.settled()
+                assert isinstance(deed, h.AdoptRun)
+                keeper.adopt_run(deed.run_id, deed.attempts, deed.epoch)
+            await keeper.flush()
             reports.publish(epoch=keeper.epoch, attempt=self.story.state.attempt.number)
-            reports.weighed()
+            reports.run_decided()
 
         first = await first_reply(keeper, keeper.next_attempt, 6379)
         expected = Expected(None, "", "", "")
-        memory = memory_of(keeper, tell)
-        reports = Reports(first, expected, lambda _: None, anyio.current_time, on_memory=memory)
+        memory = on_recalled_run(keeper, tell)
+        reports = Reports(
+            first, expected, lambda _: None, anyio.current_time, on_recalled_run=memory
+        )
         if keeper.record.open_attempt is not None:
             proof = keeper.proof(keeper.next_attempt)
             reports.publish(phase="running", attempt=keeper.next_attempt, fingerprint=proof)
-        site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+        site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
         return await site.open(bind(["127.0.0.1"], port))
 
 
@@ -123,7 +124,7 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
 
     anyio.run(story)
     assert second.keeper.record.epoch == 901
-    assert second.story.deeds == [h.TakeUp("run", len(attempts), 900)]
+    assert second.story.deeds == [h.AdoptRun("run", len(attempts), 900)]
     assert [one.number for one in second.keeper.attempts] == [one.number for one in attempts]
 
 

@@ -22,7 +22,7 @@ from unit.worlds import MACHINE, POD, SECRET, settings_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agent.settings import Settings
+    from agent.settings.model import Settings
 
 NODE, HEAD = "10.0.0.5", "10.0.0.1"
 

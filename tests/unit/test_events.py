@@ -19,10 +19,17 @@ from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
 from agent.decisions.head.state import HeadEvent
-from agent.decisions.shared import StopAsked
+from agent.decisions.values import StopAsked
 from agent.decisions.worker.state import WorkerEvent
 from agent.record import events as e
-from agent.record.codec import NotReadableError, from_data, hints_of, to_data
+from agent.record.codec import (
+    WIRE_NAMES,
+    NotReadableError,
+    from_data,
+    hints_of,
+    to_data,
+    wire_name,
+)
 from agent.settings.redact import MASK, Redactor
 from unit.disks import full_disk, needs_mount
 from unit.worlds import SECRET
@@ -80,9 +87,32 @@ def test_all_kinds_are_known() -> None:
     for role, union in {"head": HeadEvent, "worker": WorkerEvent}.items():
         members = (*get_args(union), *get_args(e.RecordEvent))
         kinds = e.kinds_on("head" if role == "head" else "worker")
-        assert sorted(kinds) == sorted(kind.__name__ for kind in members)
+        assert sorted(kinds) == sorted(wire_name(kind) for kind in members)
     with pytest.raises(ValueError, match="two kinds of events are called Began"):
         e.kinds_of(e.RecordEvent, make_dataclass("Began", []))
+
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_names_and_keys_of_every_event_are_fixed(role: e.Role) -> None:
+    """Each event of an older agent is read, and written again byte for byte.
+
+    A new event gets a line in the golden file; a line that is there does not change, whatever a
+    class is named in the code (`codec.WIRE_NAMES`).
+    """
+    kinds = e.kinds_on(role)
+    lines = (GOLDEN / f"events_{role}.jsonl").read_text().splitlines()
+    read_back = [e.from_json(json.loads(line), kinds) for line in lines]
+    assert [json.dumps(e.to_json(at, event)) for at, event in read_back] == lines
+    assert sorted(json.loads(line)["event"] for line in lines) == sorted(kinds)
+
+
+def test_every_wire_name_is_in_use() -> None:
+    """No row of the table outlives its class."""
+    text = "".join((GOLDEN / f"events_{role}.jsonl").read_text() for role in ROLES)
+    assert [name for name in WIRE_NAMES.values() if f'"{name}"' not in text] == []
 
 
 # --- the codec ---------------------------------------------------------------------------------
@@ -256,7 +286,7 @@ def test_no_secret_in_any_value(tmp_path: Path, secret: str) -> None:
     log = log_in(tmp_path, Redactor([secret]).clean)
     log.append(1.0, e.Decided(outcome))
     log.append(2.0, e.Waited(secret, 3.0, secret))
-    text = (tmp_path / e.FILE).read_text()
+    text = (tmp_path / e.EVENTS_FILE).read_text()
     assert secret not in text
     assert json.dumps(secret)[1:-1] not in text
     found = [event for _, event in e.read_events(tmp_path)][1:]
@@ -279,7 +309,7 @@ def log_in(
     most_bytes: int = e.MOST_BYTES,
 ) -> e.EventLog:
     """Return the event log of a folder."""
-    return e.EventLog(lambda: nullcontext(folder / e.FILE), clean, began, most_bytes)
+    return e.EventLog(lambda: nullcontext(folder / e.EVENTS_FILE), clean, began, most_bytes)
 
 
 def read(folder: Path) -> list[object]:
@@ -313,7 +343,7 @@ def test_a_file_of_two_lives(tmp_path: Path) -> None:
 def test_a_torn_line_is_passed_over(tmp_path: Path, torn: bytes) -> None:
     """What a killed agent left half written costs only itself, for the next agent too."""
     log_in(tmp_path).append(1.0, e.Ended(1.0))
-    with (tmp_path / e.FILE).open("ab") as file:
+    with (tmp_path / e.EVENTS_FILE).open("ab") as file:
         file.write(torn)
     assert read(tmp_path) == [e.Ended(1.0)]
     log_in(tmp_path).append(2.0, e.Ended(2.0))
@@ -330,7 +360,7 @@ def test_the_file_stays_within_bounds(tmp_path: Path) -> None:
     for number in range(1000):
         assert log.append(float(number), e.PhaseEntered(str(number))) is None
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert set(sizes) == {e.FILE, e.FORMER}
+    assert set(sizes) == {e.EVENTS_FILE, e.FORMER_EVENTS_FILE}
     assert max(sizes.values()) <= 4000 + 300
     phases = [int(event.phase) for event in read(tmp_path) if isinstance(event, e.PhaseEntered)]
     assert phases == list(range(phases[0], 1000))
@@ -364,7 +394,7 @@ def test_every_event_is_one_line_for_every_reader(tmp_path: Path) -> None:
     log = log_in(tmp_path)
     for text in ("a\nb", "\x85", "\u2028", "\x1c", "\ud800", os.fsdecode(b"\xff"), "ü"):
         log.append(1.0, e.PhaseEntered(text))
-    lines = (tmp_path / e.FILE).read_text().splitlines()
+    lines = (tmp_path / e.EVENTS_FILE).read_text().splitlines()
     assert len(lines) == 8
     assert [event.phase for event in read(tmp_path) if isinstance(event, e.PhaseEntered)] == [
         *("a\nb", "\x85", "\u2028", "\x1c", "\ud800", "\udcff", "ü")
@@ -395,6 +425,6 @@ def test_a_full_disk_loses_whole_lines_only(tmp_path: Path) -> None:
         kept = list(e.read_events(disk, unread.append))
         assert len(kept) == 1 + 60 - len(failed)
         assert unread == []
-        (disk / e.FILE).write_bytes(b"")
+        (disk / e.EVENTS_FILE).write_bytes(b"")
         assert log.append(99.0, e.Ended(99.0)) is None
         assert read(disk) == [e.Ended(99.0)]

@@ -12,11 +12,11 @@ import pytest
 
 from agent.base.outcome import Kind, Outcome
 from agent.base.own_command import own_command
-from agent.record.outcome_file import text_of
-from agent.runtime.readiness import Probe
+from agent.record.run_folder import outcome_text
+from agent.runtime.probes import ReadinessProbe
 from agent.settings import load
 from agent.work.services_file import parse
-from agent.work.where import Place
+from agent.work.where import Placeholders
 from unit.example_table import EXAMPLE, IN_THE_CONTAINER, make_pods, plan_of, runtime_template
 from unit.free_ports import free_port
 from unit.launches import EXAMPLES, TOKEN, Shell, directives, documents, sbatch
@@ -63,7 +63,7 @@ def test_slurm_requeues_what_was_lost(  # noqa: PLR0913 - a table's row
     if kind is not None:
         folder = tmp_path / "home" / "agent-logs" / "4711" / "gpu-000"
         folder.mkdir(parents=True)
-        text = text_of(Outcome(kind, 0 if kind is Kind.DONE else 75, "why"))
+        text = outcome_text(Outcome(kind, 0 if kind is Kind.DONE else 75, "why"))
         (folder / "outcome.json").write_text(text, encoding="utf-8")
     assert sbatch(shell, path, code, restarts) == code
     asked = [call.argv for call in shell.calls() if call.program == "scontrol"]
@@ -236,7 +236,9 @@ def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
     port = free_port()
     asked, problems = parse(text.replace(":8000", f":{port}"), "s.toml", settings_of({}))
     assert problems == []
-    probe = Probe(asked.services[0].ready, Place("127.0.0.1", "127.0.0.1"), tmp_path / "log")
+    probe = ReadinessProbe(
+        asked.services[0].ready, Placeholders("127.0.0.1", "127.0.0.1"), tmp_path / "log"
+    )
     assert anyio.run(probe.ask) == "connection refused"
     command = own_command(sys.executable, "retriever", "--port", str(port))
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as retriever:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from agent.checks import Level
+from agent.checks.finding import Level
 from agent.settings.jobs import BY_NAME
-from agent.work.job import PLACEHOLDERS, Joined, fill
-from agent.work.recipes.recipe import Asked, NodeSize
+from agent.work.job import PLACEHOLDERS, JobPlaceholders, fill
+from agent.work.recipes.recipe import NodeSize, RecipeInput
 from unit.example_table import EXAMPLE, OPENRLHF, PLATFORM, VERL, plan_of
 from unit.launches import EXAMPLES, TOKEN, Shell
 
@@ -42,7 +42,7 @@ def test_every_node_is_planned(path: str, tmp_path: Path) -> None:
     assert [plan.topology.is_head for plan in plans] == [True] + [False] * (example.nodes - 1)
     for plan in plans:
         platform = PLATFORM.get(example.cluster, example.cluster)
-        assert plan.topology.claim.platform == platform
+        assert plan.topology.platform.name == platform
         assert plan.topology.expected_workers == example.nodes - 1
         assert [finding for finding in plan.findings if finding.level is not Level.OK] == []
         assert plan.token == TOKEN
@@ -64,9 +64,9 @@ def test_the_head_runs_the_job(path: str, tmp_path: Path) -> None:
     else:  # by its recipe, which is sized without placeholders
         assert job.recipe is not None
         assert job.argv[1:3] == ("-m", example.program)
-    words = fill(job.argv, Joined(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
+    words = fill(job.argv, JobPlaceholders(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs"))
     assert [w for w in words if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
-    typed = () if job.recipe is None else job.recipe.asked.args
+    typed = () if job.recipe is None else job.recipe.input.args
     assert not [w for w in typed if "$" in w or '"' in w]  # a shell was meant to see it
     services = plan_of(launches[0], example, 0).services
     asked = next((" ".join(spec.argv) for spec in services if spec.argv), None)
@@ -113,11 +113,11 @@ def test_the_long_form_is_a_command_of_the_framework(path: str) -> None:
     assert given[:3] == ["python3", "-m", VERL if "verl" in given[2] else OPENRLHF]
     for placeholder in ("{nodes}", "{gpus_per_node}"):
         assert any(placeholder in word for word in given)
-    joined = Joined(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs")
+    joined = JobPlaceholders(2, 8, 16, "10.0.0.1", "http://10.0.0.1:5000/x", "/logs")
     filled = fill(tuple(given[3:]), joined)
     assert [w for w in filled if any("{" + name + "}" in w for name in PLACEHOLDERS)] == []
     nodes = (NodeSize(8, 128),) * 2
-    asked = Asked(name, nodes, version, "m", "d", checkpoints="/c", args=tuple(filled))
+    asked = RecipeInput(name, nodes, version, "m", "d", checkpoints="/c", args=tuple(filled))
     recipe = import_module(f"agent.work.recipes.{BY_NAME[name].module}")
     assert {w for w in filled if w.startswith("--")} <= {*recipe.make(asked).argv}
 

@@ -7,26 +7,28 @@ from dataclasses import replace
 import pytest
 
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.values import Order, OrderKind, StepOver
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import (
-    Phase,
     RayStep,
-    RunStep,
+    RunOwnStep,
     StartRay,
-    StopPart,
     StopRay,
     StopServices,
+    StopShare,
     StopSteps,
+    WorkerPhase,
 )
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import PartEnd, PartOver, Seat
+from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 from unit.heads import RETRIEVER
 from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
 from unit.workers import STEP, TICK, History, Story, goal, spoke
 
 START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
-PART = Order("head1", 2, OrderKind.RUN_PART, "job", 1, seat=Seat(1, (NodeSize(1), NodeSize(1))))
+PART = Order(
+    "head1", 2, OrderKind.RUN_SHARE, "job", 1, seat=ShareOrder(1, (NodeSize(1), NodeSize(1)))
+)
 HEARD: History = [*JOINED, (30, spoke()), (31, SILENT)]
 """Out of reach since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""
 GCS = spoke(epoch=None)
@@ -34,7 +36,7 @@ GCS = spoke(epoch=None)
 
 def stops(story: Story) -> list[w.WorkerAction]:
     """Return what it stopped, in order."""
-    kinds = StopRay | StopPart | StopServices | StopSteps
+    kinds = StopRay | StopShare | StopServices | StopSteps
     return [deed for deed in story.deeds if isinstance(deed, kinds)]
 
 
@@ -53,7 +55,7 @@ def test_a_worker_out_of_reach_ends_its_ray_and_joins_again() -> None:
     assert story.deeds[-1] == StartRay("10.0.0.1")
     assert "`ray start` ended" not in story.said
     story.take(w.RayUp(), 95)
-    assert story.state.phase is Phase.FOLLOWING
+    assert story.state.phase is WorkerPhase.FOLLOWING
     assert not story.state.fenced
 
 
@@ -94,20 +96,20 @@ def test_a_share_that_ends_so_tells_nothing_of_the_job() -> None:
     story.take(spoke(), 30)
     story.take(SILENT, 31)
     story.take(TICK, 79)
-    assert stops(story) == [StopPart()]
+    assert stops(story) == [StopShare()]
     story.take(spoke(), 80)
-    story.take(w.PartOver(1, PartEnd(143, by_order=True)), 81)
-    assert story.state.part == PartOver(1, PartEnd(143, by_order=True, lost=True))
+    story.take(ShareOver(1, ShareEnd(143, by_order=True)), 81)
+    assert story.state.share_over == ShareOver(1, ShareEnd(143, by_order=True, lost=True))
 
 
 def test_a_share_that_was_over_before_is_heard() -> None:
     """What failed by itself, failed; only what was stopped is lost."""
     story = Story(replace(GOAL, by_torchrun=True), [(2, spoke()), (9, w.Ordered(PART))])
-    story.take(w.PartOver(1, PartEnd(7)), 20)
+    story.take(ShareOver(1, ShareEnd(7)), 20)
     story.take(SILENT, 31)
     story.take(TICK, 79)
     assert stops(story) == []
-    assert story.state.part == PartOver(1, PartEnd(7))
+    assert story.state.share_over == ShareOver(1, ShareEnd(7))
 
 
 def test_a_plain_head_makes_no_attempts() -> None:
@@ -135,13 +137,13 @@ def test_prepare_steps_end_too_and_are_run_again() -> None:
     story.take(TICK, 51)
     story.take(SILENT, 55)
     assert stops(story) == [StopSteps()]
-    assert not any(wait.what == STEP.name for wait in worker.waits(story.state))
+    assert not any(wait.what == STEP.name for wait in worker.pending_waits(story.state))
     story.take(spoke(), 60)
-    assert story.deeds == [StopSteps(), RunStep(STEP.name)]
+    assert story.deeds == [StopSteps(), RunOwnStep(STEP.name)]
     assert "the head is reached again: running AGENT_PREPARE_EACH from the beginning" in story.said
-    (until,) = [one.deadline for one in worker.waits(story.state) if one.what == STEP.name]
+    (until,) = [one.deadline for one in worker.pending_waits(story.state) if one.what == STEP.name]
     assert until == 60 + STEP.within
-    story.take(w.StepOver(STEP.name), 70)
+    story.take(StepOver(STEP.name), 70)
     story.take(spoke(), 71)
     assert story.deeds[-1] == StartRay("10.0.0.1")
 
@@ -153,7 +155,7 @@ def test_a_step_is_run_again_once() -> None:
     story.take(w.Ordered(order), 59)
     story.take(spoke(ready=False), 60)
     story.take(w.Ordered(replace(order, number=2)), 61)
-    assert story.deeds == [StopSteps(), RunStep(STEP.name)]
+    assert story.deeds == [StopSteps(), RunOwnStep(STEP.name)]
 
 
 def test_its_time_does_not_run_while_it_is_stopped() -> None:

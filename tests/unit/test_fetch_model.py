@@ -15,7 +15,7 @@ import pytest
 import hub
 from agent.base.own_command import own_command
 from agent.bundled import fetch_model
-from agent.work.model import fetch_steps, is_hub_id, note
+from agent.work.prepare import fetch_note, fetch_steps, is_hub_id
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_the_step_and_the_note() -> None:
     assert fetch_steps(settings, WITH_HUB.ray, is_here=True) == ()
     assert fetch_steps(settings, MACHINE.ray, is_here=False) == ()
     assert fetch_steps(settings_of({}), WITH_HUB.ray, is_here=False) == ()
-    assert note(settings, WITH_HUB.ray, is_here=False) == ""
-    assert note(settings, MACHINE.ray, is_here=True) == ""
+    assert fetch_note(settings, WITH_HUB.ray, is_here=False) == ""
+    assert fetch_note(settings, MACHINE.ray, is_here=True) == ""
     (said,) = [n for n in plan_of(given).notes if "huggingface_hub" in n]
     assert said.startswith(f"AGENT_MODEL={hub.MODEL} is fetched by each process")

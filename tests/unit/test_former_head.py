@@ -9,15 +9,14 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.boot.head_goal import goal_of
-from agent.boot.run_keeper import RunKeeper
+from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.record.files import FileLock
-from agent.record.node_record import FILE as NODE
-from agent.record.node_record import NodeRecord, Place, own_record
-from agent.record.run_choice import Chosen, choose_run
-from agent.record.run_record import FILE, LOCK
+from agent.record.node_record import NODE_FILE as NODE
+from agent.record.node_record import NodeRecord, PidSpace, own_record
+from agent.record.run_choice import ChosenRun, choose_run
+from agent.record.run_record import RUN_FILE, RUN_LOCK
 from unit.heads import TICK, Story, goal, nodes
 from unit.worlds import plan_of
 
@@ -25,23 +24,23 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 PRINT = "f" * 16
-ELSEWHERE = Place("another boot", "pid:[7]", "poda")
+ELSEWHERE = PidSpace("another boot", "pid:[7]", "poda")
 
 
-def chosen_again(root: Path) -> Chosen:
+def chosen_again(root: Path) -> ChosenRun:
     """Return the run as the next head of the same platform's run finds it."""
     chosen = choose_run(root, "4711", PRINT, lambda: "new", node="podb")
     assert chosen.lock is not None
     return chosen
 
 
-def left(root: Path, place: Place = ELSEWHERE, *, ended: bool = False) -> None:
+def left(root: Path, place: PidSpace = ELSEWHERE, *, ended: bool = False) -> None:
     """Leave a run whose head was lost under its first attempt, on a machine of its own."""
     chosen = chosen_again(root)
     keeper = RunKeeper(root, PRINT, chosen)
     keeper.new_epoch("poda")
-    keeper.submitted(1, "4711-1", nodes=("pod2",))
-    anyio.run(keeper.settled)
+    keeper.record_submission(1, "4711-1", nodes=("pod2",))
+    anyio.run(keeper.flush)
     keeper.close()
     assert chosen.lock is not None
     chosen.lock.release()
@@ -56,7 +55,7 @@ def waited_for(root: Path) -> tuple[str, ...]:
     chosen = chosen_again(root)
     keeper = RunKeeper(root, PRINT, chosen)
     plan = plan_of({"AGENT_JOB_RETRIES": "3"}, command=["train"])
-    found = goal_of(plan, keeper, 0.0).former_nodes
+    found = make_goal(plan, keeper, 0.0).former_workers
     keeper.close()
     assert chosen.lock is not None
     chosen.lock.release()
@@ -91,10 +90,10 @@ def test_a_former_head_may_still_run_its_job(
         left(tmp_path)
     if what == "no locks":
         without_locks(monkeypatch)
-    held = FileLock(tmp_path / "4711" / LOCK)
+    held = FileLock(tmp_path / "4711" / RUN_LOCK)
     if what == "another lock":
         held.take()
-        (tmp_path / "4711" / LOCK).unlink()
+        (tmp_path / "4711" / RUN_LOCK).unlink()
     assert waited_for(tmp_path) == ("pod2", "poda")
     (tmp_path / "4711" / "poda" / NODE).unlink()
     assert waited_for(tmp_path) == ("pod2", "poda")
@@ -121,19 +120,19 @@ def test_a_former_head_whose_job_is_over(
 def test_an_older_record_knows_no_lock(tmp_path: Path) -> None:
     """Then the lock that was taken is the former head's, as far as known."""
     left(tmp_path)
-    data = json.loads((tmp_path / "4711" / FILE).read_text())
+    data = json.loads((tmp_path / "4711" / RUN_FILE).read_text())
     assert data["attempts"][0].pop("head") == "poda"
     assert data["attempts"][0].pop("lock") > 0
-    (tmp_path / "4711" / FILE).write_text(json.dumps(data))
+    (tmp_path / "4711" / RUN_FILE).write_text(json.dumps(data))
     assert waited_for(tmp_path) == ("pod2",)
 
 
 def test_a_head_in_between_hides_nobody(tmp_path: Path) -> None:
     """Who submitted the attempt counts, not who has followed and died before the next one."""
     left(tmp_path)
-    held = FileLock(tmp_path / "4711" / LOCK)
+    held = FileLock(tmp_path / "4711" / RUN_LOCK)
     held.take()
-    (tmp_path / "4711" / LOCK).unlink()
+    (tmp_path / "4711" / RUN_LOCK).unlink()
     chosen = chosen_again(tmp_path)
     between = RunKeeper(tmp_path, PRINT, chosen)
     between.new_epoch("podb")
@@ -151,7 +150,7 @@ def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
     chosen = chosen_again(tmp_path)
     keeper = RunKeeper(tmp_path, PRINT, chosen)
     keeper.new_epoch("poda")
-    anyio.run(keeper.settled)
+    anyio.run(keeper.flush)
     keeper.close()
     without_locks(monkeypatch)
     assert waited_for(tmp_path) == ()
@@ -160,15 +159,15 @@ def test_a_head_that_no_attempt_was_made_by_leaves_nothing(
 def test_a_head_that_workers_remember_has_its_time() -> None:
     """Nobody tells where it was: AGENT_NODE_GRACE after its run was taken up its job has ended."""
     story = Story(goal(retries=1), [(1, h.RunRemembered("old", 1)), (3, nodes())])
-    waits = [(wait.what, wait.deadline) for wait in head.waits(story.state)]
+    waits = [(wait.what, wait.deadline) for wait in head.pending_waits(story.state)]
     assert ("the end of attempt 1 on the former head, out of reach", 61.0) in waits
     story.take(TICK, 60.9)
-    assert story.deeds == [h.TakeUp("old", 1)]
+    assert story.deeds == [h.AdoptRun("old", 1)]
     story.take(TICK, 61.0)
-    assert story.deeds[-1] == h.Submit("old-2")
+    assert story.deeds[-1] == h.SubmitJob("old-2")
 
 
 def test_a_head_that_workers_remember_had_made_no_attempt() -> None:
     """Then nothing of it is waited for."""
     story = Story(goal(retries=1), [(1, h.RunRemembered("old", 0)), (3, nodes())])
-    assert story.deeds[-1] == h.Submit("old-1")
+    assert story.deeds[-1] == h.SubmitJob("old-1")

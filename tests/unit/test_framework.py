@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node import framework
+from agent.node import pythons
 from agent.node.facts import Framework
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def test_an_installed_one(site: Path, tmp_path: Path, name: str, folder: str, ve
     """The version stands in the name of its metadata's folder; nothing is imported."""
     package(site, name)
     metadata(site, folder)
-    assert framework.look_here(name, str(tmp_path)) == Framework(name, str(site), version)
+    assert pythons.framework_here(name, str(tmp_path)) == Framework(name, str(site), version)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,9 @@ def test_a_checkout_in_which_the_job_starts(
     checkout = tmp_path / "checkout"
     package(checkout, module)
     version_file(checkout, file, "0.8.0.dev0\n")
-    assert framework.look_here(name, str(checkout)) == Framework(name, str(checkout), "0.8.0.dev0")
+    assert pythons.framework_here(name, str(checkout)) == Framework(
+        name, str(checkout), "0.8.0.dev0"
+    )
 
 
 def test_an_editable_install(site: Path, tmp_path: Path) -> None:
@@ -89,9 +91,9 @@ def test_an_editable_install(site: Path, tmp_path: Path) -> None:
     metadata(site, "verl-0.7.0.dist-info")
     sys.path.append(str(checkout))  # as its .pth file has Python do
     try:
-        assert framework.look_here("verl", "/nowhere").version == "0.7.0"
+        assert pythons.framework_here("verl", "/nowhere").version == "0.7.0"
         version_file(checkout, "verl/version/version", "0.7.1")
-        found = framework.look_here("verl", "/nowhere")
+        found = pythons.framework_here("verl", "/nowhere")
     finally:
         sys.path.remove(str(checkout))
     assert found == Framework("verl", str(checkout), "0.7.1")
@@ -102,17 +104,17 @@ def test_forks_are_told_from_what_they_were_made_of(site: Path) -> None:
     place = package(site, "openrlhf")
     package(site, "verl")
     for fork in ("openrlhf-m", "search-r1"):
-        assert framework.look_here(fork, "/nowhere") == Framework(fork)
+        assert pythons.framework_here(fork, "/nowhere") == Framework(fork)
     (place / "models" / "remote_rm").mkdir(parents=True)
     (site / "search_r1").mkdir()
     for fork in ("openrlhf-m", "search-r1"):
-        assert framework.look_here(fork, "/nowhere") == Framework(fork, str(site))
+        assert pythons.framework_here(fork, "/nowhere") == Framework(fork, str(site))
 
 
 def test_none_at_all(tmp_path: Path) -> None:
     """What is not there has no folder."""
-    assert framework.look_here("verl", str(tmp_path)) == Framework("verl")
-    assert framework.find("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
+    assert pythons.framework_here("verl", str(tmp_path)) == Framework("verl")
+    assert pythons.find_framework("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
 
 
 def test_another_python_is_asked(tmp_path: Path) -> None:
@@ -120,10 +122,10 @@ def test_another_python_is_asked(tmp_path: Path) -> None:
     place = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin" / "python"
-    assert framework.find("verl", str(python), str(tmp_path)) == Framework("verl")
+    assert pythons.find_framework("verl", str(python), str(tmp_path)) == Framework("verl")
     minor = f"python3.{sys.version_info.minor}"
     packages = place / "lib" / minor / "site-packages"
     package(packages, "verl")
     metadata(packages, "verl-0.9.1.dist-info")
-    found = framework.find("verl", str(python), os.curdir)
+    found = pythons.find_framework("verl", str(python), os.curdir)
     assert found == Framework("verl", str(packages), "0.9.1")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from agent.node.gpu_use import TOOLS, Uses, busy, of_amd, of_nvidia, of_rocm
+from agent.node.gpus import TOOLS, GpuUtilization, busy_amd, busy_gpu, busy_nvidia, busy_rocm
 
 ROCM = """\
 WARNING: AMD GPU device(s) is/are in a low-power state. Check power control/runtime_status
@@ -39,16 +39,16 @@ AMD = """\
         ("", {}),
     ],
 )
-def test_nvidias_list(text: str, uses: Uses) -> None:
+def test_nvidias_list(text: str, uses: GpuUtilization) -> None:
     """A GPU that does not tell, as one that is cut into parts, is left out."""
-    assert of_nvidia(text) == uses
+    assert busy_nvidia(text) == uses
 
 
 def test_amds_two_tools() -> None:
     """Warnings before the JSON are passed over; amd-smi has its list in two shapes."""
-    assert of_rocm(ROCM) == {0: 0, 1: 98}
-    assert of_amd(AMD) == of_amd(f'{{"gpu_data": {AMD}}}') == {0: 0, 3: 41}
-    assert of_amd('{"gpu_data": "N/A"}') == of_rocm("[]") == {}
+    assert busy_rocm(ROCM) == {0: 0, 1: 98}
+    assert busy_amd(AMD) == busy_amd(f'{{"gpu_data": {AMD}}}') == {0: 0, 3: 41}
+    assert busy_amd('{"gpu_data": "N/A"}') == busy_rocm("[]") == {}
 
 
 @pytest.mark.parametrize("text", ["", "ERROR: no AMD GPUs found", "{", "[1, 2"])
@@ -61,5 +61,5 @@ def test_what_is_no_list_is_said_to_be_none(text: str) -> None:
 
 def test_a_gpu_that_works_is_named() -> None:
     """A few percent are what an idle one may show."""
-    assert busy({0: 0, 1: 4}) == busy({}) == ""
-    assert busy({0: 4, 3: 41}) == "GPU 3 at 41 %"
+    assert busy_gpu({0: 0, 1: 4}) == busy_gpu({}) == ""
+    assert busy_gpu({0: 4, 3: 41}) == "GPU 3 at 41 %"

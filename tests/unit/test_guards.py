@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.control.callers import OPEN_TO_ALL
-from agent.control.page import FILES
+from agent.control.server import ASSETS, UNGUARDED_PATHS
 from unit.served import SECONDS
 from unit.test_stream import BY_KEY, BY_TOKEN, Head, a_head
 from unit.worlds import SECRET
@@ -21,11 +20,11 @@ JSON = {"Content-Type": "application/json"}
 ROUTES = [
     *(("GET", path) for path in ("/status", "/metrics", "/", "/events", "/findings", "/sample")),
     ("GET", "/logs/head/job"),
-    *(("GET", path) for path in FILES),
+    *(("GET", path) for path in ASSETS),
     *(("POST", path) for path in ("/login", "/report", "/stop")),
 ]
 """All but the probes, which tell nothing."""
-OPEN = {*FILES, "/login"}
+OPEN = {*ASSETS, "/login"}
 """What a browser needs before it has signed in."""
 FOREIGN = {"Origin": "https://evil.example"}
 
@@ -57,7 +56,7 @@ def test_no_path_is_forgotten(bare: Head) -> None:
     """A path that is added is looked at here, too."""
     known = {(method, path.replace("/head/job", "/{node}/{name}")) for method, path in ROUTES}
     routes = {(route.method, route.path) for route in bare.site.routes()}
-    assert routes - known == {("GET", path) for path in OPEN_TO_ALL}
+    assert routes - known == {("GET", path) for path in UNGUARDED_PATHS}
     assert known <= routes
 
 

@@ -12,10 +12,10 @@ import pytest
 
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
+from agent.decisions.head.state import HeadPhase
 from agent.runtime.best_effort import BestEffort
 from agent.runtime.process import Child
-from agent.runtime.ray_helpers import Helpers, watch_helpers
+from agent.runtime.ray_watch import RayHelpers, watch_helpers
 from agent.runtime.waiting import NotYet, until
 from unit.heads import PAIR, RUNNING, SERVING, SUBMITTED, TICK, History, Story, goal, nodes, word
 
@@ -27,77 +27,77 @@ BESIDE = h.RayHangs("its dashboard (pid 7) is stopped", beside_job=True)
 GOES_ON = h.RayHangs()
 AGAIN = "Ray was lost on the head: its dashboard (pid 7) is stopped for 30 s; starting it again: "
 
-CASES: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
+CASES: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
     "borne for half a minute": (
         goal(1),
         [(3, nodes()), (5, STOPPED), (34, TICK)],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         [],
     ),
     "a job is not submitted to it meanwhile": (
         goal(1),
         [(3, nodes()), (5, STOPPED), (9, nodes(2)), (10, word(2)), (34, TICK)],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         [],
     ),
     "it goes on, and the job is submitted": (
         goal(),
         [(2, STOPPED), (3, nodes()), (20, GOES_ON)],
-        Phase.SUBMITTING,
-        ["Submit"],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
     "started again before the job": (
         goal(1),
         [(3, nodes()), (5, STOPPED), (35, TICK), (40, nodes(2)), (41, word(2))],
-        Phase.SUBMITTING,
-        ["RestartRay", "Submit"],
+        HeadPhase.SUBMITTING,
+        ["RestartRay", "SubmitJob"],
     ),
     "a Ray that is not up yet is started again": (
         goal(),
         [(1, h.GcsOpen()), (2, STOPPED), (32, TICK), (40, nodes())],
-        Phase.SUBMITTING,
-        ["RestartRay", "Submit"],
+        HeadPhase.SUBMITTING,
+        ["RestartRay", "SubmitJob"],
     ),
     "under the submission it is waited for": (
         goal(retries=1),
         [(3, nodes()), (5, STOPPED), (100, TICK), (101, GOES_ON), (102, SUBMITTED)],
-        Phase.RUNNING,
-        ["Submit"],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
     ),
     "a submission that Ray has taken, though it did not say so": (
         goal(),
         [(3, nodes()), (5, BESIDE), (60, TICK)],
-        Phase.SUBMITTING,
-        ["Submit"],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
     "under a job it is left alone": (
         goal(),
         [*RUNNING, (9, STOPPED), (100, TICK)],
-        Phase.RUNNING,
-        ["Submit"],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
     ),
     "started again where Ray only serves": (
         SERVING,
         [(3, nodes(2)), (9, STOPPED), (39, TICK)],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         ["RestartRay"],
     ),
     "left alone where a job runs that another has submitted": (
         SERVING,
         [(3, nodes(2)), (9, BESIDE), (100, TICK)],
-        Phase.RUNNING,
+        HeadPhase.RUNNING,
         [],
     ),
     "time counts from that job's end": (
         SERVING,
         [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (129, TICK)],
-        Phase.RUNNING,
+        HeadPhase.RUNNING,
         [],
     ),
     "half a minute after that job's end": (
         SERVING,
         [(3, nodes(2)), (9, BESIDE), (100, STOPPED), (130, TICK)],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         ["RestartRay"],
     ),
 }
@@ -149,10 +149,13 @@ def test_where_ray_is_lost_late_all_have_their_time_anew() -> None:
     """Workers may be awaited for longer than the head's Ray was, and have to join once more."""
     story = Story(goal(1), [(3, nodes()), (150, h.RayGone("its raylet is gone"))])
     assert list(story.kinds()) == ["RestartRay"]
-    assert [wait.deadline for wait in head.waits(story.state)] == [250, 350]  # Ray's, the workers'
+    assert [wait.deadline for wait in head.pending_waits(story.state)] == [
+        250,
+        350,
+    ]  # Ray's, the workers'
     story.take(nodes(2), 160)
     story.take(word(2), 161)
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
 
 
 def test_a_next_attempt_knows_nothing_of_it() -> None:
@@ -160,7 +163,7 @@ def test_a_next_attempt_knows_nothing_of_it() -> None:
     history = [*PAIR, (9, STOPPED), (10, h.RayGone("its raylet is gone"))]
     story = Story(goal(1, retries=1), history)
     assert story.state.hang is None
-    assert SUBMITTED.id == story.state.earlier[0].id
+    assert SUBMITTED.id == story.state.earlier_attempts[0].id
 
 
 def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
@@ -192,7 +195,7 @@ def test_a_stopped_dashboard_is_found_below_ray(tmp_path: Path) -> None:
             tasks.start_soon(watch_helpers, child, *tell)
             os.kill(dashboard, signal.SIGSTOP)
             await heard(1)
-            seen = Helpers(child.pid).stopped()
+            seen = RayHelpers(child.pid).stopped()
             os.kill(dashboard, signal.SIGCONT)
             await heard(2)
             tasks.cancel_scope.cancel()

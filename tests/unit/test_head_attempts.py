@@ -8,10 +8,15 @@ import pytest
 
 from agent.base.outcome import Kind
 from agent.decisions import head
-from agent.decisions.attempts import Tried, in_vain, pause_after, spent
+from agent.decisions.attempts import (
+    DriverSignaled,
+    LostAttempt,
+    end_without_progress,
+    pause_after_losses,
+    retries_exhausted,
+)
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.head.underway import Underway
+from agent.decisions.head.state import AttemptSnapshot, HeadPhase
 from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
@@ -113,13 +118,13 @@ def test_a_loss_is_followed_by_another_attempt(history: History) -> None:
     """A node's or Ray's end within a minute before the job's: the attempt is made again."""
     story = Story(goal(1, retries=1), history)
     assert story.ends == []
-    assert (story.state.attempt.number, story.state.phase) == (2, Phase.BOOTING)
+    assert (story.state.attempt.number, story.state.phase) == (2, HeadPhase.BOOTING)
     assert "attempt 1 of 2 is lost: " in story.said
     story.take(nodes(2), story.now + 1)
     story.take(word(2), story.now)
-    assert story.state.phase is Phase.BOOTING
+    assert story.state.phase is HeadPhase.BOOTING
     story.take(TICK, story.state.attempt.not_before)
-    assert story.deeds[-1] == h.Submit("run-2")
+    assert story.deeds[-1] == h.SubmitJob("run-2")
     assert "attempt 2 of 2: " in story.said
     assert "2 of 2 node(s)" in story.said
 
@@ -131,15 +136,15 @@ def test_gcs_reports_a_lost_node_of_a_given_ray_late(retries: int, *, is_lost: b
     story = Story(goal(1, given=True, retries=retries), [*PAIR, FAILED])
     assert story.deeds[-1] == h.AskNodes("run-1")
     story.take(SILENT, 12)
-    assert story.state.phase is Phase.JUDGING
-    (wait,) = head.waits(story.state)
+    assert story.state.phase is HeadPhase.JUDGING
+    (wait,) = head.pending_waits(story.state)
     why = "pod2: connection refused"
     assert wait.sentence(12) == f"waiting for GCS to report a lost node, {why} (73 s left)"
     if is_lost:
         story.take(nodes(dead=(2,)), 72)
     else:
         story.take(TICK, 84.9)
-        assert story.state.phase is Phase.JUDGING
+        assert story.state.phase is HeadPhase.JUDGING
         story.take(TICK, 85.1)
     assert story.state.attempt.number == (2 if is_lost and retries else 1)
     reasons = [end.reason for end in story.ends]
@@ -166,7 +171,7 @@ def test_a_job_that_succeeds_while_it_is_stopped_for_a_loss_has_succeeded() -> N
 
 def test_a_driver_that_handled_sigterm_has_not_succeeded() -> None:
     """Where Ray did not take the stop, the agent signals the driver, which may exit with 0."""
-    history = [*PAIR, GONE, (69, TICK), (74, h.DriverSignaled("run-1"))]
+    history = [*PAIR, GONE, (69, TICK), (74, DriverSignaled("run-1"))]
     story = Story(goal(1, retries=0), [*history, (75, job("SUCCEEDED", 0))])
     assert [end.exit_code for end in story.ends] == [75]
 
@@ -180,14 +185,16 @@ def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
 
 def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
-    lost = Underway(1, -50.0, 2)
-    of = replace(goal(2, least=1, retries=9), underway=lost, tried=(Tried(1.0),) * 5)
+    lost = AttemptSnapshot(1, -50.0, 2)
+    of = replace(
+        goal(2, least=1, retries=9), resumed_attempt=lost, lost_attempts=(LostAttempt(1.0),) * 5
+    )
     story = Story(of, [(1, h.RayGone("killed")), (3, nodes(2)), (3, word(2)), (201, TICK)])
     assert "going on with 1 worker(s), as AGENT_PARTIAL=proceed" in story.said
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert (wait.key, wait.deadline) == (planned.PAUSE, 301.0)
     story.take(TICK, 301)
-    assert story.deeds[-1] == h.Submit("run-2")
+    assert story.deeds[-1] == h.SubmitJob("run-2")
 
 
 def test_a_lost_node_that_is_back_is_named() -> None:
@@ -214,12 +221,12 @@ def test_what_an_attempt_had_and_does_not_come_back_was_lost() -> None:
 def test_attempts_that_are_used_up_are_worth_a_hold() -> None:
     """The last loss ends the run; a pod that is started again could do no more."""
     (end,) = Story(goal(retries=0), [*RUNNING, (9, h.RayGone("exit 1"))]).ends
-    assert (end.exit_code, end.is_jobs_verdict, end.is_worth_a_hold) == (75, False, True)
+    assert (end.exit_code, end.is_jobs_verdict, end.holds_pod) == (75, False, True)
 
 
 def test_no_progress() -> None:
     """The third attempt in a row that is lost within ten minutes ends the run, also by restarts."""
-    before = (Tried(100.0, "its head was lost"), Tried(5.0, "its head was lost"))
+    before = (LostAttempt(100.0, "its head was lost"), LostAttempt(5.0, "its head was lost"))
     story = Story(goal(retries=9, tried=before), [])
     assert story.state.attempt.number == 3
     story.take(nodes(), 3)
@@ -230,7 +237,7 @@ def test_no_progress() -> None:
     (end,) = story.ends
     assert end.exit_code == 75
     assert "no progress: 3 attempts in a row" in end.reason
-    assert end.is_worth_a_hold
+    assert end.holds_pod
 
 
 @pytest.mark.parametrize(
@@ -244,14 +251,14 @@ def test_no_progress() -> None:
 )
 def test_spent(seconds: list[float], retries: int, words: str | None) -> None:
     """A run is spent when its attempts are used up."""
-    end = spent([Tried(one, "Ray was lost") for one in seconds], retries)
+    end = retries_exhausted([LostAttempt(one, "Ray was lost") for one in seconds], retries)
     assert (end is None) == (words is None)
     assert end is None or words is None or words in end.reason
 
 
 def test_pauses_double_up_to_five_minutes() -> None:
     """10 s, doubling, and never more than five minutes."""
-    assert [pause_after(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
+    assert [pause_after_losses(n) for n in (1, 2, 3, 6, 7, 1000)] == [10, 20, 40, 300, 300, 300]
 
 
 @pytest.mark.parametrize(
@@ -273,7 +280,9 @@ def test_in_vain(
     tried: list[tuple[float, int | None]], newest: int | None, *, is_vain: bool
 ) -> None:
     """Three short attempts in a row that saved nothing newer; where nothing is known, by time."""
-    end = in_vain([Tried(seconds, "Ray was lost", step) for seconds, step in tried], newest)
+    end = end_without_progress(
+        [LostAttempt(seconds, "Ray was lost", step) for seconds, step in tried], newest
+    )
     assert (end is not None) == is_vain
     assert end is None or "no progress: 3 attempts in a row" in end.reason
 

@@ -9,19 +9,19 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agent.boot.kept_ray import had_agent, kept_ray, note_reach
-from agent.boot.left_behind import LeftBehind
+from agent.boot.make_ready import SurvivingProcesses
 from agent.boot.node_run import NodeRun
 from agent.boot.run_keeper import RunKeeper
+from agent.boot.worker import head_had_agent, record_reachability, surviving_ray
 from agent.control.reports import Expected, Reports
 from agent.decisions import worker
-from agent.decisions.attempts import Tried
+from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import state as h
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import StartRay, StopRay
-from agent.record.run_choice import Chosen
+from agent.record.run_choice import ChosenRun
 from agent.record.run_folder import RunFolder
-from agent.record.run_record import FILE, RunRecord
+from agent.record.run_record import RUN_FILE, RunRecord
 from agent.settings.redact import Redactor
 from unit import heads
 from unit.test_reports import FIRST, HELLO, POD1
@@ -106,7 +106,7 @@ def test_gcs_alone_is_no_plain_head_once_an_agent_answered(heard: w.HeadSpoke) -
     gone: History = [(3, GCS_ALONE), (4, GCS_ALONE), (5, GCS_ALONE)]
     for steps in ((DATA,), ()):
         story = Story(replace(GOAL, steps=steps), [(2, heard), *gone])
-        assert (story.deeds, story.state.bare) == ([], False)
+        assert (story.deeds, story.state.is_plain_head) == ([], False)
         assert story.state.evidence == "its agent is gone, though Ray's GCS still answers"
     story.take(spoke(), 6)
     story.take(w.RayUp(), 9)
@@ -128,15 +128,15 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
     run = NodeRun(plan_of({}), Redactor(()), RunFolder(tmp_path, "run", "pod1"), 0.0)
     preparing = replace(GOAL, steps=(DATA,))
     before = worker.first_state(preparing)
-    assert not had_agent(run)
+    assert not head_had_agent(run)
     after, _ = worker.decide(before, spoke(ready=False), 1)
-    note_reach(run, before, after)
-    run.left = LeftBehind(run.node.record, ())
+    record_reachability(run, before, after)
+    run.surviving = SurvivingProcesses(run.node.record, ())
     run.close()
-    assert kept_ray(run) is None
-    first = worker.first_state(preparing, kept_ray(run), has_agent=had_agent(run))
+    assert surviving_ray(run) is None
+    first = worker.first_state(preparing, surviving_ray(run), has_agent=head_had_agent(run))
     state, actions = worker.decide(first, GCS_ALONE, 1)
-    assert (state.bare, state.ray_ready, actions) == (False, False, ())
+    assert (state.is_plain_head, state.ray_ready, actions) == (False, False, ())
 
 
 # --- the head that lost its disk ---------------------------------------------------------------
@@ -145,18 +145,18 @@ def test_a_workers_next_agent_finds_in_its_record_that_the_head_has_one(tmp_path
 def test_a_head_without_its_disk_goes_on_with_what_a_worker_remembers() -> None:
     """The run keeps its id, and its attempts count."""
     story = heads.Story(heads.goal(retries=1), [(1, MEMORY), (2, MEMORY)])
-    assert story.deeds == [h.TakeUp("old", 1)]
+    assert story.deeds == [h.AdoptRun("old", 1)]
     story.take(heads.nodes(), 3)
     story.take(heads.TICK, 61)
-    assert story.deeds[-1] == h.Submit("old-2")
+    assert story.deeds[-1] == h.SubmitJob("old-2")
     assert "attempt 2 of 2: its head was lost" in story.said
 
 
 def test_a_worker_may_remember_that_the_attempts_are_used_up() -> None:
     """Then nothing is submitted again."""
     story = heads.Story(heads.goal(), [(1, MEMORY)])
-    assert [type(deed) for deed in story.deeds] == [h.TakeUp, h.Leave]
-    assert (story.ends[0].exit_code, story.ends[0].is_worth_a_hold) == (75, True)
+    assert [type(deed) for deed in story.deeds] == [h.AdoptRun, h.EndRun]
+    assert (story.ends[0].exit_code, story.ends[0].holds_pod) == (75, True)
 
 
 def test_a_head_that_knows_its_run_heeds_no_other() -> None:
@@ -167,9 +167,9 @@ def test_a_head_that_knows_its_run_heeds_no_other() -> None:
     assert running.state.goal.run_id == "run"
 
 
-def heads_tried() -> Tried:
+def heads_tried() -> LostAttempt:
     """Return an attempt of an earlier head."""
-    return Tried(700.0, "its head was lost")
+    return LostAttempt(700.0, "its head was lost")
 
 
 def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
@@ -181,11 +181,11 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
         return True
 
     expected = Expected("2.60.0", "3.11.7", "", "abc")
-    reports = Reports(FIRST, expected, lambda _event: None, lambda: 1.0, on_memory=on_memory)
+    reports = Reports(FIRST, expected, lambda _event: None, lambda: 1.0, on_recalled_run=on_memory)
     replies: list[Reply] = []
 
     async def ask() -> None:
-        replies.append(await reports.take(replace(POD1, hello=KNOWING, epoch=9)))
+        replies.append(await reports.handle(replace(POD1, hello=KNOWING, epoch=9)))
 
     async def story() -> None:
         with anyio.fail_after(4):
@@ -195,7 +195,7 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
                     await anyio.lowlevel.checkpoint()
                 assert replies == []
                 reports.publish(run_id="old")
-                reports.weighed()
+                reports.run_decided()
 
     anyio.run(story)
     assert remembered == [("old", 1, 9)]
@@ -204,13 +204,13 @@ def test_a_worker_that_remembers_is_answered_once_that_was_weighed() -> None:
 
 def test_what_others_remember_is_written_down(tmp_path: Path) -> None:
     """The next head of this pod finds it on the disk, under the run's own id."""
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
     keeper.new_epoch("pod0")
     assert not keeper.has_record_of("old")
-    keeper.take_up("old", 2)
+    keeper.adopt_run("old", 2)
     assert (keeper.run_id, keeper.next_attempt) == ("old", 3)
     keeper.close()
-    found = RunRecord.read(tmp_path / "old" / FILE)
+    found = RunRecord.read(tmp_path / "old" / RUN_FILE)
     assert isinstance(found, RunRecord)
     assert [(one.number, one.exit_code) for one in found.attempts] == [(1, 75), (2, 75)]
     assert keeper.has_record_of("old")

@@ -9,9 +9,9 @@ import pytest
 from agent.base.outcome import Kind, Outcome
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.items import ItemWord, Step
-from agent.decisions.shared import Unfit
+from agent.decisions.head.fleet import RayNode
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import ItemReport, Refused, ServiceReady, ServiceWaits, Step
 from agent.work.job import sizes
 from agent.work.recipes.recipe import NodeSize
 from unit.heads import (
@@ -43,135 +43,155 @@ from unit.heads import (
 PARTIAL = goal(2, least=1)
 
 
-UNDER_WAY: dict[str, tuple[h.Goal, History, Phase, list[str]]] = {
-    "nothing yet": (goal(), [(1, TICK)], Phase.BOOTING, []),
-    "a list without the head is no Ray": (goal(), [(1, nodes(up=False))], Phase.BOOTING, []),
-    "one machine": (goal(), [(3, nodes())], Phase.SUBMITTING, ["Submit"]),
-    "a worker is missing": (goal(1), [(3, nodes())], Phase.BOOTING, []),
-    "a worker joined": (goal(1), [(3, nodes(2)), (4, word(2))], Phase.SUBMITTING, ["Submit"]),
-    "its word came first": (goal(1), [(2, word(2)), (4, nodes(2))], Phase.SUBMITTING, ["Submit"]),
+UNDER_WAY: dict[str, tuple[h.HeadGoal, History, HeadPhase, list[str]]] = {
+    "nothing yet": (goal(), [(1, TICK)], HeadPhase.BOOTING, []),
+    "a list without the head is no Ray": (goal(), [(1, nodes(up=False))], HeadPhase.BOOTING, []),
+    "one machine": (goal(), [(3, nodes())], HeadPhase.SUBMITTING, ["SubmitJob"]),
+    "a worker is missing": (goal(1), [(3, nodes())], HeadPhase.BOOTING, []),
+    "a worker joined": (
+        goal(1),
+        [(3, nodes(2)), (4, word(2))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "its word came first": (
+        goal(1),
+        [(2, word(2)), (4, nodes(2))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
     "in GCS, but not joined by its own word": (
         goal(1),
         [(2, word(2, "joining Ray", joined=False)), (3, nodes(2))],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         [],
     ),
-    "joined by hand": (goal(1), [(3, nodes(2))], Phase.SUBMITTING, ["Submit"]),
-    "more than expected": (goal(1), [(3, nodes(2, 3))], Phase.SUBMITTING, ["Submit"]),
-    "a dead node does not count": (goal(1), [(3, nodes(dead=(2,)))], Phase.BOOTING, []),
+    "joined by hand": (goal(1), [(3, nodes(2))], HeadPhase.SUBMITTING, ["SubmitJob"]),
+    "more than expected": (goal(1), [(3, nodes(2, 3))], HeadPhase.SUBMITTING, ["SubmitJob"]),
+    "a dead node does not count": (goal(1), [(3, nodes(dead=(2,)))], HeadPhase.BOOTING, []),
     "one address counts once": (
         goal(2),
-        [(3, h.RayNodes((*nodes(2).nodes, h.RayNode("again", NODES[2].ip))))],
-        Phase.BOOTING,
+        [(3, h.RayNodes((*nodes(2).nodes, RayNode("again", NODES[2].ip))))],
+        HeadPhase.BOOTING,
         [],
     ),
     "a worker that left does not count": (
         goal(1),
         [(2, word(2)), (3, word(2, "leaving", gone=True)), (4, nodes(2))],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         [],
     ),
     "a dead node came back": (
         goal(1),
         [(3, nodes(dead=(2,))), (4, nodes(3, dead=(2,)))],
-        Phase.SUBMITTING,
-        ["Submit"],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
-    "the reward server is awaited": (WITH_REWARD, [(3, nodes())], Phase.BOOTING, []),
-    "the reward server answers": (WITH_REWARD, [(3, nodes()), READY], Phase.SUBMITTING, ["Submit"]),
-    "Ray is awaited": (WITH_REWARD, [READY], Phase.BOOTING, []),
-    "data is prepared": (goal(prepare=True), [(3, nodes())], Phase.BOOTING, []),
+    "the reward server is awaited": (WITH_REWARD, [(3, nodes())], HeadPhase.BOOTING, []),
+    "the reward server answers": (
+        WITH_REWARD,
+        [(3, nodes()), READY],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
+    ),
+    "Ray is awaited": (WITH_REWARD, [READY], HeadPhase.BOOTING, []),
+    "data is prepared": (goal(prepare=True), [(3, nodes())], HeadPhase.BOOTING, []),
     "data is there": (
         goal(prepare=True),
         [(3, nodes()), (9, PREPARED[0]), (9, PREPARED[1])],
-        Phase.SUBMITTING,
-        ["Submit"],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
     "a Ray that does not start is started again": (
         goal(),
         [(1, h.RayGone("exit 1")), (2, h.RayGone("exit 1")), (3, nodes())],
-        Phase.SUBMITTING,
-        ["RestartRay", "RestartRay", "Submit"],
+        HeadPhase.SUBMITTING,
+        ["RestartRay", "RestartRay", "SubmitJob"],
     ),
     "a preparing worker has more time": (
         goal(1),
         [(3, nodes()), (190, word(2, joined=False, preparing=True, heard=190)), (201, TICK)],
-        Phase.BOOTING,
+        HeadPhase.BOOTING,
         [],
     ),
     "one that prepares unheard has not": (
         goal(1),
         [(3, nodes()), (4, word(2, joined=False, preparing=True, heard=4)), (201, TICK)],
-        Phase.LEAVING,
-        ["Leave"],
+        HeadPhase.LEAVING,
+        ["EndRun"],
     ),
     "going on with fewer": (
         PARTIAL,
         [(3, nodes(2)), (199, TICK), (200, TICK)],
-        Phase.SUBMITTING,
-        ["Submit"],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
     "with fewer, once the reward server answers": (
         goal(2, least=1, services=(REWARD,)),
-        [(3, nodes(2)), (200, TICK), (210, h.ServiceReady(REWARD))],
-        Phase.SUBMITTING,
-        ["Submit"],
+        [(3, nodes(2)), (200, TICK), (210, ServiceReady(REWARD))],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
     "Ray does not take the job yet": (
         goal(),
         [(3, nodes()), (4, waits("No available agent"))],
-        Phase.SUBMITTING,
-        ["Submit"],
+        HeadPhase.SUBMITTING,
+        ["SubmitJob"],
     ),
-    "the job runs": (goal(), RUNNING, Phase.RUNNING, ["Submit"]),
-    "submitted is said twice": (goal(), [*RUNNING, (9, SUBMITTED)], Phase.RUNNING, ["Submit"]),
-    "a node is short": (goal(1), [*PAIR, (9, nodes(dead=(2,)))], Phase.RUNNING, ["Submit"]),
+    "the job runs": (goal(), RUNNING, HeadPhase.RUNNING, ["SubmitJob"]),
+    "submitted is said twice": (
+        goal(),
+        [*RUNNING, (9, SUBMITTED)],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
+    ),
+    "a node is short": (goal(1), [*PAIR, (9, nodes(dead=(2,)))], HeadPhase.RUNNING, ["SubmitJob"]),
     "it is back in time": (
         goal(1),
         [*PAIR, (9, nodes(dead=(2,))), (60, nodes(2)), (70, job("RUNNING")), (100, TICK)],
-        Phase.RUNNING,
-        ["Submit"],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
     ),
     "it is not back": (
         goal(1),
         [*PAIR, (9, nodes(dead=(2,))), (60, job("RUNNING")), (69, TICK)],
-        Phase.STOPPING,
-        ["Submit", "StopJob"],
+        HeadPhase.STOPPING,
+        ["SubmitJob", "StopJob"],
     ),
     "more than needed may go": (
         goal(1),
         [(3, nodes(2, 3)), (4, SUBMITTED), (9, nodes(2)), (80, TICK)],
-        Phase.RUNNING,
-        ["Submit"],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
     ),
     "the reward server is restarted": (
         WITH_REWARD,
-        [*SERVED, (9, LOST), (12, h.ServiceReady(REWARD))],
-        Phase.RUNNING,
-        ["Submit", "StartService"],
+        [*SERVED, (9, LOST), (12, ServiceReady(REWARD))],
+        HeadPhase.RUNNING,
+        ["SubmitJob", "StartService"],
     ),
-    "asked to stop": (goal(), [*RUNNING, (9, TERM)], Phase.STOPPING, ["Submit", "StopJob"]),
+    "asked to stop": (goal(), [*RUNNING, (9, TERM)], HeadPhase.STOPPING, ["SubmitJob", "StopJob"]),
     "asked to stop while submitting": (
         goal(),
         [(3, nodes()), (4, TERM)],
-        Phase.STOPPING,
-        ["Submit", "StopJob"],
+        HeadPhase.STOPPING,
+        ["SubmitJob", "StopJob"],
     ),
     "submitted late, then silent for a while": (
         goal(),
         [(3, nodes()), (110, SUBMITTED), (229, TICK)],
-        Phase.RUNNING,
-        ["Submit"],
+        HeadPhase.RUNNING,
+        ["SubmitJob"],
     ),
-    "serving for days": (SERVING, [(3, nodes(2)), (500_000, TICK)], Phase.RUNNING, []),
-    "serving": (SERVING, [(3, nodes(2))], Phase.RUNNING, []),
+    "serving for days": (SERVING, [(3, nodes(2)), (500_000, TICK)], HeadPhase.RUNNING, []),
+    "serving": (SERVING, [(3, nodes(2))], HeadPhase.RUNNING, []),
 }
 
 
 @pytest.mark.parametrize(
     ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
 )
-def test_under_way(of: h.Goal, history: History, phase: Phase, deeds: list[str]) -> None:
+def test_under_way(of: h.HeadGoal, history: History, phase: HeadPhase, deeds: list[str]) -> None:
     """A history leads to a phase, by these deeds and no others."""
     story = Story(of, history)
     assert story.state.phase is phase
@@ -182,13 +202,13 @@ def test_what_is_said_on_the_way() -> None:
     """Every turn of the story is one sentence that a person can grep."""
     story = Story(
         WITH_REWARD,
-        [*SERVED, (9, LOST), (12, h.ServiceReady(REWARD)), (13, TERM), (29, TICK)],
+        [*SERVED, (9, LOST), (12, ServiceReady(REWARD)), (13, TERM), (29, TICK)],
     )
     sentences = [
         "reward server answers",
         "1 node(s) ready: submitting the job",
         "the job is submitted",
-        "reward server died (exit code 1): restart 1 of 3",
+        "reward server exited (exit code 1): restart 1 of 3",
         "asked to stop by SIGTERM: stopping the job",
         "the job did not stop in time",
     ]
@@ -218,17 +238,17 @@ def test_a_service_that_is_not_essential_is_done_without() -> None:
     """Its loss is told once, and the run goes on."""
     extra = replace(SPECS[REWARD], essential=False, restarts=0)
     story = Story(replace(goal(), services=(extra,)), [*SERVED, (9, LOST), (10, TICK), (11, TICK)])
-    assert story.state.phase is Phase.RUNNING
+    assert story.state.phase is HeadPhase.RUNNING
     sentence = "reward server is lost for good: exit code 1; the run goes on without it"
     assert story.said.count(sentence) == 1
     late = Story(replace(goal(), services=(extra,)), [(3, nodes()), (300, TICK), (301, SUBMITTED)])
-    assert late.state.phase is Phase.RUNNING
+    assert late.state.phase is HeadPhase.RUNNING
 
 
 def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
     """The worker's next report finds nothing missing."""
     extra = replace(SPECS[RETRIEVER], essential=False, restarts=0)
-    gone = ItemWord(RETRIEVER, Step.LOST, "exit code 1")
+    gone = ItemReport(RETRIEVER, Step.LOST, "exit code 1")
     history: History = [(1, word(2)), (2, word(2, items=(gone,))), (3, word(2, items=(gone,)))]
     story = Story(replace(goal(1), services=(extra,)), history)
     assert "the run goes on without it" in story.said
@@ -239,7 +259,7 @@ def test_a_service_that_was_given_up_on_a_worker_is_not_ordered_again() -> None:
 def test_silence_is_no_proof_that_a_given_ray_has_no_such_job() -> None:
     """Only Ray's own word ends the wait for a job that may still be taken, or its grace."""
     history: History = [(3, nodes()), (9, waits("No agent")), (10, TERM), (11, waits("No agent"))]
-    assert Story(goal(given=True), history).state.phase is Phase.STOPPING
+    assert Story(goal(given=True), history).state.phase is HeadPhase.STOPPING
     told = Story(goal(given=True), [*history, (12, waits("stopped", cancelled=True))])
     assert told.ends[0].exit_code == 143
 
@@ -251,8 +271,8 @@ def gpus_of(state: h.HeadState) -> tuple[int, int, int]:
 
 def test_the_fewest_gpus_count() -> None:
     """A job is sized by the node with the fewest GPUs; dead nodes say nothing."""
-    few = h.RayNode("few", "10.0.0.9", gpus=4.0)
-    dead = h.RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
+    few = RayNode("few", "10.0.0.9", gpus=4.0)
+    dead = RayNode("dead", "10.0.0.8", gpus=1.0, alive=False)
     story = Story(goal(2), [(3, h.RayNodes((*nodes(2).nodes, few, dead)))])
     assert gpus_of(story.state) == (3, 4, 20)
 
@@ -269,8 +289,8 @@ def test_a_head_without_gpus_is_not_counted_where_others_have_some() -> None:
 def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
     """A recipe is made when all have joined; where that cannot be, the run ends with 78."""
     refused = Outcome(Kind.REFUSED, 78, "5 GPUs are not divisible by 2")
-    sized = h.RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
-    story = Story(goal(), [(3, h.RayNodes((sized,))), (4, Unfit(refused))])
+    sized = RayNode("id1", "10.0.0.1", is_head=True, gpus=5.0, cpus=12.0, memory=2.0**30)
+    story = Story(goal(), [(3, h.RayNodes((sized,))), (4, Refused(refused))])
     assert story.state.nodes() == (NodeSize(5, 12, 1 << 30),)
     (end,) = story.ends
     assert (end.exit_code, end.phase) == (78, "submitting")
@@ -279,15 +299,15 @@ def test_a_job_that_does_not_fit_what_joined_is_not_submitted() -> None:
 def test_waits_carry_deadline_and_evidence() -> None:
     """What is waited for is data: what, until when, and the last that was heard."""
     of = goal(1, services=(REWARD,), prepare=True)
-    state = Story(of, [(2, h.ServiceWaits(REWARD, "connection refused"))]).state
-    found = {wait.what: (wait.deadline, wait.evidence) for wait in head.waits(state)}
+    state = Story(of, [(2, ServiceWaits(REWARD, "connection refused"))]).state
+    found = {wait.what: (wait.deadline, wait.evidence) for wait in head.pending_waits(state)}
     assert found == {
         "Ray on this node": (100, ""),
         REWARD: (300, "connection refused"),
         "AGENT_PREPARE_EACH and AGENT_PREPARE": (7200, ""),
         "workers": (200, "0 of 1 joined; 1 never heard of"),
     }
-    sentence = head.waits(state)[1].sentence(now=295.0)
+    sentence = head.pending_waits(state)[1].sentence(now=295.0)
     assert sentence == "waiting for reward server, connection refused (5 s left)"
 
 

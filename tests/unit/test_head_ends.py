@@ -7,8 +7,8 @@ import pytest
 from agent.base.outcome import Kind, Outcome
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.shared import Unfit
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import Refused, ServiceWaits, StepOver
 from unit.heads import (
     INT,
     LOST,
@@ -35,24 +35,24 @@ DEATHS: History = [
 ]
 """A reward server dies; it is started again at once, after one second, after two."""
 
-ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
+ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
     "Ray never starts": (
         goal(),
-        [(1, h.RaySilent("connection refused by 10.0.0.1:6379")), (100, TICK)],
+        [(1, h.HeadRaySilent("connection refused by 10.0.0.1:6379")), (100, TICK)],
         69,
         "Ray on this node",
         ["Ray on this node never came in time: connection refused by 10.0.0.1:6379"],
     ),
     "Ray starts by half": (
         goal(),
-        [(1, h.RaySilent("connection refused")), (2, h.GcsOpen()), (100, TICK)],
+        [(1, h.HeadRaySilent("connection refused")), (2, h.GcsOpen()), (100, TICK)],
         69,
         "Ray on this node",
         ["Ray on this node never came in time: GCS answered, the head's node is not in it yet"],
     ),
     "a Ray that others start never comes": (
         goal(given=True),
-        [(1, h.RaySilent("connection refused")), (100, TICK)],
+        [(1, h.HeadRaySilent("connection refused")), (100, TICK)],
         69,
         "KubeRay's Ray",
         ["KubeRay's Ray never came in time: connection refused"],
@@ -66,14 +66,14 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "a Ray that ended is named beside the one that is awaited": (
         goal(),
-        [(1, h.RayGone("no space left")), (2, h.RaySilent("connection refused")), (100, TICK)],
+        [(1, h.RayGone("no space left")), (2, h.HeadRaySilent("connection refused")), (100, TICK)],
         69,
         "Ray on this node",
         ["never came in time: connection refused; the last one: no space left"],
     ),
     "its own checks forbid it": (
         goal(2),
-        [(0.5, Unfit(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],
+        [(0.5, Refused(Outcome(Kind.REFUSED, 78, "port 8265 is taken", culprit="ports")))],
         78,
         "ports",
         ["port 8265 is taken"],
@@ -143,21 +143,21 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
     ),
     "the reward server talks nonsense": (
         WITH_REWARD,
-        [(3, nodes()), (9, h.ServiceWaits(REWARD, "its reply is not JSON")), (300, TICK)],
+        [(3, nodes()), (9, ServiceWaits(REWARD, "its reply is not JSON")), (300, TICK)],
         69,
         REWARD,
         ["never came in time: its reply is not JSON"],
     ),
     "data fails": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.StepOver("AGENT_PREPARE", "exit code 2"))],
+        [(3, nodes()), (9, StepOver("AGENT_PREPARE", "exit code 2"))],
         69,
         "AGENT_PREPARE",
         ["AGENT_PREPARE failed: exit code 2"],
     ),
     "every node's step fails on the head": (
         goal(prepare=True),
-        [(3, nodes()), (9, h.StepOver("AGENT_PREPARE_EACH", "exit code 2"))],
+        [(3, nodes()), (9, StepOver("AGENT_PREPARE_EACH", "exit code 2"))],
         69,
         "AGENT_PREPARE_EACH",
         ["AGENT_PREPARE_EACH failed: exit code 2"],
@@ -368,7 +368,7 @@ ENDS: dict[str, tuple[h.Goal, History, int, str, list[str]]] = {
 @pytest.mark.parametrize(
     ("of", "history", "code", "culprit", "words"), ENDS.values(), ids=ENDS.keys()
 )
-def test_ends(of: h.Goal, history: History, code: int, culprit: str, words: list[str]) -> None:
+def test_ends(of: h.HeadGoal, history: History, code: int, culprit: str, words: list[str]) -> None:
     """A history ends with its last message, with this code, for this reason."""
     assert Story(of, history[:-1]).ends == []
     story = Story(of, history)
@@ -376,6 +376,6 @@ def test_ends(of: h.Goal, history: History, code: int, culprit: str, words: list
     assert (end.exit_code, end.culprit) == (code, culprit)
     assert [w for w in words if w not in end.reason] == []
     assert end.phase
-    assert story.state.phase is Phase.LEAVING
+    assert story.state.phase is HeadPhase.LEAVING
     assert story.state.verdict == end
     assert head.deadline(story.state) is None

@@ -12,10 +12,10 @@ from agent.control import client
 from agent.control.client import HeadLink
 from agent.control.protocol import Reply, Report
 from agent.control.reports import Expected, Reports
-from agent.control.server import Site
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.worker import state as w
-from agent.runtime.names import Unanswered
+from agent.runtime.dns import NoDnsAnswer
 from agent.runtime.waiting import NotYet, until
 from unit.free_ports import free_port
 from unit.test_orders import FIRST, HELLO
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
 HERE = ("127.0.0.1",)
-MUTE = Unanswered("no answer from DNS about head.test so far")
+MUTE = NoDnsAnswer("no answer from DNS about head.test so far")
 UNKNOWN = "head.test does not resolve (Name or service not known)"
 
 
@@ -44,7 +44,7 @@ class Names:
 async def a_head(port: int) -> web.AppRunner:
     """Open a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _: None, anyio.current_time)
-    site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+    site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
     return await site.open(bind(["127.0.0.1"], port))
 
 
@@ -103,7 +103,7 @@ def test_a_new_agent_calls_where_the_one_before_did_while_dns_is_silent(
     heard: list[w.WorkerEvent] = []
     says = (lambda: HELLO, lambda _: Report("agent1", "127.0.0.1", "following the head"))
     link = HeadLink(
-        *("head.test", port, 1, None), *says, heard.append, lambda _: None, was_at="127.0.0.1"
+        *("head.test", port, 1, None), *says, heard.append, lambda _: None, last_ip="127.0.0.1"
     )
 
     async def spoke() -> bool | NotYet:
@@ -125,10 +125,10 @@ class Numbered(Reports):
 
     numbers: tuple[int, ...] = ()
 
-    async def take(self, report: Report) -> Reply:
+    async def handle(self, report: Report) -> Reply:
         """Take a report in, and keep its number."""
         self.numbers += (report.sequence,)
-        return await super().take(report)
+        return await super().handle(report)
 
 
 def test_reports_are_numbered_in_the_order_of_what_they_say() -> None:
@@ -146,7 +146,7 @@ def test_reports_are_numbered_in_the_order_of_what_they_say() -> None:
         return True if len(reports.numbers) >= count else NotYet()
 
     async def story() -> None:
-        site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+        site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
         runner = await site.open(bind(["127.0.0.1"], port))
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
@@ -154,11 +154,11 @@ def test_reports_are_numbered_in_the_order_of_what_they_say() -> None:
                 await until(partial(arrived, count), 20.0)
                 link.report_now()
             tasks.cancel_scope.cancel()
-        await link.goodbye(20.0)
+        await link.send_goodbye(20.0)
         await runner.cleanup()
 
     anyio.run(story)
-    assert link.was_told
+    assert link.goodbye_delivered
     assert len(reports.numbers) > 4
     assert [*reports.numbers] == sorted({*reports.numbers})
     assert reports.numbers[0] == 1

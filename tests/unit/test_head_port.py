@@ -10,11 +10,11 @@ import pytest
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
-from agent.boot.head_port import as_the_heads, open_port
+from agent.boot.head_port import name_head_in_refusal, open_port
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
-from agent.control.server import Site
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
 from agent.plan.listeners import may_listen_on
@@ -22,7 +22,7 @@ from unit.free_ports import free_port
 from unit.worlds import SECRET, plan_of, settings_of
 
 if TYPE_CHECKING:
-    from agent.control.reports import Heard
+    from agent.control.reports import ReportEvent
     from agent.plan.plan import Plan
 
 REFUSAL = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", "starting", "ports")
@@ -74,15 +74,15 @@ def test_loopback_is_taken_already() -> None:
 def test_a_heads_refusal_says_whose_it_is() -> None:
     """Workers print it too, and what is wrong is wrong elsewhere."""
     plan = a_plan()
-    told = as_the_heads(plan, REFUSAL)
+    told = name_head_in_refusal(plan, REFUSAL)
     assert told.reason == f"on the head {plan.topology.node_name}: ports: taken: 8265"
-    assert as_the_heads(a_plan(EXPECTED_WORKERS="0"), REFUSAL) == REFUSAL
+    assert name_head_in_refusal(a_plan(EXPECTED_WORKERS="0"), REFUSAL) == REFUSAL
 
 
 def test_a_goodbye_waits_for_the_head() -> None:
     """A head whose port opens only after the first try hears it nevertheless."""
     port, asked = free_port(), list[str]()
-    heard: list[Heard] = []
+    heard: list[ReportEvent] = []
     reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
 
     async def story() -> None:
@@ -99,17 +99,17 @@ def test_a_goodbye_waits_for_the_head() -> None:
         )
         with anyio.fail_after(20):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(partial(link.goodbye, 20.0))
+                tasks.start_soon(partial(link.send_goodbye, 20.0))
                 await again.wait()
                 reports = Reports(reply, Expected(None, "", "", ""), heard.append, lambda: 0.0)
-                site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+                site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
                 runner = await site.open(bind(["127.0.0.1"], port))
         await runner.cleanup()
 
     anyio.run(story)
     (said,) = heard
     assert isinstance(said, WorkerReported)
-    assert (said.worker.gone, said.worker.detail) == (True, "disk full")
+    assert (said.worker.has_left, said.worker.detail) == (True, "disk full")
 
 
 def test_a_goodbye_to_nobody_ends() -> None:
@@ -120,6 +120,6 @@ def test_a_goodbye_to_nobody_ends() -> None:
 
     async def story() -> None:
         with anyio.fail_after(5):
-            await link.goodbye(0.2)
+            await link.send_goodbye(0.2)
 
     anyio.run(story)

@@ -9,11 +9,19 @@ from hypothesis import strategies as st
 
 from agent.base.outcome import shell_code
 from agent.decisions import head
+from agent.decisions.attempts import StalledSinceLoss
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.head.underway import Underway
-from agent.decisions.probing import ALL_REDUCE, SCORE, Answer
-from agent.decisions.stall import StalledSinceLoss
+from agent.decisions.head.state import AttemptSnapshot, HeadPhase
+from agent.decisions.values import (
+    ALL_REDUCE,
+    SCORE,
+    Answer,
+    Answered,
+    ServiceGone,
+    ServiceReady,
+    ServiceWaits,
+    StepOver,
+)
 from agent.work.where import Where
 from unit.heads import (
     INT,
@@ -59,14 +67,14 @@ FINE = [
 BAD = [
     *times(4, TERM),
     *times(2, h.RayHangs("its dashboard is stopped")),
-    *times(1, INT, h.RayGone("exit 1"), h.StepOver("AGENT_PREPARE", "exit 2")),
+    *times(1, INT, h.RayGone("exit 1"), StepOver("AGENT_PREPARE", "exit 2")),
     *times(1, waits("bad runtime_env", final=True), job("SUCCEEDED", 0), job("STOPPED")),
     *times(1, job("FAILED", 7), job("FAILED", -9), job("FAILED", 0, "\n"), job("FAILED")),
 ]
 OF_SERVICE = [
-    *times(4, h.ServiceReady(REWARD)),
-    *times(2, h.ServiceGone(REWARD, "exit 1")),
-    *times(1, h.ServiceWaits(REWARD, "refused")),
+    *times(4, ServiceReady(REWARD)),
+    *times(2, ServiceGone(REWARD, "exit 1")),
+    *times(1, ServiceWaits(REWARD, "refused")),
 ]
 GOALS = st.builds(
     goal,
@@ -80,9 +88,9 @@ GOALS = st.builds(
 )
 OF_MORE = [
     *times(3, h.NeverSubmitted("run-1"), h.Submitted("run-2")),
-    *times(2, h.RayGone("exit 1"), h.ServiceReady(REWARD), word(2)),
-    *times(2, h.Answered(Answer(ALL_REDUCE, "")), word(2, answers=(Answer(SCORE, ""),))),
-    *times(1, h.ServiceReady(RETRIEVER), h.ServiceGone(RETRIEVER, "exit 1", "agent2")),
+    *times(2, h.RayGone("exit 1"), ServiceReady(REWARD), word(2)),
+    *times(2, Answered(Answer(ALL_REDUCE, "")), word(2, answers=(Answer(SCORE, ""),))),
+    *times(1, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1", "agent2")),
     *times(1, h.WorkerReplaced("agent2"), h.Cleared(1), h.RunRemembered("other", 1)),
     *times(1, h.RayHangs("its dashboard is stopped"), job("FAILED", 7), job("FAILED")),
 ]
@@ -92,11 +100,11 @@ PAUSES = [0.0, 0.1, 1.0, 1.0, 1.0, 5.0, 10.0, 61.0, 125.0, 1000.0]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[h.Goal, History]:
+def histories(draw: st.DrawFn) -> tuple[h.HeadGoal, History]:
     """Draw a goal and what happens, on a clock that never goes back."""
     of = draw(GOALS)
     events = FINE * 5 + BAD + (OF_SERVICE * 5 if of.services else [])
-    boot = times(1, nodes(2, 3, 4), *PREPARED, *(h.ServiceReady(spec.name) for spec in of.services))
+    boot = times(1, nodes(2, 3, 4), *PREPARED, *(ServiceReady(spec.name) for spec in of.services))
     begin = draw(st.sampled_from([[*boot, SUBMITTED, job("RUNNING")], boot, []]))
     now, history = 1.0, [(1.0, event) for event in begin]
     for _ in range(draw(st.integers(0, 25))):
@@ -106,7 +114,7 @@ def histories(draw: st.DrawFn) -> tuple[h.Goal, History]:
 
 
 @st.composite
-def goals_with_more(draw: st.DrawFn) -> h.Goal:
+def goals_with_more(draw: st.DrawFn) -> h.HeadGoal:
     """Draw a goal with all that has a deadline of its own."""
     services = [(), (REWARD_SPEC,), (REWARD_SPEC, RETRIEVER_SPEC), (ALONE,)]
     of = replace(
@@ -115,54 +123,54 @@ def goals_with_more(draw: st.DrawFn) -> h.Goal:
         services=draw(st.sampled_from(services)),
         by_torchrun=draw(st.sampled_from([False, False, True])),
     )
-    if of.wants_job and not of.by_torchrun and draw(st.booleans()):
-        return replace(of, underway=Underway(1, -50.0, of.expected_workers))
+    if of.has_job and not of.by_torchrun and draw(st.booleans()):
+        return replace(of, resumed_attempt=AttemptSnapshot(1, -50.0, of.expected_workers))
     return of
 
 
 def _as_of_now(event: h.HeadEvent, now: float) -> h.HeadEvent:
     if not isinstance(event, h.WorkerReported):
         return event
-    return h.WorkerReported(replace(event.worker, heard=now))
+    return h.WorkerReported(replace(event.worker, last_report_at=now))
 
 
 def serves(story: Story) -> bool:
     """Say whether this is the cluster that stays until it is stopped."""
-    return story.state.phase is Phase.RUNNING and not story.state.goal.wants_job
+    return story.state.phase is HeadPhase.RUNNING and not story.state.goal.has_job
 
 
 @given(histories())
-def test_no_history_breaks_the_rules(drawn: tuple[h.Goal, History]) -> None:
+def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
     """Phases only go forward, every state has a deadline, deeds are done once."""
     of, history = drawn
-    story, order = Story(of, []), list(Phase)
+    story, order = Story(of, []), list(HeadPhase)
     for at, event in history:
         before, attempt = story.state.phase, story.state.attempt.number
         story.take(event, at)
         after = story.state.phase
         begins_anew = story.state.attempt.number != attempt
-        served = not of.wants_job and before is Phase.RUNNING and after is Phase.BOOTING
+        served = not of.has_job and before is HeadPhase.RUNNING and after is HeadPhase.BOOTING
         if not begins_anew and not served:  # a Ray that only serves is started again in place
             assert order.index(after) >= order.index(before)
         assert story.state.attempt.number - attempt in {0, 1}
         has_end = head.deadline(story.state) is not None
-        assert has_end or after is Phase.LEAVING or serves(story)
-        assert [wait.what for wait in head.waits(story.state) if not wait.what] == []
+        assert has_end or after is HeadPhase.LEAVING or serves(story)
+        assert [wait.what for wait in head.pending_waits(story.state) if not wait.what] == []
     deeds = list(story.kinds())
-    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.Submit)]
-    assert len(set(submitted)) == len(submitted) <= of.wants_job * (of.retries + 1)
+    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.SubmitJob)]
+    assert len(set(submitted)) == len(submitted) <= of.has_job * (of.retries + 1)
     assert {deed.id for deed in story.deeds if isinstance(deed, h.StopJob)} <= set(submitted)
     assert deeds.count("StopJob") <= len(submitted)
-    assert deeds.count("Retry") == len(story.state.earlier) <= of.retries
-    if of.wants_job:
+    assert deeds.count("Retry") == len(story.state.earlier_attempts) <= of.retries
+    if of.has_job:
         assert deeds.count("RestartRay") <= (of.ray_restarts + 1) * (of.retries + 1)
     assert deeds.count("AskNodes") <= len(submitted)
-    assert deeds.count("Leave") == (story.state.phase is Phase.LEAVING)
-    assert "Leave" not in deeds[:-1]
+    assert deeds.count("EndRun") == (story.state.phase is HeadPhase.LEAVING)
+    assert "EndRun" not in deeds[:-1]
 
 
 @given(histories())
-def test_every_story_ends(drawn: tuple[h.Goal, History]) -> None:
+def test_every_story_ends(drawn: tuple[h.HeadGoal, History]) -> None:
     """If nothing more happens but time, the head leaves, once, with a code of the contract."""
     of, history = drawn
     story = Story(of, history)
@@ -177,12 +185,12 @@ def test_every_story_ends(drawn: tuple[h.Goal, History]) -> None:
     }
     assert end.exit_code in OURS | own
     assert end.reason
-    assert end.phase in {phase.value for phase in Phase} - {Phase.LEAVING.value}
+    assert end.phase in {phase.value for phase in HeadPhase} - {HeadPhase.LEAVING.value}
 
 
 @settings(max_examples=settings().max_examples * 10)  # what must meet for a spin meets rarely
 @given(goals_with_more(), st.data())
-def test_no_deadline_survives_a_tick(of: h.Goal, data: st.DataObject) -> None:
+def test_no_deadline_survives_a_tick(of: h.HeadGoal, data: st.DataObject) -> None:
     """Once the head has looked at the time, the next look is later: it never spins."""
     story, events = Story(of, []), st.sampled_from(FINE + OF_MORE * 2)
     lost: list[h.HeadEvent] = [h.NeverSubmitted("run-1"), nodes(2, 3, 4)]
@@ -195,7 +203,7 @@ def test_no_deadline_survives_a_tick(of: h.Goal, data: st.DataObject) -> None:
 
 
 @given(histories())
-def test_leaving_is_final(drawn: tuple[h.Goal, History]) -> None:
+def test_leaving_is_final(drawn: tuple[h.HeadGoal, History]) -> None:
     """Once the verdict stands, nothing changes it and nothing more is done."""
     of, history = drawn
     story = Story(of, [])
@@ -203,12 +211,12 @@ def test_leaving_is_final(drawn: tuple[h.Goal, History]) -> None:
     verdict, deeds = story.state.verdict, story.actions.copy()
     for at, event in history:
         story.take(event, at)
-    assert (story.state.phase, story.state.verdict) == (Phase.LEAVING, verdict)
+    assert (story.state.phase, story.state.verdict) == (HeadPhase.LEAVING, verdict)
     assert story.actions == deeds
 
 
 @given(histories())
-def test_time_alone_decides_nothing_early(drawn: tuple[h.Goal, History]) -> None:
+def test_time_alone_decides_nothing_early(drawn: tuple[h.HeadGoal, History]) -> None:
     """Before the deadline a tick changes neither phase nor does anything."""
     story = Story(*drawn)
     for _ in range(2):  # one event may leave a second one's consequence to the next

@@ -10,15 +10,15 @@ import anyio
 import pytest
 
 from agent.base.outcome import Kind, Outcome
-from agent.boot.heard import Heard, last_heard
+from agent.boot.diagnose import WorkerLogs, last_report_text
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.head.workers import NodeState
-from agent.decisions.items import ItemWord, Step
+from agent.decisions.head.fleet import NodeState, Worker
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import ItemReport, Step
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.heads import goal, word
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.boot.watched import Watched
-    from agent.decisions.shared import Order
+    from agent.boot.head_status import RunStatus
+    from agent.decisions.values import Order
 
 LOST = Outcome(Kind.LOST, 75, "lost a needed node")
 
@@ -41,7 +41,7 @@ class Shown:
         """Return the status."""
         return {"phase": "leaving"}
 
-    def more(self) -> dict[str, object]:
+    def private_details(self) -> dict[str, object]:
         """Return what only some may see."""
         return {"warnings": []}
 
@@ -55,28 +55,28 @@ class Story:
 
     def __init__(self, root: Path) -> None:
         plan = plan_of({"AGENT_LOG_DIR": str(root), "EXPECTED_WORKERS": "2"}, command=["true"])
-        redactor = redactor_for({}, plan.settings, plan.told_by_file)
+        redactor = redactor_for({}, plan.settings, plan.services_file_texts)
         self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
         reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
         expected = Expected(None, "", "", "")
         self.reports = Reports(reply, expected, lambda _event: None, lambda: 0.0)
-        self.heard = Heard(self.run, cast("Watched", Shown()))
+        self.heard = WorkerLogs(self.run, cast("RunStatus", Shown()))
         self.state = head.first_state(goal(2))
 
     def say(self, n: int, **told: object) -> tuple[Order, ...]:
         """Let a worker's agent report; return the orders that it gets."""
         report = Report(f"agent{n}", f"10.0.0.{n}", "following the head", hello=Hello(f"pod{n}", n))
-        return anyio.run(self.reports.take, replace(report, **told)).orders  # type: ignore[arg-type]
+        return anyio.run(self.reports.handle, replace(report, **told)).orders  # type: ignore[arg-type]
 
-    def note(self, event: h.HeadEvent, before: Phase = Phase.RUNNING) -> None:
+    def note(self, event: h.HeadEvent, before: HeadPhase = HeadPhase.RUNNING) -> None:
         """Let an event be decided upon and noted."""
         if isinstance(event, h.WorkerReported):
             self.state = replace(self.state, fleet=self.state.fleet.with_report(event.worker))
-        self.heard.note(event, before, self.state, self.reports)
+        self.heard.request_logs(event, before, self.state, self.reports)
 
     def parts(self) -> dict[str, str]:
         """Return what a bundle would have of it."""
-        parts = self.heard.parts(self.state, self.reports)
+        parts = self.heard.bundle_parts(self.state, self.reports)
         return {
             part.name: part.source() if callable(part.source) else str(part.source)
             for part in parts
@@ -111,7 +111,7 @@ def test_a_complaint_has_the_logs_sent_once(story: Story) -> None:
     ):
         story.note(event)
     assert names(story.say(2, hello=None)) == ["agent", "ray"]
-    lost = ItemWord("retriever", Step.LOST, "exit code 2")
+    lost = ItemReport("retriever", Step.LOST, "exit code 2")
     story.note(word(3, items=(lost,)))
     assert names(story.say(3, hello=None)) == ["agent", "retriever"]
 
@@ -119,7 +119,7 @@ def test_a_complaint_has_the_logs_sent_once(story: Story) -> None:
 def test_complaints_of_an_agent_that_is_no_more(story: Story) -> None:
     """They are forgotten with it: names that come and go take no memory."""
     for n in range(100):
-        told = word(n, items=(ItemWord("retriever", Step.LOST, "exit code 1"),))
+        told = word(n, items=(ItemReport("retriever", Step.LOST, "exit code 1"),))
         story.note(told)
         story.note(h.WorkerReplaced(told.worker.key))
     assert story.heard._complaints == {}  # noqa: SLF001 - what must not grow
@@ -142,9 +142,9 @@ def test_who_is_there_when_the_job_is_stopped(
     """A job that is stopped for a failure has all asked, who may be killed before a goodbye."""
     story.note(word(2))
     story.note(word(3, gone=True))
-    story.state = replace(story.state, phase=Phase.STOPPING, verdict=verdict)
+    story.state = replace(story.state, phase=HeadPhase.STOPPING, verdict=verdict)
     story.note(h.RayGone("exit code 1"))
-    story.note(h.RayGone("exit code 1"), before=Phase.STOPPING)
+    story.note(h.RayGone("exit code 1"), before=HeadPhase.STOPPING)
     assert names(story.say(2, hello=None)) == asked
     assert story.say(3, hello=None) == ()
 
@@ -154,7 +154,7 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
     story.say(3, bye=Bye("done"), logs={"agent": "one\ntwo\n", "raylet.out": "end\n"})
     story.note(word(3))
     story.note(word(2, detail="all is well", heard=-12.0))
-    silent = story.state.fleet.fell_silent("agent2", "connection refused", 0.0, is_lost=True)
+    silent = story.state.fleet.mark_silent("agent2", "connection refused", 0.0, is_lost=True)
     story.state = replace(story.state, fleet=silent.with_facts("agent2", MACHINE))
     parts = story.parts()
     assert [*parts][:4] == [
@@ -168,13 +168,13 @@ def test_logs_of_a_goodbye_and_last_words_of_the_silent(story: Story) -> None:
     assert json.loads(parts["pod2/facts.json"])["interfaces"] == {}
     assert parts["pod3/agent.log"] == "one\ntwo\n"
     assert parts["pod3/raylet.out"] == "end\n"
-    assert "state: left\nits last word: done\n" in parts["pod3/last-heard.txt"]
+    assert "state: left\ngoodbye: done\n" in parts["pod3/last-heard.txt"]
 
 
 def test_nodes_of_one_name_are_kept_apart(story: Story) -> None:
     """Also from the head itself."""
     for key in ("a", "b"):
-        worker = h.Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
+        worker = Worker(key, "node-a", "10.0.0.9", phase="joining Ray")
         story.note(h.WorkerReported(worker))
     told = [name for name in story.parts() if name.endswith("last-heard.txt")]
     assert told == ["node-a-2/last-heard.txt", "node-a-3/last-heard.txt"]
@@ -182,9 +182,9 @@ def test_nodes_of_one_name_are_kept_apart(story: Story) -> None:
 
 def test_what_is_not_known_is_not_told() -> None:
     """A worker that has said little takes few lines."""
-    worker = h.Worker("a", "pod2", phase="joining Ray", heard=5.0)
-    told = last_heard(worker, NodeState.BOOTING, 7.5)
+    worker = Worker("a", "pod2", phase="joining Ray", last_report_at=5.0)
+    told = last_report_text(worker, NodeState.BOOTING, 7.5)
     assert told == (
-        "node: pod2 at an unknown address\nstate: booting\nheard: 2.5 s before the end\n"
+        "node: pod2 at an unknown address\nstate: booting\nlast report: 2.5 s before the end\n"
         "phase: joining Ray\n"
     )

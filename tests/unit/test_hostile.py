@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.boot.head_findings import findings_of
-from agent.boot.hello import as_told
-from agent.boot.outside import Guard
-from agent.control import doctor_all
-from agent.control.protocol import LARGEST_HELLO, Hello, Reply, Report
+from agent.boot.guard import Guard
+from agent.boot.head_status import render_findings
+from agent.boot.worker import shorten_facts
+from agent.control import verbs
+from agent.control.protocol import MAX_HELLO_CHARACTERS, Hello, Reply, Report
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.probing import SAMPLE, Answer
-from agent.decisions.shared import Order, OrderKind, Tick
+from agent.decisions.values import SAMPLE, Answer, Order, OrderKind, Tick
 from agent.node.facts import Folder
 from agent.record.events import Dropped
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import PartEnd, PartOver, Seat
+from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 from unit.heads import PAIR, SUBMITTED, History, Story, goal, job, nodes, word
 from unit.test_http import answering, reply
 from unit.worlds import MACHINE, plan_of, with_ray
@@ -72,7 +71,7 @@ def test_a_verdict_of_no_process(code: float) -> None:
 
 def test_a_seat_among_nodes_without_number() -> None:
     """A reply is read whatever a worker said of its GPUs; a seat of a node less than 0 is none."""
-    order = Order("head", 1, OrderKind.RUN_PART, seat=Seat(0, (NodeSize(-1),)))
+    order = Order("head", 1, OrderKind.RUN_SHARE, seat=ShareOrder(0, (NodeSize(-1),)))
     data = Reply(1, "r", "p", ray_ready=True, gcs_port=1, news=0, orders=(order,)).to_dict()
     with pytest.raises(ValueError, match=r"^orders\[0\].seat.nodes\[0\].gpus: expected"):
         Reply.from_dict(data)
@@ -84,12 +83,12 @@ def test_a_sample_of_nothing() -> None:
     joined: History = [(2.0, word(2)), (3.0, nodes(2)), (4.0, SUBMITTED), (5.0, job("RUNNING"))]
     story = Story(goal(1), [*joined, (7.0, word(2, answers=answers)), (60.0, Tick())])
     assert "Mbps" not in story.said
-    assert story.state.phase is h.Phase.RUNNING
+    assert story.state.phase is h.HeadPhase.RUNNING
 
 
 def test_the_end_of_a_share_travels() -> None:
     """Its parts lie beside the attempt's number, as agents have always sent them."""
-    over = PartOver(3, PartEnd(7, 1, "no space", 2.5))
+    over = ShareOver(3, ShareEnd(7, 1, "no space", 2.5))
     data = json.loads(json.dumps(Report("a", "", "p", part=over).to_dict()))
     assert data["part"]["code"] == 7
     assert Report.from_dict(data).part == over
@@ -114,7 +113,7 @@ def test_versions_steer_no_terminal() -> None:
     story = Story(of, [(2.0, word(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
     story.take(nodes(2), 3.0)
     (end,) = story.ends
-    shown = json.dumps(findings_of(story.state, plan_of({}), str), ensure_ascii=False)
+    shown = json.dumps(render_findings(story.state, plan_of({}), str), ensure_ascii=False)
     assert "torch" in end.reason
     assert "pwned" in shown
     assert end.reason.isprintable()
@@ -134,7 +133,7 @@ def test_doctor_steers_no_terminal(tmp_path: Any, capsys: pytest.CaptureFixture[
 
     with answering(answer) as peer:
         environ = {"AGENT_PORT": str(peer.port), "RAY_AUTH_TOKEN": "a-token-of-some-length"}
-        assert doctor_all.show(environ, tmp_path, as_json=False) == 0
+        assert verbs.show_findings(environ, tmp_path, as_json=False) == 0
     out = capsys.readouterr().out
     assert "pwned" in out
     assert all(line.isprintable() for line in out.splitlines())
@@ -145,7 +144,7 @@ def test_doctor_steers_no_terminal(tmp_path: Any, capsys: pytest.CaptureFixture[
 
 def test_a_hello_that_is_too_large() -> None:
     """It would be kept for as long as its agent is."""
-    hello = {"name": "pod1", "job": "x" * LARGEST_HELLO}
+    hello = {"name": "pod1", "job": "x" * MAX_HELLO_CHARACTERS}
     with pytest.raises(ValueError, match=r"^hello: expected"):
         Report.from_dict({**BEAT, "hello": hello})
 
@@ -160,9 +159,9 @@ def test_a_machine_with_much_of_everything() -> None:
         known_names={"head": many},
         ray_temp=Folder("/tmp/ray", True, 0, 0o700, many),  # noqa: FBT003 - is_folder
     )
-    told = sent_by_a_node(as_told(facts))
+    told = sent_by_a_node(shorten_facts(facts))
     assert told.interfaces["eth0"] == ("10.0.0.5",)
-    assert sent_by_a_node(as_told(MACHINE)) == MACHINE
+    assert sent_by_a_node(shorten_facts(MACHINE)) == MACHINE
 
 
 # --- the guard -----------------------------------------------------------------------------------
@@ -172,7 +171,7 @@ def test_a_machine_with_much_of_everything() -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect what the guard logs."""
     lines: list[str] = []
-    monkeypatch.setattr("agent.boot.outside.say", lambda text, _level: lines.append(text))
+    monkeypatch.setattr("agent.boot.guard.say", lambda text, _level: lines.append(text))
     return lines
 
 
@@ -183,7 +182,7 @@ def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
     guard = Guard(head.decide, h.FROM_OUTSIDE, recorded.append)
     broken = replace(word(2).worker, items=(7,))  # type: ignore[arg-type]  # that is the point
     for _ in range(3):
-        event, state, actions = guard.decided(story.state, h.WorkerReported(broken), 9.0)
+        event, state, actions = guard.decide(story.state, h.WorkerReported(broken), 9.0)
         assert (event, actions) == (Tick(), ())
         assert state is story.state
     (line,), (dropped,) = said, recorded
@@ -191,9 +190,9 @@ def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
     assert dropped.event == "WorkerReported"
     assert "AttributeError" in line
     assert "WorkerReported" in line
-    event, state, _ = guard.decided(story.state, word(2), 9.5)
+    event, state, _ = guard.decide(story.state, word(2), 9.5)
     assert event == word(2)
-    assert state.phase is h.Phase.RUNNING
+    assert state.phase is h.HeadPhase.RUNNING
 
 
 def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
@@ -201,5 +200,5 @@ def test_an_event_of_our_own_on_which_they_fail(said: list[str]) -> None:
     story = Story(goal(1), PAIR)
     guard = Guard(head.decide, h.FROM_OUTSIDE, lambda _: None)
     with pytest.raises(TypeError):
-        guard.decided(story.state, h.RayNodes(7), 9.0)  # type: ignore[arg-type]  # same
+        guard.decide(story.state, h.RayNodes(7), 9.0)  # type: ignore[arg-type]  # same
     assert said == []

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.control.http import ask
+from agent.control.ask import ask
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.recipes.hydra_args import Override, merge, quoted, read, texts
+from agent.work.recipes.arguments import Override, merge, quoted, read, texts
 from agent.work.recipes.recipe import MisfitError
 
 KEYS = st.sampled_from(["a", "a.b", "trainer.nnodes", "+a", "++a.b", "~a", "~a.b"])

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.job import PLACEHOLDERS, Joined, entrypoint, fill
+from agent.work.job import PLACEHOLDERS, JobPlaceholders, entrypoint, fill
 from agent.work.services import reward_service, reward_url
-from agent.work.where import Place
+from agent.work.where import Placeholders
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
 PYTHON = "/opt/ray/bin/python3"
 URL = "http://10.0.0.1:5000/get_reward"
-JOINED = Joined(3, 8, 24, "10.0.0.1", URL, "/logs/run/node", 2, "/checkpoints/x")
+JOINED = JobPlaceholders(3, 8, 24, "10.0.0.1", URL, "/logs/run/node", 2, "/checkpoints/x")
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_the_contracts_placeholders() -> None:
 @given(st.text())
 def test_a_value_is_not_filled_again(text: str) -> None:
     """What a placeholder brings is not searched for placeholders."""
-    joined = Joined(1, 0, 0, "{nodes}", text, "")
+    joined = JobPlaceholders(1, 0, 0, "{nodes}", text, "")
     assert fill(("{head_ip}", "{reward_url}"), joined) == ["{nodes}", text]
 
 
@@ -127,8 +127,8 @@ def test_a_reward_servers_address_is_the_heads() -> None:
     settings = settings_of({"AGENT_REWARD_PORT": "5005", "AGENT_REWARD_PATH": "/score"})
     service = reward_service(settings, None)
     assert service is not None
-    assert reward_url([service], Place("10.0.0.1")) == "http://10.0.0.1:5005/score"
-    assert reward_url([service], Place("fd00::1")) == "http://[fd00::1]:5005/score"
+    assert reward_url([service], Placeholders("10.0.0.1")) == "http://10.0.0.1:5005/score"
+    assert reward_url([service], Placeholders("fd00::1")) == "http://[fd00::1]:5005/score"
 
 
 def test_a_shell_reward_server_is_told_port_and_path() -> None:

@@ -12,16 +12,17 @@ import anyio
 import pytest
 
 from agent.base.outcome import Kind, Outcome
-from agent.boot.job_command import Submission, submission
-from agent.boot.job_facts import about_checkpoints, with_job
-from agent.checks import Level
+from agent.boot.head_job import Submission, make_submission
+from agent.boot.plan_input import add_job_facts, check_checkpoints
+from agent.checks.finding import Level
 from agent.decisions.head import state as h
+from agent.decisions.head.fleet import RayNode
 from agent.node.facts import Facts, Framework, Mount
-from agent.record.checkpoint_folder import put_mark
+from agent.record.run_folder import write_mark
 from agent.settings import load
 from agent.topology.resolve import resolve
-from agent.work.checkpoints import FILE, TRACKER, Mark
-from agent.work.where import Place
+from agent.work.checkpoints import CHECKPOINT_FILE, TRACKER, CheckpointOwner
+from agent.work.where import Placeholders
 from unit.heads import Story, goal, nodes, word
 from unit.toy_recipe import NAME, NEEDED, toy
 from unit.worlds import MACHINE, plan_of
@@ -40,11 +41,11 @@ WITH = replace(
     framework=Framework("verl", "/opt/verl", "0.9.1"),
     checkpoints=Mount("/volume", "nfs4", "10.0.0.9:/export"),
 )
-PLACE = Place("10.0.0.1", "10.0.0.1", "0", "/logs/run/node")
+PLACE = Placeholders("10.0.0.1", "10.0.0.1", "0", "/logs/run/node")
 URL = "http://10.0.0.1:5000/get_reward"
 TWO = (h.RayNodes(nodes(2).nodes), word(2))
 """Two nodes of 8 GPUs."""
-OURS = Mark(NAME, "verl", "0.9.1", "org/model", 16, 1)
+OURS = CheckpointOwner(NAME, "verl", "0.9.1", "org/model", 16, 1)
 
 
 def plan(folder: Path, facts: Facts = WITH, **environ: str) -> Plan:
@@ -65,20 +66,20 @@ def made(
     story = Story(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
     state = replace(story.state, attempt=replace(story.state.attempt, number=attempt))
-    ask = partial(submission, of, state, PLACE, URL, found, is_followed=is_followed)
+    ask = partial(make_submission, of, state, PLACE, URL, found, is_followed=is_followed)
     return anyio.run(ask)
 
 
 def heard(found: Submission | Outcome) -> str:
     """Return what is said of it."""
     assert isinstance(found, Submission), found
-    return "\n".join(said.sentence for said in found.said)
+    return "\n".join(said.sentence for said in found.messages)
 
 
 def words(found: Submission | Outcome) -> list[str]:
     """Return the command that is submitted."""
     assert isinstance(found, Submission), found
-    return shlex.split(found.line.partition("exec ")[2])
+    return shlex.split(found.entrypoint.partition("exec ")[2])
 
 
 def test_a_command_is_filled_in(tmp_path: Path) -> None:
@@ -98,12 +99,12 @@ def test_a_recipe_is_made_of_what_joined(tmp_path: Path) -> None:
     assert found[found.index("--url") + 1] == URL
     assert "16 GPUs: batch 1024 = 16 x 64" in said
     assert f"checkpoints go to {tmp_path / 'c'}" in said
-    assert json.loads((tmp_path / "c" / FILE).read_text())["world_size"] == 16
+    assert json.loads((tmp_path / "c" / CHECKPOINT_FILE).read_text())["world_size"] == 16
 
 
 def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     """With what joined, the recipe's own sentence, and no trace in the folder."""
-    few = h.RayNode("few", "10.0.0.2", gpus=4.0, cpus=16.0)
+    few = RayNode("few", "10.0.0.2", gpus=4.0, cpus=16.0)
     odd = (h.RayNodes((*nodes().nodes, few)), word(2))
     found = made(plan(tmp_path / "c"), odd)
     assert isinstance(found, Outcome)
@@ -154,11 +155,11 @@ def test_what_the_user_put_into_the_runtime_env_wins(tmp_path: Path) -> None:
     ],
 )
 def test_checkpoints_that_are_there(
-    mark: Mark | None, said: str, tmp_path: Path, *, steps: bool
+    mark: CheckpointOwner | None, said: str, tmp_path: Path, *, steps: bool
 ) -> None:
     """A run goes on from its own, and from nobody else's."""
     if mark is not None:
-        assert put_mark(str(tmp_path), mark) == ""
+        assert write_mark(str(tmp_path), mark) == ""
     if steps:
         (tmp_path / "global_step_40").mkdir()
         (tmp_path / TRACKER).write_text("40")
@@ -174,7 +175,7 @@ def test_checkpoints_that_are_there(
 
 def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
     """With fewer nodes than the attempt before it cannot go on, which another run may: 75."""
-    assert put_mark(str(tmp_path), replace(OURS, world_size=24)) == ""
+    assert write_mark(str(tmp_path), replace(OURS, world_size=24)) == ""
     (tmp_path / "global_step_40").mkdir()
     (tmp_path / TRACKER).write_text("40")
     found = made(plan(tmp_path), attempt=2)
@@ -185,16 +186,16 @@ def test_a_further_attempt_without_a_node_is_a_loss(tmp_path: Path) -> None:
 
 def test_another_models_folder_is_refused_at_the_start(tmp_path: Path) -> None:
     """What needs no node to be known is a finding before anything starts."""
-    assert put_mark(str(tmp_path), replace(OURS, model="org/other", world_size=8)) == ""
-    (found,) = about_checkpoints(plan(tmp_path))
+    assert write_mark(str(tmp_path), replace(OURS, model="org/other", world_size=8)) == ""
+    (found,) = check_checkpoints(plan(tmp_path))
     assert found.level is Level.FAIL
     assert "another model's" in found.what
     assert "AGENT_CHECKPOINTS" in found.remedy
     own = plan(tmp_path, AGENT_MODEL="org/other")
-    assert about_checkpoints(own) == ()
+    assert check_checkpoints(own) == ()
     (tmp_path / "global_step_40").mkdir()
     (tmp_path / TRACKER).write_text("40")
-    (likely,) = about_checkpoints(own)
+    (likely,) = check_checkpoints(own)
     assert likely.level is Level.WARN
     assert "written by 8 processes" in likely.what
 
@@ -204,7 +205,7 @@ def test_a_job_that_is_followed_again_is_not_judged(tmp_path: Path) -> None:
     (tmp_path / "global_step_20").mkdir()
     assert isinstance(made(plan(tmp_path)), Outcome)
     assert isinstance(made(plan(tmp_path), is_followed=True), Submission)
-    assert put_mark(str(tmp_path), OURS) == ""
+    assert write_mark(str(tmp_path), OURS) == ""
     assert "begins at step 0" in heard(made(plan(tmp_path)))
 
 
@@ -242,8 +243,8 @@ def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
     """Its framework and the mount of its folder; for a command of one's own, nothing."""
     environ = {**NEEDED, "RAY_WORKER": "0", "AGENT_CHECKPOINTS": str(tmp_path)}
     loaded = load(environ)
-    facts = with_job(MACHINE, loaded, resolve(environ, loaded.settings, MACHINE))
+    facts = add_job_facts(MACHINE, loaded, resolve(environ, loaded.settings, MACHINE))
     assert facts.framework == Framework("verl")
     assert facts.checkpoints is not None
     command = load({}, ["train"])
-    assert with_job(MACHINE, command, resolve({}, command.settings, MACHINE)) == MACHINE
+    assert add_job_facts(MACHINE, command, resolve({}, command.settings, MACHINE)) == MACHINE

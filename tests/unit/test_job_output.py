@@ -21,8 +21,8 @@ ROOT = Path(__file__).parents[2]
 LIFE = """
 import sys, time
 from pathlib import Path
-from agent.boot.job_output import job_output
-from agent.boot.left_behind import LeftBehind
+from agent.boot.head_job import start_job_output
+from agent.boot.make_ready import SurvivingProcesses
 from agent.boot.node_run import NodeRun
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder
@@ -33,9 +33,9 @@ from unit.worlds import plan_of
 environ, facts = read("kuberay-submitter-head")
 plan = plan_of({**environ, "AGENT_LOG_DIR": sys.argv[1]}, facts, ["true"])
 folder = RunFolder(Path(sys.argv[1]), "run-1", "node-a")
-left = None if folder.former is None else LeftBehind(folder.former, ())
+left = None if folder.former is None else SurvivingProcesses(folder.former, ())
 run = NodeRun(plan, Redactor(()), folder, time.monotonic(), "run-1", left)
-output, _ = job_output(run, "run-1-1", "", JobLines(str))
+output, _ = start_job_output(run, "run-1-1", "", JobLines(str))
 sys.stdin.readline()
 output.finish(20)
 run.close()

@@ -9,10 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import SettingsError
-from agent.base.ports import DEFAULTS, Ports, collisions, port_map, shifted
-from agent.plan.make_plan import temp_dir
+from agent.base.ports import DEFAULTS, Ports, port_map, port_map_conflicts, ports_for_job
+from agent.plan.make import temp_dir
 from agent.settings import load
-from agent.topology.platforms import port_base, skypilot
+from agent.topology import ranked
+from agent.topology.platforms import port_base
 from unit.captured import plan_of, read
 from unit.worlds import our_ray
 
@@ -21,7 +22,7 @@ JOB = st.integers(1, 2**32)
 
 def ports_of(job: int) -> Ports:
     """Return the ports of a job where nothing was set by hand."""
-    return port_map(None, None, None, shifted(job))
+    return port_map(None, None, None, ports_for_job(job))
 
 
 def single(ports: Ports) -> set[int]:
@@ -38,7 +39,7 @@ def workers(ports: Ports) -> range:
 def test_a_jobs_ports_keep_clear_of_each_other_and_of_the_kernel(job: int) -> None:
     """All ports of a job differ, and lie between the reserved and the ephemeral ones."""
     ports = ports_of(job)
-    assert collisions(ports, 5000) == []
+    assert port_map_conflicts(ports, 5000) == []
     assert len(single(ports)) == 10
     everything = {*single(ports), *workers(ports)}
     assert min(everything) >= 1024
@@ -91,18 +92,18 @@ def test_head_and_workers_agree(platform: str) -> None:
 
 def test_skypilots_ray_keeps_its_ports() -> None:
     """None of ours is one of SkyPilot's Ray's, whose workers take 11002 to 19999."""
-    ports = port_map(None, None, None, skypilot.PORTS)
+    ports = port_map(None, None, None, ranked.SKYPILOT_PORTS)
     theirs = {6380, 8266, 8076, 10_001, 52_365, *range(11_002, 20_000)}
     assert not (single(ports) | set(workers(ports))) & theirs
-    assert collisions(ports, 5000) == []
-    assert port_map(None, None, 9300, skypilot.PORTS).node_manager == 9301
+    assert port_map_conflicts(ports, 5000) == []
+    assert port_map(None, None, 9300, ranked.SKYPILOT_PORTS).node_manager == 9301
 
 
 @pytest.mark.parametrize(
     ("name", "base"),
     [
-        ("slurm-worker", shifted(4711)),
-        ("skypilot-head", skypilot.PORTS),
+        ("slurm-worker", ports_for_job(4711)),
+        ("skypilot-head", ranked.SKYPILOT_PORTS),
         ("dstack-head", DEFAULTS),
         ("slurm-two-tasks-refused", DEFAULTS),
     ],

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from agent.checks import Level
-from agent.node.job_program import fault_of
+from agent.checks.finding import Level
+from agent.node.read import program_fault
 from unit.captured import read
 from unit.worlds import MACHINE, plan_of
 
@@ -78,7 +78,7 @@ ROWS = {
 def test_it_is_looked_up_as_the_shell_does(here: Path, word: str, fault: str) -> None:
     """What is told agrees with what `exec` then does, for every way to miss a program."""
     path = f"{here}/bin:/usr/bin:/bin"
-    told = fault_of(word, path)
+    told = program_fault(word, path)
     assert fault in told
     assert bool(told) == bool(fault)
     quoted = f"exec {subprocess.list2cmdline([word])}" if not word else f"exec '{word}'"
@@ -94,8 +94,8 @@ def test_it_is_looked_up_as_the_shell_does(here: Path, word: str, fault: str) ->
 
 def test_an_unset_path_is_the_shells_own() -> None:
     """Without PATH a shell has one of its own; an empty entry means the current folder."""
-    assert fault_of("sh", None) == ""
-    assert fault_of("sh", "/nowhere") == "is not on PATH"
+    assert program_fault("sh", None) == ""
+    assert program_fault("sh", "/nowhere") == "is not on PATH"
 
 
 MISSING = replace(MACHINE, program_fault="'nosuch' is not on PATH")

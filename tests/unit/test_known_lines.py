@@ -10,21 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.boot.head_status import RunStatus
 from agent.boot.node_run import NodeRun
-from agent.boot.watched import Watched
-from agent.control.aside import Aside
+from agent.control.protocol import WorkerStats
 from agent.decisions import head
-from agent.decisions.head.shares import Part, Parts
-from agent.decisions.items import HERE
-from agent.decisions.remedies import CAUSES
-from agent.decisions.remedies.live import LIVE, known_in
-from agent.decisions.remedies.noise import NOISE
-from agent.record.job_lines import JobLines
-from agent.record.known_lines import KnownLines
+from agent.decisions.head.state import JobShares, NodeShare
+from agent.decisions.remedies.match import CAUSES, LIVE, find_known_lines
+from agent.decisions.remedies.tables import NOISE
+from agent.decisions.values import HERE
+from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import PartEnd
+from agent.work.torchrun import ShareEnd
 from unit.heads import goal, word
 from unit.test_remedies import LINES, NOISY
 from unit.worlds import SECRET, plan_of
@@ -85,7 +83,7 @@ the answer is 42
 
 def told(lines: Sequence[str]) -> list[str]:
     """Return the keys of what is known of some lines."""
-    return [known.key for known in known_in([line.encode() for line in lines])]
+    return [known.key for known in find_known_lines([line.encode() for line in lines])]
 
 
 def test_every_row_that_is_told_live_was_met_and_every_noise_is() -> None:
@@ -98,7 +96,7 @@ def test_every_row_that_is_told_live_was_met_and_every_noise_is() -> None:
 @pytest.mark.parametrize(("key", "line"), LINES)
 def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
     """The exact text, or nothing where its row is none of those that are told live."""
-    found = known_in([b"step 3/40", line.encode(), b"Traceback"])
+    found = find_known_lines([b"step 3/40", line.encode(), b"Traceback"])
     if key not in FATAL:
         assert found == []
         return
@@ -113,7 +111,7 @@ def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
 @pytest.mark.parametrize("line", NOISY)
 def test_noise_is_said_to_be_noise(line: str) -> None:
     """And to be nothing else."""
-    (found,) = known_in([line.encode()])
+    (found,) = find_known_lines([line.encode()])
     assert found.is_noise
     assert found.sentence().startswith("noise in the job's output, to be looked past (")
 
@@ -141,17 +139,17 @@ def test_each_cause_is_told_once_in_an_attempt() -> None:
     full = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     noise = b"metric_exporter.cc:206: Export metrics to agent failed: IOError:14"
     for _ in range(3):
-        lines.look([b"step 1", full, noise, full])
+        lines.scan([b"step 1", full, noise, full])
     assert [level for _, level in said] == ["info", "warning"]
     (shown,) = lines.warnings()
     assert shown["check"] == "job output"
     assert shown["what"].startswith("a GPU ran out of memory (torch.OutOfMemoryError: CUDA out")
     assert shown["remedy"].startswith("Take a smaller micro batch")
-    lines.over()
+    lines.end_output()
     assert len(lines.warnings()) == 1
-    lines.look([b"step 1"])
+    lines.scan([b"step 1"])
     assert lines.warnings() == []
-    lines.look([full])
+    lines.scan([full])
     assert len(said) == 3
 
 
@@ -164,39 +162,39 @@ def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node() -> No
     said: list[tuple[str, str]] = []
     lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
     full, files = f"{OOM} {SECRET}".encode(), FILES
-    (memory,), (handles,) = known_in([full]), known_in([files])
-    lines.hear("podb", 1, (memory,))
+    (memory,), (handles,) = find_known_lines([full]), find_known_lines([files])
+    lines.add_from_node("podb", 1, (memory,))
     for node in ("podb", "podc"):
-        lines.hear(node, 1, (memory,))
-    lines.look([full])
+        lines.add_from_node(node, 1, (memory,))
+    lines.scan([full])
     ((sentence, level),) = said
     assert level == "warning"
     assert sentence.startswith("the job's output on podb tells: a GPU ran out of memory ('torch.")
     assert "Take a smaller micro batch" in sentence
     assert SECRET not in sentence
-    lines.look([files])
-    lines.hear("podb", 1, (memory, handles))
+    lines.scan([files])
+    lines.add_from_node("podb", 1, (memory, handles))
     assert len(said) == 2
     assert [one["what"][:9] for one in lines.warnings()] == ["the limit", "podb: a G"]
-    assert lines.told_on("podb", 1) == sentence
-    assert lines.told_on("podc", 1) == ""
+    assert lines.last_from_node("podb", 1) == sentence
+    assert lines.last_from_node("podc", 1) == ""
 
 
 def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one() -> None:
     """Nor is it a warning beside what the later one tells; the same cause is told again there."""
     said: list[tuple[str, str]] = []
     lines = KnownLines(str, lambda *one: said.append(one))
-    (memory,) = known_in([OOM.encode()])
-    lines.hear("podb", 1, (memory,))
-    lines.hear("podb", 2, ())  # its share begins
-    assert lines.told_on("podb", 2) == ""
-    lines.hear("podc", 2, (memory,))
+    (memory,) = find_known_lines([OOM.encode()])
+    lines.add_from_node("podb", 1, (memory,))
+    lines.add_from_node("podb", 2, ())  # its share begins
+    assert lines.last_from_node("podb", 2) == ""
+    lines.add_from_node("podc", 2, (memory,))
     assert len(said) == 2
-    assert lines.told_on("podb", 2) == ""
-    assert lines.told_on("podc", 2) == said[1][0]
+    assert lines.last_from_node("podb", 2) == ""
+    assert lines.last_from_node("podc", 2) == said[1][0]
     assert [one["what"][:5] for one in lines.warnings()] == ["podc:"]
-    lines.over()
-    lines.look([OOM.encode()])  # of a third attempt, here
+    lines.end_output()
+    lines.scan([OOM.encode()])  # of a third attempt, here
     assert len(said) == 3
 
 
@@ -206,8 +204,8 @@ def test_no_secret_and_no_control_character_is_told() -> None:
     lines = KnownLines(Redactor((SECRET,)).clean, lambda sentence, _level: said.append(sentence))
     start = "OSError: [Errno 28] No space left on device: \x1b[31m"
     for length in range(80, 160):
-        lines.look([f"{start}{'x' * length}{SECRET}\x07".encode()])
-        lines.over()
+        lines.scan([f"{start}{'x' * length}{SECRET}\x07".encode()])
+        lines.end_output()
     assert len(said) == 80
     assert not any(SECRET[:8] in sentence or "\x1b" in sentence for sentence in said)
     assert any(MASK in sentence for sentence in said)
@@ -232,15 +230,15 @@ def test_a_flood_is_looked_at_in_passing() -> None:
     flood = [line.encode() for line in ORDINARY] * 2000
     alike = [b"Max retries exceeded with url: /other " + b"x" * 1000] * 1000
     began = time.process_time()
-    assert known_in(flood) == []
-    assert known_in(alike) == []
+    assert find_known_lines(flood) == []
+    assert find_known_lines(alike) == []
     assert time.process_time() - began < 20
 
 
 class Keeper:
     """Keeps who takes part."""
 
-    def served_by(self, _nodes: object) -> None:
+    def record_nodes(self, _nodes: object) -> None:
         """Hear it."""
 
 
@@ -249,21 +247,27 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     state = head.first_state(goal())
-    watched = Watched(run, cast("RunKeeper", Keeper()), lambda: state)
-    watched.job.write(b"Failed accept4: Too many open files\n", lambda _pause: False)
-    warnings = watched.more()["warnings"]
+    watched = RunStatus(run, cast("RunKeeper", Keeper()), lambda: state)
+    watched.job_lines.write(b"Failed accept4: Too many open files\n", lambda _pause: False)
+    warnings = watched.private_details()["warnings"]
     assert isinstance(warnings, list)
-    assert warnings[-1] == watched.job.known.warnings()[0]
-    watched.asides = {"agent2": Aside(known=tuple(known_in([OOM.encode()])), attempt=1)}
-    watched.note(word(2))
-    warnings = watched.more()["warnings"]
+    assert warnings[-1] == watched.job_lines.known.warnings()[0]
+    watched.worker_stats = {
+        "agent2": WorkerStats(known=tuple(find_known_lines([OOM.encode()])), attempt=1)
+    }
+    watched.apply_event(word(2))
+    warnings = watched.private_details()["warnings"]
     assert isinstance(warnings, list)
     assert warnings[-1]["what"].startswith("pod2: a GPU ran out of memory")
-    watched.asides = {"agent2": Aside(known=tuple(known_in([FILES])), attempt=0)}
-    watched.note(word(2))  # of a share that is over
-    assert watched.more()["warnings"] == warnings
-    assert watched.told_where_it_failed() == ""
-    parts = Parts.begun({HERE: Part("node-a", NodeSize(0)), "agent2": Part("pod2", NodeSize(0))})
-    state = replace(state, parts=parts.ended("agent2", PartEnd(1, 0), 1.0))
-    assert watched.told_where_it_failed().startswith("the job's output on pod2 tells: a GPU ran")
+    watched.worker_stats = {
+        "agent2": WorkerStats(known=tuple(find_known_lines([FILES])), attempt=0)
+    }
+    watched.apply_event(word(2))  # of a share that is over
+    assert watched.private_details()["warnings"] == warnings
+    assert watched.first_failure_cause() == ""
+    parts = JobShares.start(
+        {HERE: NodeShare("node-a", NodeSize(0)), "agent2": NodeShare("pod2", NodeSize(0))}
+    )
+    state = replace(state, shares=parts.with_end("agent2", ShareEnd(1, 0), 1.0))
+    assert watched.first_failure_cause().startswith("the job's output on pod2 tells: a GPU ran")
     run.close()

@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from agent.boot.head_goal import goal_of
-from agent.boot.run_keeper import RunKeeper
-from agent.decisions.head import first_state
-from agent.decisions.head.leaving import ray_lost
-from agent.decisions.head.state import Phase
+from agent.boot.run_keeper import RunKeeper, make_goal
+from agent.decisions.head.decide import first_state
+from agent.decisions.head.retry import ray_lost_outcome
+from agent.decisions.head.state import HeadPhase
 from agent.plan.show import render
-from agent.record.run_choice import Chosen
+from agent.record.run_choice import ChosenRun
 from agent.settings.redact import redactor_for
-from agent.topology.given_ray import GivenRay
+from agent.topology.platform_info import GivenRay
 from unit.captured import WITHOUT, changed, plan_of, read
 
 if TYPE_CHECKING:
@@ -103,9 +102,9 @@ def test_addresses_with_colons_are_bracketed() -> None:
 def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path) -> None:
     """A RayJob looks for its job under its own id; elsewhere the run's id is made into one."""
     plan = plan_of(*read(name))
-    assert plan.topology.claim.run_id == run
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run-7", None))
-    assert first_state(goal_of(plan, keeper, 0.0)).attempt.id == job
+    assert plan.topology.platform.run_id == run
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run-7", None))
+    assert first_state(make_goal(plan, keeper, 0.0)).attempt.id == job
     keeper.close()
 
 
@@ -113,21 +112,21 @@ def test_the_submissions_id(name: str, run: str | None, job: str, tmp_path: Path
 def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -> None:
     """A killed agent's attempt is followed by the id in run.json, and never submitted twice."""
     plan = plan_of(*read("kuberay-submitter-head"))
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("rl-8h2pd", None))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("rl-8h2pd", None))
 
-    def next_agents() -> tuple[Phase, int, str]:
-        chosen = Chosen("rl-8h2pd", keeper.record)
+    def next_agents() -> tuple[HeadPhase, int, str]:
+        chosen = ChosenRun("rl-8h2pd", keeper.record)
         other = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-        state = first_state(goal_of(plan, other, 0.0))
+        state = first_state(make_goal(plan, other, 0.0))
         other.close()
         return state.phase, state.attempt.number, state.attempt.id
 
-    keeper.submitted(1, "rl-8h2pd")
-    assert next_agents() == (Phase.RESUMING, 1, "rl-8h2pd")
-    keeper.attempt_over(ray_lost("Ray was lost"))
-    assert next_agents() == (Phase.BOOTING, 2, "rl-8h2pd-2")
-    keeper.submitted(2, later)
-    assert next_agents() == (Phase.RESUMING, 2, later)
+    keeper.record_submission(1, "rl-8h2pd")
+    assert next_agents() == (HeadPhase.RESUMING, 1, "rl-8h2pd")
+    keeper.record_attempt_end(ray_lost_outcome("Ray was lost"))
+    assert next_agents() == (HeadPhase.BOOTING, 2, "rl-8h2pd-2")
+    keeper.record_submission(2, later)
+    assert next_agents() == (HeadPhase.RESUMING, 2, later)
     keeper.close()
 
 

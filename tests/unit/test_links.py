@@ -11,21 +11,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot import probing
-from agent.boot.probing import Prober
-from agent.checks.links import SLOW, Link, slow_links
+from agent.boot import requests
+from agent.boot.requests import Prober
+from agent.checks.network import SLOW, Link, slow_links
 from agent.control.protocol import Report
-from agent.control.sample import SIZE, draw
-from agent.control.server import Site
+from agent.control.sample import MAX_BYTES, download_sample
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.samples import WITH_THE_HEAD
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE
-from agent.decisions.probing import SAMPLE, Answer
+from agent.decisions.head.probes import MAX_HEAD_LINKS
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import HERE, SAMPLE, Answer, Answered
 from agent.plan import waits as planned
-from agent.work.where import Place
+from agent.work.where import Placeholders
 from unit.heads import TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, SECRET, plan_of
 
@@ -125,18 +124,18 @@ def answered(story: Story, mbps: float, at: float) -> None:
         story.take(word(n, answers=tuple(sample(where, mbps) for where in mine)), at)
     for who, where in WAYS:
         if who == HERE:
-            story.take(h.Answered(sample(where, mbps)), at)
+            story.take(Answered(sample(where, mbps)), at)
 
 
 def test_each_way_once() -> None:
     """The head and each worker, and a ring; nothing waits, and another attempt asks no more."""
     story = Story(replace(PAIR, retries=1), JOINED)
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     assert [(who, at) for who, probe, at in story.probes if probe == SAMPLE] == WAYS
     story.take(h.RayGone("killed"), 3.0)
     for at in (10.0, 60.0):
         story.take(nodes(2, 3), at)
-    assert [type(a) for a in story.actions].count(h.Submit) == 2
+    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
     assert len([probe for _, probe, _ in story.probes if probe == SAMPLE]) == len(WAYS)
 
 
@@ -149,7 +148,7 @@ def test_a_large_cluster_has_few_ways_to_the_head() -> None:
     ways = [(who, at) for who, probe, at in story.probes if probe == SAMPLE]
     ring = [(who, at) for who, at in ways if who != HERE and at]
     assert len(ring) == len({who for who, _ in ring}) == count
-    assert len(ways) - len(ring) == 2 * WITH_THE_HEAD
+    assert len(ways) - len(ring) == 2 * MAX_HEAD_LINKS
 
 
 def test_one_sentence_for_all() -> None:
@@ -163,7 +162,7 @@ def test_one_sentence_for_all() -> None:
     fast = Story(PAIR, JOINED)
     answered(fast, 9000, 3.0)
     assert "network" not in fast.said
-    assert fast.state.probes.sampled_by is None
+    assert fast.state.probes.samples_due is None
 
 
 def test_the_models_own_size() -> None:
@@ -183,17 +182,17 @@ def test_late_is_a_warning() -> None:
     assert head.deadline(story.state) == until
     story.take(TICK, until)
     assert "network: 100 Mbps between pod1 and pod2: " in story.said
-    assert "no word within 10 s of how fast the way is between pod1 and pod2, " in story.said
+    assert "no sample within 10 s of the bandwidth between pod1 and pod2, " in story.said
     assert "agent" not in story.said
 
 
 def test_a_node_that_left_is_not_awaited() -> None:
     """What it was to measure is told without it; a try that failed tells nothing of speed."""
-    story = Story(replace(PAIR, least_workers=1), JOINED)
+    story = Story(replace(PAIR, min_workers=1), JOINED)
     refused = tuple(Answer(SAMPLE, at, "connection refused") for at in ("", "10.0.0.3"))
     story.take(word(2, answers=refused), 3.0)
     for at in ("10.0.0.2", "10.0.0.3"):
-        story.take(h.Answered(sample(at, 100)), 3.5)
+        story.take(Answered(sample(at, 100)), 3.5)
     assert "network" not in story.said
     busy = (Answer(SAMPLE, "10.0.0.2", "no time was left for it"),)
     story.take(word(3, answers=busy), 3.7)
@@ -231,8 +230,8 @@ def test_what_is_certain_is_measured_while_others_are_awaited() -> None:
     assert not story.deeds
     ways = joins(story, 5, there, 20.0)
     assert ways[2:] == [("agent4", "10.0.0.5"), ("agent5", "10.0.0.2")]
-    assert story.state.phase is Phase.SUBMITTING
-    assert story.state.probes.sampled_by == 20.0 + planned.SAMPLE_LIMIT
+    assert story.state.phase is HeadPhase.SUBMITTING
+    assert story.state.probes.samples_due == 20.0 + planned.SAMPLE_LIMIT
 
 
 @given(st.permutations(range(2, 30)), st.integers(0, 3))
@@ -248,8 +247,8 @@ def test_nothing_is_measured_twice(order: list[int], again: int) -> None:
     neighbours = [(n, n + 1 if n < 29 else 2) for n in range(2, 30)]
     ring = {(f"agent{n}", f"10.0.0.{other}") for n, other in neighbours}
     assert ring == {(who, at) for who, at in ways if who != HERE and at}
-    assert len([who for who, _ in ways if who == HERE]) == WITH_THE_HEAD
-    assert len(ways) == len(order) + 2 * WITH_THE_HEAD
+    assert len([who for who, _ in ways if who == HERE]) == MAX_HEAD_LINKS
+    assert len(ways) == len(order) + 2 * MAX_HEAD_LINKS
 
 
 def test_a_slow_way_is_told_while_others_are_awaited() -> None:
@@ -260,19 +259,19 @@ def test_a_slow_way_is_told_while_others_are_awaited() -> None:
     assert story.probes == []
     assert head.deadline(story.state) == 4.0
     story.take(TICK, 4.0)
-    story.take(h.Answered(sample("10.0.0.2", 100)), 5.0)
+    story.take(Answered(sample("10.0.0.2", 100)), 5.0)
     story.take(word(2, rank=1, answers=(sample("", 100),)), 6.0)
     first = "network: 100 Mbps between pod1 and rank 1 (pod2): "
     assert first in story.said
     joins(story, 4, there, 7.0)
-    story.take(h.Answered(sample("10.0.0.4", 50)), 11.0)
+    story.take(Answered(sample("10.0.0.4", 50)), 11.0)
     story.take(word(4, rank=3, answers=(sample("", 50),)), 11.0)
     assert story.said.count("network: ") == 1
     for n in (3, 5):
         joins(story, n, there, 12.0, then=0.0)
-    for who, where in [*story.state.probes.awaited]:
+    for who, where in [*story.state.probes.awaited_samples]:
         if who == HERE:
-            story.take(h.Answered(sample(where, 9000)), 13.0)
+            story.take(Answered(sample(where, 9000)), 13.0)
         else:
             n = int(who.removeprefix("agent"))
             story.take(word(n, rank=n - 1, answers=(sample(where, 9000),)), 13.0)
@@ -281,29 +280,29 @@ def test_a_slow_way_is_told_while_others_are_awaited() -> None:
     assert f"network: {last}" in story.said
     (found,) = story.state.probes.findings
     assert found.what.startswith(last)
-    assert story.state.probes.sampled_by is None
+    assert story.state.probes.samples_due is None
 
 
 def test_what_is_told_early_is_not_told_again() -> None:
     """Where nothing slow is added, the first sentence is enough; no word is late but at the end."""
     story, there = Story(replace(PAIR, facts=MACHINE), []), list[int]()
     joins(story, 2, there, 1.0)
-    story.take(h.Answered(sample("10.0.0.2", 100)), 5.0)
+    story.take(Answered(sample("10.0.0.2", 100)), 5.0)
     story.take(TICK, 4.0 + planned.SAMPLE_LIMIT)
     assert "no word" not in story.said
     assert story.said.count("network: ") == 1
     joins(story, 3, there, 20.0, then=0.0)
-    story.take(h.Answered(sample("10.0.0.3", 9000)), 21.0)
+    story.take(Answered(sample("10.0.0.3", 9000)), 21.0)
     story.take(word(3, rank=2, answers=(sample("", 9000), sample("10.0.0.2", 9000))), 21.0)
     story.take(word(2, rank=1, answers=(sample("10.0.0.3", 9000),)), 21.0)
     assert story.said.count("network: ") == 1
     until = head.deadline(story.state)
-    assert story.state.probes.sampled_by == 20.0 + planned.SAMPLE_LIMIT
+    assert story.state.probes.samples_due == 20.0 + planned.SAMPLE_LIMIT
     assert until is not None
     assert until <= 20.0 + planned.SAMPLE_LIMIT
     story.take(TICK, 20.0 + planned.SAMPLE_LIMIT)
     assert story.said.count("network: ") == 2
-    assert "no word within 10 s of how fast the way is between rank 1 (pod2) and pod1" in story.said
+    assert "no sample within 10 s of the bandwidth between rank 1 (pod2) and pod1" in story.said
 
 
 # --- for real ------------------------------------------------------------------------------------
@@ -313,7 +312,7 @@ def test_what_is_told_early_is_not_told_again() -> None:
 async def a_node(run_id: str, token: str | None = None) -> AsyncIterator[int]:
     """Serve a node's port; yield its number."""
     (listening,) = bind(["127.0.0.1"], 0)
-    site = Site(token=token, ready=lambda: True, status=dict, run_id=lambda: run_id)
+    site = AgentServer(token=token, ready=lambda: True, status=dict, run_id=lambda: run_id)
     runner = await site.open([listening])
     try:
         yield int(listening.getsockname()[1])
@@ -326,7 +325,7 @@ def drawn(run_id: str, asks: str, *, token: str | None = None, shows: str | None
 
     async def story() -> object:
         async with a_node(run_id, token) as port:
-            return await draw("127.0.0.1", port, shows, asks, 20.0)
+            return await download_sample("127.0.0.1", port, shows, asks, 20.0)
 
     return anyio.run(story)
 
@@ -336,7 +335,7 @@ def test_a_sample_is_drawn() -> None:
     found = drawn("run-1", "run-1", token=SECRET, shows=SECRET)
     assert isinstance(found, tuple)
     size, seconds = found
-    assert 0 < size <= SIZE
+    assert 0 < size <= MAX_BYTES
     assert 0 < seconds < 2
 
 
@@ -363,7 +362,7 @@ def test_several_at_once_take_turns() -> None:
         async with a_node("run-1") as port:
 
             async def ask() -> None:
-                found.append(await draw("127.0.0.1", port, None, "run-1", 20.0))
+                found.append(await download_sample("127.0.0.1", port, None, "run-1", 20.0))
 
             async with await anyio.connect_tcp("127.0.0.1", port) as mute:
                 await mute.send(b"GET /sample?run=run-1 HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
@@ -397,10 +396,10 @@ def test_what_is_slow_is_slow_each_time(
     async def look(*_: object) -> tuple[int, float]:
         return left.pop(0), 1.0
 
-    monkeypatch.setattr(probing, "draw", look)
-    monkeypatch.setattr(probing, "_PAUSE", 0.01)
+    monkeypatch.setattr(requests, "download_sample", look)
+    monkeypatch.setattr(requests, "_PAUSE", 0.01)
     prober = Prober(plan_of({}), str)
-    answer = anyio.run(prober.probe, SAMPLE, "", Place("127.0.0.1", "127.0.0.1", "1"))
+    answer = anyio.run(prober.probe, SAMPLE, "", Placeholders("127.0.0.1", "127.0.0.1", "1"))
     assert not left
     assert answer.size * 8 / 1e6 / answer.seconds == told
 
@@ -411,7 +410,7 @@ def test_a_node_measures() -> None:
     async def story() -> list[Answer]:
         async with a_node("run-1") as port:
             prober = Prober(plan_of({"AGENT_PORT": str(port)}), str, lambda: "run-1")
-            place = Place("127.0.0.1", "127.0.0.1", "1")
+            place = Placeholders("127.0.0.1", "127.0.0.1", "1")
             return [await prober.probe(SAMPLE, at, place) for at in ("", "127.0.0.1", "127.0.0.9")]
 
     first, second, nobody = anyio.run(story)

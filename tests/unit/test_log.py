@@ -16,15 +16,15 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = """
 import json, sys
 from pathlib import Path
-from agent.record.log import configure, keep_in, say
-from agent.runtime.exiting import exit_now
+from agent.record.log import configure, log_to_file, say
+from agent.runtime.signals import exit_now
 from agent.settings.redact import Redactor
 
 style, node, path, *said = json.loads(sys.argv[1])
 configure(style, dict(json.loads(sys.argv[2])), Redactor(["s3cret-s3cret", "of two\\nlines"]), node)
 for at, (sentence, level) in enumerate(said):
     if at == 1:
-        keep_in(Path(path))
+        log_to_file(Path(path))
     say(sentence, level)
 exit_now(0)
 """

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.boot.head_logs import HeadLogs
+from agent.boot.head_server import HeadLogs
 from agent.boot.node_run import NodeRun
 from agent.cli import main
-from agent.control import logs
-from agent.control.http import ask
+from agent.control import verbs
+from agent.control.ask import ask
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import LogPart
-from agent.decisions.head.state import Worker
+from agent.decisions.head.fleet import Worker
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, redactor_for
 from unit.served import KEY, SECONDS, a_head, leave_key
@@ -53,7 +53,7 @@ def test_what_is_meant(
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = {"AGENT_PORT": str(head.port)}
-        assert logs.show(environ, tmp_path, words, follow=False) == code
+        assert verbs.show_logs(environ, tmp_path, words, follow=False) == code
     told = capsys.readouterr()
     assert told.out == out
     assert ("has no log" in told.err) is (code == 69)
@@ -66,7 +66,7 @@ def test_a_worker_s_last_lines_are_not_followed(
     leave_key(tmp_path, KEY)
     with a_head() as head:
         environ = {"AGENT_PORT": str(head.port)}
-        assert logs.show(environ, tmp_path, ["pod1"], follow=True) == 0
+        assert verbs.show_logs(environ, tmp_path, ["pod1"], follow=True) == 0
     told = capsys.readouterr()
     assert told.out == "joined\n"
     assert "cannot be followed" in told.err
@@ -78,9 +78,9 @@ def test_no_head_and_no_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         where = f"http://127.0.0.1:{head.port}/logs/head/job"
         assert [ask(where, key).status for key in (None, "another", KEY)] == [401, 401, 200]
         assert ask(f"{where}?after=-1", KEY).status == 400
-        assert logs.show({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
+        assert verbs.show_logs({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
         assert "RAY_AUTH_TOKEN" in capsys.readouterr().err
-    assert logs.show({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
+    assert verbs.show_logs({"AGENT_PORT": str(head.port)}, tmp_path, [], follow=False) == 69
     assert "no head's agent answers" in capsys.readouterr().err
     assert main(["logs", "a", "b", "c"]) == 2
 
@@ -102,7 +102,7 @@ def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
     codes: list[int] = []
     environ = {"AGENT_PORT": str(port)}
     thread = threading.Thread(
-        target=lambda: codes.append(logs.show(environ, root, [], follow=True))
+        target=lambda: codes.append(verbs.show_logs(environ, root, [], follow=True))
     )
     thread.start()
     return thread, codes
@@ -130,7 +130,7 @@ def test_an_agent_that_stays_away_is_given_up(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a verdict nobody knows whether the run has ended: that is said, and is no success."""
-    monkeypatch.setattr(logs, "PATIENCE", 1.0)
+    monkeypatch.setattr(verbs, "OUTAGE_LIMIT", 1.0)
     leave_key(tmp_path, KEY)
     shown = ""
     with a_head(log=_first_life) as head:
@@ -152,19 +152,19 @@ class Asked:
     def __init__(self, root: Path) -> None:
         environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "1"}
         plan = plan_of(environ, command=["true"])
-        redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+        redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
         self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
         self.reports = Reports(
             FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0
         )
-        workers = (Worker("k1", "pod1"), Worker("k0", "pod0", gone=True))
+        workers = (Worker("k1", "pod1"), Worker("k0", "pod0", has_left=True))
         self.is_over = False
         self.logs = HeadLogs(self.run, self.reports, lambda: workers, lambda: self.is_over)
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:
         """Ask for a part."""
-        return anyio.run(self.logs.part, node, name, after)
+        return anyio.run(self.logs.read, node, name, after)
 
 
 @pytest.fixture
@@ -212,7 +212,7 @@ def test_more_is_waited_for(asked: Asked) -> None:
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(anyio.to_thread.run_sync, grow)
-            found.append(await asked.logs.part("head", "job", 4))
+            found.append(await asked.logs.read("head", "job", 4))
         return found[0]
 
     def grow() -> None:
@@ -230,7 +230,7 @@ def test_a_verdict_is_told_at_once(asked: Asked) -> None:
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(end)
-            found.append(await asked.logs.part("head", "job", 4))
+            found.append(await asked.logs.read("head", "job", 4))
         return found[0]
 
     async def end() -> None:
@@ -266,19 +266,19 @@ def test_a_workers_last_lines(asked: Asked) -> None:
 
     async def ask_for_it() -> LogPart | str:
         report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))
-        reply = await asked.reports.take(report)
+        reply = await asked.reports.handle(report)
         found: list[LogPart | str] = []
         async with anyio.create_task_group() as tasks:
 
             async def ask() -> None:
-                found.append(await asked.logs.part("pod1", "agent", None))
+                found.append(await asked.logs.read("pod1", "agent", None))
 
             tasks.start_soon(ask)
             again = Report("k1", "10.0.0.2", "joining Ray", news=reply.news, hold=5.0)
-            order = (await asked.reports.take(again)).orders[0]
+            order = (await asked.reports.handle(again)).orders[0]
             assert (order.kind.value, order.name) == ("send-log", "agent")
             sent = {"agent": f"one\ntwo {SECRET}\n"}
-            await asked.reports.take(
+            await asked.reports.handle(
                 Report("k1", "10.0.0.2", "joining Ray", logs=sent, obeyed=order.number)
             )
         return found[0]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import socket
+from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot.lost_nodes import ask_nodes
-from agent.decisions.head import state as h
+from agent.boot.watch import probe_nodes
+from agent.decisions.head.fleet import Fleet, RayNode
+
+if TYPE_CHECKING:
+    from agent.decisions.head import state as h
 
 
 def test_a_raylet_that_does_not_answer_is_named() -> None:
@@ -17,10 +21,10 @@ def test_a_raylet_that_does_not_answer_is_named() -> None:
         open_port, closed = lives.getsockname()[1], dead.getsockname()[1]
         for ip in ("localhost", "127.0.0.1"):
             told: list[h.NodesAsked] = []
-            one = h.RayNode("a", "127.0.0.1", port=open_port)
-            other = h.RayNode("b", ip, port=closed)
-            fleet = h.Fleet().with_nodes((one, other))
-            anyio.run(ask_nodes, "run-1", fleet, told.append)
+            one = RayNode("a", "127.0.0.1", port=open_port)
+            other = RayNode("b", ip, port=closed)
+            fleet = Fleet().with_ray_nodes((one, other))
+            anyio.run(probe_nodes, "run-1", fleet, told.append)
             (asked,) = told
             assert list(asked.silent) == [ip]
             assert "refused" in asked.silent[ip]

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from agent.checks import Level
-from agent.checks.recipe_checks import room_for_two
-from agent.node.driver import Driver, DriverGpu
-from agent.node.facts import MIB, Facts, Room
+from agent.checks.finding import Level
+from agent.checks.recipe import checkpoint_space
+from agent.node.facts import MIB, Driver, DriverGpu, Facts, Room
 from unit.test_checks import TWO, found, weigh
 from unit.worlds import MACHINE
 
@@ -36,21 +35,21 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         {},
         replace(MACHINE, cpus=2, machine_cpus=192),
         Level.OK,
-        "2 of this machine's 192; Ray is told 2",
+        "2 of this machine's 192; Ray gets 2",
     ),
     "fewer cores than GPUs need": (
         "cores",
         {},
         replace(GPUS, cpus=8, machine_cpus=192),
         Level.WARN,
-        "8 of this machine's 192, beside 8 GPUs",
+        "8 of this machine's 192 for 8 GPUs",
     ),
     "GPUs left out by hand": (
         "cores",
         {"AGENT_NUM_GPUS": "0"},
         replace(GPUS, cpus=8),
         Level.OK,
-        "Ray is told 8",
+        "Ray gets 8",
     ),
     "memory": ("memory", {}, MACHINE, Level.OK, "65536 MiB"),
     "a share of the memory": (
@@ -86,20 +85,20 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "clock": ("clock", {}, replace(MACHINE, clock=1_750_000_000.0), Level.OK, "set"),
     "clock never set": ("clock", {}, replace(MACHINE, clock=3600.0), Level.WARN, "before 2025"),
-    "driver": ("GPU driver", {}, GPUS, Level.OK, "lets us in"),
+    "driver": ("GPU driver", {}, GPUS, Level.OK, "accessible"),
     "lost GPUs": (
         "GPU driver",
         {},
         replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
         Level.FAIL,
-        "8 GPUs are here, and their driver lets nobody in (/dev/nvidiactl: operation not perm",
+        "8 GPUs are present, but their driver refuses access (/dev/nvidiactl: operation not perm",
     ),
     "lost GPUs that nobody wants": (
         "GPU driver",
         {"AGENT_NUM_GPUS": "0"},
         replace(GPUS, gpu_fault="/dev/nvidiactl: operation not permitted"),
         Level.OK,
-        "lets nobody in",
+        "refuses access",
     ),
     "no choice": ("chosen GPUs", {}, GPUS, Level.OK, "all of them"),
     "a choice": (
@@ -137,7 +136,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.OK,
         "all of them",
     ),
-    "driver not asked": ("GPU health", {}, GPUS, Level.OK, "not asked here"),
+    "driver not asked": ("GPU health", {}, GPUS, Level.OK, "not queried here"),
     "sound": ("GPU health", {}, with_driver(*H200), Level.OK, "8 x NVIDIA H200 (143771 MiB)"),
     "NVML": (
         "GPU health",
@@ -146,7 +145,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.FAIL,
         "nvidia-smi: exit code 255: Failed to initialize NVML: Unknown Error",
     ),
-    "one is missing": ("GPU health", {}, with_driver(*H200[1:]), Level.WARN, "knows 7, of 8"),
+    "one is missing": ("GPU health", {}, with_driver(*H200[1:]), Level.WARN, "reports 7 of the 8"),
     "memory errors": (
         "GPU health",
         {},
@@ -167,14 +166,14 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         TWO,
         with_variables(NCCL_SOCKET_IFNAME="eth", GLOO_SOCKET_IFNAME="ib0,eth0"),
         Level.OK,
-        "as named by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
+        "as set by NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME",
     ),
     "all interfaces but": (
         "interfaces",
         TWO,
         with_variables(NCCL_SOCKET_IFNAME="^lo,docker"),
         Level.OK,
-        "as named",
+        "as set",
     ),
     "an interface that is not here": (
         "interfaces",
@@ -216,7 +215,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         {},
         with_variables(GPUS, NCCL_SOCKET_IFNAME="lo"),
         Level.OK,
-        "as named",
+        "as set",
     ),
     "an interface without an address": (
         "interfaces",
@@ -253,17 +252,17 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
     ),
     "no key": ("W&B key", {}, MACHINE, Level.OK, "stays offline"),
     "a login": ("W&B key", {}, replace(MACHINE, wandb_login=True), Level.OK, "this machine's"),
-    "a key": ("W&B key", {"WANDB_API_KEY": KEY}, MACHINE, Level.OK, "the shape"),
+    "a key": ("W&B key", {"WANDB_API_KEY": KEY}, MACHINE, Level.OK, "well-formed"),
     "a key of one's own server": (
         "W&B key",
         {"WANDB_API_KEY": f"local-{KEY}"},
         MACHINE,
         Level.OK,
-        "the shape",
+        "well-formed",
     ),
-    "a newer key": ("W&B key", {"WANDB_API_KEY": f"wandb_v1_{KEY}"}, MACHINE, Level.OK, "shape"),
+    "a newer key": ("W&B key", {"WANDB_API_KEY": f"wandb_v1_{KEY}"}, MACHINE, Level.OK, "formed"),
     "a short key": ("W&B key", {"WANDB_API_KEY": KEY[1:]}, MACHINE, Level.WARN, "39 characters"),
-    "a placeholder": ("W&B key", {"WANDB_API_KEY": "<your key>"}, MACHINE, Level.WARN, "signs"),
+    "a placeholder": ("W&B key", {"WANDB_API_KEY": "<your key>"}, MACHINE, Level.WARN, "dashes"),
     "ports outside": ("port range", {}, MACHINE, Level.OK, "outside 32768-60999"),
     "ports inside": (
         "port range",
@@ -302,7 +301,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         {},
         replace(MACHINE, temp_free=49 << 30, temp_total=1000 << 30),
         Level.WARN,
-        "more than 95% full, at which Ray spills no object",
+        "more than 95% full, so Ray spills no objects",
     ),
     "a large disk": (
         "/tmp",
@@ -340,7 +339,7 @@ def test_a_keys_text_is_never_shown() -> None:
 def test_room_for_two_checkpoints(free: int | None, warned: bool) -> None:  # noqa: FBT001 - a row
     """Where the model's size is known, two checkpoints with their optimizer must fit."""
     facts = replace(MACHINE, model_bytes=15 << 30, checkpoints_free=free)
-    findings = room_for_two(facts, "/ckpt")
+    findings = checkpoint_space(facts, "/ckpt")
     assert bool(findings) is warned
     if findings:
         assert "209 GiB free; two checkpoints" in findings[0].what

@@ -19,19 +19,17 @@ from hypothesis import strategies as st
 
 from agent.base.ranges import Range
 from agent.base.value import dataclass
-from agent.boot.head_status import status_of
+from agent.boot.head_status import render_status
 from agent.control.client import HeadLink
-from agent.control.fields import read
 from agent.control.metrics import metrics
-from agent.control.protocol import VERSION, Hello, Reply, Report
+from agent.control.protocol import VERSION, Hello, Reply, Report, read
 from agent.control.reports import Expected, Reports
-from agent.control.server import Site
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
-from agent.decisions.probing import SAMPLE
-from agent.decisions.shared import OrderKind
+from agent.decisions.values import SAMPLE, OrderKind
 from agent.decisions.worker import state as w
-from agent.record.timeline import Timeline
+from agent.record.explain import Timeline
 from unit import heads, workers
 from unit.heads import PREPARED, RETRIEVER, SUBMITTED, TERM, TICK, goal, job, nodes, word
 from unit.mutated import BAD, WORD, Field, body, filled, named, places, put
@@ -73,7 +71,7 @@ REPLY["orders"][0]["seat"]["rank"] = 0
 PLAN = plan_of({})
 JOINED: heads.History = [
     (9.0, nodes(2, 3)),
-    (9.0, h.WorkerReported(replace(word(3, rank=3).worker, heard=9.0))),
+    (9.0, h.WorkerReported(replace(word(3, rank=3).worker, last_report_at=9.0))),
 ]
 """A healthy worker joins as well; what nodes try, they are asked for then."""
 LATER: heads.History = [
@@ -87,7 +85,7 @@ LATER: heads.History = [
 """The job runs, and is stopped."""
 
 
-def began(of: h.Goal) -> h.HeadState:
+def began(of: h.HeadGoal) -> h.HeadState:
     """Return a head that waits for its worker, and will compare and try all that it can."""
     of = replace(of, facts=MACHINE, node="pod0")
     return heads.Story(of, [(1.0, event) for event in PREPARED]).state
@@ -101,7 +99,7 @@ class Port:
 
     def __init__(self) -> None:
         self.told: list[h.HeadEvent] = []
-        self.site = Site(token=None, ready=lambda: True, status=dict)
+        self.site = AgentServer(token=None, ready=lambda: True, status=dict)
 
     def fresh(self) -> None:
         """Forget what came in."""
@@ -109,7 +107,7 @@ class Port:
         first = Reply(1, "run", "booting", ray_ready=True, gcs_port=6379, news=0, fingerprint=WORD)
         expected = Expected(WORD, WORD, WORD, WORD, WORD)
         self.site._reports = Reports(  # noqa: SLF001 - one port does for all cases
-            *(first, expected, self.told.append, lambda: 2.0), on_memory=self._remember
+            *(first, expected, self.told.append, lambda: 2.0), on_recalled_run=self._remember
         )
 
     def _remember(self, hello: Hello, epoch: int) -> bool:
@@ -125,8 +123,8 @@ class Port:
             came = [(2.0, event) for event in self.told]
             for at, event in [*came, *JOINED, *again, *LATER]:
                 story.take(event, at)
-                timeline.note(event, story.state, at)
-            status = status_of(story.state, PLAN, story.state.attempt.id, 1, 200.0, timeline)
+                timeline.add(event, story.state, at)
+            status = render_status(story.state, PLAN, story.state.attempt.id, 1, 200.0, timeline)
             assert metrics({**status, "attempts": [], "curve": {"points": [], "steps": None}})
             assert json.dumps(status, allow_nan=False)
             assert story.finish()
@@ -240,7 +238,7 @@ def heard_of(reply: Reply) -> list[w.WorkerEvent]:
     told: list[w.WorkerEvent] = []
     nobody: Any = None
     link = HeadLink(*("pod0", 1, 1, None), nobody, nobody, told.append, lambda _reply: None)
-    link._take("10.0.0.1", reply)  # noqa: SLF001 - what a link does with each
+    link._handle_reply("10.0.0.1", reply)  # noqa: SLF001 - what a link does with each
     return told
 
 

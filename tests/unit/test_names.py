@@ -8,7 +8,7 @@ import threading
 import anyio
 import pytest
 
-from agent.runtime import names
+from agent.runtime import dns
 
 
 class SlowDns:
@@ -31,7 +31,7 @@ class SlowDns:
 def slow(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
     """Put a slow resolver in the place of the machine's."""
     resolver = SlowDns()
-    monkeypatch.setattr(names, "lookup", resolver.lookup)
+    monkeypatch.setattr(dns, "lookup", resolver.lookup)
     return resolver
 
 
@@ -46,12 +46,12 @@ def test_a_late_answer_is_there_for_the_next_who_asks(
 
     async def story() -> None:
         for _ in range(2):
-            said = await names.resolve(host, 0.01)
+            said = await dns.resolve(host, 0.01)
             assert said == f"no answer from DNS about {host} so far"
         slow.go.set()
-        assert await names.resolve(host, 20) == answer
+        assert await dns.resolve(host, 20) == answer
         assert slow.asked == [host]
-        assert await names.resolve(host, 20) == answer
+        assert await dns.resolve(host, 20) == answer
         assert slow.asked == [host, host]
 
     anyio.run(story)
@@ -62,7 +62,7 @@ def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
     heard: list[object] = []
 
     async def ask() -> None:
-        heard.append(await names.resolve("pod0", 20))
+        heard.append(await dns.resolve("pod0", 20))
 
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
@@ -78,13 +78,13 @@ def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
 
 def test_an_address_needs_no_dns(slow: SlowDns) -> None:
     """An address is its own answer."""
-    assert anyio.run(names.resolve, "10.0.0.7") == ("10.0.0.7",)
+    assert anyio.run(dns.resolve, "10.0.0.7") == ("10.0.0.7",)
     assert slow.asked == []
 
 
 def test_a_name_that_no_resolver_takes_is_told() -> None:
     """A label beyond DNS's length is an answer, not an endless question."""
-    said = anyio.run(names.resolve, f"ü{'a' * 70}", 20)
+    said = anyio.run(dns.resolve, f"ü{'a' * 70}", 20)
     assert "does not resolve" in said
 
 
@@ -94,16 +94,16 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
     """What came too late for who asked is no answer for ever: a pod made anew moves."""
 
     async def story() -> None:
-        await names.resolve("pod0", 0.01)
+        await dns.resolve("pod0", 0.01)
         slow.go.set()
-        question = names._under_way["pod0"]  # noqa: SLF001 - to wait for its answer only
+        question = dns._lookups["pod0"]  # noqa: SLF001 - to wait for its answer only
         assert await question.answer(20) == ("10.0.0.1",)
-        monkeypatch.setattr(names, "_FRESH", -1.0)
-        assert await names.resolve("pod0", 20) == ("10.0.0.1",)
+        monkeypatch.setattr(dns, "_REUSE_SECONDS", -1.0)
+        assert await dns.resolve("pod0", 20) == ("10.0.0.1",)
 
     anyio.run(story)
     assert slow.asked == ["pod0", "pod0"]
-    assert not names._under_way  # noqa: SLF001 - nothing is kept
+    assert not dns._lookups  # noqa: SLF001 - nothing is kept
 
 
 def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
@@ -111,11 +111,11 @@ def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
 
     async def story() -> None:
         for _ in range(5):
-            await names.resolve("pod0", 0.001)
-        question = names._under_way["pod0"]  # noqa: SLF001 - what must not grow
+            await dns.resolve("pod0", 0.001)
+        question = dns._lookups["pod0"]  # noqa: SLF001 - what must not grow
         assert question._waiting == []  # noqa: SLF001 - same
         slow.go.set()
-        await names.resolve("pod0", 20)
+        await dns.resolve("pod0", 20)
 
     anyio.run(story)
 
@@ -128,15 +128,15 @@ def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        said = anyio.run(names.resolve, "localhost")
+        said = anyio.run(dns.resolve, "localhost")
         assert said == "localhost cannot be looked up (can't start new thread)"
-        assert names.lookup_briefly("localhost", 20.0) == ()
-    assert "127.0.0.1" in anyio.run(names.resolve, "localhost", 20)
+        assert dns.lookup_briefly("localhost", 20.0) == ()
+    assert "127.0.0.1" in anyio.run(dns.resolve, "localhost", 20)
 
 
 def test_a_brief_look_up_of_an_odd_name() -> None:
     """A name that no resolver takes is as one that nobody knows."""
-    assert names.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
+    assert dns.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
 
 
 @pytest.mark.parametrize(("code", "mute"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
@@ -148,7 +148,7 @@ def test_no_answer_is_not_an_unknown_name(
     def fail(_host: str) -> tuple[str, ...]:
         raise socket.gaierror(code, "some words")
 
-    monkeypatch.setattr(names, "lookup", fail)
-    found = anyio.run(names.resolve, f"head{code}.test")
+    monkeypatch.setattr(dns, "lookup", fail)
+    found = anyio.run(dns.resolve, f"head{code}.test")
     assert found == f"head{code}.test does not resolve (some words)"
-    assert isinstance(found, names.Unanswered) == mute
+    assert isinstance(found, dns.NoDnsAnswer) == mute

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from agent.boot.news import News
+from agent.boot.diagnose import EventFilter
 from agent.decisions.head import state as h
-from agent.decisions.head.workers import Fleet
+from agent.decisions.head.fleet import Fleet
+from agent.decisions.values import ServiceWaits
 from unit.heads import REWARD, TICK, job, nodes, word
 
-SILENT = h.RaySilent("no answer")
-WAITS = h.ServiceWaits(REWARD, "connection refused")
+SILENT = h.HeadRaySilent("no answer")
+WAITS = ServiceWaits(REWARD, "connection refused")
 
 
 def kept(*events: h.HeadEvent) -> list[h.HeadEvent]:
     """Return those of a history that are news."""
-    news, fleet, found = News(), Fleet(), []
+    news, fleet, found = EventFilter(), Fleet(), []
     for event in events:
-        if news.is_news(event, fleet):
+        if news.is_new(event, fleet):
             found.append(event)
         if isinstance(event, h.WorkerReported):
             fleet = fleet.with_report(event.worker)

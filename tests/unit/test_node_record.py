@@ -18,42 +18,42 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.record.disk_word import DiskWord
-from agent.record.files import Claim, FileLock
+from agent.record.files import FileLock, LockHolder
+from agent.record.log import DiskAlarm
 from agent.record.node_record import (
-    FILE,
-    Found,
+    NODE_FILE,
+    FoundFolder,
     NodeRecord,
-    Place,
-    Seen,
-    Started,
-    Stat,
-    foreign,
-    is_at_work,
-    living,
-    living_of,
-    may_hold,
+    NodeRecorder,
+    PidSpace,
+    ProcessSnapshot,
+    ProcessStat,
+    StartedProcess,
+    find_other_run,
+    may_reuse,
     own_record,
     parse_stat,
     process_of,
-    read_place,
+    read_pid_space,
+    running_of,
+    running_processes,
+    seems_active,
 )
-from agent.record.node_recorder import NodeRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-HERE = Place("boot-1", "pid:[1]", "node-a")
-AGENT = Started("agent", 10, 1000)
-RAY = Started("ray start", 20, 2000)
+HERE = PidSpace("boot-1", "pid:[1]", "node-a")
+AGENT = StartedProcess("agent", 10, 1000)
+RAY = StartedProcess("ray start", 20, 2000)
 RECORD = NodeRecord(
     "pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12, epoch=3, head_ip="10.0.0.4"
 )
-RUNS = Stat("S", 1, 1000)
+RUNS = ProcessStat("S", 1, 1000)
 
 
 @contextmanager
-def sleeper() -> Iterator[Started]:
+def sleeper() -> Iterator[StartedProcess]:
     """Run a process that does nothing, and end it."""
     with subprocess.Popen(["sleep", "60"]) as process:
         started = process_of("sleep", process.pid)
@@ -72,7 +72,7 @@ def await_true(check: Callable[[], bool], limit: float = 10.0) -> None:
         threading.Event().wait(0.01)
 
 
-PROCESSES = st.builds(Started, st.text(), st.integers(), st.integers())
+PROCESSES = st.builds(StartedProcess, st.text(), st.integers(), st.integers())
 
 
 @given(
@@ -80,7 +80,7 @@ PROCESSES = st.builds(Started, st.text(), st.integers(), st.integers())
         NodeRecord,
         st.text(),
         st.text(),
-        st.builds(Place, st.text(), st.text(), st.text()),
+        st.builds(PidSpace, st.text(), st.text(), st.text()),
         PROCESSES,
         st.lists(PROCESSES).map(tuple),
         st.text(),
@@ -122,10 +122,10 @@ def test_what_is_no_record(change: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("place", "processes", "found"),
     [
-        (HERE, {10: RUNS, 20: Stat("R", 10, 2000)}, (AGENT, RAY)),
-        (HERE, {20: Stat("R", 1, 2000)}, (RAY,)),
-        (HERE, {10: Stat("S", 1, 1001)}, ()),
-        (HERE, {10: Stat("Z", 1, 1000)}, ()),
+        (HERE, {10: RUNS, 20: ProcessStat("R", 10, 2000)}, (AGENT, RAY)),
+        (HERE, {20: ProcessStat("R", 1, 2000)}, (RAY,)),
+        (HERE, {10: ProcessStat("S", 1, 1001)}, ()),
+        (HERE, {10: ProcessStat("Z", 1, 1000)}, ()),
         (HERE, {11: RUNS}, ()),
         (HERE, {}, ()),
         (replace(HERE, boot_id="boot-2"), {10: RUNS}, ()),
@@ -134,16 +134,18 @@ def test_what_is_no_record(change: dict[str, object]) -> None:
     ],
 )
 def test_what_lives_by_what_proc_says(
-    place: Place, processes: dict[int, Stat], found: tuple[Started, ...]
+    place: PidSpace, processes: dict[int, ProcessStat], found: tuple[StartedProcess, ...]
 ) -> None:
     """A pid counts only here, with its start time, and not once it has ended."""
-    assert living_of(RECORD, Seen(place, processes)) == found
+    assert running_of(RECORD, ProcessSnapshot(place, processes)) == found
 
 
-@pytest.mark.parametrize("unknown", [Place("", "pid:[1]"), Place("boot-1", ""), Place("", "")])
-def test_an_unknown_place_is_nobodys(unknown: Place) -> None:
+@pytest.mark.parametrize(
+    "unknown", [PidSpace("", "pid:[1]"), PidSpace("boot-1", ""), PidSpace("", "")]
+)
+def test_an_unknown_place_is_nobodys(unknown: PidSpace) -> None:
     """Where a machine tells neither boot nor namespace, no pid can be known again."""
-    assert living_of(replace(RECORD, place=unknown), Seen(unknown, {10: RUNS})) == ()
+    assert running_of(replace(RECORD, place=unknown), ProcessSnapshot(unknown, {10: RUNS})) == ()
 
 
 def test_a_real_process_lives_until_it_ends() -> None:
@@ -152,13 +154,13 @@ def test_a_real_process_lives_until_it_ends() -> None:
         started = process_of("sleep", process.pid)
         assert started is not None
         record = replace(own_record("pod0", "run-1"), started=(started,))
-        assert living(record) == (record.agent, started)
+        assert running_processes(record) == (record.agent, started)
         reused = replace(started, start=started.start - 1)
-        assert living(replace(record, started=(reused,))) == (record.agent,)
+        assert running_processes(replace(record, started=(reused,))) == (record.agent,)
         process.kill()
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        assert living(record) == (record.agent,)
-    assert living(record) == (record.agent,)
+        assert running_processes(record) == (record.agent,)
+    assert running_processes(record) == (record.agent,)
     assert process_of("sleep", process.pid) is None
 
 
@@ -170,32 +172,32 @@ def test_a_stat_with_any_name(name: str | None, found: bool) -> None:  # noqa: F
     """A process may be called anything; a text that is no stat is none."""
     rest = "S 7 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1"
     text = "" if name is None else f"42 ({name}) {rest}"
-    assert parse_stat(text) == (Stat("S", 7, 12345) if found else None)
+    assert parse_stat(text) == (ProcessStat("S", 7, 12345) if found else None)
 
 
 def test_where_we_are() -> None:
     """The kernel names the boot and the namespace."""
-    assert read_place().sees(read_place())
+    assert read_pid_space().sees(read_pid_space())
 
 
 # --- whose folder it is ------------------------------------------------------------------------
 
-ELSEWHERE = Place("boot-2", "pid:[7]", "node-b")
-RESTARTED = Place("boot-1", "pid:[7]", "node-a")
-OURS, THEIRS, UNKNOWN = Claim.OURS, Claim.THEIRS, Claim.UNKNOWN
+ELSEWHERE = PidSpace("boot-2", "pid:[7]", "node-b")
+RESTARTED = PidSpace("boot-1", "pid:[7]", "node-a")
+OURS, THEIRS, UNKNOWN = LockHolder.OURS, LockHolder.THEIRS, LockHolder.UNKNOWN
 AT = {place: replace(RECORD, place=place) for place in (HERE, ELSEWHERE, RESTARTED)}
 
 
 def found(
-    claim: Claim,
+    claim: LockHolder,
     record: NodeRecord | None,
     *,
     is_new: bool = False,
     agent_lives: bool = False,
     age: float = math.inf,
-) -> Found:
+) -> FoundFolder:
     """Return what is found in a folder, which was there before as a rule."""
-    return Found(claim, is_new, record, agent_lives, age)
+    return FoundFolder(claim, is_new, record, agent_lives, age)
 
 
 @pytest.mark.parametrize(
@@ -220,19 +222,19 @@ def found(
         (found(THEIRS, replace(AT[ELSEWHERE], ended=True), age=1.0), False),
     ],
 )
-def test_whose_folder_it_is(there: Found, free: bool) -> None:  # noqa: FBT001 - a table's column
+def test_whose_folder_it_is(there: FoundFolder, free: bool) -> None:  # noqa: FBT001 - a table's column
     """Ours: new, left, dead here, a restarted pod's, or long silent elsewhere."""
-    assert may_hold(there, "pod0", HERE) is free
+    assert may_reuse(there, "pod0", HERE) is free
 
 
 def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
     """A second taker is refused, in this process too; after the release it is not."""
     path = tmp_path / ".lock"
     first, second = FileLock(path), FileLock(path)
-    assert first.take() is Claim.OURS
-    assert second.take() is Claim.THEIRS
+    assert first.take() is LockHolder.OURS
+    assert second.take() is LockHolder.THEIRS
     first.release()
-    assert second.take() is Claim.OURS
+    assert second.take() is LockHolder.OURS
     assert second.now_on_disk() == pytest.approx(time.time(), abs=5)
     second.release()
 
@@ -240,11 +242,11 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
     """A child that outlives us must not hold our folder."""
     lock = FileLock(tmp_path / ".lock")
-    assert lock.take() is Claim.OURS
+    assert lock.take() is LockHolder.OURS
     with sleeper():
         lock.release()
         again = FileLock(tmp_path / ".lock")
-        assert again.take() is Claim.OURS
+        assert again.take() is LockHolder.OURS
         again.release()
 
 
@@ -257,24 +259,28 @@ def test_what_lives_of_another_run(tmp_path: Path) -> None:
     for run in ("run-1", "run-2", "run-3"):
         (tmp_path / run / "pod0").mkdir(parents=True)
     with sleeper() as process:
-        mine.write(tmp_path / "run-2" / "pod0" / FILE)
-        assert foreign(tmp_path, "run-1", "pod0") is None
+        mine.write(tmp_path / "run-2" / "pod0" / NODE_FILE)
+        assert find_other_run(tmp_path, "run-1", "pod0") is None
         record = replace(mine, agent=process)
-        record.write(tmp_path / "run-1" / "pod0" / FILE)
-        assert foreign(tmp_path, "run-1", "pod0") is None
-        found = foreign(tmp_path, "run-9", "pod0")
+        record.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
+        assert find_other_run(tmp_path, "run-1", "pod0") is None
+        found = find_other_run(tmp_path, "run-9", "pod0")
         assert found is not None
-        assert (found.run_id, found.living, found.agent_lives) == ("run-1", (process,), True)
-        assert found.sentence() == (
-            f"run run-1 still lives here: `pod-agent stop` (sleep (pid {process.pid}))"
+        assert (found.run_id, found.processes, found.is_agent_running) == (
+            "run-1",
+            (process,),
+            True,
         )
-        assert foreign(tmp_path, "run-9", "pod1") is None
+        assert found.sentence() == (
+            f"run run-1 still runs here: `pod-agent stop` (sleep (pid {process.pid}))"
+        )
+        assert find_other_run(tmp_path, "run-9", "pod1") is None
         left = replace(mine, agent=replace(process, start=1), started=(process,))
-        left.write(tmp_path / "run-1" / "pod0" / FILE)
-        found = foreign(tmp_path, "run-9", "pod0")
+        left.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
+        found = find_other_run(tmp_path, "run-9", "pod0")
         assert found is not None
-        assert not found.agent_lives
-    assert foreign(tmp_path, "run-9", "pod0") is None
+        assert not found.is_agent_running
+    assert find_other_run(tmp_path, "run-9", "pod0") is None
 
 
 def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
@@ -282,11 +288,11 @@ def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
     folder = tmp_path / "run-1"
     for name, text in {"pod0": "{", "pod0-2": "", "pod0-x": "[]"}.items():
         (folder / name).mkdir(parents=True)
-        (folder / name / FILE).write_text(text)
+        (folder / name / NODE_FILE).write_text(text)
     (tmp_path / "file").write_text("")
     with sleeper() as process:
-        replace(own_record("pod0", "run-1"), agent=process).write(folder / "pod0-2" / FILE)
-        found = foreign(tmp_path, "run-2", "pod0")
+        replace(own_record("pod0", "run-1"), agent=process).write(folder / "pod0-2" / NODE_FILE)
+        found = find_other_run(tmp_path, "run-2", "pod0")
     assert found is not None
     assert found.folder == folder / "pod0-2"
 
@@ -297,12 +303,12 @@ def test_only_the_newest_runs_are_looked_at(tmp_path: Path) -> None:
         record = replace(own_record("pod0", "x"), agent=process)
         for number in range(25):
             (tmp_path / f"run-{number}" / "pod0").mkdir(parents=True)
-        record.write(tmp_path / "run-0" / "pod0" / FILE)
+        record.write(tmp_path / "run-0" / "pod0" / NODE_FILE)
         os.utime(tmp_path / "run-0", (1, 1))
-        assert foreign(tmp_path, "own", "pod0") is None
-        record.write(tmp_path / "run-24" / "pod0" / FILE)
-        assert foreign(tmp_path, "own", "pod0") is not None
-    assert foreign(tmp_path / "nothing", "own", "pod0") is None
+        assert find_other_run(tmp_path, "own", "pod0") is None
+        record.write(tmp_path / "run-24" / "pod0" / NODE_FILE)
+        assert find_other_run(tmp_path, "own", "pod0") is not None
+    assert find_other_run(tmp_path / "nothing", "own", "pod0") is None
 
 
 def test_those_above_us_do_not_count(tmp_path: Path) -> None:
@@ -311,25 +317,25 @@ def test_those_above_us_do_not_count(tmp_path: Path) -> None:
     assert parent is not None
     (tmp_path / "run-1" / "pod0").mkdir(parents=True)
     record = replace(own_record("pod0", "run-1"), agent=parent)
-    record.write(tmp_path / "run-1" / "pod0" / FILE)
-    assert foreign(tmp_path, "run-2", "pod0") is None
+    record.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
+    assert find_other_run(tmp_path, "run-2", "pod0") is None
 
 
 def test_who_is_at_work(tmp_path: Path) -> None:
     """Here its process tells; elsewhere, how fresh the record is."""
     now = time.time()
-    assert not is_at_work(tmp_path, now)
+    assert not seems_active(tmp_path, now)
     with sleeper() as process:
         record = replace(own_record("pod0", "run-1"), agent=process)
-        record.write(tmp_path / FILE)
-        assert is_at_work(tmp_path, now)
-        replace(record, ended=True).write(tmp_path / FILE)
-        assert not is_at_work(tmp_path, now)
-        record.write(tmp_path / FILE)
-    assert not is_at_work(tmp_path, now)
-    replace(record, place=ELSEWHERE).write(tmp_path / FILE)
-    assert is_at_work(tmp_path, now)
-    assert not is_at_work(tmp_path, now + 3600)
+        record.write(tmp_path / NODE_FILE)
+        assert seems_active(tmp_path, now)
+        replace(record, ended=True).write(tmp_path / NODE_FILE)
+        assert not seems_active(tmp_path, now)
+        record.write(tmp_path / NODE_FILE)
+    assert not seems_active(tmp_path, now)
+    replace(record, place=ELSEWHERE).write(tmp_path / NODE_FILE)
+    assert seems_active(tmp_path, now)
+    assert not seems_active(tmp_path, now + 3600)
 
 
 # --- the writer --------------------------------------------------------------------------------
@@ -339,11 +345,11 @@ class Kept:
     """A recorder, its file, and what it said."""
 
     def __init__(self, folder: Path, hold: AbstractContextManager[object] | None = None) -> None:
-        self.path = folder / FILE
+        self.path = folder / NODE_FILE
         self.said: list[str] = []
         self.writes = 0
         self._hold = hold or nullcontext()
-        disk = DiskWord(lambda sentence, _level: self.said.append(sentence))
+        disk = DiskAlarm(lambda sentence, _level: self.said.append(sentence))
         own = own_record("pod0", "run-1")
         self.recorder = NodeRecorder(own, self._where, self.said.append, disk)
         self.recorder.start()
@@ -364,14 +370,14 @@ def test_processes_are_recorded_at_once(tmp_path: Path) -> None:
     """What was started, by pid and start time; what ended goes, and what never was is not there."""
     kept = Kept(tmp_path)
     with sleeper() as process:
-        kept.recorder.started("sleep", process.pid)
-        kept.recorder.started("gone", 2**22 + 1)
-        kept.recorder.in_session("/tmp/ray/session_1")
-        kept.recorder.in_run("run-2")
+        kept.recorder.add_process("sleep", process.pid)
+        kept.recorder.add_process("gone", 2**22 + 1)
+        kept.recorder.set_session("/tmp/ray/session_1")
+        kept.recorder.set_run("run-2")
         await_true(lambda: kept.read() == kept.recorder.record)
         assert kept.recorder.record.started == (process,)
         assert kept.recorder.record.session == "/tmp/ray/session_1"
-        kept.recorder.ended(process.pid)
+        kept.recorder.remove_process(process.pid)
         kept.recorder.close()
     written = kept.read()
     assert written is not None
@@ -384,7 +390,7 @@ def test_a_counter_is_written_now_and_then(tmp_path: Path) -> None:
     await_true(lambda: kept.read() is not None)
     began = time.monotonic()
     for count in range(100_000):
-        kept.recorder.passed_on(count)
+        kept.recorder.set_passed_on(count)
     await_true(lambda: getattr(kept.read(), "passed_on", 0) == 99_999)
     assert kept.writes <= 3 + (time.monotonic() - began) / 0.5
     kept.recorder.close()
@@ -397,8 +403,8 @@ def test_a_disk_that_stalls_holds_nobody_up(tmp_path: Path) -> None:
         kept = Kept(tmp_path, disk)
         began = time.monotonic()
         for count in range(1000):
-            kept.recorder.passed_on(count)
-            kept.recorder.in_session(str(count))
+            kept.recorder.set_passed_on(count)
+            kept.recorder.set_session(str(count))
         kept.recorder.close(0.1)
         assert time.monotonic() - began < 2.0
         assert kept.read() is None
@@ -409,7 +415,7 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
     """A record that cannot be written is a word, not an end."""
     kept = Kept(tmp_path / "gone")
     for count in range(3):
-        kept.recorder.in_session(str(count))
+        kept.recorder.set_session(str(count))
         await_true(lambda count=count: kept.writes > count)  # type: ignore[misc] # bound early
     kept.recorder.close()
     (told,) = kept.said
@@ -418,11 +424,11 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
 
 def test_what_is_started_does_not_add_up() -> None:
     """A service that dies a thousand times leaves a bounded record."""
-    disk, nowhere = DiskWord(print), lambda: nullcontext(Path("none"))
+    disk, nowhere = DiskAlarm(print), lambda: nullcontext(Path("none"))
     recorder = NodeRecorder(own_record("a", "b"), nowhere, print, disk)
-    fake = tuple(Started("x", pid, 1) for pid in range(-300, 0))
+    fake = tuple(StartedProcess("x", pid, 1) for pid in range(-300, 0))
     recorder = NodeRecorder(replace(recorder.record, started=fake), nowhere, print, disk)
-    recorder.started("python", os.getpid())
+    recorder.add_process("python", os.getpid())
     assert len(recorder.record.started) == 200
     assert recorder.record.started[-1].pid == os.getpid()
     assert sys.executable

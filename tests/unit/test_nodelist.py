@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import settings as search
 from hypothesis import strategies as st
 
-from agent.topology.platforms.nodelist import LARGEST, NodelistError, expand
+from agent.topology.slurm import LARGEST, NodelistError, expand
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -13,14 +13,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot.old_sessions import KEPT, QUIET, Session, prune, superfluous
+from agent.boot.make_ready import (
+    KEPT_SESSIONS,
+    QUIET_PERIOD,
+    Session,
+    choose_removals,
+    prune_sessions,
+)
 from agent.runtime.best_effort import BestEffort
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = 1_000_000.0
-OLD = NOW - QUIET - 1
+OLD = NOW - QUIET_PERIOD - 1
 
 
 def names(*numbers: int) -> tuple[str, ...]:
@@ -50,8 +56,8 @@ def test_what_goes(
     spilled: tuple[str, ...],
 ) -> None:
     """The oldest go whole, the newest lose what they spilled; those that live lose nothing."""
-    going = superfluous(found, frozenset(living), NOW)
-    assert (going.whole, going.spilled) == (whole, spilled)
+    going = choose_removals(found, frozenset(living), NOW)
+    assert (going.whole, going.spilled_only) == (whole, spilled)
 
 
 @given(
@@ -62,14 +68,14 @@ def test_what_goes(
 )
 def test_never_a_living_one(found: list[Session], living: frozenset[str]) -> None:
     """Nothing that a process names, nothing that changed lately, and no more than was found."""
-    going = superfluous(found, living, NOW)
-    gone = {*going.whole, *going.spilled}
+    going = choose_removals(found, living, NOW)
+    gone = {*going.whole, *going.spilled_only}
     assert not gone & living
-    assert all(one.changed < NOW - QUIET for one in found if one.name in gone)
-    assert len(going.spilled) <= KEPT
+    assert all(one.changed < NOW - QUIET_PERIOD for one in found if one.name in gone)
+    assert len(going.spilled_only) <= KEPT_SESSIONS
 
 
-def made(temp: Path, day: int, age: float = 2 * QUIET) -> Path:
+def made(temp: Path, day: int, age: float = 2 * QUIET_PERIOD) -> Path:
     """Make a session's folder as Ray leaves it, with what it spilled."""
     session = temp / f"session_2026-01-{day:02}_10-00-00_000001_77"
     for part in ("logs", "ray_spilled_objects_abc"):
@@ -97,7 +103,7 @@ def test_the_disk_is_freed(tmp_path: Path) -> None:
         try:
             assert raylet.stdout is not None
             raylet.stdout.readline()
-            anyio.run(prune, str(tmp_path), BestEffort())
+            anyio.run(prune_sessions, str(tmp_path), BestEffort())
         finally:
             raylet.kill()
     assert [one.exists() for one in dead] == [False] * 3 + [True] * 3
@@ -111,5 +117,5 @@ def test_the_disk_is_freed(tmp_path: Path) -> None:
 
 def test_where_there_is_none(tmp_path: Path) -> None:
     """A first run on a pod has nothing to remove, not even a folder."""
-    anyio.run(prune, str(tmp_path / "none"), BestEffort())
+    anyio.run(prune_sessions, str(tmp_path / "none"), BestEffort())
     assert not (tmp_path / "none").exists()

@@ -13,6 +13,7 @@ from agent.work.recipes.arguments import known_flags
 from agent.work.recipes.openrlhf_flags import (
     DPO,
     DPO_DOTTED,
+    KINDS,
     PPO,
     PPO_DOTTED,
     RM,
@@ -20,8 +21,7 @@ from agent.work.recipes.openrlhf_flags import (
     SFT,
     SFT_DOTTED,
 )
-from agent.work.recipes.openrlhf_kinds import KINDS
-from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from unit.recipe_words import flags_of
 
 if TYPE_CHECKING:
@@ -51,9 +51,9 @@ def asked(  # noqa: PLR0913 - as many as a table varies
     cpus: int | None = None,
     scores: bool = True,
     wandb: bool = False,
-) -> Asked:
+) -> RecipeInput:
     """Return what is asked for on nodes of so many GPUs."""
-    return Asked(
+    return RecipeInput(
         recipe,
         tuple(NodeSize(count, cpus) for count in gpus),
         version,
@@ -175,7 +175,7 @@ def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing th
         (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot be cut into ranks"),
     ],
 )
-def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
+def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
     """A sentence names what does not fit, and what would where that can be said."""
     with pytest.raises(MisfitError) as misfit:
         openrlhf.make(what)
@@ -212,7 +212,7 @@ def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
         ),
     ],
 )
-def test_what_fits_follows_the_user(what: Asked, flags: dict[str, str]) -> None:
+def test_what_fits_follows_the_user(what: RecipeInput, flags: dict[str, str]) -> None:
     """What rests on a value that the user gave follows it."""
     found = flags_of(openrlhf.make(what))
     assert {flag: found[flag] for flag in flags} == {flag: (v,) for flag, v in flags.items()}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from agent.work.recipes import openrlhf_m, openrlhf_parts, openrlhf_train
 from agent.work.recipes.arguments import known_flags
 from agent.work.recipes.openrlhf_flags import DPO, DPO_DOTTED, RM, RM_DOTTED, SFT, SFT_DOTTED
-from agent.work.recipes.recipe import Asked, MisfitError, NodeSize, Version
+from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput, Version
 from unit.recipe_words import flags_of
 
 OLDER = ((0, 8, 0), (0, 8, 10), (0, 9, 2), (0, 10, 1), (0, 10, 2))
@@ -36,9 +36,9 @@ def asked(
     *args: str,
     tensor_parallel: int = 1,
     eval_data: str = "",
-) -> Asked:
+) -> RecipeInput:
     """Return what is asked for on nodes of so many GPUs."""
-    return Asked(
+    return RecipeInput(
         recipe,
         tuple(NodeSize(count) for count in gpus),
         version,
@@ -82,7 +82,7 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
         (asked("openrlhf-dpo", (8,), (0, 9, 10), "--loss", "x"), "train_dpo of OpenRLHF 0.9.10"),
     ],
 )
-def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
+def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
     """A node without GPUs would start a process all the same, which no collective takes in."""
     with pytest.raises(MisfitError) as misfit:
         openrlhf_train.make(what)

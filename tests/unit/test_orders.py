@@ -11,11 +11,10 @@ import pytest
 from agent.control.client import HeadLink
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
-from agent.control.server import Site
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions import worker
-from agent.decisions.items import StepOver
-from agent.decisions.shared import OrderKind, Said
+from agent.decisions.values import LogLine, OrderKind, StepOver
 from agent.decisions.worker import state as w
 from unit.free_ports import free_port
 from unit.heads import RETRIEVER
@@ -49,20 +48,20 @@ class OneWorker:
         before = self.state
         self.state, actions = worker.decide(self.state, event, 1.0)
         self.deeds += actions
-        if self.state.obeyed != before.obeyed:
+        if self.state.last_order != before.last_order:
             self.link.report_now()
         self.changed.set()
         self.changed = anyio.Event()
 
     def _report(self, ip: str) -> Report:
-        obeyed = self.state.obeyed
+        obeyed = self.state.last_order
         number, by = (0, "") if obeyed is None else (obeyed.number, obeyed.by)
         return Report("agent1", ip, self.state.phase.value, obeyed=number, obeyed_by=by)
 
     async def until_obeyed(self, number: int) -> None:
         """Wait until an order of this number was taken in."""
         with anyio.fail_after(SECONDS):
-            while self.state.obeyed is None or self.state.obeyed.number < number:
+            while self.state.last_order is None or self.state.last_order.number < number:
                 await self.changed.wait()
 
 
@@ -70,7 +69,7 @@ class OneWorker:
 async def head_at(port: int) -> AsyncIterator[Reports]:
     """Serve a head's port."""
     reports = Reports(FIRST, Expected(None, "", "", ""), lambda _event: None, lambda: 0.0)
-    site = Site(token=None, ready=lambda: True, status=dict, reports=reports)
+    site = AgentServer(token=None, ready=lambda: True, status=dict, reports=reports)
     runner = await site.open(bind(["127.0.0.1"], port))
     try:
         yield reports
@@ -84,7 +83,7 @@ async def story(port: int, orders: list[tuple[OrderKind, str]]) -> OneWorker:
     async with head_at(port) as reports, anyio.create_task_group() as tasks:
         tasks.start_soon(one.link.run)
         with anyio.fail_after(SECONDS):
-            while not one.state.heard:
+            while not one.state.last_reply_at:
                 await one.changed.wait()
         for number, (kind, name) in enumerate(orders, 1):
             reports.order("agent1", kind, name)
@@ -101,9 +100,9 @@ def test_orders_arrive_at_once_and_are_carried_out_once() -> None:
         (OrderKind.SEND_LOG, "ray"),
     ]
     one = anyio.run(story, free_port(), orders)
-    assert [deed for deed in one.deeds if not isinstance(deed, Said)] == [
-        w.StartService(RETRIEVER, 1),
-        w.RunStep("AGENT_PREPARE_EACH"),
+    assert [deed for deed in one.deeds if not isinstance(deed, LogLine)] == [
+        w.StartOwnService(RETRIEVER, 1),
+        w.RunOwnStep("AGENT_PREPARE_EACH"),
         w.SendLog("ray"),
     ]
 
@@ -116,6 +115,6 @@ def test_whoever_answers_as_the_head_can_run_nothing_else(name: str) -> None:
     """A worker runs nothing that its own plan lacks, whatever it is told."""
     orders = [(OrderKind.START_SERVICE, name), (OrderKind.RUN_STEP, name)]
     one = anyio.run(story, free_port(), orders)
-    assert {type(deed) for deed in one.deeds} == {Said}
-    said = " ".join(deed.sentence for deed in one.deeds if isinstance(deed, Said))
+    assert {type(deed) for deed in one.deeds} == {LogLine}
+    said = " ".join(deed.sentence for deed in one.deeds if isinstance(deed, LogLine))
     assert said.count("an order of the head's is refused") == 2

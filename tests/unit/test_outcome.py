@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agent.base.errors import AgentError, PreflightError, Problem, SettingsError, UnavailableError
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code, stopped
 from agent.decisions.verdict import JobReport, verdict_of
-from agent.plan.stop_budget import share
+from agent.plan.plan import stop_budget
 
 OUTCOMES = st.builds(
     Outcome,
@@ -144,11 +144,11 @@ def test_a_job_that_has_not_ended(status: str) -> None:
 @given(st.floats(1, 3600))
 def test_the_grace_is_never_exceeded(grace: float) -> None:
     """The parts of a stop, those side by side counted once, fit, and the job gets most."""
-    parts = share(grace)
-    together = max(parts.farewell, parts.services, parts.ray)
+    parts = stop_budget(grace)
+    together = max(parts.final_replies, parts.services, parts.ray)
     assert parts.job + parts.output + together + parts.leftovers + parts.bundle < grace
     assert parts.job >= grace / 2
-    shares = (parts.farewell, parts.services, parts.ray, parts.leftovers, parts.output)
+    shares = (parts.final_replies, parts.services, parts.ray, parts.leftovers, parts.output)
     assert min(*shares, parts.bundle) > 0
 
 

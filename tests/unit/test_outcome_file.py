@@ -7,12 +7,11 @@ import os
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
-from agent.boot import held
-from agent.record import node_record, outcome_file
-from agent.record.disk_word import DiskWord
-from agent.record.outcome_file import Outage, read_outcome, write_outcome
-from agent.record.run_folder import RunFolder
-from agent.record.run_record import Attempt
+from agent.boot import run
+from agent.record import node_record, run_folder
+from agent.record.log import DiskAlarm
+from agent.record.run_folder import OutageRecord, RunFolder, read_outcome, write_outcome
+from agent.record.run_record import AttemptRecord
 from agent.runtime import parent
 
 if TYPE_CHECKING:
@@ -37,8 +36,8 @@ def test_the_outcome_has_the_contracts_fields(tmp_path: Path) -> None:
     assert write_outcome(tmp_path, outcome) is None
     data = json.loads((tmp_path / "outcome.json").read_text())
     assert {field: data.get(field) for field in contract} == contract
-    attempt = Attempt(1, "run-1", "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75)
-    outage = Outage("reward server", "pod0", "2025-01-01T00:00:00Z")
+    attempt = AttemptRecord(1, "run-1", "2025-01-01T00:00:00Z", "2025-01-01T01:00:00Z", "lost", 75)
+    outage = OutageRecord("reward server", "pod0", "2025-01-01T00:00:00Z")
     write_outcome(tmp_path, outcome, [attempt], [outage])
     data = json.loads((tmp_path / "outcome.json").read_text())
     assert data["attempts"] == [
@@ -61,8 +60,8 @@ def test_an_outcome_that_cannot_be_written_is_said(
 ) -> None:
     """A folder that is gone ends nothing: it is a warning."""
     said: list[str] = []
-    word = DiskWord(lambda sentence, _level: said.append(sentence))
-    monkeypatch.setattr(outcome_file, "disk", word)
+    word = DiskAlarm(lambda sentence, _level: said.append(sentence))
+    monkeypatch.setattr(run_folder, "disk_alarm", word)
     error = write_outcome(tmp_path / "gone", Outcome(Kind.DONE, 0, "done"))
     assert isinstance(error, FileNotFoundError)
     (told,) = said
@@ -74,15 +73,15 @@ def test_a_verdict_is_found_by_the_agent_after_a_killed_one(
 ) -> None:
     """Killed while it held the pod: its verdict is read; one killed under the job had none."""
     folder = RunFolder(tmp_path, "run-1", "pod0")
-    folder.own.write(folder.path / node_record.FILE)
-    monkeypatch.setattr(parent, "former", lambda: (os.getpid(),))
-    assert held.verdict(tmp_path, "pod0") is None
+    folder.own.write(folder.path / node_record.NODE_FILE)
+    monkeypatch.setattr(parent, "former_agents", lambda: (os.getpid(),))
+    assert run.former_verdict(tmp_path, "pod0") is None
     outcome = Outcome(Kind.JOB_FAILED, 5, "the job failed", is_jobs_verdict=True)
     write_outcome(folder.path, outcome)
-    assert held.verdict(tmp_path, "pod0") == outcome
-    assert held.verdict(tmp_path, "pod1") is None
-    monkeypatch.setattr(parent, "former", tuple)
-    assert held.verdict(tmp_path, "pod0") is None
+    assert run.former_verdict(tmp_path, "pod0") == outcome
+    assert run.former_verdict(tmp_path, "pod1") is None
+    monkeypatch.setattr(parent, "former_agents", tuple)
+    assert run.former_verdict(tmp_path, "pod0") is None
     (folder.path / "outcome.json").write_text("[]")
     assert read_outcome(folder.path) is None
     folder.close()

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import __version__
-from agent.node.libraries import installed
-from agent.node.outfit import gpu_models, look_at_outfit
-from agent.node.variables import weighed
+from agent.node.pythons import installed
+from agent.node.read import gpu_models, node_versions
+from agent.node.variables import compared_variables
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -108,8 +108,8 @@ def test_an_outfit() -> None:
         "WANDB_API_KEY": "secret",
         "APPTAINER_CONTAINER": "/images/verl.sif",
     }
-    found = look_at_outfit(environ, "")
+    found = node_versions(environ, "")
     assert found.agent == __version__
     assert found.image == "/images/verl.sif"
     picked = {"DEBUG_RAY": "1", "GLOO_TIMEOUT": "e" * 200, "NCCL_DEBUG": "INFO"}
-    assert weighed(environ) == picked
+    assert compared_variables(environ) == picked

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.bridge.child import Copy
-from agent.runtime.output import WithoutPreamble
+from agent.bridge.child import ResumableCopy
+from agent.runtime.output import PreambleFilter
 
 SETTING_UP = b"2026-11-21 14:50:43,460\tINFO job_manager.py:581 -- Runtime env is setting up.\n"
 RUNNING = b"Running entrypoint for job run-1: exec echo hi\n"
@@ -18,7 +18,7 @@ RUNNING = b"Running entrypoint for job run-1: exec echo hi\n"
 
 def read(chunks: list[bytes]) -> bytes:
     """Feed chunks one by one."""
-    own = WithoutPreamble("run-1", "exec echo hi")
+    own = PreambleFilter("run-1", "exec echo hi")
     return b"".join(own.feed(chunk) for chunk in chunks) + own.feed(b"", last=True)
 
 
@@ -61,11 +61,11 @@ def test_ray_s_lines_are_taken_out(text: bytes, own: bytes, data: st.DataObject)
 def test_a_stream_that_begins_anew_is_written_once(text: str, drops: list[tuple[int, int]]) -> None:
     """However often it drops and begins anew, the copy is the stream, nothing lost or doubled."""
     file = io.StringIO()
-    copy = Copy(file)
+    copy = ResumableCopy(file)
     for length, step in [*drops, (len(text), 3)]:
-        copy.begin()
+        copy.restart()
         heard = text[:length]
         for at in range(0, len(heard), step):
-            copy.take(heard[at : at + step])
+            copy.write(heard[at : at + step])
         assert text.startswith(file.getvalue())
     assert file.getvalue() == text

@@ -7,17 +7,18 @@ from typing import Any
 
 import pytest
 
-from agent.boot.head_status import status_of
-from agent.control import page
+from agent.boot.head_status import render_status
+from agent.control import server
 from agent.decisions.head import state as h
-from agent.record.timeline import Timeline
+from agent.decisions.values import ServiceGone, ServiceReady, ServiceWaits
+from agent.record.explain import Timeline
 from browsing.runs import status as run_of
 from unit.heads import REWARD, TERM, History, Story, goal, job, nodes, word
 from unit.worlds import SECRET, plan_of
 
 EVIL = '<script>alert("x")</script>'
 SERVED: History = [
-    (1.0, h.ServiceWaits(REWARD, EVIL)),
+    (1.0, ServiceWaits(REWARD, EVIL)),
     (2.0, word(2, rank=1, heard=2.0)),
     (3.0, nodes(2, 3)),
     (4.0, word(4, EVIL, joined=False, heard=4.0)),
@@ -32,8 +33,8 @@ def status(history: History) -> dict[str, Any]:
     story, timeline = Story(goal(2, services=(REWARD,)), ()), Timeline()
     for at, event in history:
         story.take(event, at)
-        timeline.note(event, story.state, at)
-    return status_of(story.state, plan, "run-1", 1, 9.0, timeline)
+        timeline.add(event, story.state, at)
+    return render_status(story.state, plan, "run-1", 1, 9.0, timeline)
 
 
 def test_the_status_tells_all_of_it() -> None:
@@ -60,7 +61,7 @@ def test_the_status_follows_the_job() -> None:
     """The job's status is Ray's word; the verdict is there at the end."""
     running = [
         *SERVED,
-        (5.0, h.ServiceReady(REWARD)),
+        (5.0, ServiceReady(REWARD)),
         (6.0, h.Submitted("run-1")),
         (7.0, job("RUNNING")),
     ]
@@ -72,11 +73,11 @@ def test_the_status_follows_the_job() -> None:
 def test_the_status_counts_outages() -> None:
     """What was never ready has none; one that is not over counts to now."""
     history: History = [
-        (1.0, h.ServiceWaits(REWARD, "connection refused")),
-        (2.0, h.ServiceReady(REWARD)),
-        (5.0, h.ServiceGone(REWARD, "killed by SIGKILL")),
-        (6.5, h.ServiceReady(REWARD, generation=2)),
-        (8.0, h.ServiceGone(REWARD, "killed by SIGKILL", generation=2)),
+        (1.0, ServiceWaits(REWARD, "connection refused")),
+        (2.0, ServiceReady(REWARD)),
+        (5.0, ServiceGone(REWARD, "killed by SIGKILL")),
+        (6.5, ServiceReady(REWARD, generation=2)),
+        (8.0, ServiceGone(REWARD, "killed by SIGKILL", generation=2)),
     ]
     (reward,) = status(history)["services"]
     assert (reward["restarts"], reward["outages"]) == (1, 2)
@@ -85,25 +86,25 @@ def test_the_status_counts_outages() -> None:
 
 def test_the_page_is_the_same_for_every_run() -> None:
     """Nothing of a run is in it: what others say comes as JSON, and never as markup."""
-    assert page.overview(streams=False) == page.file("page.html")
-    changed = page.overview(streams=True).replace(b'"events"', b'"status"')
-    assert changed == page.file("page.html")
+    assert server.status_page(streams=False) == server.asset("page.html")
+    changed = server.status_page(streams=True).replace(b'"events"', b'"status"')
+    assert changed == server.asset("page.html")
 
 
 @pytest.mark.parametrize("name", ["page.html", "login.html"])
 def test_markup_holds_no_program_and_loads_only_what_is_ours(name: str) -> None:
     """The policy would refuse it: scripts and styles are files of their own."""
-    text = page.file(name).decode()
+    text = server.asset(name).decode()
     assert not re.search(r"<style|style=|<script(?![^>]* src=)|\son\w+=|javascript:", text)
     loaded = re.findall(r'(?:src|href)="([^"]*)"', text)
-    assert set(loaded) <= page.FILES.keys()
+    assert set(loaded) <= server.ASSETS.keys()
     assert 'lang="en"' in text
     assert 'name="viewport"' in text
 
 
 def test_the_script_makes_no_markup() -> None:
     """It writes text nodes only, asks nobody but us, and finds what it looks for on the page."""
-    script, text = page.file("page.js").decode(), page.file("page.html").decode()
+    script, text = server.asset("page.js").decode(), server.asset("page.html").decode()
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b", script)
     assert re.findall(r"https?://[^\"]+", script) == ["http://www.w3.org/2000/svg"]
     asked = re.findall(r'(?:fetch|EventSource)\("([^"]+)"', script)
@@ -114,7 +115,7 @@ def test_the_script_makes_no_markup() -> None:
 
 def test_what_the_script_reads_is_there() -> None:
     """Every name of the status that it knows is told, by a head or beyond it by Watched."""
-    script = page.file("page.js").decode()
+    script = server.asset("page.js").decode()
     found = status(SERVED)
     more = {"attempts", "curve", "warnings", "job_tail", "progress"}
     shown = run_of(3)  # what scripts/page looks at
@@ -130,7 +131,7 @@ def test_what_the_script_reads_is_there() -> None:
 
 def test_the_form_posts_the_token() -> None:
     """The token goes by POST, never into a URL; a wrong one is told."""
-    assert b'method="post"' in page.login()
-    assert b'type="password"' in page.login()
-    assert b"not the token" in page.login(wrong=True)
-    assert b"not the token" not in page.login()
+    assert b'method="post"' in server.login_page()
+    assert b'type="password"' in server.login_page()
+    assert b"not the token" in server.login_page(wrong=True)
+    assert b"not the token" not in server.login_page()

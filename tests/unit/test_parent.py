@@ -22,7 +22,7 @@ code = parent.become_parent(of_a_run={of_a_run})
 if code is not None:
     sys.exit(code)
 lives = open("lives", "a")
-print(os.getpid(), *(parent.former() or (0,)), file=lives, flush=True)
+print(os.getpid(), *(parent.former_agents() or (0,)), file=lives, flush=True)
 lived = len(open("lives").read().splitlines())
 """
 
@@ -116,7 +116,7 @@ def test_a_stop_is_kept_until_the_next_agent_listens(tmp_path: Path) -> None:
     os.kill(os.getpid(), 15)
     os.kill(os.getpid(), 2)
     heard = []
-    first_signals.hand_to(heard.append)
+    first_signals.set_handler(heard.append)
     print(sorted(heard), file=sys.stderr)
     sys.exit(6)
     """
@@ -158,7 +158,7 @@ def test_without_its_parent_the_agent_is_asked_to_stop(tmp_path: Path) -> None:
 def test_a_code_that_was_told_needs_no_end_of_the_process(tmp_path: Path) -> None:
     """A thread that a disk holds keeps the process there: its parent leaves with the code."""
     body = """
-    parent.settle(7)
+    parent.send_exit_code(7)
     print("ready", file=lives, flush=True)
     time.sleep(60)
     """

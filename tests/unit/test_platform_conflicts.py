@@ -285,4 +285,4 @@ def test_the_hand_wins(
 ) -> None:
     """What the user set stands; platforms step back where their evidence is weaker."""
     t = plan_of(changed(name, changes), read(name)[1]).topology
-    assert (t.claim.platform, t.role, t.expected_workers, t.head_host) == expected
+    assert (t.platform.name, t.role, t.expected_workers, t.head_host) == expected

@@ -31,7 +31,7 @@ OWN = "10.0.0.5"
 )
 def test_the_runs_id(name: str, changes: dict[str, str], run_id: str | None) -> None:
     """The platform's job names the run, under Slurm a requeued one too."""
-    assert plan_of(changed(name, changes), read(name)[1]).topology.claim.run_id == run_id
+    assert plan_of(changed(name, changes), read(name)[1]).topology.platform.run_id == run_id
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_ray_counts_the_memory_that_was_allotted(memory: str, flags: list[str]) 
 def test_slurms_gpus_come_with_their_kind(changes: dict[str, str], gpus: int | None) -> None:
     """A count by kind is added up; what cannot be read is only a hint that is missing."""
     environ = changed("slurm-worker", changes)
-    assert plan_of(environ, read("slurm-worker")[1]).topology.claim.gpus_per_node == gpus
+    assert plan_of(environ, read("slurm-worker")[1]).topology.platform.gpus_per_node == gpus
 
 
 @pytest.mark.parametrize(

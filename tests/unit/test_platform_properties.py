@@ -12,7 +12,7 @@ from agent.base.errors import SettingsError
 from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
-from agent.topology.platforms import PLATFORMS, claim_of
+from agent.topology.platforms import PLATFORMS, detect_platform
 from unit.captured import NAMES, machine, plan_of, read
 from unit.clusters import CLUSTERS, address, cluster
 from unit.worlds import our_ray
@@ -76,7 +76,9 @@ def test_one_role_or_one_error(environ: dict[str, str]) -> None:
     assert topology.is_head or topology.head_host is not None
     assert topology.evidence
     assert topology.expected_workers >= 0
-    assert topology.claim.rank is None or 0 <= topology.claim.rank < (topology.claim.nodes or 0)
+    assert topology.platform.rank is None or 0 <= topology.platform.rank < (
+        topology.platform.nodes or 0
+    )
     if "RAY_WORKER" in environ:
         assert topology.is_head == (environ["RAY_WORKER"].strip() in {"0", "false"})
     assert render(plan, redactor_for(environ, plan.settings)).startswith("role: ")
@@ -87,10 +89,10 @@ def test_every_environment_has_one_claim(environ: dict[str, str]) -> None:
     """The last platform claims whatever is left, so that some platform always speaks."""
     try:
         settings = load(environ).settings
-        claim = claim_of(environ, settings)
+        claim = detect_platform(environ, settings)
     except SettingsError:
         return
-    assert claim.platform
+    assert claim.name
     assert claim.evidence
 
 
@@ -108,7 +110,7 @@ def test_one_head_that_all_workers_find(platform: str, nodes: int) -> None:
     """Over all ranks there is one head, and every worker goes to an address of the head's."""
     plans = [plan_of(node.environ, node.facts) for node in cluster(platform, nodes)]
     heads = [plan for plan in plans if plan.topology.is_head]
-    assert [plan.topology.claim.platform for plan in plans] == [platform.partition(",")[0]] * nodes
+    assert [plan.topology.platform.name for plan in plans] == [platform.partition(",")[0]] * nodes
     assert len(heads) == 1
     head = heads[0]
     for plan in plans:
@@ -151,23 +153,23 @@ def test_ranks_are_in_the_evidence(platform: str) -> None:
     """The sentence reads: worker, rank 2 of 3, and the variables that say so."""
     for rank, node in enumerate(cluster(platform, 3)):
         topology = plan_of(node.environ, node.facts).topology
-        assert topology.claim.rank == rank
+        assert topology.platform.rank == rank
         assert topology.sentence().startswith(f"{topology.role}, rank {rank} of 3: ")
         assert all("=" in word or "begins with" in word for word in topology.evidence)
 
 
 def test_the_order_is_visible_and_has_an_end() -> None:
     """Each platform stands once in the tuple, and `plain`, which claims everything, is last."""
-    names = [detect.__module__.rpartition(".")[2] for detect in PLATFORMS]
+    names = [name for name, _ in PLATFORMS]
     assert len(set(names)) == len(names)
     assert names[-1] == "plain"
     before = [
         ("dstack", "runpod"),
         ("skypilot", "slurm"),
-        ("slurm", "runpod_cluster"),
-        ("runpod_cluster", "runpod"),
+        ("slurm", "runpod-cluster"),
+        ("runpod-cluster", "runpod"),
         ("kuberay", "lws"),
-        ("kubeflow_trainer", "pytorchjob"),
+        ("kubeflow-trainer", "pytorchjob"),
         ("torchrun", "runpod"),
     ]
     assert [pair for pair in before if names.index(pair[0]) > names.index(pair[1])] == []

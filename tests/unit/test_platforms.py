@@ -38,6 +38,6 @@ def test_the_role_is_the_files(name: str) -> None:
     topology = plan_of(*read(name)).topology
     alone = topology.is_head and topology.expected_workers == 0
     roles = {topology.role, "alone" if alone else "", "single" if alone else ""}
-    assert topology.is_idle == (topology.claim.platform == "kuberay" and wanted == "worker")
+    assert topology.is_idle == (topology.platform.name == "kuberay" and wanted == "worker")
     assert wanted in roles
     assert topology.evidence

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import SettingsError
-from agent.base.ports import collisions, port_map
-from agent.boot import planning
+from agent.base.ports import port_map, port_map_conflicts
+from agent.boot import plan_input
 from agent.plan.listeners import port_clashes
-from agent.topology.platforms import claim_of
+from agent.topology.platforms import detect_platform
 from unit.captured import changed, plan_of, read
 from unit.worlds import settings_of
 
@@ -24,7 +24,7 @@ def test_the_contracts_defaults() -> None:
     ports = port_map(None, None, None)
     assert (ports.gcs, ports.dashboard, ports.agent) == (6379, 8265, 8266)
     assert (ports.node_manager, ports.metrics) == (8267, 8272)
-    assert collisions(ports, 5000) == []
+    assert port_map_conflicts(ports, 5000) == []
 
 
 def test_the_defaults_lie_below_the_kernels_own_range() -> None:
@@ -49,7 +49,7 @@ def test_a_collision_names_both(
     gcs: int | None, dashboard: int | None, agent: int | None, reward: int | None, words: str
 ) -> None:
     """Two listeners on one port, or one in Ray's range, are told with the port."""
-    told = collisions(port_map(gcs, dashboard, agent), reward)
+    told = port_map_conflicts(port_map(gcs, dashboard, agent), reward)
     assert [line for line in told if line.startswith(words)]
 
 
@@ -60,7 +60,7 @@ def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: i
     numbers = [*asdict(ports).values(), reward]
     clear = [n for n in numbers if not ports.first_worker <= n <= ports.last_worker]
     fine = len(set(clear)) == len(numbers) - 2 and max(numbers) <= 65_535
-    assert (collisions(ports, reward) == []) == fine
+    assert (port_map_conflicts(ports, reward) == []) == fine
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_no_collision_means_none(gcs: int, dashboard: int, agent: int, reward: i
 def test_a_port_that_meets_a_default_is_refused(environ: dict[str, str], words: str) -> None:
     """Where the platform shifts nothing, a port of the defaults' is told, by all the variables."""
     with pytest.raises(SettingsError) as caught:
-        planning.plan_of(environ, None)
+        plan_input.plan_from_environment(environ, None)
     told = caught.value.problems
     assert "AGENT_RAY_PORT + AGENT_DASHBOARD_PORT" in told[0].variable
     assert words in " ".join(problem.got for problem in told)
@@ -94,10 +94,10 @@ def test_under_slurm_the_defaults_are_nobodys(name: str) -> None:
 def test_beside_a_ray_elsewhere_its_ports_are_nobodys() -> None:
     """In a RayJob's submitter only agent and reward server listen: those two must differ."""
     environ, facts = read("kuberay-submitter-head")
-    given = claim_of(environ, settings_of(environ)).ray
+    given = detect_platform(environ, settings_of(environ)).given_ray
     plan_of({**environ, "AGENT_REWARD_PORT": "6379"}, facts)
     met = {**environ, "AGENT_REWARD_PORT": "8266"}
-    base = plan_of(environ, facts).topology.claim.ports
+    base = plan_of(environ, facts).topology.platform.ports
     (problem,) = port_clashes(settings_of(met), None, base, given)
     assert problem.got == "agent and reward server on 8266"
 
@@ -106,7 +106,7 @@ def test_ports_are_told_together_with_the_topology() -> None:
     """Two heads and one port for two: both are told at once."""
     environ = changed("dstack-head", {"RAY_WORKER": "1", "AGENT_REWARD_PORT": "6379"})
     with pytest.raises(SettingsError) as caught:
-        planning.plan_of(environ, None)
+        plan_input.plan_from_environment(environ, None)
     told = " ".join(problem.sentence() for problem in caught.value.problems)
     assert "gcs and reward server on 6379" in told
     assert "RAY_WORKER=1" in told

@@ -13,20 +13,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot import asked as asked_module
-from agent.boot.asked import Asked
+from agent.boot import requests as asked_module
 from agent.boot.node_run import NodeRun
-from agent.boot.probing import Prober
+from agent.boot.requests import HeadRequests, Prober
 from agent.bundled.all_reduce import first_ranks, kept_store, neighbours, parsed, processes
-from agent.checks import Level, examine
-from agent.checks.all_reduce import Share, judged
+from agent.checks import run_checks
+from agent.checks.all_reduce import AllReduceShare, all_reduce_result
+from agent.checks.finding import Level
 from agent.decisions import head, worker
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.head.underway import Underway
-from agent.decisions.items import HERE
-from agent.decisions.probing import ALL_REDUCE, Answer
-from agent.decisions.shared import Order, OrderKind, Said
+from agent.decisions.head.state import AttemptSnapshot, HeadPhase
+from agent.decisions.values import (
+    ALL_REDUCE,
+    HERE,
+    Answer,
+    Answered,
+    LogLine,
+    Order,
+    OrderKind,
+    ServiceReady,
+)
 from agent.decisions.worker import state as w
 from agent.node.facts import TorchPython
 from agent.plan import waits as planned
@@ -34,8 +40,8 @@ from agent.plan.show import render
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import Seat
-from agent.work.where import Place
+from agent.work.torchrun import ShareOrder
+from agent.work.where import Placeholders
 from unit.free_ports import free_port
 from unit.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
 
 ASKED = replace(goal(2), node="abc1", preflight=True)
 JOINED: list[tuple[float, h.HeadEvent]] = [(1.0, word(3)), (1.0, word(2)), (2.0, nodes(2, 3))]
-SHARES = [Share("abc1", 8), Share("abc2", 8), Share("abc3", 8)]
+SHARES = [AllReduceShare("abc1", 8), AllReduceShare("abc2", 8), AllReduceShare("abc3", 8)]
 GBIT = 1e9
 
 
@@ -68,32 +74,34 @@ def came(
 
 def test_how_fast_it_is() -> None:
     """Size, time, and the slowest ways between neighbours."""
-    found = judged(came([(0, 1, 92.4), (1, 2, 90), (2, 0, 91)]), SHARES)
-    assert found.said == (
+    found = all_reduce_result(came([(0, 1, 92.4), (1, 2, 90), (2, 0, 91)]), SHARES)
+    assert found.summary == (
         "AGENT_PREFLIGHT: an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms; "
         "90 Gbps between abc2 and abc3; 91 Gbps between abc3 and abc1; "
         "92 Gbps between abc1 and abc2"
     )
     assert (found.warning, found.failure) == (None, "")
-    by_cpu = judged(came([(0, 1, 9.0)]), [Share("a", 0), Share("b", 0)])
-    assert "over 2 node(s) by CPU takes" in by_cpu.said
+    by_cpu = all_reduce_result(
+        came([(0, 1, 9.0)]), [AllReduceShare("a", 0), AllReduceShare("b", 0)]
+    )
+    assert "over 2 node(s) by CPU takes" in by_cpu.summary
 
 
 def test_a_slow_node_is_named() -> None:
     """The one that is slow with all its neighbours; of two nobody can tell."""
-    found = judged(came([(0, 1, 9.4), (1, 2, 9.1), (2, 0, 91)]), SHARES)
+    found = all_reduce_result(came([(0, 1, 9.4), (1, 2, 9.1), (2, 0, 91)]), SHARES)
     assert found.warning is not None
     assert found.warning.what == (
-        "abc2 is slow: 9.4 Gbps at best to its neighbours, 91 Gbps elsewhere"
+        "abc2 is slow: 9.4 Gbps at best to its neighbors, 91 Gbps elsewhere"
     )
-    assert judged(came([(0, 1, 0.1)]), SHARES[:2]).warning is None
+    assert all_reduce_result(came([(0, 1, 0.1)]), SHARES[:2]).warning is None
 
 
 @pytest.mark.parametrize(
     ("words", "failure"),
     [
-        ("", "it left no word of how it went; preflight.log has its output"),
-        ('{"error": "ImportError: no torch"}', "it could not begin on abc1: ImportError: no torch"),
+        ("", "it wrote no result; preflight.log has its output"),
+        ('{"error": "ImportError: no torch"}', "it could not start on abc1: ImportError: no torch"),
         (
             came(failed=[(3, "RuntimeError: Connection closed by peer"), (9, "CUDA error: ECC")]),
             "rank 9 on abc2: CUDA error: ECC",
@@ -108,43 +116,43 @@ def test_a_slow_node_is_named() -> None:
                 in_time=False,
             ),
             (
-                "it did not end in time; no word from abc2; "
-                "abc1 and abc3 stood at 'meeting the others'"
+                "it did not end in time; no result from abc2; "
+                "last stage of abc1 and abc3: 'meeting the others'"
             ),
         ),
     ],
 )
 def test_what_failed(words: str, failure: str) -> None:
     """A cause goes before what follows from it; who never came is named."""
-    assert judged(words, SHARES).failure == failure
+    assert all_reduce_result(words, SHARES).failure == failure
 
 
 # --- the story -----------------------------------------------------------------------------------
 
 
-def answer(words: str = "", evidence: str = "") -> h.Answered:
+def answer(words: str = "", evidence: str = "") -> Answered:
     """Return the head's own word of it."""
-    return h.Answered(Answer(ALL_REDUCE, "", evidence, words=words))
+    return Answered(Answer(ALL_REDUCE, "", evidence, words=words))
 
 
 def test_all_begin_together_and_the_job_waits() -> None:
     """Each node has its seat, the head the first; with the word of it the job is submitted."""
     story = Story(ASKED, JOINED)
-    asked = [a for a in story.actions if isinstance(a, h.Probe) and a.probe == ALL_REDUCE]
+    asked = [a for a in story.actions if isinstance(a, h.ProbeNode) and a.probe == ALL_REDUCE]
     sizes = (NodeSize(8),) * 3
-    assert [(a.node, a.seat) for a in asked] == [
-        (HERE, Seat(0, sizes)),
-        ("agent3", Seat(1, sizes)),
-        ("agent2", Seat(2, sizes)),
+    assert [(a.node, a.share) for a in asked] == [
+        (HERE, ShareOrder(0, sizes)),
+        ("agent3", ShareOrder(1, sizes)),
+        ("agent2", ShareOrder(2, sizes)),
     ]
-    assert not any(isinstance(action, h.Submit) for action in story.actions)
-    (wait,) = head.waits(story.state)
+    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
+    (wait,) = head.pending_waits(story.state)
     until = 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE
     assert (wait.key, wait.deadline) == (planned.PREFLIGHT, until)
     story.take(word(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
-    assert not any(isinstance(action, h.Submit) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
     story.take(answer(came([(0, 1, 9.4), (1, 2, 9.1), (2, 0, 91)])), 9.0)
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     assert "an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms" in story.said
     assert "AGENT_PREFLIGHT: pod3 is slow: 9.4 Gbps at best" in story.said
     assert [one.check for one in story.state.probes.findings] == ["AGENT_PREFLIGHT"]
@@ -157,8 +165,8 @@ def test_it_is_done_once() -> None:
     story.take(h.RayGone("killed"), 10.0)
     for at in (20.0, 90.0):
         story.take(nodes(2, 3), at)
-    assert [type(a) for a in story.actions].count(h.Submit) == 2
-    assert [a.probe for a in story.actions if isinstance(a, h.Probe)].count(ALL_REDUCE) == 3
+    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
+    assert [a.probe for a in story.actions if isinstance(a, h.ProbeNode)].count(ALL_REDUCE) == 3
 
 
 def test_a_failure_ends_the_run() -> None:
@@ -170,7 +178,7 @@ def test_a_failure_ends_the_run() -> None:
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
     assert end.reason == "AGENT_PREFLIGHT: the all-reduce failed: rank 12 on pod3: CUDA error: ECC"
     assert "unset AGENT_PREFLIGHT" in end.remedy
-    assert not any(isinstance(action, h.Submit) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
 
 
 def test_a_node_that_could_not_begin() -> None:
@@ -193,7 +201,7 @@ def test_it_cannot_hang() -> None:
     story.take(TICK, 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE)
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
-    assert "it left no word of how it went" in end.reason
+    assert "it wrote no result" in end.reason
 
 
 def test_a_node_that_goes_meanwhile() -> None:
@@ -203,31 +211,31 @@ def test_a_node_that_goes_meanwhile() -> None:
     story.take(TICK, 10.0 + LIMITS[planned.NODE])
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (75, "node")
-    assert end.reason.endswith("the all-reduce came to nothing: pod2 went away meanwhile")
+    assert end.reason.endswith("the all-reduce was aborted: pod2 was lost")
 
 
 @pytest.mark.parametrize(
     ("of", "history", "over"),
     [
         (
-            replace(ASKED, retries=1, underway=Underway(1, -50.0, 2)),
+            replace(ASKED, retries=1, resumed_attempt=AttemptSnapshot(1, -50.0, 2)),
             [(1.0, h.RayGone("killed")), *JOINED, (11.0, TICK)],
             12.0,
         ),
         (
             replace(ASKED, services=(REWARD_SPEC,)),
-            [(1.5, h.ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, word(4))],
+            [(1.5, ServiceReady(REWARD)), *JOINED, (11.5, TICK), (12.0, word(4))],
             22.0,
         ),
     ],
     ids=["the pause after a loss", "a score that does not come"],
 )
 def test_what_else_is_over_meanwhile(
-    of: h.Goal, history: list[tuple[float, h.HeadEvent]], over: float
+    of: h.HeadGoal, history: list[tuple[float, h.HeadEvent]], over: float
 ) -> None:
     """Only the all-reduce is waited for then: the head does not spin until its deadline."""
     story = Story(of, [*history, (over, TICK)])
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert (wait.key, head.deadline(story.state)) == (planned.PREFLIGHT, wait.deadline)
 
 
@@ -240,8 +248,8 @@ def test_its_deadline_passes_while_ray_is_started_again() -> None:
 def test_only_where_it_was_asked_for() -> None:
     """It costs seconds."""
     story = Story(replace(ASKED, preflight=False), JOINED)
-    assert story.state.phase is Phase.SUBMITTING
-    assert not any(a.probe == ALL_REDUCE for a in story.actions if isinstance(a, h.Probe))
+    assert story.state.phase is HeadPhase.SUBMITTING
+    assert not any(a.probe == ALL_REDUCE for a in story.actions if isinstance(a, h.ProbeNode))
 
 
 # --- on each node --------------------------------------------------------------------------------
@@ -249,19 +257,19 @@ def test_only_where_it_was_asked_for() -> None:
 
 def test_a_worker_takes_part() -> None:
     """By an order with its seat; one without is refused."""
-    state, seat = worker.first_state(w.Goal("head", {})), Seat(1, (NodeSize(8),) * 2)
+    state, seat = worker.first_state(w.WorkerGoal("head", {})), ShareOrder(1, (NodeSize(8),) * 2)
     order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, seat=seat)
-    assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.Probe(ALL_REDUCE, "", seat),)
+    assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.RunProbe(ALL_REDUCE, "", seat),)
     (said,) = worker.decide(state, w.Ordered(replace(order, seat=None)), 1.0)[1]
-    assert isinstance(said, Said)
+    assert isinstance(said, LogLine)
 
 
 def test_the_share_is_its_own_affair() -> None:
     """What is tried with a seat is handed on, with the place."""
-    seat, place = Seat(1, (NodeSize(8),) * 2), Place("10.0.0.2", "10.0.0.1", "1")
-    asked: list[tuple[Seat, Place]] = []
+    seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
+    asked: list[tuple[ShareOrder, Placeholders]] = []
 
-    async def share(seat: Seat, place: Place) -> Answer:
+    async def share(seat: ShareOrder, place: Placeholders) -> Answer:
         asked.append((seat, place))
         return Answer(ALL_REDUCE, "", "no torch")
 
@@ -274,10 +282,10 @@ def test_another_head_s_all_reduce_ends_the_one_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its agent was killed amid it: the old share is gone before the new one, and tells nothing."""
-    seat, place = Seat(1, (NodeSize(8),) * 2), Place("10.0.0.2", "10.0.0.1", "1")
+    seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     happened: list[str] = []
 
-    async def share(_seat: Seat, _place: Place) -> Answer:
+    async def share(_seat: ShareOrder, _place: Placeholders) -> Answer:
         happened.append("begins")
         try:
             await anyio.sleep(60 if len(happened) == 1 else 0)
@@ -286,9 +294,9 @@ def test_another_head_s_all_reduce_ends_the_one_before(
         return Answer(ALL_REDUCE, "", "of the second")
 
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["train"])
-    monkeypatch.setattr(asked_module, "prober_of", lambda _run: Prober(plan, str, str, share))
+    monkeypatch.setattr(asked_module, "make_prober", lambda _run: Prober(plan, str, str, share))
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    asked = Asked(run)
+    asked = HeadRequests(run)
 
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
@@ -299,7 +307,7 @@ def test_another_head_s_all_reduce_ends_the_one_before(
     anyio.run(story)
     run.close()
     assert happened == ["begins", "is over", "begins", "is over"]
-    assert [one.evidence for one in asked.to_send()[1]] == ["of the second"]
+    assert [one.evidence for one in asked.for_report()[1]] == ["of the second"]
 
 
 def test_the_plan_shows_it() -> None:
@@ -353,13 +361,13 @@ def test_without_torch() -> None:
     settings = settings_of({"AGENT_PREFLIGHT": "nccl"})
     facts = replace(MACHINE, torch=TorchPython("/usr/bin/python3", None))
     (found,) = [
-        f for f in examine(facts, settings, topology_of({})) if f.check == "AGENT_PREFLIGHT"
+        f for f in run_checks(facts, settings, topology_of({})) if f.check == "AGENT_PREFLIGHT"
     ]
     assert found.level is Level.FAIL
     assert "needs torch" in found.what
     with_torch = replace(MACHINE, torch=TorchPython("/usr/bin/python3", "2.6.0"))
     (found,) = [
-        f for f in examine(with_torch, settings, topology_of({})) if f.check == "AGENT_PREFLIGHT"
+        f for f in run_checks(with_torch, settings, topology_of({})) if f.check == "AGENT_PREFLIGHT"
     ]
     assert found.level is Level.OK
 

@@ -9,12 +9,12 @@ import anyio
 import psutil
 
 from agent.boot.node_run import NodeRun
-from agent.boot.prepare_steps import PrepareSteps
+from agent.boot.services import PrepareSteps
 from agent.record.run_folder import RunFolder
 from agent.runtime.waiting import NotYet, until
 from agent.settings.redact import redactor_for
 from agent.work.prepare import PrepareStep
-from agent.work.where import ON_EVERY, Place
+from agent.work.where import ON_EVERY, Placeholders
 from unit.worlds import plan_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ def a_run(root: Path) -> NodeRun:
     """Return a node's run in a folder."""
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
     plan = plan_of(environ, command=["true"])
-    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
 
@@ -38,7 +38,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
     prepare, told = PrepareSteps(run), list[tuple[str, str | None]]()
 
     async def one(step: PrepareStep) -> None:
-        told.append((step.name, await prepare.run_unless_stopped(step, Place(), {})))
+        told.append((step.name, await prepare.run_stoppable(step, Placeholders(), {})))
 
     async def have_begun() -> bool | NotYet:
         return True if pids.exists() and len(pids.read_text().split()) == 2 else NotYet()
@@ -61,7 +61,7 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
             assert sorted(told) == [("one", None), ("two", None)]
             await until(are_gone, None)
             go.touch()
-            assert [await prepare.run_unless_stopped(step, Place(), {}) for step in steps] == [
+            assert [await prepare.run_stoppable(step, Placeholders(), {}) for step in steps] == [
                 ""
             ] * 2
 

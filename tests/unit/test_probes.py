@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.runtime import names
+from agent.runtime import dns
 from agent.runtime.probes import (
-    SAMPLE,
+    REWARD_REQUEST,
+    check_reward_reply,
     first_answer,
-    judge_reward_reply,
     names_an_address,
     port_answers,
     reason,
@@ -57,7 +57,7 @@ from agent.runtime.probes import (
 )
 def test_a_reply_is_judged(status: int, body: bytes, words: str) -> None:
     """Only 200 with one finite number is a score; anything else is told as what it is."""
-    told = judge_reward_reply(status, body)
+    told = check_reward_reply(status, body)
     assert words in told
     assert bool(told) == bool(words)
 
@@ -65,15 +65,15 @@ def test_a_reply_is_judged(status: int, body: bytes, words: str) -> None:
 @given(st.binary(max_size=300))
 def test_no_bytes_break_the_judge(body: bytes) -> None:
     """Whatever a server sends is evidence, shown in part, never an error of ours."""
-    told = judge_reward_reply(200, body)
+    told = check_reward_reply(200, body)
     assert told
     assert len(told) < 250
 
 
 def test_the_sample_is_a_request_of_the_protocol() -> None:
     """Query, prompts and labels, lists of one length."""
-    assert set(SAMPLE) == {"query", "prompts", "labels"}
-    assert {len(texts) for texts in SAMPLE.values()} == {1}
+    assert set(REWARD_REQUEST) == {"query", "prompts", "labels"}
+    assert {len(texts) for texts in REWARD_REQUEST.values()} == {1}
 
 
 def test_an_open_and_a_closed_port() -> None:
@@ -104,9 +104,9 @@ def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> No
         listener.bind(("127.0.0.2", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        monkeypatch.setattr(names, "lookup", lambda _: ("127.0.0.1", "127.0.0.2"))
+        monkeypatch.setattr(dns, "lookup", lambda _: ("127.0.0.1", "127.0.0.2"))
         assert anyio.run(port_answers, "head", port) == ""
-        monkeypatch.setattr(names, "lookup", lambda _: ("127.0.0.1",))
+        monkeypatch.setattr(dns, "lookup", lambda _: ("127.0.0.1",))
         assert anyio.run(port_answers, "head", port) == f"connection refused by head:{port}"
 
 

@@ -11,20 +11,30 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.boot.probing import Prober
+from agent.boot.requests import Prober
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.sockets import bind
 from agent.decisions import head, worker
 from agent.decisions.head import state as h
 from agent.decisions.head.probes import SLOW
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE, ItemWord, Step
-from agent.decisions.probing import REACH, SAMPLE, SCORE, Answer
-from agent.decisions.shared import Order, OrderKind, Said
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import (
+    HERE,
+    REACH,
+    SAMPLE,
+    SCORE,
+    Answer,
+    Answered,
+    ItemReport,
+    LogLine,
+    Order,
+    OrderKind,
+    Step,
+)
 from agent.decisions.worker import state as w
 from agent.plan import waits as planned
-from agent.work.where import ON_EVERY, Place
+from agent.work.where import ON_EVERY, Placeholders
 from unit.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of
 
@@ -33,7 +43,7 @@ if TYPE_CHECKING:
 
 SCORED = goal(2, services=(REWARD,))
 FINE = (Answer(SCORE, ""),)
-PLACE = Place("127.0.0.1", "127.0.0.1", "1")
+PLACE = Placeholders("127.0.0.1", "127.0.0.1", "1")
 ONE, TWO = ("agent2", SCORE, ""), ("agent3", SCORE, "")
 
 
@@ -59,24 +69,24 @@ def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
     story = Story(SCORED, [(1.0, word(2)), READY, (6.0, word(2, answers=FINE)), (7.0, word(3))])
     story.take(nodes(2, 3), 8.0)
     assert not story.deeds
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + planned.PROBE_LIMIT)
     assert wait.evidence == "no word from pod3"
     story.take(TICK, wait.deadline)
-    assert story.state.phase is Phase.SUBMITTING
-    assert "pod3 did not tell within 10 s" in story.said
+    assert story.state.phase is HeadPhase.SUBMITTING
+    assert "pod3 did not report within 10 s" in story.said
     assert "pod2 did not tell" not in story.said
 
 
 @pytest.mark.parametrize("last", [word(3, answers=FINE), word(3, gone=True)])
 def test_it_goes_on_with_the_last_word(last: h.WorkerReported) -> None:
     """Nothing is waited for once all have answered, or are gone."""
-    asked = replace(SCORED, expected_workers=1, least_workers=1)
+    asked = replace(SCORED, expected_workers=1, min_workers=1)
     story = Story(asked, [(1.0, word(2, answers=())), (1.0, word(3)), READY, (6.0, nodes(2))])
     story.take(word(2, answers=FINE), 6.5)
     assert not story.deeds
     story.take(last, 7.0)
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     assert "did not tell" not in story.said
 
 
@@ -86,7 +96,7 @@ def test_a_node_that_gets_no_score_is_named() -> None:
     story = Story(goal(1, services=(REWARD,)), [(1.0, word(2)), READY, (6.0, nodes(2))])
     story.take(word(2, answers=bad), 7.0)
     story.take(word(2, answers=bad), 8.0)  # a report may come twice
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     told = "reward server: pod2 gets no score from it: connection refused by 10.0.0.1:5000. "
     assert story.said.count(told) == 1
 
@@ -95,12 +105,12 @@ def test_a_reward_server_on_a_worker() -> None:
     """The others are given its address, the head among them; it need not try itself."""
     spec = replace(REWARD_SPEC, where=replace(ON_EVERY, kind="rank", rank=1))
     asked = replace(goal(2), services=(spec,))
-    lives = (ItemWord(REWARD, Step.READY),)
+    lives = (ItemReport(REWARD, Step.READY),)
     story = Story(asked, [(1.0, word(3, rank=2)), (2.0, word(2, rank=1))])
     story.take(word(2, rank=1, items=lives), 3.0)
     assert scores(story) == [(HERE, SCORE, "10.0.0.2"), ("agent3", SCORE, "10.0.0.2")]
-    story.take(h.Answered(Answer(SCORE, "10.0.0.2")), 4.0)
-    assert [*story.state.probes.open] == ["agent3"]
+    story.take(Answered(Answer(SCORE, "10.0.0.2")), 4.0)
+    assert [*story.state.probes.open_scores] == ["agent3"]
 
 
 # --- each other's Ray ----------------------------------------------------------------------------
@@ -110,7 +120,7 @@ def test_a_ring_and_the_head() -> None:
     """Each worker and the head try each other, and each worker its neighbour; nothing waits."""
     agents: list[tuple[float, h.HeadEvent]] = [(1.0, word(n)) for n in (2, 3, 4)]
     story = Story(goal(3), [*agents, (2.0, nodes(2, 3, 4))])
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     head_ip = "10.0.0.1"
     assert {(node, at) for node, probe, at in story.probes if probe == REACH} == {
         *((HERE, f"10.0.0.{n}") for n in (2, 3, 4)),
@@ -160,7 +170,7 @@ def test_many_are_counted() -> None:
     story = Story(goal(1), [(1.0, word(2)), (2.0, nodes(2))])
     for n in range(100):
         story.take(word(2, answers=(Answer(REACH, f"10.1.0.{n}", "refused"),)), 3.0 + n)
-    told = [a for a in story.actions if isinstance(a, Said) and a.level == "warning"]
+    told = [a for a in story.actions if isinstance(a, LogLine) and a.level == "warning"]
     assert len(told) == 9
     assert told[-1].sentence == "more of the kind: `pod-agent doctor --all` here"
     assert len(story.state.probes.findings) == 64
@@ -178,7 +188,7 @@ def test_where_others_run_ray(given: bool) -> None:  # noqa: FBT001 - a row of a
 
 def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
     """Return what a worker does upon an order to try something."""
-    state = worker.first_state(w.Goal("head", {}))
+    state = worker.first_state(w.WorkerGoal("head", {}))
     order = Order("head-agent", 1, OrderKind.PROBE, name, at=at)
     return worker.decide(state, w.Ordered(order), 1.0)[1]
 
@@ -187,7 +197,7 @@ def ordered(name: str, at: str) -> tuple[w.WorkerAction, ...]:
 @pytest.mark.parametrize("at", ["", "10.0.0.3"])
 def test_a_worker_tries(probe: str, at: str) -> None:
     """It tries what it knows, at the address of a fellow node or the head's."""
-    assert ordered(probe, at) == (w.Probe(probe, at),)
+    assert ordered(probe, at) == (w.RunProbe(probe, at),)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +206,7 @@ def test_a_worker_tries(probe: str, at: str) -> None:
 def test_a_worker_refuses(name: str, at: str) -> None:
     """An order has neither a URL nor a name to look up, nor anything that is not known here."""
     (said,) = ordered(name, at)
-    assert isinstance(said, Said)
+    assert isinstance(said, LogLine)
     assert "refused" in said.sentence
 
 
@@ -207,18 +217,18 @@ def test_the_way_of_an_order_and_its_answer() -> None:
     reports = Reports(reply, Expected("2.60.0", "3.11.7", "", ""), told.append, lambda: 1.0)
     hello = Hello("pod2", 1, ray="2.60.0", python="3.11.7", facts=MACHINE)
     first = Report("agent2", "10.0.0.2", "joining Ray", hello=hello)
-    anyio.run(reports.take, first)
+    anyio.run(reports.handle, first)
     reports.order("agent2", OrderKind.PROBE, REACH, at="10.0.0.3")
-    sent = json.loads(json.dumps(anyio.run(reports.take, replace(first, hello=None)).to_dict()))
+    sent = json.loads(json.dumps(anyio.run(reports.handle, replace(first, hello=None)).to_dict()))
     (order,) = Reply.from_dict(sent).orders
-    state = worker.first_state(w.Goal("head", {}))
+    state = worker.first_state(w.WorkerGoal("head", {}))
     state, actions = worker.decide(state, w.Ordered(order), 1.0)
-    assert actions == (w.Probe(REACH, "10.0.0.3"),)
+    assert actions == (w.RunProbe(REACH, "10.0.0.3"),)
     assert worker.decide(state, w.Ordered(order), 2.0)[1] == ()
     answers = (Answer(REACH, "10.0.0.3", "refused", 0.5),)
     back = replace(first, hello=None, answers=answers, obeyed=order.number, obeyed_by=order.by)
     assert not anyio.run(
-        reports.take, Report.from_dict(json.loads(json.dumps(back.to_dict())))
+        reports.handle, Report.from_dict(json.loads(json.dumps(back.to_dict())))
     ).orders
     last = told[-1]
     assert isinstance(last, h.WorkerReported)

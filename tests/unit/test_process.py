@@ -17,10 +17,9 @@ import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from agent.record.disk_word import DiskWord
-from agent.runtime import child_log, orphans
-from agent.runtime.adopted import adopt
-from agent.runtime.process import Child, start_time
+from agent.record.log import DiskAlarm
+from agent.runtime import descendants, process
+from agent.runtime.process import Child, adopt, start_time
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> N
         def refuse(_pid: int) -> int:
             raise OSError(errno.ENOSYS, "Function not implemented")
 
-        monkeypatch.setattr(orphans, "open_pidfd", refuse)
+        monkeypatch.setattr(descendants, "open_pidfd", refuse)
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:
@@ -45,7 +44,7 @@ def run(story: Callable[[], Awaitable[None]]) -> None:
     before = open_files()
     anyio.run(story)
     assert not psutil.Process().children()
-    assert not orphans._managed  # noqa: SLF001 - what is looked at
+    assert not descendants._managed  # noqa: SLF001 - what is looked at
     late = time.monotonic() + 20
     while open_files() > before:  # a log is closed by its writer's thread
         assert time.monotonic() < late
@@ -57,10 +56,10 @@ def open_files() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - a count
 
 
-async def start(folder: Path, script: str, *, rest_stays: bool = False) -> Child:
+async def start(folder: Path, script: str, *, keep_group: bool = False) -> Child:
     """Start a shell script."""
     log = partial(Path, folder, "log")
-    return await Child.start("child", ["sh", "-c", script], ENV, log, rest_stays=rest_stays)
+    return await Child.start("child", ["sh", "-c", script], ENV, log, keep_group=keep_group)
 
 
 async def written(path: Path) -> str:
@@ -184,7 +183,7 @@ def test_what_a_prepare_step_leaves_behind_stays(tmp_path: Path) -> None:
 
     async def story() -> None:
         script = f"sleep 1000 & echo $! > {tmp_path}/pid"
-        child = await start(tmp_path, script, rest_stays=True)
+        child = await start(tmp_path, script, keep_group=True)
         assert await child.wait() == 0
         pid = int(await written(tmp_path / "pid"))
         assert lives(pid)
@@ -237,7 +236,7 @@ def test_the_reaper_leaves_children_alone(tmp_path: Path) -> None:
     async def story() -> None:
         child = await start(tmp_path, "exit 9")
         await_end(child.pid, os.WNOWAIT)
-        orphans.reap()
+        descendants.reap()
         assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
         assert await child.wait() == 9
 
@@ -262,17 +261,17 @@ def test_talking_through_pipes(tmp_path: Path) -> None:
         script = "read line; echo heard $line; echo bye; echo oops >&2"
         log = partial(Path, tmp_path, "log")
         child = await Child.start_piped("child", ["sh", "-c", script], ENV, log)
-        assert child.process.stdin is not None
-        assert child.process.stdout is not None
-        await child.process.stdin.send(b"you\n")
-        stream = BufferedByteReceiveStream(child.process.stdout)
+        assert child.pipes.stdin is not None
+        assert child.pipes.stdout is not None
+        await child.pipes.stdin.send(b"you\n")
+        stream = BufferedByteReceiveStream(child.pipes.stdout)
         assert await stream.receive_until(b"\n", 100) == b"heard you"
         assert await child.wait() == 0
         assert await stream.receive_until(b"\n", 100) == b"bye"
         with pytest.raises(anyio.IncompleteRead):
             await stream.receive_until(b"\n", 100)
         with pytest.raises((anyio.BrokenResourceError, anyio.ClosedResourceError)):
-            await child.process.stdin.send(b"more\n")
+            await child.pipes.stdin.send(b"more\n")
         assert (await child.end_sentence(0)).endswith("oops")
         await child.stop(0.0)
 
@@ -286,9 +285,9 @@ def test_a_deaf_child_with_pipes_is_stopped(tmp_path: Path) -> None:
         script = "import sys; print('x' * 500_000, flush=True); sys.stdin.read()"
         log = partial(Path, tmp_path, "log")
         child = await Child.start_piped("child", [sys.executable, "-c", script], ENV, log)
-        assert child.process.stdin is not None
+        assert child.pipes.stdin is not None
         with anyio.move_on_after(0.3) as scope:
-            await child.process.stdin.send(b"x" * 1_000_000)
+            await child.pipes.stdin.send(b"x" * 1_000_000)
         assert scope.cancelled_caught
         await child.stop(0.2)
         assert await child.wait() in {137, 143}
@@ -314,8 +313,8 @@ def test_a_log_that_cannot_be_opened_is_said_once(
 ) -> None:
     """A full disk or a vanished folder costs a child's output, and not the run."""
     said: list[str] = []
-    word = DiskWord(lambda text, _level: said.append(text))
-    monkeypatch.setattr(child_log, "disk", word)
+    word = DiskAlarm(lambda text, _level: said.append(text))
+    monkeypatch.setattr(process, "disk_alarm", word)
     log = partial(Path, tmp_path, "gone", "ray-start.log")
 
     async def story() -> None:

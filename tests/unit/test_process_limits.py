@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from agent.boot.run import _agent_error_in
-from agent.node.process_limits import NoRoomError, no_room, starting
+from agent.node.limits import ProcessLimitError, process_limit_error, starting
 
 ROOT = Path(__file__).parents[2]
 FULL = """
 import os, pwd, resource, sys, threading
 from pathlib import Path
 import anyio
-from agent.node import ray_python
-from agent.node.process_limits import NoRoomError
+from agent.node import pythons
+from agent.node.limits import ProcessLimitError
 from agent.runtime.process import Child
 
 async def start(piped):
@@ -27,18 +27,18 @@ async def start(piped):
 
 def main():
     anyio.run(start, False)  # imports all that it needs while there is room, and the right to read
-    ray_python.look_at("/bin/true")
+    pythons.ask_python("/bin/true")
     resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
     if os.getuid() == 0:  # whom no such limit holds
         os.setuid(65534)
     for call in (
         lambda: anyio.run(start, False),
         lambda: anyio.run(start, True),
-        lambda: ray_python.look_at("/bin/true"),
+        lambda: pythons.ask_python("/bin/true"),
     ):
         try:
             call()
-        except NoRoomError as error:
+        except ProcessLimitError as error:
             print(error.exit_code, error.sentence())
         else:
             print("started")
@@ -78,7 +78,7 @@ def test_a_full_machine_is_said_with_its_limit() -> None:
 )
 def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
     """Each form of the refusal is known, also where a task group has wrapped it."""
-    with pytest.raises(NoRoomError) as caught, starting("the job"):
+    with pytest.raises(ProcessLimitError) as caught, starting("the job"):
         raise error
     assert words in caught.value.sentence()
     group = RuntimeError("several")
@@ -93,7 +93,7 @@ def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
 )
 def test_any_other_error_stays_what_it_is(error: Exception) -> None:
     """A missing program or a bug is not taken for a full machine."""
-    assert no_room("the job", error) is None
+    assert process_limit_error("the job", error) is None
     assert _agent_error_in(error) is None
     with pytest.raises(type(error)), starting("the job"):
         raise error

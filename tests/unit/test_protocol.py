@@ -12,19 +12,17 @@ from hypothesis import strategies as st
 from agent.base.outcome import Kind, Outcome
 from agent.checks.finding import Finding, Level
 from agent.control.protocol import (
-    LONGEST_HOLD,
+    MAX_HOLD,
     VERSION,
     Bye,
     Hello,
     Reply,
     Report,
     Versions,
-    disagreement,
-    skew,
+    protocol_mismatch,
+    version_disagreement,
 )
-from agent.decisions.items import ItemWord, Step
-from agent.decisions.probing import Answer
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.values import Answer, ItemReport, Order, OrderKind, Step
 from unit.worlds import MACHINE
 
 TEXT = st.text(max_size=50)
@@ -45,7 +43,7 @@ HELLOS = st.builds(
     clock=st.none() | st.floats(0, 1e12),
     findings=st.lists(FINDINGS, max_size=3).map(tuple),
 )
-ITEMS = st.builds(ItemWord, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
+ITEMS = st.builds(ItemReport, NAME, st.sampled_from(Step), PRINTABLE, st.integers(1, 99))
 ANSWERS = st.builds(Answer, NAME, PRINTABLE, PRINTABLE, st.floats(0, 99))
 REPORTS = st.builds(
     Report,
@@ -63,7 +61,7 @@ REPORTS = st.builds(
     obeyed_by=PRINTABLE,
     news=st.integers(-1, 10**9),
     sequence=st.integers(0, 10**9),
-    hold=st.floats(0, LONGEST_HOLD),
+    hold=st.floats(0, MAX_HOLD),
     hello=st.none() | HELLOS,
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
 )
@@ -194,7 +192,7 @@ def test_a_malformed_hello_names_the_field(field: str, value: object) -> None:
 )
 def test_another_version_of_the_agent_is_refused_by_name(data: object, words: str) -> None:
     """Two agents that speak differently say so, rather than misread each other."""
-    said = skew(data, "this worker")
+    said = protocol_mismatch(data, "this worker")
     assert words in said
     assert bool(said) == bool(words)
 
@@ -215,7 +213,7 @@ def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
         return
     assert report.id
     assert report.phase
-    assert 0 <= report.hold <= LONGEST_HOLD
+    assert 0 <= report.hold <= MAX_HOLD
 
 
 @given(
@@ -265,6 +263,6 @@ def test_texts_are_printable(name: str, detail: str, error: str) -> None:
 )
 def test_versions_must_agree(head: Versions, worker: Versions, words: str) -> None:
     """Ray refuses what differs even in the patch, so it is refused before joining, by name."""
-    told = disagreement(head, worker)
+    told = version_disagreement(head, worker)
     assert words in told
     assert bool(told) == bool(words)

@@ -13,11 +13,10 @@ import anyio
 import pytest
 
 from agent.decisions.head import state as h
-from agent.decisions.items import HERE, Outage
-from agent.runtime.pulse import Pulse, cpu_of, until_dead
-from agent.runtime.readiness import Probe
-from agent.work.services import Alive, Logs, Scores, ServiceSpec
-from agent.work.where import Place
+from agent.decisions.values import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits
+from agent.runtime.probes import MissCounter, ReadinessProbe, cpu_of, until_dead
+from agent.work.services import LivenessCheck, LogPattern, ScoringProbe, ServiceSpec
+from agent.work.where import Placeholders
 from reward_process import reward_server
 from unit.heads import REWARD, RUNNING, SERVED, TICK, WITH_REWARD, Story, goal, job
 
@@ -40,17 +39,17 @@ LATE, WRONG = "no answer within 60 s", "it answered 500: oops"
 )
 def test_a_pulse(beats: list[tuple[str, bool]], dead: str) -> None:
     """Refused is dead at once; late, while it worked, is only busy; wrong, in a row, is dead."""
-    pulse = Pulse(3)
-    found = [pulse.beat(evidence, has_worked=worked) for evidence, worked in beats]
+    pulse = MissCounter(3)
+    found = [pulse.count(evidence, has_worked=worked) for evidence, worked in beats]
     assert found[-1] == dead
     assert not any(found[:-1])
 
 
 def test_a_stopped_server_is_dead() -> None:
     """SIGSTOP: it takes connections and answers none, and uses no CPU meanwhile."""
-    alive = Alive(every=0.1, within=0.3, misses=2)
+    alive = LivenessCheck(every=0.1, within=0.3, misses=2)
     with reward_server() as server:
-        probe = Probe(Scores(server.url), Place(), Path(os.devnull))
+        probe = ReadinessProbe(ScoringProbe(server.url), Placeholders(), Path(os.devnull))
 
         async def story() -> str:
             assert await probe.ask(5.0) == ""
@@ -76,45 +75,45 @@ def test_cpu_of_a_tree() -> None:
 
 def test_what_only_logs_is_not_asked_again() -> None:
     """A line of output was written once; all else is asked as the file says, or by default."""
-    spec = ServiceSpec("logger", "x", ("x",), Logs("ready"), 9.0, "within")
+    spec = ServiceSpec("logger", "x", ("x",), LogPattern("ready"), 9.0, "within")
     assert spec.asked_again is None
-    assert WITH_REWARD.services[0].asked_again == Alive()
+    assert WITH_REWARD.services[0].asked_again == LivenessCheck()
 
 
 def test_outages_are_kept() -> None:
     """From when a service that was ready is not, until it answers again."""
-    dead = h.ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
+    dead = ServiceGone(REWARD, "no answer within 60 s, 3 times in a row")
     story = Story(WITH_REWARD, [*SERVED, (10, dead), (11, TICK)])
     assert [*story.state.outages] == [Outage(REWARD, HERE, 10)]
-    assert "reward server died (no answer within 60 s, 3 times in a row): restart 1" in story.said
-    story.take(h.ServiceReady(REWARD, generation=2), 15)
+    assert "reward server exited (no answer within 60 s, 3 times in a row): restart 1" in story.said
+    story.take(ServiceReady(REWARD, generation=2), 15)
     assert [*story.state.outages] == [Outage(REWARD, HERE, 10, 15)]
-    story.take(h.ServiceGone(REWARD, "exit code 1", generation=2), 30)
+    story.take(ServiceGone(REWARD, "exit code 1", generation=2), 30)
     assert [*story.state.outages][1:] == [Outage(REWARD, HERE, 30)]
 
 
 def test_the_first_start_is_no_outage() -> None:
     """What was never ready was not out."""
-    story = Story(
-        WITH_REWARD, [(1, h.ServiceWaits(REWARD, "refused")), (5, h.ServiceReady(REWARD))]
-    )
+    story = Story(WITH_REWARD, [(1, ServiceWaits(REWARD, "refused")), (5, ServiceReady(REWARD))])
     assert story.state.outages == ()
 
 
-URL = ServiceSpec(REWARD, "http://x/y", None, Scores("http://x/y"), 300.0, "AGENT_WAIT_REWARD")
+URL = ServiceSpec(
+    REWARD, "http://x/y", None, ScoringProbe("http://x/y"), 300.0, "AGENT_WAIT_REWARD"
+)
 
 
 def test_somebody_elses_server_is_waited_for() -> None:
     """It is not ours to start again: the job goes on for AGENT_WAIT_REWARD, and then ends: 69."""
     of = replace(goal(), services=(URL,))
-    ready = (2.0, h.ServiceReady(REWARD))
+    ready = (2.0, ServiceReady(REWARD))
     for answers in (True, False):
-        story = Story(of, [ready, *RUNNING, (10, h.ServiceGone(REWARD, "connection refused"))])
-        assert "reward server answers no more (connection refused): it is asked for" in story.said
+        story = Story(of, [ready, *RUNNING, (10, ServiceGone(REWARD, "connection refused"))])
+        assert "reward server no longer answers (connection refused): it is asked for" in story.said
         assert story.deeds[-1] == h.StartService(REWARD, generation=2)
         story.take(job("RUNNING"), 100)
         if answers:
-            story.take(h.ServiceReady(REWARD, generation=2), 200)
+            story.take(ServiceReady(REWARD, generation=2), 200)
         story.take(job("RUNNING"), 200)
         story.take(job("RUNNING"), 309)
         assert story.state.verdict is None

@@ -14,13 +14,12 @@ from hypothesis import strategies as st
 from ray.scripts.scripts import start
 
 from agent.base.errors import SettingsError
-from agent.boot import planning
-from agent.boot.asked_of_ray import temp_root, unknown_flags
+from agent.boot import plan_input
+from agent.boot.plan_input import temp_root, unknown_flags
 from agent.node.facts import MIB, RayPython
-from agent.node.ray_flags import start_flags
-from agent.node.ray_python import look_here
+from agent.node.pythons import ray_here, start_flags
 from agent.settings import load
-from agent.settings.ray_args import OWNED, RayFlag, flags_of, passed_on
+from agent.settings.ray_args import SET_BY_AGENT, RayFlag, flags_for_node, flags_of
 from unit.worlds import MACHINE, our_ray, plan_of, settings_of
 
 WORKER = {"AGENT_HEAD": "10.0.0.1", "RAY_WORKER": "1"}
@@ -49,7 +48,7 @@ def test_rays_own_source_tells_its_flags() -> None:
     }
     assert ray.__file__ is not None
     assert start_flags(str(Path(ray.__file__).parent)) == declared
-    assert look_here().folder == str(Path(ray.__file__).parent)
+    assert ray_here().folder == str(Path(ray.__file__).parent)
 
 
 @pytest.mark.parametrize("text", ["", "def start():", "@cli.command()\nx\ndef start(\n"])
@@ -83,12 +82,12 @@ def test_a_worker_is_given_no_flag_of_the_heads() -> None:
     assert "--labels=a=b" in argv("--system-config={} --labels a=b", WORKER)
 
 
-@pytest.mark.parametrize("flag", OWNED)
+@pytest.mark.parametrize("flag", SET_BY_AGENT)
 @pytest.mark.parametrize("form", ["{}", "{}=7", "{} 7"])
 def test_the_agents_own_are_refused(flag: str, form: str) -> None:
     """Each is named with what to use in its place."""
     sentence = told(form.format(flag))
-    assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected {OWNED[flag]}")
+    assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected {SET_BY_AGENT[flag]}")
 
 
 def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:
@@ -99,14 +98,14 @@ def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:
         plan = plan_of({**environ, **everything}, small)
         words = our_ray(plan).command(is_head=plan.topology.is_head)
         names = {word.partition("=")[0] for word in words if word.startswith("--")}
-        assert names <= {*OWNED, "--temp-dir", "--object-store-memory"}
+        assert names <= {*SET_BY_AGENT, "--temp-dir", "--object-store-memory"}
 
 
 @pytest.mark.parametrize(
     ("given", "complaint"),
     [
-        ("stray", "'stray' behind no flag"),
-        ("--labels a=b stray", "'stray' behind no flag"),
+        ("stray", "'stray' without a flag before it"),
+        ("--labels a=b stray", "'stray' without a flag before it"),
         ("--temp-dir", "--temp-dir without a folder"),
         ("--temp-dir=nvme", "--temp-dir=nvme; expected an absolute path"),
     ],
@@ -128,7 +127,7 @@ def test_what_is_no_flag(given: str, complaint: str) -> None:
 def test_what_this_ray_has_not(given: str, complaint: str) -> None:
     """What `ray start` would refuse after seconds, or take for something else, is refused now."""
     with pytest.raises(SettingsError) as caught:
-        planning.plan_of({"AGENT_RAY_ARGS": given}, None)
+        plan_input.plan_from_environment({"AGENT_RAY_ARGS": given}, None)
     assert complaint in caught.value.sentence()
 
 
@@ -147,7 +146,7 @@ def test_the_users_memory_wins() -> None:
 def test_sessions_follow_the_temp_dir(tmp_path: Path) -> None:
     """They lie in a folder of ours below it, on workers too, and all that looks there follows."""
     given = {"AGENT_RAY_ARGS": "--temp-dir=/"}
-    plan = planning.plan_of(given, None)
+    plan = plan_input.plan_from_environment(given, None)
     assert our_ray(plan).session == plan.launch.session
     assert plan.facts.temp == "/"
     assert any(finding.check == "/" for finding in plan.findings)
@@ -186,7 +185,7 @@ def test_a_temp_dir_too_deep() -> None:
         st.builds(
             RayFlag,
             st.from_regex(r"--[a-z][a-z-]{0,9}", fullmatch=True).filter(
-                lambda name: name not in {*OWNED, "--temp-dir"}
+                lambda name: name not in {*SET_BY_AGENT, "--temp-dir"}
             ),
             st.one_of(st.none(), st.text("abc=/{}\" '", max_size=9)),
         )
@@ -196,4 +195,4 @@ def test_flags_survive_the_way(flags: list[RayFlag]) -> None:
     """What was given as `--a=b` or `--a` is what Ray is given, in the same order."""
     words = tuple(word for flag in flags for word in flag.words)
     assert list(flags_of(words)) == flags
-    assert tuple(passed_on(words, is_head=True)) == words
+    assert tuple(flags_for_node(words, is_head=True)) == words

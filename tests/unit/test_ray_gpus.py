@@ -7,33 +7,33 @@ from dataclasses import replace
 import pytest
 
 from agent.checks.finding import Level
-from agent.checks.ray_gpus import Counted, counted_by_ray
+from agent.checks.gpu import GpuCount, gpus_missing_in_ray
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.shared import Said
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import LogLine
 from agent.work.recipes.recipe import NodeSize
 from unit.heads import HEAD, NODES, Story, goal, word
 from unit.worlds import MACHINE
 
-ROWS: dict[str, tuple[list[Counted], list[tuple[Level, str]]]] = {
-    "no GPUs": ([Counted("a", 0, 0)], []),
-    "all are seen": ([Counted("a", 8, 8), Counted("b", 4, 4)], []),
-    "Ray sees more": ([Counted("a", 0, 1)], []),
+ROWS: dict[str, tuple[list[GpuCount], list[tuple[Level, str]]]] = {
+    "no GPUs": ([GpuCount("a", 0, 0)], []),
+    "all are seen": ([GpuCount("a", 8, 8), GpuCount("b", 4, 4)], []),
+    "Ray sees more": ([GpuCount("a", 0, 1)], []),
     "one is missed": (
-        [Counted("a", 8, 8), Counted("b", 8, 7)],
+        [GpuCount("a", 8, 8), GpuCount("b", 8, 7)],
         [(Level.WARN, "Ray counts 7 of the 8 on b")],
     ),
     "none is seen": (
-        [Counted(f"n{i}", 8, 0) for i in range(6)],
+        [GpuCount(f"n{i}", 8, 0) for i in range(6)],
         [(Level.FAIL, "Ray counts none of the 8 on n0, n1, n2, n3 and 2 more")],
     ),
 }
 
 
 @pytest.mark.parametrize(("nodes", "expected"), ROWS.values(), ids=ROWS)
-def test_counts(nodes: list[Counted], expected: list[tuple[Level, str]]) -> None:
+def test_counts(nodes: list[GpuCount], expected: list[tuple[Level, str]]) -> None:
     """Fewer than there are is a warning, none a failure; either names the nodes and what to do."""
-    found = counted_by_ray(nodes)
+    found = gpus_missing_in_ray(nodes)
     assert [(one.level, one.what) for one in found] == expected
     assert all("AGENT_NUM_GPUS" in one.remedy for one in found)
 
@@ -54,19 +54,19 @@ def test_ray_sees_none_of_a_nodes_gpus() -> None:
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (78, "Ray's GPUs")
     assert end.reason == "Ray's GPUs: Ray counts none of the 8 on pod2"
-    assert not any(isinstance(action, h.Submit) for action in story.actions)
+    assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
 
 
 def test_ray_misses_one() -> None:
     """A warning, and on it goes."""
     story = met(7.0)
-    assert story.state.phase is Phase.SUBMITTING
-    (said,) = [a for a in story.actions if isinstance(a, Said) and a.level == "warning"]
+    assert story.state.phase is HeadPhase.SUBMITTING
+    (said,) = [a for a in story.actions if isinstance(a, LogLine) and a.level == "warning"]
     assert said.sentence.startswith("Ray's GPUs: Ray counts 7 of the 8 on pod2. ")
 
 
 def test_where_nothing_is_amiss() -> None:
     """All seen, or AGENT_NUM_GPUS=0: nothing is said."""
     for story in (met(8.0), met(0.0, here=0)):
-        assert story.state.phase is Phase.SUBMITTING
+        assert story.state.phase is HeadPhase.SUBMITTING
         assert not story.state.differences

@@ -11,13 +11,19 @@ import anyio
 import pytest
 
 from agent.runtime.process import Child
-from agent.runtime.ray_parts import HANGS_AFTER, Part, PartsSeen, RayParts, parts_of
+from agent.runtime.ray_watch import (
+    STOPPED_LIMIT,
+    RayParts,
+    RayPartsState,
+    RayProcess,
+    ray_processes,
+)
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-GCS, RAYLET = Part(10, "S"), Part(11, "R")
+GCS, RAYLET = RayProcess(10, "S"), RayProcess(11, "R")
 BOTH = {"gcs_server": GCS, "raylet": RAYLET}
 
 
@@ -27,31 +33,31 @@ BOTH = {"gcs_server": GCS, "raylet": RAYLET}
         ([{}], "", ""),
         ([{"gcs_server": GCS}, BOTH], "", ""),
         ([BOTH, {"gcs_server": GCS}], "its raylet (pid 11) is gone", ""),
-        ([{"gcs_server": Part(10, "Z")}], "its gcs_server (pid 10) is gone", ""),
+        ([{"gcs_server": RayProcess(10, "Z")}], "its gcs_server (pid 10) is gone", ""),
         ([{"gcs_server": GCS}, {}], "its gcs_server (pid 10) is gone", ""),
-        ([BOTH, {**BOTH, "raylet": Part(11, "Z")}], "its raylet (pid 11) is gone", ""),
-        ([{"raylet": RAYLET}, {"raylet": Part(11, "D")}], "", ""),
-        ([BOTH, {**BOTH, "raylet": Part(11, "T")}], "", "its raylet (pid 11) is stopped"),
-        ([{**BOTH, "raylet": Part(11, "T")}, BOTH], "", ""),
+        ([BOTH, {**BOTH, "raylet": RayProcess(11, "Z")}], "its raylet (pid 11) is gone", ""),
+        ([{"raylet": RAYLET}, {"raylet": RayProcess(11, "D")}], "", ""),
+        ([BOTH, {**BOTH, "raylet": RayProcess(11, "T")}], "", "its raylet (pid 11) is stopped"),
+        ([{**BOTH, "raylet": RayProcess(11, "T")}, BOTH], "", ""),
     ],
 )
-def test_a_look(looks: list[dict[str, Part]], gone: str, stopped: str) -> None:
+def test_a_look(looks: list[dict[str, RayProcess]], gone: str, stopped: str) -> None:
     """What was there once must be there; what is stopped may go on."""
-    seen = PartsSeen()
-    verdicts = [seen.judge(look, float(at)) for at, look in enumerate(looks)]
+    seen = RayPartsState()
+    verdicts = [seen.update(look, float(at)) for at, look in enumerate(looks)]
     assert (verdicts[-1].gone, verdicts[-1].stopped) == (gone, stopped)
     assert not any(verdict.gone for verdict in verdicts[:-1])
 
 
 def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
     """Then it is taken for lost; one that went on in between begins anew."""
-    seen, stopped = PartsSeen(), {**BOTH, "gcs_server": Part(10, "T")}
+    seen, stopped = RayPartsState(), {**BOTH, "gcs_server": RayProcess(10, "T")}
     for at in (0.0, 20.0):
-        assert not seen.judge(stopped, at).gone
-    assert not seen.judge(BOTH, 25.0).stopped
-    assert not seen.judge(stopped, 29.0).gone
-    assert not seen.judge(stopped, 29.0 + HANGS_AFTER - 0.1).gone
-    assert seen.judge(stopped, 29.0 + HANGS_AFTER).gone == (
+        assert not seen.update(stopped, at).gone
+    assert not seen.update(BOTH, 25.0).stopped
+    assert not seen.update(stopped, 29.0).gone
+    assert not seen.update(stopped, 29.0 + STOPPED_LIMIT - 0.1).gone
+    assert seen.update(stopped, 29.0 + STOPPED_LIMIT).gone == (
         "its gcs_server (pid 10) is stopped for 30 s"
     )
 
@@ -70,7 +76,7 @@ def test_a_part_that_is_killed_ends_its_ray(tmp_path: Path) -> None:
         parts = RayParts(child, anyio.current_time, told.append)
 
         async def both() -> bool | NotYet:
-            return True if len(parts_of(child.pid)) == 2 else NotYet()
+            return True if len(ray_processes(child.pid)) == 2 else NotYet()
 
         async def heard() -> bool | NotYet:
             return True if told else NotYet()
@@ -78,7 +84,7 @@ def test_a_part_that_is_killed_ends_its_ray(tmp_path: Path) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.watch)
             await until(both, 5.0)
-            gcs, raylet = parts_of(child.pid)["gcs_server"], parts_of(child.pid)["raylet"]
+            gcs, raylet = ray_processes(child.pid)["gcs_server"], ray_processes(child.pid)["raylet"]
             os.kill(gcs.pid, signal.SIGSTOP)
             await until(heard, 5.0)
             os.kill(gcs.pid, signal.SIGCONT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.own_command import own_command
-from agent.node import ray_python
+from agent.node import pythons
 from agent.node.facts import RayPython
 
 if TYPE_CHECKING:
@@ -45,26 +45,26 @@ def test_the_python_of_a_ray_command(
     tmp_path: Path, lines: tuple[str, ...], python: str | None
 ) -> None:
     """Every form in which pip writes a script's first lines is read; a shell's wrapper is none."""
-    assert ray_python.of_ray_command(put_ray(tmp_path, *lines)) == python
+    assert pythons.of_ray_command(put_ray(tmp_path, *lines)) == python
 
 
 def test_env_is_looked_up_on_the_same_path(tmp_path: Path) -> None:
     """`/usr/bin/env python3` means the python3 that PATH has."""
     path = put_ray(tmp_path, "#!/usr/bin/env python3")
-    assert ray_python.of_ray_command(path) is None
+    assert pythons.of_ray_command(path) is None
     (tmp_path / "python3").symlink_to(sys.executable)
-    assert ray_python.of_ray_command(path) == str(tmp_path / "python3")
+    assert pythons.of_ray_command(path) == str(tmp_path / "python3")
 
 
 def test_no_ray_command(tmp_path: Path) -> None:
     """Without one on PATH there is nothing to read."""
-    assert ray_python.of_ray_command(str(tmp_path)) is None
+    assert pythons.of_ray_command(str(tmp_path)) is None
 
 
 def test_our_own_ray_wins(tmp_path: Path) -> None:
     """In one environment the agent's own Python runs Ray, wherever PATH points."""
     path = put_ray(tmp_path, "#!/opt/other/bin/python3")
-    assert ray_python.find(path).executable == sys.executable
+    assert pythons.find_ray(path).executable == sys.executable
 
 
 def bare_python(tmp_path: Path) -> Path:
@@ -77,14 +77,14 @@ def bare_python(tmp_path: Path) -> Path:
 def test_another_python_is_asked(tmp_path: Path) -> None:
     """A Python that has none of the agent's libraries tells what it has of Ray."""
     bare = bare_python(tmp_path)
-    found = ray_python.look_at(str(bare))
+    found = pythons.ask_python(str(bare))
     assert (found.executable, found.version) == (str(bare), None)
     assert "aiohttp" in found.missing
     assert found.python == sys.version.split()[0]
     assert found.command == (str(bare), "-m", "ray.scripts.scripts")
     put_ray(bare.parent, f"#!{bare}")
-    assert ray_python.look_at(str(bare)).command == (str(bare.parent / "ray"),)
-    assert ray_python.look_at(str(tmp_path / "none")).python == "does not run"
+    assert pythons.ask_python(str(bare)).command == (str(bare.parent / "ray"),)
+    assert pythons.ask_python(str(tmp_path / "none")).python == "does not run"
 
 
 def test_without_ray_here_the_recorded_one_is_asked(
@@ -94,13 +94,13 @@ def test_without_ray_here_the_recorded_one_is_asked(
     nothing = RayPython(sys.executable, "3.11.7", None)
     other = str(bare_python(tmp_path))
     path = put_ray(tmp_path / "bin", f"#!{other}")
-    monkeypatch.setattr(ray_python, "look_here", lambda: nothing)
-    monkeypatch.setattr(ray_python, "look_at", lambda python: RayPython(python, "", "2"))
+    monkeypatch.setattr(pythons, "ray_here", lambda: nothing)
+    monkeypatch.setattr(pythons, "ask_python", lambda python: RayPython(python, "", "2"))
     monkeypatch.setattr(sys, "prefix", str(tmp_path))
-    assert ray_python.find("/nowhere") == nothing
-    assert ray_python.find(path).executable == other
-    (tmp_path / ray_python.RECORD).write_text("/opt/python\n")
-    assert ray_python.find(path).executable == "/opt/python"
+    assert pythons.find_ray("/nowhere") == nothing
+    assert pythons.find_ray(path).executable == other
+    (tmp_path / pythons.RECORD).write_text("/opt/python\n")
+    assert pythons.find_ray(path).executable == "/opt/python"
 
 
 @pytest.mark.parametrize("program", ["rehearsal", "ray-bridge", "reward-server"])

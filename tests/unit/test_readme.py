@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.settings.load import markdown_table
 from agent.settings.model import FIELD_OF
-from agent.settings.show import markdown_table
 
 REPO = Path(__file__).parents[2]
 README = REPO / "README.md"

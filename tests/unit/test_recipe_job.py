@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.errors import SettingsError
-from agent.checks import Level
+from agent.checks.finding import Level
 from agent.node.facts import Facts, Framework, Mount
 from agent.plan.show import render
 from agent.settings import jobs, load
 from agent.settings.redact import redactor_for
-from agent.work.job import jobs_own
-from agent.work.recipes.recipe import MisfitError, NodeSize
-from agent.work.recipes.versions import UnknownVersionError, choose
+from agent.work.job import job_identity
+from agent.work.recipes.recipe import MisfitError, NodeSize, UnknownVersionError, choose
 from unit.toy_recipe import NAME, NEEDED, VERSIONS, toy
 from unit.worlds import MACHINE, plan_of
 
@@ -80,7 +79,7 @@ def test_it_is_planned_for_nodes_like_this_one() -> None:
     text = shown({})
     assert "job:    " in text
     assert "-m toy --gpus 16 --for=0.9.1" in text
-    assert "as it would be for 2 nodes like this one; it is made anew of those that join" in text
+    assert "sized for 2 nodes like this one; sized again for the nodes that join" in text
     assert "--gpus: 16 GPUs joined" in text
     assert "16 GPUs: batch 1024 = 16 x 64" in text
     assert "TOY_MODE=fast" in text
@@ -89,7 +88,7 @@ def test_it_is_planned_for_nodes_like_this_one() -> None:
 def test_what_would_not_fit_is_shown_and_not_refused_yet() -> None:
     """Other nodes may be unlike this one: what joins decides."""
     text = shown({"AGENT_NUM_GPUS": "3"})
-    assert "would not fit 2 nodes like this one: a batch of 1024 is not divisible by 6" in text
+    assert "does not fit 2 nodes like this one: a batch of 1024 is not divisible by 6" in text
     assert "TOY_MODE=fast" in text
 
 
@@ -143,7 +142,7 @@ def test_all_that_is_missing_is_named_together() -> None:
         (Framework("verl", "/opt/verl", "0.9.1"), {}, Level.OK, "verl 0.9.1 in /opt/verl"),
         (Framework("verl", "/opt/verl", "0.9.4"), {}, Level.WARN, "taken for 0.9.1"),
         (Framework("verl", "/opt/verl", "0.5.0"), {}, Level.FAIL, "known are 0.8.0, 0.9.0, 0.9.1"),
-        (Framework("verl", "/opt/verl"), {}, Level.FAIL, "does not tell its version"),
+        (Framework("verl", "/opt/verl"), {}, Level.FAIL, "its version is unknown"),
         (Framework("verl"), {}, Level.FAIL, f"verl is not installed for {MACHINE.ray.executable}"),
         (Framework("verl"), {"AGENT_PREPARE": "pip install verl"}, Level.WARN, "those of 0.9.1"),
     ],
@@ -190,7 +189,7 @@ def test_a_reward_server_that_nobody_asks(toy: KnownJob, monkeypatch: pytest.Mon
     """It runs, as was asked for, with a word that the recipe has no use for it."""
     monkeypatch.setitem(jobs.BY_NAME, NAME, replace(toy, reward="unused"))
     plan = plan_of({**HEAD, **NEEDED, "AGENT_REWARD": "builtin"}, WITH)
-    assert any("asks no reward server" in note for note in plan.notes)
+    assert any("calls no reward server" in note for note in plan.notes)
 
 
 def test_a_recipe_on_a_ray_that_is_given() -> None:
@@ -222,7 +221,7 @@ def test_what_makes_a_run_this_run() -> None:
     """Its settings do, and neither the nodes nor where the user's words end up in the argv."""
 
     def own(**changes: str) -> object:
-        return jobs_own(plan_of({**HEAD, **NEEDED, **changes}, WITH).job)
+        return job_identity(plan_of({**HEAD, **NEEDED, **changes}, WITH).job)
 
     assert own() == own(EXPECTED_WORKERS="3", AGENT_NUM_GPUS="4")
     for name, text in {
@@ -235,4 +234,4 @@ def test_what_makes_a_run_this_run() -> None:
     }.items():
         assert own(**{name: text}) != own(), name
     older = replace(WITH, framework=Framework("verl", "/opt/verl", "0.8.0"))
-    assert jobs_own(plan_of({**HEAD, **NEEDED}, older).job) != own()
+    assert job_identity(plan_of({**HEAD, **NEEDED}, older).job) != own()

@@ -19,7 +19,7 @@ import pytest
 
 from agent.bundled.grpo import ANSWERS, problems
 from agent.bundled.rehearsal import main, shares
-from agent.bundled.rollout import Rollout, Share
+from agent.bundled.rollout import Rollout, RolloutShare
 from reward_process import ROOT, SECONDS, reward_server
 
 if TYPE_CHECKING:
@@ -52,11 +52,11 @@ def test_samples_do_not_depend_on_the_nodes(count: int) -> None:
     assert together == {problem: share.seeds for problem, share in alone}
 
 
-def share(*, right: bool) -> Share:
+def share(*, right: bool) -> RolloutShare:
     """Two samples of a policy that is certain of one answer."""
     weights = [0.0] * ANSWERS
     weights[7 if right else 3] = 1.0
-    return Share("What is 3+4?", "7", weights, ["a", "b"])
+    return RolloutShare("What is 3+4?", "7", weights, ["a", "b"])
 
 
 def test_a_rollout_earns_real_rewards() -> None:

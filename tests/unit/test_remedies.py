@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
-from agent.boot import explained as explained_module
-from agent.boot.explained import explained
+from agent.boot import diagnose as explained_module
+from agent.boot.diagnose import explain_end
 from agent.boot.node_run import NodeRun
-from agent.decisions.remedies import CAUSES, explain, is_noise
-from agent.decisions.remedies.noise import NOISE
+from agent.decisions.remedies.match import CAUSES, explain, is_noise
+from agent.decisions.remedies.tables import NOISE
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.worlds import SECRET, plan_of
@@ -42,7 +42,7 @@ def test_every_row_was_met_by_somebody() -> None:
     keys = [row.key for row in CAUSES]
     assert len(keys) == len(set(keys))
     assert set(keys) == {key for key, _ in LINES}
-    assert all(any(re.search(row.words, line) for line in NOISY) for row in NOISE)
+    assert all(any(re.search(row.pattern, line) for line in NOISY) for row in NOISE)
 
 
 @pytest.mark.parametrize("line", NOISY)
@@ -104,13 +104,13 @@ def run(tmp_path: Path) -> NodeRun:
     """Return a head's run whose folder lies in tmp_path."""
     environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET}
     plan = plan_of(environ, command=["true"])
-    redactor = redactor_for(environ, plan.settings, plan.told_by_file)
+    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
     return NodeRun(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
 
 
 def outcome_of(run: NodeRun, kind: Kind, remedy: str = "") -> Outcome:
     """Return an outcome as it leaves."""
-    return anyio.run(explained, run, Outcome(kind, 1, "the job failed", remedy=remedy))
+    return anyio.run(explain_end, run, Outcome(kind, 1, "the job failed", remedy=remedy))
 
 
 def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
@@ -129,7 +129,7 @@ def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None
     there = "the job's output on pod2 tells: a GPU ran out of memory"
 
     def remedy(kind: Kind) -> str:
-        return anyio.run(explained, run, Outcome(kind, 1, "it failed"), there).remedy
+        return anyio.run(explain_end, run, Outcome(kind, 1, "it failed"), there).remedy
 
     assert remedy(Kind.JOB_FAILED) == there
     assert remedy(Kind.LOST) == ""

@@ -14,12 +14,12 @@ from agent.base.outcome import Kind, Outcome
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced
-from agent.decisions.shared import OrderKind
+from agent.decisions.values import OrderKind
 from unit.worlds import MACHINE
 
 if TYPE_CHECKING:
-    from agent.control.reports import Heard
-    from agent.decisions.head.workers import Worker
+    from agent.control.reports import ReportEvent
+    from agent.decisions.head.fleet import Worker
     from agent.node.facts import Facts
 
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
@@ -48,7 +48,7 @@ class Counter:
             *(FIRST, expected, self._tell, lambda: self.now, self._on_bye), has_token=has_token
         )
 
-    def _tell(self, event: Heard) -> None:
+    def _tell(self, event: ReportEvent) -> None:
         if isinstance(event, LaterHead):
             self.later.append(event.epoch)
         elif isinstance(event, WorkerReplaced):
@@ -63,16 +63,21 @@ class Counter:
 
     def take(self, report: Report) -> Reply:
         """Take a report that is answered at once."""
-        return anyio.run(self.reports.take, report)
+        return anyio.run(self.reports.handle, report)
 
 
 def test_a_report_is_told_and_answered() -> None:
     """A first report is answered at once, and the head's story hears who it was."""
     counter = Counter()
-    assert anyio.run(counter.reports.take, replace(POD1, hold=LATE)) == FIRST
+    assert anyio.run(counter.reports.handle, replace(POD1, hold=LATE)) == FIRST
     (worker,) = counter.heard
-    assert (worker.name, worker.ip, worker.rank, worker.heard) == ("pod1", "10.0.0.2", 1, 12.5)
-    assert not worker.gone
+    assert (worker.name, worker.ip, worker.rank, worker.last_report_at) == (
+        "pod1",
+        "10.0.0.2",
+        1,
+        12.5,
+    )
+    assert not worker.has_left
 
 
 @pytest.mark.parametrize("has_token", [True, False])
@@ -119,12 +124,12 @@ def test_a_report_is_held_until_there_is_news() -> None:
     counter, replies = Counter(), list[Reply]()
 
     async def ask() -> None:
-        replies.append(await counter.reports.take(replace(POD1, news=0, hold=LATE)))
+        replies.append(await counter.reports.handle(replace(POD1, news=0, hold=LATE)))
 
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
-                await counter.reports.take(POD1)
+                await counter.reports.handle(POD1)
                 tasks.start_soon(ask)
                 tasks.start_soon(ask)
                 await anyio.wait_all_tasks_blocked()
@@ -149,9 +154,9 @@ def test_a_report_that_arrives_after_its_successor_changes_nothing(news: int) ->
         reply = anyio.run(within_soon, counter.reports, late)
         assert [order.name for order in reply.orders] == ["retriever"]
     assert [worker.joined for worker in counter.heard] == [False, True]
-    assert (counter.byes, counter.reports.byes, counter.heard[-1].heard) == ([], {}, 12.5)
+    assert (counter.byes, counter.reports.byes, counter.heard[-1].last_report_at) == ([], {}, 12.5)
     counter.take(replace(BEAT, sequence=4, bye=BYE))
-    assert counter.heard[-1].gone
+    assert counter.heard[-1].has_left
 
 
 def test_reports_without_numbers_are_taken_as_they_come() -> None:
@@ -165,23 +170,23 @@ def test_reports_without_numbers_are_taken_as_they_come() -> None:
 async def within_soon(reports: Reports, report: Report) -> Reply:
     """Take a report that must not be held."""
     with anyio.fail_after(LATE / 10):
-        return await reports.take(report)
+        return await reports.handle(report)
 
 
 def test_patience_ends() -> None:
     """Without news a held report is answered when its patience ends, with what there is."""
     counter = Counter()
     counter.reports.publish(phase="booting", ray_ready=False, verdict=None)  # says nothing new
-    assert anyio.run(counter.reports.take, replace(POD1, news=0, hold=SOON)) == FIRST
+    assert anyio.run(counter.reports.handle, replace(POD1, news=0, hold=SOON)) == FIRST
 
 
 def test_another_version_is_refused() -> None:
     """A worker whose Ray differs is refused by name, and nobody waits for its goodbye."""
     counter = Counter()
-    reply = anyio.run(counter.reports.take, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
+    reply = anyio.run(counter.reports.handle, replace(POD1, hello=replace(HELLO, ray="2.50.0")))
     assert "Ray 2.50.0 here, 2.60.0 on the head" in reply.refusal
     assert counter.heard[0].refused == reply.refusal
-    assert anyio.run(counter.reports.farewell, LATE, 0) == ([], 0)
+    assert anyio.run(counter.reports.wait_for_goodbyes, LATE, 0) == ([], 0)
 
 
 def test_farewell_waits_for_each() -> None:
@@ -190,26 +195,26 @@ def test_farewell_waits_for_each() -> None:
 
     async def leave() -> None:
         for report in (POD1, POD2):
-            await counter.reports.take(replace(report, bye=BYE))
+            await counter.reports.handle(replace(report, bye=BYE))
 
     async def story() -> tuple[list[str], int]:
-        await counter.reports.take(POD1)
-        await counter.reports.take(POD2)
+        await counter.reports.handle(POD1)
+        await counter.reports.handle(POD2)
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(leave)
-                silent = await counter.reports.farewell(LATE, 0)
+                silent = await counter.reports.wait_for_goodbyes(LATE, 0)
         return silent
 
     assert anyio.run(story) == ([], 0)
-    assert [worker.gone for worker in counter.heard] == [False, False, True, True]
+    assert [worker.has_left for worker in counter.heard] == [False, False, True, True]
 
 
 def test_farewell_names_those_who_stay_silent() -> None:
     """Who does not say goodbye in time is named."""
     counter = Counter()
-    anyio.run(counter.reports.take, POD1)
-    assert anyio.run(counter.reports.farewell, SOON, 0) == (["pod1"], 0)
+    anyio.run(counter.reports.handle, POD1)
+    assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 0) == (["pod1"], 0)
 
 
 def test_farewell_waits_for_those_who_are_about_to_call() -> None:
@@ -217,7 +222,7 @@ def test_farewell_waits_for_those_who_are_about_to_call() -> None:
     counter, ended = Counter(), list[tuple[list[str], int]]()
 
     async def part() -> None:
-        ended.append(await counter.reports.farewell(LATE, 1))
+        ended.append(await counter.reports.wait_for_goodbyes(LATE, 1))
 
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
@@ -225,14 +230,14 @@ def test_farewell_waits_for_those_who_are_about_to_call() -> None:
                 tasks.start_soon(part)
                 await anyio.wait_all_tasks_blocked()
                 assert ended == []
-                await counter.reports.take(POD1)
+                await counter.reports.handle(POD1)
                 await anyio.wait_all_tasks_blocked()
                 assert ended == []
-                await counter.reports.take(replace(POD1, bye=BYE))
+                await counter.reports.handle(replace(POD1, bye=BYE))
 
     anyio.run(story)
     assert ended == [([], 0)]
-    assert anyio.run(counter.reports.farewell, SOON, 2) == ([], 2)
+    assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 2) == ([], 2)
 
 
 def test_a_stranger_is_asked_who_it_is() -> None:
@@ -259,7 +264,7 @@ def test_a_later_life_of_a_node_replaces_the_former() -> None:
     counter.take(POD1)
     counter.take(replace(POD1, id="agent9", ip="10.0.0.99"))
     assert counter.replaced == ["agent1"]
-    assert anyio.run(counter.reports.farewell, SOON, 0) == (["pod1"], 0)
+    assert anyio.run(counter.reports.wait_for_goodbyes, SOON, 0) == (["pod1"], 0)
 
 
 def test_two_machines_of_one_name_are_two_workers() -> None:
@@ -269,14 +274,14 @@ def test_two_machines_of_one_name_are_two_workers() -> None:
     async def story() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
-                await counter.reports.take(POD1)
-                tasks.start_soon(counter.reports.take, replace(BEAT, news=0, hold=LATE))
+                await counter.reports.handle(POD1)
+                tasks.start_soon(counter.reports.handle, replace(BEAT, news=0, hold=LATE))
                 await anyio.wait_all_tasks_blocked()
-                await counter.reports.take(replace(POD1, id="agent9", ip="10.0.0.99"))
+                await counter.reports.handle(replace(POD1, id="agent9", ip="10.0.0.99"))
                 assert counter.replaced == []
                 counter.now += 100  # the first has been silent for long, once nothing is held
                 tasks.cancel_scope.cancel()
-        await counter.reports.take(replace(BEAT, id="agent9"))
+        await counter.reports.handle(replace(BEAT, id="agent9"))
 
     anyio.run(story)
     assert counter.replaced == ["agent1"]
@@ -296,15 +301,15 @@ def test_an_order_is_repeated_until_it_was_taken_in() -> None:
         with anyio.fail_after(LATE / 2):
             async with anyio.create_task_group() as tasks:
                 for pod in (POD1, POD2):
-                    await counter.reports.take(pod)
+                    await counter.reports.handle(pod)
 
                 async def ask() -> None:
-                    replies.append(await counter.reports.take(replace(BEAT, news=0, hold=LATE)))
+                    replies.append(await counter.reports.handle(replace(BEAT, news=0, hold=LATE)))
 
                 tasks.start_soon(ask)
                 await anyio.wait_all_tasks_blocked()
                 counter.reports.order("agent1", OrderKind.START_SERVICE, "retriever")
-        other = await counter.reports.take(replace(POD2, hello=None))
+        other = await counter.reports.handle(replace(POD2, hello=None))
         assert other.orders == ()
 
     anyio.run(story)
@@ -351,7 +356,7 @@ def test_after_the_farewell_a_newcomer_hears_no_verdict() -> None:
     counter.take(POD1)
     counter.reports.publish(phase="leaving", verdict=DONE)
     assert counter.take(POD2).verdict == DONE  # it came before the farewell ended
-    anyio.run(counter.reports.farewell, SOON, 0)
+    anyio.run(counter.reports.wait_for_goodbyes, SOON, 0)
     late = counter.take(replace(POD1, id="agent7"))
     assert (late.held, late.phase, late.verdict, late.ray_ready) == (True, "held", None, False)
     assert counter.take(BEAT).verdict == DONE

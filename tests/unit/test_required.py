@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.boot.head_goal import goal_of
-from agent.boot.run_keeper import RunKeeper
+from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.record.run_choice import Chosen
-from agent.record.run_record import FILE, RunRecord
+from agent.decisions.head.state import HeadPhase
+from agent.record.run_choice import ChosenRun
+from agent.record.run_record import RUN_FILE, RunRecord
 from unit.heads import (
     HEAD,
     NODES,
@@ -33,7 +32,7 @@ from unit.worlds import plan_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-SIZED = replace(goal(1, retries=1), is_sized=True)
+SIZED = replace(goal(1, retries=1), is_sized_to_nodes=True)
 THREE: History = [
     *((2, word(2)), (2, word(3)), (3, nodes(2, 3))),
     *((5, SUBMITTED), (6, job("RUNNING"))),
@@ -60,8 +59,8 @@ def test_a_job_is_sized_for_its_nodes(
 ) -> None:
     """A recipe, a placeholder for nodes or GPUs, and torchrun are; other commands are not."""
     plan = plan_of(environ, command=command)
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
-    assert goal_of(plan, keeper, 0.0).is_sized is is_sized
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
+    assert make_goal(plan, keeper, 0.0).is_sized_to_nodes is is_sized
     keeper.close()
 
 
@@ -77,13 +76,13 @@ def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
     story.take(nodes(2), 75)
     story.take(word(2), 75)
     assert story.finish()
-    assert story.deeds[-2] == h.Submit("run-2")  # which is sized for those that are left
+    assert story.deeds[-2] == h.SubmitJob("run-2")  # which is sized for those that are left
 
 
 def test_more_workers_than_a_command_without_a_size_needs_are_spares() -> None:
     """It goes on without one of them."""
     story = Story(goal(1), ONE_LOST)
-    assert (story.state.phase, story.state.short_since) == (Phase.RUNNING, None)
+    assert (story.state.phase, story.state.below_required_since) == (HeadPhase.RUNNING, None)
 
 
 @pytest.mark.parametrize(("lost", "is_short"), [(2, True), (3, False)])
@@ -94,7 +93,7 @@ def test_a_node_without_gpus_is_no_part_of_a_size_in_gpus(lost: int, *, is_short
     history = [(at, both if event == nodes(2, 3) else event) for at, event in THREE]
     left = h.RayNodes((HEAD, bare if lost == 2 else NODES[2]))
     story = Story(SIZED, [*history, (9, left)])
-    assert (story.state.short_since is not None) is is_short
+    assert (story.state.below_required_since is not None) is is_short
 
 
 def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
@@ -102,19 +101,19 @@ def test_as_many_as_were_expected_are_required_whatever_they_have() -> None:
     bare = tuple(replace(NODES[n], gpus=0.0) for n in (2, 3))
     joined: History = [(2, word(2)), (2, word(3)), (3, h.RayNodes((HEAD, *bare)))]
     story = Story(SIZED, [*joined, (5, SUBMITTED), (9, h.RayNodes((HEAD, bare[0])))])
-    assert story.state.short_since == 9
+    assert story.state.below_required_since == 9
 
 
 def test_every_share_of_torchrun_is_required() -> None:
     """Until it has ended: a node that is done with its share may leave."""
-    of = replace(by_torchrun(1, prepare=True), is_sized=True)
+    of = replace(by_torchrun(1, prepare=True), is_sized_to_nodes=True)
     joined: History = [(1, tells(2, at=1)), (1, tells(3, at=1))]
     begun: History = [*joined, *((2, done) for done in PREPARED), (5, SUBMITTED)]
     lost = Story(of, [*begun, (6, tells(3, at=6, gone=True))])
-    assert lost.state.short_since == 6
+    assert lost.state.below_required_since == 6
     assert "lost a needed node (pod3; 1 of 2 joined" in lost.said
     over = Story(of, [*begun, (6, tells(3, DONE, 6)), (7, tells(3, DONE, 7, gone=True))])
-    assert over.state.short_since is None
+    assert over.state.below_required_since is None
 
 
 # --- after the death of the head's agent -------------------------------------------------------
@@ -123,20 +122,20 @@ def test_every_share_of_torchrun_is_required() -> None:
 def goes_on(story: Story, tmp_path: Path, after: float = 2.0) -> Story:
     """Return the story of the agent that follows a killed one, by what `run.json` has."""
     (tmp_path / "run").mkdir()
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     attempt = story.state.attempt
     workers = (*story.state.fleet.alive.values(),)
-    keeper.submitted(1, attempt.id, None, workers, story.state.required, attempt.places)
-    anyio.run(keeper.settled)
-    found = RunRecord.read(tmp_path / "run" / FILE)
+    keeper.record_submission(1, attempt.id, None, workers, story.state.required, attempt.workers)
+    anyio.run(keeper.flush)
+    found = RunRecord.read(tmp_path / "run" / RUN_FILE)
     keeper.close()
     assert isinstance(found, RunRecord)
-    again = RunKeeper(tmp_path, "f" * 16, Chosen("run", found), job_survives=True)
-    known = again.underway(0.0, 1)
+    again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", found), job_survives=True)
+    known = again.open_attempt(0.0, 1)
     again.close()
     assert known is not None
     known = replace(known, submitted=(attempt.submitted or 0.0) - story.now - after)
-    return Story(replace(story.state.goal, underway=known), [])
+    return Story(replace(story.state.goal, resumed_attempt=known), [])
 
 
 def test_a_spare_does_not_stand_in_for_a_worker_lost_with_the_agent(tmp_path: Path) -> None:
@@ -166,11 +165,11 @@ def test_a_worker_that_is_back_at_another_address_is_back(tmp_path: Path) -> Non
 def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
     """Nothing is lost where all are there still, nor where a record knows no places."""
     after = goes_on(Story(goal(1), TWO), tmp_path)
-    known = after.state.goal.underway
+    known = after.state.goal.resumed_attempt
     assert known is not None
-    older = replace(after.state.goal, underway=replace(known, places={}))
+    older = replace(after.state.goal, resumed_attempt=replace(known, workers={}))
     before = Story(older, [])
     for story, there in ((after, 2), (before, 3)):
         story.take(nodes(there), 1)
         story.take(SUBMITTED, 2)
-        assert (story.state.phase, story.state.loss) == (Phase.RUNNING, "")
+        assert (story.state.phase, story.state.last_loss) == (HeadPhase.RUNNING, "")

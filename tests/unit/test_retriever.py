@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from agent.base.own_command import own_command
 from agent.bundled.retriever import CorpusError, Index, answer, built_in, main, read_corpus
-from agent.bundled.retriever import Request as Wish
+from agent.bundled.retriever import SearchRequest as Wish
 from agent.bundled.web_program import hosts_of
 
 if TYPE_CHECKING:

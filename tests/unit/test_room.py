@@ -9,18 +9,23 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.control.aside import Aside
-from agent.control.protocol import Bye, Hello, Reply, Report
-from agent.control.ranks import Ranks
-from agent.control.reports import Expected, Reports
-from agent.control.room import LEAST, Room, TooManyAgentsError, most_agents
+from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
+from agent.control.reports import (
+    BASE_LIMIT,
+    AgentLimit,
+    Expected,
+    RankAssignment,
+    Reports,
+    TooManyAgentsError,
+    agent_limit,
+)
 from agent.decisions.head import state as h
-from agent.decisions.head.notes import is_needed
-from agent.decisions.items import ItemWord, Step
-from agent.decisions.probing import SAMPLE, Answer
+from agent.decisions.head.decide import is_worker_needed
+from agent.decisions.head.fleet import Worker
+from agent.decisions.values import SAMPLE, Answer, ItemReport, ServiceReady, Step
 from agent.plan import waits as planned
+from agent.record.explain import Timeline
 from agent.record.run_record import MOST_NODES, RunRecord
-from agent.record.timeline import MOST_FORMER, Timeline
 from unit.heads import NODES, RETRIEVER, REWARD, TICK, Story, goal, nodes
 from unit.shares import by_torchrun
 from unit.worlds import MACHINE
@@ -30,23 +35,25 @@ if TYPE_CHECKING:
 
 FIRST = Reply(1, "run", "running", ray_ready=True, gcs_port=6379, news=0)
 BYE = Bye("asked to stop by SIGTERM", "the last line")
-KEPT = most_agents(1)
-WORD = ItemWord(RETRIEVER, Step.READY)
+KEPT = agent_limit(1)
+WORD = ItemReport(RETRIEVER, Step.READY)
 
 
 class Fleet:
     """A head's port and decisions, to which pods come under ever new names."""
 
-    def __init__(self, of: h.Goal, most: int = KEPT) -> None:
+    def __init__(self, of: h.HeadGoal, most: int = KEPT) -> None:
         limits = {**of.limits, planned.WORKERS: 1e9, planned.HEAD: 1e9}
         self.story, self.now = Story(replace(of, facts=MACHINE, limits=limits), []), 0.0
         self.timeline = Timeline()
-        self.take(h.ServiceReady(REWARD))
+        self.take(ServiceReady(REWARD))
         self.names: tuple[str, ...] = ()
-        room = Room(most, self._clock, lambda key: is_needed(self.story.state, key, self.now))
+        room = AgentLimit(
+            most, self._clock, lambda key: is_worker_needed(self.story.state, key, self.now)
+        )
         expected = Expected(None, "", "", "")
-        ranks = Ranks((), self._keep, most)
-        self.reports = Reports(FIRST, expected, self.take, self._clock, ranks=ranks, room=room)
+        ranks = RankAssignment((), self._keep, most)
+        self.reports = Reports(FIRST, expected, self.take, self._clock, ranks=ranks, limit=room)
 
     def _clock(self) -> float:
         return self.now
@@ -57,7 +64,7 @@ class Fleet:
     def take(self, event: h.HeadEvent) -> None:
         """Let the decisions take an event in."""
         self.story.take(event, self.now)
-        self.timeline.note(event, self.story.state, self.now)
+        self.timeline.add(event, self.story.state, self.now)
 
     async def pod(self, n: int, *, leaves: Callable[[int], bool] = bool) -> None:
         """Let a pod join, tell all that one may tell, and depart, with a goodbye or without."""
@@ -65,15 +72,15 @@ class Fleet:
         self.now += 10.0
         hello = Hello(f"pod<{n}>", None, facts=MACHINE)
         report = Report(key, ip, "following the head", joined=True, hello=hello, items=(WORD,))
-        aside = Aside(steps={"fetch": Step.READY})
-        await self.reports.take(replace(report, aside=aside))
+        aside = WorkerStats(steps={"fetch": Step.READY})
+        await self.reports.handle(replace(report, aside=aside))
         self.take(h.RayNodes((*nodes().nodes, replace(NODES[2], node_id=f"id{n}", ip=ip))))
         beat = replace(report, hello=None, answers=(Answer(SAMPLE, "", "", 1.0, 9),))
         self.now += 5.0
         self.take(TICK)
-        await self.reports.take(beat)
+        await self.reports.handle(beat)
         if leaves(n):
-            await self.reports.take(replace(beat, bye=BYE, logs={"agent": "the end"}))
+            await self.reports.handle(replace(beat, bye=BYE, logs={"agent": "the end"}))
         else:
             self.take(h.WorkerSilent(key, "connection refused"))
         self.take(nodes())
@@ -88,7 +95,7 @@ class Fleet:
 @pytest.mark.parametrize(
     "of", [goal(1, services=(RETRIEVER,), job=False), goal(9, services=(REWARD,)), by_torchrun(1)]
 )
-def test_pods_that_come_and_go(of: h.Goal) -> None:
+def test_pods_that_come_and_go(of: h.HeadGoal) -> None:
     """What a head knows by an agent's or a node's name does not grow with the pods that were."""
 
     async def come_and_go() -> Fleet:
@@ -100,11 +107,11 @@ def test_pods_that_come_and_go(of: h.Goal) -> None:
     fleet = anyio.run(come_and_go)
     counts = {name: len(found) for name, found in fleet.known().items()}
     most = KEPT // 4
-    bounded_elsewhere = {"names": KEPT, "_ranks": KEPT, "former": MOST_FORMER}
+    bounded_elsewhere = {"names": KEPT, "_ranks": KEPT}
     assert {name: n for name, n in counts.items() if n > bounded_elsewhere.get(name, most)} == {}
-    assert counts["_known"] > KEPT // 10
+    assert counts["_agents"] > KEPT // 10
     latest = {f"agent<{n}>" for n in range(2 * KEPT, 3 * KEPT)}
-    assert fleet.reports.byes.keys() - fleet.story.state.parts.of.keys() <= latest
+    assert fleet.reports.byes.keys() - fleet.story.state.shares.by_node.keys() <= latest
 
 
 def test_who_is_there_stays() -> None:
@@ -113,7 +120,7 @@ def test_who_is_there_stays() -> None:
     async def story() -> Fleet:
         fleet = Fleet(goal(1))
         stays = Report("agent1", "10.9.9.9", "following the head", joined=True, epoch=1)
-        await fleet.reports.take(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
+        await fleet.reports.handle(replace(stays, hello=Hello("stays", None, facts=MACHINE)))
         there = replace(NODES[2], ip="10.9.9.9")
         for n in range(2 * KEPT):
             await fleet.pod(n)
@@ -130,15 +137,15 @@ def test_who_is_there_stays() -> None:
 def test_strangers_take_no_room_for_ever(expected: int) -> None:
     """So many are kept that all workers have room; more wait until one of those is silent."""
     now, told = 0.0, list[object]()
-    most = most_agents(expected)
-    assert most >= max(LEAST, 2 * expected)
+    most = agent_limit(expected)
+    assert most >= max(BASE_LIMIT, 2 * expected)
     reports = Reports(
         *(FIRST, Expected(None, "", "", ""), told.append, lambda: now),
-        room=Room(most, lambda: now, lambda _key: False),
+        limit=AgentLimit(most, lambda: now, lambda _key: False),
     )
 
     async def hello(n: int) -> Reply:
-        return await reports.take(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))
+        return await reports.handle(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))
 
     async def story() -> None:
         nonlocal now
@@ -146,7 +153,7 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
             await hello(n)
         with pytest.raises(TooManyAgentsError):
             await hello(most)
-        assert (await reports.take(Report("agent0", "", "p"))).refusal == ""
+        assert (await reports.handle(Report("agent0", "", "p"))).refusal == ""
         now = 60.0
         assert not (await hello(most)).wants_hello
         assert sum(isinstance(event, h.WorkerReplaced) for event in told) >= 1
@@ -156,35 +163,35 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
 
 def test_what_a_run_needs_of_the_departed() -> None:
     """A share of the job, a place of a service, what may still run there: all of these decide."""
-    worker = h.Worker("agent2", "pod2", "10.0.0.2", heard=1.0, joined=True)
-    gone = h.WorkerReported(replace(worker, gone=True, heard=2.0))
+    worker = Worker("agent2", "pod2", "10.0.0.2", last_report_at=1.0, joined=True)
+    gone = h.WorkerReported(replace(worker, has_left=True, last_report_at=2.0))
     story = Story(by_torchrun(1), [(1.0, h.WorkerReported(worker)), (2.0, h.Submitted("run-1"))])
-    assert is_needed(story.state, "agent2", 500.0)  # it counts
+    assert is_worker_needed(story.state, "agent2", 500.0)  # it counts
     story.take(gone, 3.0)
-    assert is_needed(story.state, "agent2", 500.0)  # its share has no end yet
-    assert not is_needed(story.state, "agent7", 500.0)
+    assert is_worker_needed(story.state, "agent2", 500.0)  # its share has no end yet
+    assert not is_worker_needed(story.state, "agent7", 500.0)
     story = Story(goal(2), [(1.0, h.WorkerReported(worker)), (2.0, gone)])
-    assert not is_needed(story.state, "agent2", 3.0)
+    assert not is_worker_needed(story.state, "agent2", 3.0)
     silent = replace(worker, joined=False)
     story = Story(goal(2), [(1.0, h.WorkerReported(silent))])
-    assert is_needed(story.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
-    assert not is_needed(story.state, "agent2", 61.0)
+    assert is_worker_needed(story.state, "agent2", 60.0)  # AGENT_NODE_GRACE is not over
+    assert not is_worker_needed(story.state, "agent2", 61.0)
 
 
 def test_ranks_are_given_again() -> None:
     """Where as many names are known as may be, the first rank goes that nobody has any more."""
     kept: list[tuple[str, ...]] = []
-    ranks = Ranks(("a", "b"), kept.append, 2)
-    assert ranks.of("b", (), lambda: {1, 2}) == 2
-    assert ranks.of("c", (), lambda: {2}) == 1
+    ranks = RankAssignment(("a", "b"), kept.append, 2)
+    assert ranks.assign("b", (), lambda: {1, 2}) == 2
+    assert ranks.assign("c", (), lambda: {2}) == 1
     assert kept == [("c", "b")]
 
 
 def test_names_of_an_attempt() -> None:
     """Of those that served it the record keeps who is there, and the latest of the others."""
-    record = RunRecord("run", "f", 1).begin(1, "run-1", "2026-01-01T00:00:00Z", None, ())
+    record = RunRecord("run", "f", 1).begin_attempt(1, "run-1", "2026-01-01T00:00:00Z", None, ())
     for n in range(0, MOST_NODES + 2_000, 1_000):
-        record = record.served_by(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
+        record = record.with_workers(("stays", *(f"pod{one}" for one in range(n, n + 1_000))))
     (attempt,) = record.attempts
     assert len(attempt.nodes) == MOST_NODES
     assert {"stays", f"pod{MOST_NODES + 1_999}"} <= {*attempt.nodes}

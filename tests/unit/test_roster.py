@@ -8,13 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.control.ranks import Ranks
+from agent.control.reports import RankAssignment
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.roster import Roster
-from agent.decisions.head.services import address_of
-from agent.decisions.items import HERE, Item, ItemWord, Step
-from agent.decisions.probing import SCORE, Answer
+from agent.decisions.head.services import service_address
+from agent.decisions.head.state import ServiceTable
+from agent.decisions.values import HERE, SCORE, Answer, Answered, Item, ItemReport, Step
 from agent.plan import waits as planned
 from agent.work.where import Where
 from unit.heads import (
@@ -41,7 +40,7 @@ def test_what_is_counted_is_what_is_there(
     changes: list[tuple[tuple[str, str], Step | None, float]],
 ) -> None:
     """After any changes the counts say what a look at all items would."""
-    roster, until = Roster(), {}
+    roster, until = ServiceTable(), {}
     for key, step, then in changes:
         if step is None:
             roster = roster.without(key)
@@ -54,16 +53,16 @@ def test_what_is_counted_is_what_is_there(
         assert first == min(found.values()), name
     assert set(roster.late(4.0)) == {key for key, then in pending.items() if then <= 4.0}
     lost = {key for key, item in roster.items.items() if item.step is Step.LOST}
-    assert roster.dead.keys() == lost
+    assert roster.ended.keys() == lost
 
 
 def test_many_nodes_are_one_wait() -> None:
     """A service on every node is told once, with the first few nodes that are not ready."""
     history: History = [(3, nodes(2, 3)), (4, word(2)), (4, word(3))]
     story = Story(goal(2, services=(RETRIEVER,)), history)
-    items = (ItemWord(RETRIEVER, Step.PENDING, "connection refused"),)
+    items = (ItemReport(RETRIEVER, Step.PENDING, "connection refused"),)
     story.take(word(2, items=items), 5)
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert wait.what == "retriever on every node"
     assert wait.evidence == (
         "3 not ready; retriever: no word yet; retriever on pod2: connection refused; "
@@ -80,14 +79,14 @@ OF_ALONE = replace(goal(1), services=(ALONE,))
 
 def apart(at: float, step: Step = Step.READY, *, gone: bool = False) -> tuple[float, h.HeadEvent]:
     """Return a report of a node that is there for the reward server only."""
-    items = (ItemWord(ALONE.name, step),)
+    items = (ItemReport(ALONE.name, step),)
     report = word(3, joined=False, heard=at, items=items, gone=gone)
-    return at, h.WorkerReported(replace(report.worker, given_rank=2, alone=True))
+    return at, h.WorkerReported(replace(report.worker, given_rank=2, service_only=True))
 
 
 AT = "10.0.0.3"
 SCORED: History = [
-    (6, h.Answered(Answer(SCORE, AT))),
+    (6, Answered(Answer(SCORE, AT))),
     (6, word(2, answers=(Answer(SCORE, AT),))),
 ]
 """Every other node got a score from there."""
@@ -98,16 +97,16 @@ def test_a_node_of_its_own_is_awaited() -> None:
     """The job waits for the node of that rank, and for its service; it is no worker."""
     story = Story(OF_ALONE, [(3, nodes(2)), (4, word(2))])
     assert story.state.phase == "booting"
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert (wait.what, wait.deadline) == ("rank 2, which is to run reward server", 200.0)
     story.take(apart(5, Step.PENDING)[1], 5)
     assert [type(deed).__name__ for deed in story.deeds] == ["StartService"]
     story.take(apart(6)[1], 6)
-    assert [wait.key for wait in head.waits(story.state)] == [planned.PROBE]
+    assert [wait.key for wait in head.pending_waits(story.state)] == [planned.PROBE]
     for at, event in SCORED:
         story.take(event, at)
     assert story.state.phase == "submitting"
-    assert address_of(story.state, ALONE.name) == "10.0.0.3"
+    assert service_address(story.state, ALONE.name) == "10.0.0.3"
     assert "1 of 1 joined" in story.state.fleet.describe_missing(1, None)
     assert "pod3" not in story.state.fleet.describe_missing(2, None)
 
@@ -147,7 +146,7 @@ def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
 def test_what_an_earlier_head_started_is_taken_over() -> None:
     """A worker may tell of a later start than any that this head ordered."""
     story = Story(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, word(2))])
-    story.take(word(2, items=(ItemWord(RETRIEVER, Step.READY, generation=3),)), 5)
+    story.take(word(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
     item = story.state.services.items["agent2", RETRIEVER]
     assert (item.step, item.generation) == (Step.READY, 3)
 
@@ -156,16 +155,16 @@ def test_the_heads_own_rank() -> None:
     """A platform may count the head as another rank than 0."""
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
     story = Story(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
-    assert story.state.services.homes == {RETRIEVER: HERE}
+    assert story.state.services.node_of == {RETRIEVER: HERE}
 
 
 def test_ranks_by_the_first_hello() -> None:
     """Whoever comes first is rank 1; a name keeps its rank, and living namesakes have one each."""
     kept: list[tuple[str, ...]] = []
-    ranks = Ranks(["pod1"], kept.append)
-    assert ranks.of("pod2", set()) == 2
-    assert ranks.of("pod1", set()) == 1
-    assert ranks.of("pod1", {1}) == 3
-    assert ranks.of("pod1", {1, 3}) == 4
-    assert ranks.of("pod1", {1}) == 3
+    ranks = RankAssignment(["pod1"], kept.append)
+    assert ranks.assign("pod2", set()) == 2
+    assert ranks.assign("pod1", set()) == 1
+    assert ranks.assign("pod1", {1}) == 3
+    assert ranks.assign("pod1", {1, 3}) == 4
+    assert ranks.assign("pod1", {1}) == 3
     assert kept == [("pod1", "pod2"), ("pod1", "pod2", "pod1"), ("pod1", "pod2", "pod1", "pod1")]

@@ -16,10 +16,9 @@ import pytest
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
-from agent.record.events import FORMER
+from agent.record.events import FORMER_EVENTS_FILE
 from agent.record.node_record import NodeRecord, own_record
-from agent.record.outcome_file import write_outcome
-from agent.record.run_folder import RunFolder
+from agent.record.run_folder import RunFolder, write_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -190,7 +189,7 @@ def test_own_record_is_of_this_process() -> None:
     assert record.agent.pid == os.getpid()
     assert record.agent.start > 0
     assert record.place.boot_id
-    assert FORMER.endswith(".jsonl")
+    assert FORMER_EVENTS_FILE.endswith(".jsonl")
 
 
 # --- names ---------------------------------------------------------------------------------------
@@ -204,14 +203,14 @@ def test_no_name_leads_out_of_the_log_dir(tmp_path: Path, run: str, node: str) -
     root = tmp_path / "logs"
     folder = RunFolder(root, run, node)
     assert folder.path.resolve().parent.parent == root
-    folder.belongs_to(f"{run}-other")
+    folder.move_to_run(f"{run}-other")
     assert folder.path.resolve().parent.parent == root
 
 
 def test_a_name_of_any_length(tmp_path: Path) -> None:
     """A head may say what it likes: a name that no disk takes is cut."""
     folder = RunFolder.waiting(tmp_path, "n" * 400)
-    folder.belongs_to("r" * 4000)
+    folder.move_to_run("r" * 4000)
     assert folder.path.parent.name == "r" * 200
 
 

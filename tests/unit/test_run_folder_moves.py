@@ -24,7 +24,7 @@ def test_a_workers_folder_moves_when_it_hears_the_run(tmp_path: Path) -> None:
     assert waiting.name.startswith("no-head-")
     with folder.file("agent.log").open("w") as log:
         log.write("before\n")
-        folder.belongs_to("run-1")
+        folder.move_to_run("run-1")
         log.write("after\n")
     assert folder.path == tmp_path / "run-1" / "pod1"
     assert folder.file("agent.log").read_text() == "before\nafter\n"
@@ -39,9 +39,9 @@ def test_a_worker_that_hears_its_run_again_stays(tmp_path: Path) -> None:
     """Every reply names the run; only another run moves the folder."""
     folder = RunFolder.waiting(tmp_path, "pod1")
     for _ in range(2):
-        folder.belongs_to("run-1")
+        folder.move_to_run("run-1")
     assert folder.path == tmp_path / "run-1" / "pod1"
-    folder.belongs_to("run-2")
+    folder.move_to_run("run-2")
     assert folder.path == tmp_path / "run-2" / "pod1"
 
 
@@ -60,7 +60,7 @@ def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
     head = in_run(tmp_path)
     workers = [RunFolder.waiting(tmp_path, name) for name in ("pod1", "pod1", "pod2")]
     for worker in workers:
-        worker.belongs_to("run-1")
+        worker.move_to_run("run-1")
     names = [folder.path.name for folder in (head, *workers)]
     assert names == ["pod0", "pod1", "pod1-2", "pod2"]
 
@@ -68,7 +68,7 @@ def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
 def former_life(root: Path) -> None:
     """Leave the folder of a worker that is gone."""
     former = RunFolder.waiting(root, "pod1")
-    former.belongs_to("run-1")
+    former.move_to_run("run-1")
     former.file("agent.log").write_text("first life\n")
     former.file("only.log").write_text("only then\n")
     former.file("dump").mkdir()
@@ -79,7 +79,7 @@ def former_life(root: Path) -> None:
 
 def events_of(folder: RunFolder) -> EventLog:
     """Return the events of a worker's folder."""
-    return EventLog(lambda: folder.steady("events.jsonl"), str, Began("worker"))
+    return EventLog(lambda: folder.held("events.jsonl"), str, Began("worker"))
 
 
 def test_a_restarted_worker_goes_on_in_its_own_folder(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_a_restarted_worker_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     with folder.file("agent.log").open("w") as log:
         log.write("before\n")
         log.flush()
-        folder.belongs_to("run-1")
+        folder.move_to_run("run-1")
         log.write("after\n")
     events.append(3.0, PhaseEntered("third"))
     assert folder.path == tmp_path / "run-1" / "pod1"
@@ -125,7 +125,7 @@ def test_events_that_are_written_during_the_move_are_kept(tmp_path: Path) -> Non
     thread = threading.Thread(target=write)
     thread.start()
     assert begun.wait(10)
-    folder.belongs_to("run-1")
+    folder.move_to_run("run-1")
     thread.join()
     found = [e.phase for _, e in read_events(folder.path) if isinstance(e, PhaseEntered)]
     assert found == ["first", *map(str, range(400))]
@@ -135,11 +135,11 @@ def test_events_that_are_written_during_the_move_are_kept(tmp_path: Path) -> Non
 def test_a_former_life_that_lives_elsewhere_is_left_alone(tmp_path: Path) -> None:
     """A worker's twin that holds the run's folder keeps it; ours has a number there."""
     twin = RunFolder.waiting(tmp_path, "pod1")
-    twin.belongs_to("run-1")
+    twin.move_to_run("run-1")
     twin.file("agent.log").write_text("twin")
     folder = RunFolder.waiting(tmp_path, "pod1")
     folder.file("agent.log").write_text("ours")
-    folder.belongs_to("run-1")
+    folder.move_to_run("run-1")
     assert folder.path.name == "pod1-2"
     assert twin.file("agent.log").read_text() == "twin"
 
@@ -154,7 +154,7 @@ class Told:
             "no-head-1",
             "pod1",
             link=False,
-            tell=lambda sentence, _: self.said.append(sentence),
+            log=lambda sentence, _: self.said.append(sentence),
         )
         self.before = self.folder.path
 
@@ -166,12 +166,12 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
         told = Told(root)
         fills = fill_with_files(root)
         for _ in range(3):
-            told.folder.belongs_to("run-1")
+            told.folder.move_to_run("run-1")
         assert told.folder.path == told.before
         assert told.said == [f"the log stays in {told.before}: No space left on device"]
         for fill in fills:
             fill.unlink()
-        told.folder.belongs_to("run-2")
+        told.folder.move_to_run("run-2")
         assert told.folder.path == root / "run-2" / "pod1"
         told.folder.close()
 
@@ -186,7 +186,7 @@ def test_a_full_disk_in_the_midst_of_the_move_undoes_it(tmp_path: Path) -> None:
         told.folder.file("agent.log").write_text("ours")
         fill_up(root)
         before, former = files_of(told.folder.path), files_of_former(root)
-        told.folder.belongs_to("run-1")
+        told.folder.move_to_run("run-1")
         assert told.folder.path == told.before
         assert files_of(told.folder.path) == before
         assert files_of_former(root) == former
@@ -206,7 +206,7 @@ def test_a_disk_that_became_read_only_ends_no_run(tmp_path: Path) -> None:
     """The log stays, and so does the run."""
     told = Told(tmp_path)
     with read_only(tmp_path):
-        told.folder.belongs_to("run-1")
+        told.folder.move_to_run("run-1")
     assert told.said == [f"the log stays in {told.before}: Read-only file system"]
 
 
@@ -216,7 +216,7 @@ def test_a_run_on_another_disk(tmp_path: Path) -> None:
     told = Told(tmp_path)
     (tmp_path / "run-1").mkdir()
     with full_disk(tmp_path / "run-1", "size=128k"):
-        told.folder.belongs_to("run-1")
+        told.folder.move_to_run("run-1")
     assert told.folder.path == told.before
     assert told.said == [f"the log stays in {told.before}: {os.strerror(errno.EXDEV)}"]
 
@@ -225,7 +225,7 @@ def test_a_run_that_is_a_file(tmp_path: Path) -> None:
     """Something else lies where the run's folder should be: the log stays."""
     told = Told(tmp_path)
     (tmp_path / "run-1").write_text("")
-    told.folder.belongs_to("run-1")
+    told.folder.move_to_run("run-1")
     assert told.folder.path == told.before
     assert len(told.said) == 1
 
@@ -236,16 +236,16 @@ def test_a_writer_that_is_held_up_holds_nobody_up(tmp_path: Path) -> None:
     held, go = threading.Event(), threading.Event()
 
     def write() -> None:
-        with folder.steady("events.jsonl"):
+        with folder.held("events.jsonl"):
             held.set()
             go.wait(20)
 
     thread = threading.Thread(target=write)
     thread.start()
     held.wait(10)
-    folder.belongs_to("run-1")
+    folder.move_to_run("run-1")
     assert folder.path.parent.name != "run-1"
     go.set()
     thread.join()
-    folder.belongs_to("run-1")
+    folder.move_to_run("run-1")
     assert folder.path.parent.name == "run-1"

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
-from agent.record.files import Claim, iso_time
+from agent.record.files import LockHolder, iso_time
 from agent.record.node_record import own_record
-from agent.record.run_choice import Candidate, Chosen, Fit, choose_run, goes_on, judge
+from agent.record.run_choice import ChosenRun, FoundRun, RunMatch, choose_run, match_run, may_resume
 from agent.record.run_record import (
-    FILE,
-    Attempt,
+    RUN_FILE,
+    AttemptRecord,
     NoRecord,
     RunRecord,
-    State,
+    RunState,
     fingerprint,
     next_epoch,
 )
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 NOW = "2025-01-01T00:00:00.000Z"
 RECORD = RunRecord(
-    *("4711", "f" * 16, 1_700_000_000_000, "pod0", State.RUNNING), ranks=("pod1", "pod2")
+    *("4711", "f" * 16, 1_700_000_000_000, "pod0", RunState.RUNNING), ranks=("pod1", "pod2")
 )
 RECORDS = st.builds(
     RunRecord,
@@ -44,10 +44,10 @@ RECORDS = st.builds(
     st.text(),
     st.integers(),
     st.text(),
-    st.sampled_from(State),
+    st.sampled_from(RunState),
     st.lists(
         st.builds(
-            Attempt,
+            AttemptRecord,
             st.integers(),
             st.text(),
             st.text(),
@@ -63,14 +63,14 @@ RECORDS = st.builds(
 
 def test_a_runs_life() -> None:
     """Attempts begin and end, each once, and a run that has ended says so."""
-    record = RECORD.begin(1, "4711-1", NOW).end_attempt(NOW, "a node was lost", None)
-    record = record.end_attempt(NOW, "said again", 3).begin(2, "4711-2", NOW)
+    record = RECORD.begin_attempt(1, "4711-1", NOW).end_attempt(NOW, "a node was lost", None)
+    record = record.end_attempt(NOW, "said again", 3).begin_attempt(2, "4711-2", NOW)
     assert [(a.number, a.submission_id, a.end, a.reason) for a in record.attempts] == [
         (1, "4711-1", NOW, "a node was lost"),
         (2, "4711-2", None, ""),
     ]
-    assert record.state is State.RUNNING
-    assert record.end_attempt(NOW, "done", 0).ended().state is State.ENDED
+    assert record.state is RunState.RUNNING
+    assert record.end_attempt(NOW, "done", 0).as_ended().state is RunState.ENDED
     assert RECORD.end_attempt(NOW, "none began", 1) == RECORD
 
 
@@ -82,12 +82,12 @@ def test_a_record_survives_the_disk(record: RunRecord) -> None:
 
 def test_a_record_is_written_whole(tmp_path: Path) -> None:
     """It is read back, and leaves nothing beside it."""
-    assert RECORD.write(tmp_path / FILE) is None
-    assert RunRecord.read(tmp_path / FILE) == RECORD
-    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+    assert RECORD.write(tmp_path / RUN_FILE) is None
+    assert RunRecord.read(tmp_path / RUN_FILE) == RECORD
+    assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]
 
 
-GOOD = RECORD.begin(1, "4711-1", NOW).to_dict()
+GOOD = RECORD.begin_attempt(1, "4711-1", NOW).to_dict()
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ GOOD = RECORD.begin(1, "4711-1", NOW).to_dict()
         ({"epoch": "1"}, "epoch is no whole number"),
         ({"epoch": True}, "epoch is no whole number"),
         ({"run_id": 4711}, "run_id is no text"),
-        ({"state": "paused"}, "'paused' is not a valid State"),
+        ({"state": "paused"}, "'paused' is not a valid RunState"),
         ({"attempts": {}}, "its attempts are no list"),
         ({"attempts": [1]}, "an attempt is no JSON object"),
         ({"attempts": [{}]}, "it is no record of a run: 'number'"),
@@ -109,11 +109,11 @@ GOOD = RECORD.begin(1, "4711-1", NOW).to_dict()
 )
 def test_what_is_no_record(tmp_path: Path, change: dict[str, object], words: str) -> None:
     """A foreign or newer file is no record, with the reason; it is never an exception."""
-    (tmp_path / FILE).write_text(json.dumps({**GOOD, **change}))
-    found = RunRecord.read(tmp_path / FILE)
+    (tmp_path / RUN_FILE).write_text(json.dumps({**GOOD, **change}))
+    found = RunRecord.read(tmp_path / RUN_FILE)
     assert isinstance(found, NoRecord)
     assert words in found.why
-    assert not found.free
+    assert not found.is_missing
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_what_is_no_record(tmp_path: Path, change: dict[str, object], words: str
 )
 def test_a_broken_file_is_no_record(tmp_path: Path, data: bytes) -> None:
     """Whatever bytes lie there."""
-    (tmp_path / FILE).write_bytes(data)
-    assert isinstance(RunRecord.read(tmp_path / FILE), NoRecord)
+    (tmp_path / RUN_FILE).write_bytes(data)
+    assert isinstance(RunRecord.read(tmp_path / RUN_FILE), NoRecord)
 
 
 def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
@@ -132,26 +132,26 @@ def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
     for name, free in {"folder": False, "pipe": False, "nothing": True}.items():
         found = RunRecord.read(tmp_path / name)
         assert isinstance(found, NoRecord)
-        assert found.free is free
+        assert found.is_missing is free
 
 
 @needs_mount
 def test_a_full_disk_keeps_the_former_record(tmp_path: Path) -> None:
     """What was there stays whole, the reason is returned, and nothing is left beside it."""
     with full_disk(tmp_path / "disk", "size=64k") as disk:
-        assert RECORD.write(disk / FILE) is None
+        assert RECORD.write(disk / RUN_FILE) is None
         fill_up(disk)
-        error = RECORD.begin(1, "x" * 5000, NOW).write(disk / FILE)
+        error = RECORD.begin_attempt(1, "x" * 5000, NOW).write(disk / RUN_FILE)
         assert error is not None
         assert error.strerror == "No space left on device"
-        assert RunRecord.read(disk / FILE) == RECORD
-        assert sorted(path.name for path in disk.iterdir()) == ["fill", FILE]
+        assert RunRecord.read(disk / RUN_FILE) == RECORD
+        assert sorted(path.name for path in disk.iterdir()) == ["fill", RUN_FILE]
 
 
 def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
     """Two writers and a reader at the same file: what is read is always whole."""
-    path = tmp_path / FILE
-    long = RECORD.begin(1, "x" * 50_000, NOW)
+    path = tmp_path / RUN_FILE
+    long = RECORD.begin_attempt(1, "x" * 50_000, NOW)
     RECORD.write(path)
 
     def write(record: RunRecord) -> None:
@@ -163,7 +163,7 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
         writer.start()
     while any(writer.is_alive() for writer in writers):
         assert RunRecord.read(path) in [RECORD, long]
-    assert [file.name for file in tmp_path.iterdir()] == [FILE]
+    assert [file.name for file in tmp_path.iterdir()] == [RUN_FILE]
 
 
 @given(st.none() | st.integers(), st.integers(0))
@@ -228,43 +228,43 @@ def test_a_new_token_makes_no_new_run() -> None:
     [
         (RECORD, "", ""),
         (RECORD, "pod0", ""),
-        (replace(RECORD, state=State.BOOTING), "", ""),
+        (replace(RECORD, state=RunState.BOOTING), "", ""),
         (replace(RECORD, head=""), "pod1", ""),
         (None, "", "it has no record"),
-        (RECORD.ended(), "", "it has ended"),
+        (RECORD.as_ended(), "", "it has ended"),
         (replace(RECORD, fingerprint="0"), "", "it is of another job, or other settings"),
         (RECORD, "pod1", "its head is pod0"),
     ],
 )
 def test_what_goes_on(record: RunRecord | None, node: str, why: str) -> None:
     """A run goes on if it has not ended and is of the same job."""
-    verdict = goes_on(record, RECORD.fingerprint, node)
+    verdict = may_resume(record, RECORD.fingerprint, node)
     assert (verdict.yes, verdict.why) == (not why, why)
 
 
 @pytest.mark.parametrize(
     ("found", "claim", "at_work", "fit"),
     [
-        (RECORD, Claim.OURS, False, Fit.GOES_ON),
-        (RECORD, Claim.OURS, True, Fit.GOES_ON),
-        (RECORD, Claim.UNKNOWN, False, Fit.GOES_ON),
-        (RECORD, Claim.UNKNOWN, True, Fit.TAKEN),
-        (RECORD, Claim.THEIRS, False, Fit.TAKEN),
-        (RECORD.ended(), Claim.OURS, False, Fit.TAKEN),
-        (NoRecord("there is none", free=True), Claim.OURS, False, Fit.FREE),
-        (NoRecord("there is none", free=True), Claim.UNKNOWN, False, Fit.FREE),
-        (NoRecord("there is none", free=True), Claim.THEIRS, False, Fit.TAKEN),
-        (NoRecord("it is broken"), Claim.OURS, False, Fit.TAKEN),
+        (RECORD, LockHolder.OURS, False, RunMatch.RESUME),
+        (RECORD, LockHolder.OURS, True, RunMatch.RESUME),
+        (RECORD, LockHolder.UNKNOWN, False, RunMatch.RESUME),
+        (RECORD, LockHolder.UNKNOWN, True, RunMatch.TAKEN),
+        (RECORD, LockHolder.THEIRS, False, RunMatch.TAKEN),
+        (RECORD.as_ended(), LockHolder.OURS, False, RunMatch.TAKEN),
+        (NoRecord("there is none", is_missing=True), LockHolder.OURS, False, RunMatch.FREE),
+        (NoRecord("there is none", is_missing=True), LockHolder.UNKNOWN, False, RunMatch.FREE),
+        (NoRecord("there is none", is_missing=True), LockHolder.THEIRS, False, RunMatch.TAKEN),
+        (NoRecord("it is broken"), LockHolder.OURS, False, RunMatch.TAKEN),
     ],
 )
 def test_what_a_candidate_is(
     found: RunRecord | NoRecord,
-    claim: Claim,
+    claim: LockHolder,
     at_work: bool,  # noqa: FBT001 - a table's column
-    fit: Fit,
+    fit: RunMatch,
 ) -> None:
     """A head's lock counts most; a broken record is left alone; where no lock is, life counts."""
-    assert judge(Candidate("4711", found, claim, at_work), RECORD.fingerprint)[0] is fit
+    assert match_run(FoundRun("4711", found, claim, at_work), RECORD.fingerprint)[0] is fit
 
 
 def new_ids() -> Callable[[], str]:
@@ -273,7 +273,7 @@ def new_ids() -> Callable[[], str]:
     return lambda: f"new-{next(number)}"
 
 
-def choose(root: Path, platform: str | None = None, node: str = "pod0") -> Chosen:
+def choose(root: Path, platform: str | None = None, node: str = "pod0") -> ChosenRun:
     """Choose a run for RECORD's job."""
     return choose_run(root, platform, RECORD.fingerprint, new_ids(), node=node)
 
@@ -282,7 +282,7 @@ def leave(root: Path, record: RunRecord) -> None:
     """Leave a run behind, as the latest."""
     folder = root / record.run_id
     folder.mkdir(parents=True, exist_ok=True)
-    record.write(folder / FILE)
+    record.write(folder / RUN_FILE)
     (root / "latest").unlink(missing_ok=True)
     (root / "latest").symlink_to(record.run_id)
 
@@ -306,17 +306,17 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
 
 def test_a_platforms_run_that_is_over_has_numbers(tmp_path: Path) -> None:
     """The next free id, or a numbered run that goes on; why not the others is told."""
-    leave(tmp_path, RECORD.ended())
+    leave(tmp_path, RECORD.as_ended())
     leave(tmp_path, replace(RECORD, run_id="4711-2", fingerprint="other"))
     (tmp_path / "4711-3").mkdir()
-    (tmp_path / "4711-3" / FILE).write_text("{")
+    (tmp_path / "4711-3" / RUN_FILE).write_text("{")
     chosen = choose(tmp_path, "4711")
     assert chosen.run_id == "4711-4"
-    assert chosen.notes[:2] == (
+    assert chosen.skipped[:2] == (
         "run 4711 does not go on: it has ended",
         "run 4711-2 does not go on: it is of another job, or other settings",
     )
-    assert "run 4711-3 does not go on: it is broken" in chosen.notes[2]
+    assert "run 4711-3 does not go on: it is broken" in chosen.skipped[2]
     assert chosen.lock is not None
     chosen.lock.release()
     leave(tmp_path, replace(RECORD, run_id="4711-4"))
@@ -325,14 +325,14 @@ def test_a_platforms_run_that_is_over_has_numbers(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "record",
-    [RECORD.ended(), replace(RECORD, fingerprint="other"), replace(RECORD, head="pod7")],
+    [RECORD.as_ended(), replace(RECORD, fingerprint="other"), replace(RECORD, head="pod7")],
 )
 def test_a_latest_run_that_does_not_go_on(tmp_path: Path, record: RunRecord) -> None:
     """It is over, of another job, or another cluster's on the same disk: a new run."""
     leave(tmp_path, record)
     chosen = choose(tmp_path)
     assert (chosen.run_id, chosen.before) == ("new-1", None)
-    assert len(chosen.notes) == 1
+    assert len(chosen.skipped) == 1
 
 
 @pytest.mark.parametrize("target", ["../elsewhere", "/etc", "gone", ".", "", "a/b"])
@@ -341,7 +341,7 @@ def test_latest_leads_nowhere_else(tmp_path: Path, target: str) -> None:
     root = tmp_path / "logs"
     root.mkdir()
     (tmp_path / "elsewhere").mkdir()
-    RECORD.write(tmp_path / "elsewhere" / FILE)
+    RECORD.write(tmp_path / "elsewhere" / RUN_FILE)
     if target:
         (root / "latest").symlink_to(target)
     else:
@@ -354,7 +354,7 @@ def test_latest_leads_nowhere_else(tmp_path: Path, target: str) -> None:
 def test_heads_at_once_have_runs_of_their_own(tmp_path: Path, platform: str | None) -> None:
     """Heads that choose in the same instant never share a run; one goes on, the others begin."""
     leave(tmp_path, RECORD)
-    chosen: list[Chosen] = []
+    chosen: list[ChosenRun] = []
     new = new_ids()
 
     def head() -> None:
@@ -373,7 +373,7 @@ def test_without_locks_a_head_that_works_keeps_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a disk without locks it is the head's own record that tells, while it is fresh."""
-    monkeypatch.setattr("agent.record.files.FileLock.take", lambda _: Claim.UNKNOWN)
+    monkeypatch.setattr("agent.record.files.FileLock.take", lambda _: LockHolder.UNKNOWN)
     leave(tmp_path, RECORD)
     node = tmp_path / "4711" / "pod0" / "node.json"
     node.parent.mkdir()
@@ -397,7 +397,7 @@ def test_an_unwritable_root_is_left_to_the_folder(tmp_path: Path) -> None:
 
 def test_a_log_dir_where_everything_is_taken(tmp_path: Path) -> None:
     """It ends with 78 and a reason, rather than never."""
-    leave(tmp_path, replace(RECORD.ended(), run_id="same"))
+    leave(tmp_path, replace(RECORD.as_ended(), run_id="same"))
     (tmp_path / "latest").unlink()
     with pytest.raises(PreflightError, match="is free") as caught:
         choose_run(tmp_path, None, RECORD.fingerprint, lambda: "same")
@@ -406,8 +406,8 @@ def test_a_log_dir_where_everything_is_taken(tmp_path: Path) -> None:
 
 def kept(root: Path, *, job_survives: bool) -> RunKeeper:
     """Return what a head knows that was started anew, after one that was killed at its job."""
-    before = RECORD.begin(1, "4711-1", NOW)
-    keeper = RunKeeper(root, "f" * 16, Chosen("4711", before), job_survives=job_survives)
+    before = RECORD.begin_attempt(1, "4711-1", NOW)
+    keeper = RunKeeper(root, "f" * 16, ChosenRun("4711", before), job_survives=job_survives)
     keeper.close()
     return keeper
 
@@ -423,5 +423,5 @@ def test_a_job_that_outlived_its_head_is_followed_again(tmp_path: Path) -> None:
     """On a Ray that others keep the job runs on: no second one is started beside it."""
     keeper = kept(tmp_path, job_survives=True)
     assert keeper.next_attempt == 1
-    keeper.submitted(1, "4711-1")
+    keeper.record_submission(1, "4711-1")
     assert [(one.number, one.start, one.end) for one in keeper.attempts] == [(1, NOW, None)]

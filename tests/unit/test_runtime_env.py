@@ -14,16 +14,16 @@ from ray._private.runtime_env.packaging import create_package
 from ray.runtime_env import RuntimeEnv
 
 from agent.base.errors import SettingsError
-from agent.boot.runtime_env import read_runtime_env
+from agent.boot.plan_input import read_runtime_env
 from agent.node import upload
-from agent.node.ray_python import look_here
+from agent.node.pythons import ray_here
 from agent.node.upload import LIMIT, measure
 from unit.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-RAY = look_here().folder
+RAY = ray_here().folder
 OF_VERL = """
 working_dir: ./
 excludes: ["/.git/"]
@@ -222,7 +222,7 @@ def test_counting_ends_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     """A folder that takes too long to count is judged by what was counted."""
     for name in ("a", "b"):
         sparse(tmp_path / name, LIMIT + 1)
-    monkeypatch.setattr(upload, "_PATIENCE", -1.0)
+    monkeypatch.setattr(upload, "_TIME_LIMIT", -1.0)
     with pytest.raises(SettingsError, match=r"at least 100 MiB in 1 files \(a 100 MiB\)"):
         read(AGENT_WORKING_DIR=str(tmp_path))
 

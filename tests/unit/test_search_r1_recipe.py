@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from agent.work.recipes.search_r1 import make
 from unit.recipe_words import arguments
 
@@ -22,9 +22,9 @@ def asked(
     cpus: int | None = 64,
     tensor_parallel: int = 1,
     eval_data: str = "",
-) -> Asked:
+) -> RecipeInput:
     """Return what is asked of the recipe, by default on 2×8."""
-    return Asked(
+    return RecipeInput(
         recipe="search-r1-ppo",
         nodes=tuple(NodeSize(each, cpus) for each in gpus),
         version=(),

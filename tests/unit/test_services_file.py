@@ -8,10 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.services import Alive, Listens, Logs, Replies
-from agent.work.services_asked import NO_FILE, ServicesFile
+from agent.work.services import (
+    NO_FILE,
+    HttpProbe,
+    LivenessCheck,
+    LogPattern,
+    ServicesFile,
+    TcpProbe,
+)
 from agent.work.services_file import parse
-from agent.work.where import ON_EVERY, ON_HEAD, Place, Where
+from agent.work.where import ON_EVERY, ON_HEAD, Placeholders, Where
 from unit.worlds import settings_of
 
 SETTINGS = settings_of({})
@@ -63,13 +69,13 @@ def test_every_key() -> None:
     """All that a service and a step can say is taken over."""
     found = read(FULL)
     (spec,), (step,) = found.services, found.steps
-    assert spec.command(Place(rank="2")) == ["/bin/sh", "-c", "bash retrieval_launch.sh 2"]
+    assert spec.command(Placeholders(rank="2")) == ["/bin/sh", "-c", "bash retrieval_launch.sh 2"]
     body = '{"queries": ["x"], "topk": 1, "return_scores": true}'
-    assert spec.ready == Replies("http://{node_ip}:8000/retrieve", body, "result")
+    assert spec.ready == HttpProbe("http://{node_ip}:8000/retrieve", body, "result")
     assert (spec.name, spec.where, spec.within) == ("retriever", ON_EVERY, 900.0)
     assert (spec.restarts, spec.essential, spec.port) == (5, False, 8000)
-    assert (spec.alone, spec.alive, spec.log) == (False, Alive(), "retriever.log")
-    assert spec.environment(Place()) == {"HF_HOME": "/data/hf"}
+    assert (spec.alone, spec.alive, spec.log) == (False, LivenessCheck(), "retriever.log")
+    assert spec.environment(Placeholders()) == {"HF_HOME": "/data/hf"}
     assert (step.name, step.where, step.within) == ("gsm8k", ON_EVERY, 10_800.0)
     assert (step.once, step.needs_order, step.log) == ("/data/gsm8k/.prepared", True, "gsm8k.log")
     assert spec.after == ("gsm8k", "AGENT_MODEL")
@@ -81,7 +87,7 @@ def test_the_least() -> None:
     found = read(service(COMMAND + READY) + "[prepare.data]\ncommand = 'make'\n")
     (spec,), (step,) = found.services, found.steps
     assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
-    assert (spec.ready, spec.alive, spec.alone) == (Listens(8000), None, False)
+    assert (spec.ready, spec.alive, spec.alone) == (TcpProbe(8000), None, False)
     assert (step.where, step.within, step.once, step.needs_order) == (ON_HEAD, 7200.0, None, False)
     assert (spec.after, step.after) == ((), ())
     assert read("") == NO_FILE
@@ -94,7 +100,12 @@ def test_what_the_reward_row_says() -> None:
     assert (row.command, row.where, row.alone, row.within) == (None, Where("rank", 2), True, 60.0)
     row = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n").reward
     assert row is not None
-    assert (row.command, row.where, row.ready, row.after) == ("serve", ON_HEAD, Logs("up"), None)
+    assert (row.command, row.where, row.ready, row.after) == (
+        "serve",
+        ON_HEAD,
+        LogPattern("up"),
+        None,
+    )
     row = read("[services.reward]\nafter = []\n").reward
     assert row is not None
     assert row.after == ()

@@ -8,19 +8,19 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.errors import Problem, SettingsError
-from agent.boot import planning
+from agent.boot import plan_input
 from agent.node.disks import disk_of
 from agent.node.facts import Framework
-from agent.plan.make_plan import make_plan
+from agent.plan.make import make_plan
 from agent.plan.services import service_problems
 from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
-from agent.work.prepare import by_order
+from agent.work.prepare import ordered_steps
 from agent.work.services import digest, reward_url
 from agent.work.services_file import parse
-from agent.work.where import Place
+from agent.work.where import Placeholders
 from unit.launches import EXAMPLES
 from unit.worlds import MACHINE, SECRET, settings_of, with_ray
 
@@ -149,7 +149,7 @@ after = ["AGENT_PREPARE"]
     assert "  prepare gsm8k (each): make\n    starts after AGENT_PREPARE\n" in shown
     assert "/get_reward answers a scoring request; restarted up to 3 times\n" in shown
     assert "    starts after AGENT_PREPARE\n  finder:" in shown
-    assert [step.name for step in by_order(worker.steps)] == ["gsm8k"]
+    assert [step.name for step in ordered_steps(worker.steps)] == ["gsm8k"]
     assert digest(head.all_services, head.steps) == digest(worker.all_services, worker.steps)
 
 
@@ -249,7 +249,7 @@ ready.tcp = 8000
 env = {{ HF_TOKEN = "{SECRET}", A = "b" }}
 """
     made = plan(HEAD, text)
-    redactor = redactor_for({}, made.settings, made.told_by_file)
+    redactor = redactor_for({}, made.settings, made.services_file_texts)
     assert "hush-0123456789" not in render(made, redactor)
     assert SECRET not in redactor.clean(f"my token is {SECRET}")
 
@@ -312,30 +312,32 @@ def test_the_reward_url_follows_its_row() -> None:
     (spec,) = made.all_services
     assert made.services == ()
     assert (spec.within, spec.deadline_variable) == (420.0, "services.reward, ready.within")
-    assert reward_url(made.all_services, Place("10.0.0.7")) == "http://10.0.0.7:5000/get_reward"
+    assert (
+        reward_url(made.all_services, Placeholders("10.0.0.7")) == "http://10.0.0.7:5000/get_reward"
+    )
     made = plan(HEAD, '[services.reward]\ncommand = "serve"\n')
-    assert made.all_services[0].command(Place()) == ["/bin/sh", "-c", "serve"]
+    assert made.all_services[0].command(Placeholders()) == ["/bin/sh", "-c", "serve"]
 
 
 def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way, from the variable to the plan; what is wrong is told with the rest."""
-    monkeypatch.setattr(planning, "gather", lambda *_, **__: MACHINE)
+    monkeypatch.setattr(plan_input, "gather", lambda *_, **__: MACHINE)
     file = tmp_path / "s.toml"
     file.write_text(FILE.replace("/data", str(tmp_path)))
     environ = {**HEAD, "AGENT_SERVICES": str(file)}
-    made = planning.plan_of(environ, ["true"])
+    made = plan_input.plan_from_environment(environ, ["true"])
     assert [spec.name for spec in made.all_services] == ["finder", "judge"]
     assert made.facts.disks == {f"{tmp_path}/.done": disk_of(f"{tmp_path}/x")}
     file.write_text("[services.x]\n")
     with pytest.raises(SettingsError) as caught:
-        planning.plan_of({**environ, "RAY_WORKER": "0"}, ["true"])
+        plan_input.plan_from_environment({**environ, "RAY_WORKER": "0"}, ["true"])
     assert len(caught.value.problems) == 2
     with pytest.raises(SettingsError) as caught:
-        planning.plan_of({**environ, "EXPECTED_WORKERS": "some"}, ["true"])
+        plan_input.plan_from_environment({**environ, "EXPECTED_WORKERS": "some"}, ["true"])
     assert len(caught.value.problems) == 3
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(SettingsError, match=r"AGENT_SERVICES: got .*there on every node"):
-            planning.plan_of({**environ, "AGENT_SERVICES": str(path)}, ["true"])
+            plan_input.plan_from_environment({**environ, "AGENT_SERVICES": str(path)}, ["true"])
 
 
 def test_disks_are_named_alike() -> None:

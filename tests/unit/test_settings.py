@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from agent.base.errors import Problem, SettingsError
 from agent.settings import load
-from agent.settings.model import FIELD_OF, KNOWN, SECRETS
-from agent.settings.show import markdown_table, text_table
+from agent.settings.load import markdown_table, text_table
+from agent.settings.model import FIELD_OF, KNOWN_NAMES, SECRETS
 from agent.settings.values import duration
 from unit.worlds import SECRET, settings_of
 
@@ -40,7 +40,7 @@ def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tu
 
 def test_the_contracts_names_and_no_others() -> None:
     """What is read is the contract's table, and the file form of each secret."""
-    assert sorted(KNOWN) == sorted([*CONTRACT, *(f"{name}_FILE" for name in SECRETS)])
+    assert sorted(KNOWN_NAMES) == sorted([*CONTRACT, *(f"{name}_FILE" for name in SECRETS)])
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from agent.base.errors import SettingsError
 from agent.settings import load
-from agent.settings.model import FORMS_OF_SECRETS
+from agent.settings.model import SECRET_FILE_VARIABLES
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
 )
 def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None:
     """A name without AGENT_ may be another tool's: it is taken for a slip, and only warned of."""
-    (slip,) = load({typo: SECRET}).slips
+    (slip,) = load({typo: SECRET}).misspelled
     assert slip == f"{typo} is no variable of ours (did you mean {meant}?)"
     with pytest.raises(SettingsError) as caught:
         load({typo: SECRET, "AGENT_PORT": "x"})
@@ -79,14 +79,14 @@ def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None
 def test_others_names_are_no_slips(name: str, tmp_path: Path) -> None:
     """Ray's and W&B's own variables are never taken for ours, nor is what is known."""
     (tmp_path / "secret").write_text(SECRET)
-    assert load({name: f"{tmp_path}/secret"}).slips == ()
-    assert load({"RAY_WORKER": "0", "RAY_WORKERS": "4"}).slips == ()
+    assert load({name: f"{tmp_path}/secret"}).misspelled == ()
+    assert load({"RAY_WORKER": "0", "RAY_WORKERS": "4"}).misspelled == ()
 
 
 def test_foreign_names_are_named_in_one_note() -> None:
     """Other tools' AGENT_ names do no harm, and are named once, all together."""
     foreign = {"AGENT_TOOLSDIRECTORY": "/t", "AGENT_NAME": "ci", "AGENT_JOBSTATUS": "ok"}
-    (note,) = load({**foreign, "PATH": "/bin"}).notes
+    (note,) = load({**foreign, "PATH": "/bin"}).ignored
     assert all(name in note for name in foreign)
     assert "PATH" not in note
 
@@ -95,11 +95,11 @@ def test_foreign_names_are_named_in_one_note() -> None:
 def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
     """Kubernetes sets NAME_PORT=tcp://… for a service of that name: told, and not taken."""
     loaded = load({name: "tcp://10.0.0.1:80"})
-    assert any(name in note and "ignored" in note for note in loaded.notes)
+    assert any(name in note and "ignored" in note for note in loaded.ignored)
     assert loaded.origins[name].startswith("default")
 
 
-@pytest.mark.parametrize("form", sorted(FORMS_OF_SECRETS))
+@pytest.mark.parametrize("form", sorted(SECRET_FILE_VARIABLES))
 def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     """A secret's file form gives the secret, without the newline that editors add."""
     file = tmp_path / "secret"
@@ -107,23 +107,23 @@ def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     loaded = load({form: str(file)})
     held = {"WANDB_API_KEY": loaded.settings.wandb_api_key}
     held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
-    secret = held[FORMS_OF_SECRETS[form]]
+    secret = held[SECRET_FILE_VARIABLES[form]]
     assert secret is not None
     assert secret.reveal() == SECRET
-    assert loaded.origins[FORMS_OF_SECRETS[form]] == f"file named by {form}"
+    assert loaded.origins[SECRET_FILE_VARIABLES[form]] == f"file named by {form}"
 
 
-@pytest.mark.parametrize("form", sorted(FORMS_OF_SECRETS))
+@pytest.mark.parametrize("form", sorted(SECRET_FILE_VARIABLES))
 def test_two_forms_of_one_secret(form: str) -> None:
     """A secret given twice is refused, both names in the message, the value in none."""
-    secret = FORMS_OF_SECRETS[form]
+    secret = SECRET_FILE_VARIABLES[form]
     sentence = told({secret: SECRET, form: "/run/secret"})
     assert secret in sentence
     assert form in sentence
     assert SECRET not in sentence
 
 
-@pytest.mark.parametrize("form", sorted(FORMS_OF_SECRETS))
+@pytest.mark.parametrize("form", sorted(SECRET_FILE_VARIABLES))
 def test_an_unreadable_or_empty_file(form: str, tmp_path: Path) -> None:
     """A file that is missing, no text or empty is refused by the name of its variable."""
     assert f"{form}: got {tmp_path}/none (No such file" in told({form: f"{tmp_path}/none"})

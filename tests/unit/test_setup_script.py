@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.base.own_command import is_special_to_a_shell
+from agent.base.own_command import needs_shell_quoting
 
 SETUP = Path(__file__).parents[2] / "scripts" / "setup"
 BAD = ["a b", "a(b", "a)b", "a'b", 'a"b', "a$b", "a`b", "a&b", "a;b", "a|b", "a<b", "a>b", "a\\b"]
@@ -33,7 +33,7 @@ def test_a_path_that_a_shell_takes_apart(tmp_path: Path, name: str) -> None:
     )
     assert done.returncode == 78
     assert (f"Ray does not run from '{tmp_path}/{name}'" in done.stderr) == (name in BAD)
-    assert is_special_to_a_shell(f"{tmp_path}/{name}/.venv/bin/python") == (name in BAD)
+    assert needs_shell_quoting(f"{tmp_path}/{name}/.venv/bin/python") == (name in BAD)
     as_a_shell_reads_it = subprocess.run(
         ["bash", "-c", f"printf '%s\\0' {tmp_path}/{name}"],
         cwd=tmp_path,  # one of the names is a redirection

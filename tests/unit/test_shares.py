@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from agent.base.outcome import Kind
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import HERE, Order, OrderKind
 from agent.decisions.worker import state as w
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import PartEnd, PartOver, Seat
+from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 from unit import workers
 from unit.heads import PREPARED, SUBMITTED, TERM, TICK, History, Story
 from unit.shares import DONE, STOPPED, by_torchrun, failed, own, tells
@@ -45,7 +44,7 @@ def test_alone_it_starts_at_once() -> None:
     then = head.deadline(story.state)
     assert then is not None
     story.take(TICK, then)
-    assert list(story.kinds()) == ["Submit"]
+    assert list(story.kinds()) == ["SubmitJob"]
     story.take(SUBMITTED, then)
     story.take(own(DONE), 9.0)
     assert [(end.kind, end.exit_code) for end in story.ends] == [(Kind.DONE, 0)]
@@ -60,8 +59,8 @@ def test_shares_stand_in_the_order_of_ranks() -> None:
         (1.3, tells(2, at=1.3, rank=1)),
     ]
     story = Story(by_torchrun(4), history)
-    assert list(story.state.parts.of) == [HERE, "agent2", "agent3", "agent4", "agent5"]
-    assert [part.size.gpus for part in story.state.parts.of.values()] == [8, 4, 4, 4, 4]
+    assert list(story.state.shares.by_node) == [HERE, "agent2", "agent3", "agent4", "agent5"]
+    assert [part.size.gpus for part in story.state.shares.by_node.values()] == [8, 4, 4, 4, 4]
     assert "5 node(s) ready: starting the job by torchrun" in story.said
     assert "joined Ray" not in story.said
 
@@ -124,9 +123,12 @@ def test_the_others_are_stopped_by_the_first_failure() -> None:
     """One StopJob, and no end before all have told theirs or had their time."""
     story = Story(by_torchrun(), STARTED)
     story.take(own(failed(7)), 9.0)
-    assert (story.state.phase, list(story.kinds())) == (Phase.STOPPING, ["Submit", "StopJob"])
+    assert (story.state.phase, list(story.kinds())) == (
+        HeadPhase.STOPPING,
+        ["SubmitJob", "StopJob"],
+    )
     story.take(tells(2, at=9.1), 9.1)
-    assert story.state.phase is Phase.STOPPING
+    assert story.state.phase is HeadPhase.STOPPING
     story.take(tells(2, STOPPED, 9.4), 9.4)
     assert story.ends[0].exit_code == 7
 
@@ -141,7 +143,7 @@ def test_shares_that_succeed_while_they_are_stopped_for_a_loss() -> None:
     """Where all have succeeded before their stop, so has the job."""
     story = Story(by_torchrun(retries=1), [*STARTED, (9.0, tells(2, at=9.0)), (24.0, TICK)])
     story.take(TICK, 84.1)
-    assert story.state.phase is Phase.STOPPING
+    assert story.state.phase is HeadPhase.STOPPING
     story.take(tells(2, DONE, 84.2), 84.2)
     story.take(own(DONE), 84.3)
     assert [end.exit_code for end in story.ends] == [0]
@@ -151,11 +153,11 @@ def test_another_attempt_after_a_loss() -> None:
     """It waits for the node again, and shares the job out anew among who is there."""
     story = Story(by_torchrun(retries=1), [*STARTED, (9.0, REPLACED)])
     story.take(own(failed(1)), 9.5)
-    assert [deed.id for deed in story.deeds if isinstance(deed, h.Submit)] == ["run-1"]
+    assert [deed.id for deed in story.deeds if isinstance(deed, h.SubmitJob)] == ["run-1"]
     assert "Retry" in list(story.kinds())
     story.take(tells(3, at=100.0), 100.0)
-    assert list(story.state.parts.of) == [HERE, "agent3"]
-    assert [deed.id for deed in story.deeds if isinstance(deed, h.Submit)] == ["run-1", "run-2"]
+    assert list(story.state.shares.by_node) == [HERE, "agent3"]
+    assert [deed.id for deed in story.deeds if isinstance(deed, h.SubmitJob)] == ["run-1", "run-2"]
 
 
 ENDS = st.sampled_from([DONE, STOPPED, failed(7), failed(-9), failed(1, ago=1.0), failed(2, None)])
@@ -181,18 +183,20 @@ def test_no_history_breaks_the_rules(
         now += pause
         heard = event
         if isinstance(event, h.WorkerReported):
-            heard = h.WorkerReported(replace(event.worker, heard=now))
+            heard = h.WorkerReported(replace(event.worker, last_report_at=now))
         story.take(heard, now)
-        runs = story.state.phase is Phase.RUNNING  # its own processes are watched, with no limit
+        runs = (
+            story.state.phase is HeadPhase.RUNNING
+        )  # its own processes are watched, with no limit
         assert runs or story.ends or head.deadline(story.state) is not None
-    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.Submit)]
+    submitted = [deed.id for deed in story.deeds if isinstance(deed, h.SubmitJob)]
     stopped = [deed.id for deed in story.deeds if isinstance(deed, h.StopJob)]
     assert len(set(submitted)) == len(submitted) <= retries + 1
     assert set(stopped) <= set(submitted)
     assert len(stopped) <= len(submitted)
     if not story.finish():
         pytest.fail("no end by time alone, and no rest")
-    if story.state.phase is Phase.RUNNING:
+    if story.state.phase is HeadPhase.RUNNING:
         story.take(TERM, story.now)
         story.finish()
     (end,) = story.ends
@@ -203,9 +207,9 @@ def test_no_history_breaks_the_rules(
 # --- the worker ----------------------------------------------------------------------------------
 
 WORKER = replace(workers.goal(), by_torchrun=True)
-SEAT = Seat(1, (NodeSize(8), NodeSize(4)))
-RUN = w.Ordered(Order("head1", 1, OrderKind.RUN_PART, "job", 1, SEAT))
-STOP = w.Ordered(Order("head1", 2, OrderKind.STOP_PART, "job", 1))
+SEAT = ShareOrder(1, (NodeSize(8), NodeSize(4)))
+RUN = w.Ordered(Order("head1", 1, OrderKind.RUN_SHARE, "job", 1, SEAT))
+STOP = w.Ordered(Order("head1", 2, OrderKind.STOP_SHARE, "job", 1))
 FOLLOWS: workers.History = [(1.0, workers.spoke()), (2.0, RUN)]
 
 
@@ -213,29 +217,29 @@ def test_a_worker_follows_without_ray_and_starts_its_share() -> None:
     """It joins by its report alone, and starts what the head orders, once."""
     story = workers.Story(WORKER, FOLLOWS)
     story.take(RUN, 3.0)
-    assert story.deeds == [w.StartPart(1, SEAT)]
+    assert story.deeds == [w.StartShare(1, SEAT)]
     assert story.state.joined
-    story.take(PartOver(1, failed(7)), 4.0)
-    assert story.state.part == PartOver(1, failed(7))
+    story.take(ShareOver(1, failed(7)), 4.0)
+    assert story.state.share_over == ShareOver(1, failed(7))
     story.take(STOP, 5.0)
-    assert story.deeds[-1] == w.StopPart()
+    assert story.deeds[-1] == w.StopShare()
 
 
 def test_an_end_of_an_earlier_share_is_not_this_ones() -> None:
     """What ends late belongs to its own attempt."""
-    again = w.Ordered(Order("head1", 3, OrderKind.RUN_PART, "job", 2, SEAT))
+    again = w.Ordered(Order("head1", 3, OrderKind.RUN_SHARE, "job", 2, SEAT))
     story = workers.Story(WORKER, [*FOLLOWS, (3.0, again)])
-    story.take(PartOver(1, PartEnd(1)), 4.0)
-    assert story.state.part is None
+    story.take(ShareOver(1, ShareEnd(1)), 4.0)
+    assert story.state.share_over is None
 
 
 def test_a_head_that_was_started_anew_has_no_such_job() -> None:
     """Rank 0 went with the former head: this share is stopped, and the new head followed."""
     story = workers.Story(WORKER, [*FOLLOWS, (5.0, workers.spoke(epoch=2))])
-    assert story.deeds[-1] == w.StopPart()
-    assert (story.state.runs, story.state.phase) == (1, w.Phase.FOLLOWING)
-    story.take(w.PartOver(1, STOPPED), 6.0)
-    assert story.state.runs == 0
+    assert story.deeds[-1] == w.StopShare()
+    assert (story.state.running_attempt, story.state.phase) == (1, w.WorkerPhase.FOLLOWING)
+    story.take(ShareOver(1, STOPPED), 6.0)
+    assert story.state.running_attempt == 0
 
 
 def test_a_plain_ray_head_is_no_head_for_it() -> None:
@@ -256,13 +260,13 @@ def test_where_ray_runs_a_share_is_refused() -> None:
     """An order that this worker's own plan does not have is not carried out."""
     story = workers.Story(workers.goal(), [(1.0, workers.spoke()), (2.0, RUN)])
     assert "is refused" in story.said
-    assert w.StartPart(1, SEAT) not in story.deeds
+    assert w.StartShare(1, SEAT) not in story.deeds
 
 
 def heard_at(event: h.HeadEvent, now: float) -> h.HeadEvent:
     """Have a report be of now."""
     if isinstance(event, h.WorkerReported):
-        return h.WorkerReported(replace(event.worker, heard=now))
+        return h.WorkerReported(replace(event.worker, last_report_at=now))
     return event
 
 
@@ -291,16 +295,18 @@ def test_what_is_kept_counted_is_what_a_look_at_all_would_find(
     for after, event in history:
         now += after
         story.take(heard_at(event, now), now)
-        if story.state.phase is Phase.LEAVING:
+        if story.state.phase is HeadPhase.LEAVING:
             return
-        parts, fleet = story.state.parts, story.state.fleet
-        lost = {key for key, part in parts.of.items() if part.end and part.end.lost}
-        running = lost | {key for key, part in parts.of.items() if part.end is None}
+        parts, fleet = story.state.shares, story.state.fleet
+        lost = {key for key, part in parts.by_node.items() if part.end and part.end.lost}
+        running = lost | {key for key, part in parts.by_node.items() if part.end is None}
         assert parts.running == running
         known = {key: fleet.workers.get(key) for key in running - {HERE}}
         gone = {key for key, worker in known.items() if not worker or not fleet.counts(worker)}
         assert parts.absent == lost | gone
-        ends = {key: part for key, part in parts.of.items() if part.end is not None}
+        ends = {key: part for key, part in parts.by_node.items() if part.end is not None}
         assert parts.succeeded == sum(part.end == DONE for part in ends.values())
         bad = [part.failed_at for part in ends.values() if part.end and part.end.failed]
-        assert (parts.of[parts.first].failed_at if parts.first else None) == min(bad, default=None)
+        assert (parts.by_node[parts.first_failed].failed_at if parts.first_failed else None) == min(
+            bad, default=None
+        )

@@ -16,12 +16,12 @@ SHOWS = """
 import os, sys
 from functools import partial
 import anyio
-from agent.boot.shown import show_live
+from agent.boot.live_view import show_live
 from browsing.runs import status
 
 class Watched:
     status = staticmethod(lambda: {**status(3), "job_tail": []})
-    more = staticmethod(lambda: {"job_tail": ["a line of the job"]})
+    private_details = staticmethod(lambda: {"job_tail": ["a line of the job"]})
 
 async def main():
     async with anyio.create_task_group() as tasks:
@@ -77,7 +77,7 @@ def test_where_there_are_lines_alone(style: str, more: dict[str, str], tmp_path:
 
 def test_rich_is_loaded_late() -> None:
     """A head and a worker need none of it before Ray's start, nor without a terminal at all."""
-    look = "import agent.boot.head, agent.boot.worker, agent.boot.shown, sys\n"
+    look = "import agent.boot.head, agent.boot.worker, agent.boot.live_view, sys\n"
     look += "print('rich' in sys.modules)"
     told = subprocess.run(
         [sys.executable, "-c", look], env=environ(), capture_output=True, text=True, check=True

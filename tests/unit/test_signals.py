@@ -22,12 +22,12 @@ REPO = Path(__file__).parents[2]
 STORY = """
 import os, signal, anyio
 from agent.runtime import signals
-from agent.runtime.exiting import exit_now
+from agent.runtime.signals import exit_now
 
 async def live():
     heard = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch, heard.append, lambda signum: heard.append(-signum))
+        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
         await anyio.wait_all_tasks_blocked()
         os.kill(os.getpid(), {number})
         with anyio.fail_after(5):
@@ -90,8 +90,8 @@ def test_none_that_ends_a_process_is_forgotten() -> None:
 
 EARLY = """
 import os, signal
-from agent.runtime.first_signals import listen
-listen()
+from agent.runtime.first_signals import install_handlers
+install_handlers()
 os.kill(os.getpid(), signal.SIGUSR1)
 os.kill(os.getpid(), signal.SIGUSR1)
 
@@ -101,7 +101,7 @@ from agent.runtime import signals
 async def live():
     heard = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch, heard.append, lambda signum: heard.append(-signum))
+        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
         with anyio.fail_after(5):
             while not heard:
                 await anyio.sleep(0.01)
@@ -119,8 +119,8 @@ def test_what_comes_while_we_import_is_told_later() -> None:
 
 STRUCK = """
 import os
-from agent.runtime.first_signals import listen
-listen()
+from agent.runtime.first_signals import install_handlers
+install_handlers()
 os.kill(os.getpid(), {number})
 print("goes on")
 """
@@ -139,7 +139,7 @@ from agent.runtime import signals
 async def live():
     heard = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch, heard.append, heard.append)
+        tasks.start_soon(signals.watch_signals, heard.append, heard.append)
         await anyio.wait_all_tasks_blocked()
         for _ in range(10_000):
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -167,8 +167,8 @@ CHILD = (
 )
 PARENT = f"""
 import subprocess, sys
-from agent.runtime.first_signals import hand_to, heed_no_more, listen
-for step in (listen, lambda: hand_to(lambda _: None), heed_no_more):
+from agent.runtime.first_signals import set_handler, ignore_signals, install_handlers
+for step in (install_handlers, lambda: set_handler(lambda _: None), ignore_signals):
     step()
     subprocess.run([sys.executable, "-I", "-c", {CHILD!r}], check=True)
 """
@@ -192,7 +192,7 @@ from agent.runtime import signals
 async def live():
     heard = []
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(signals.watch, heard.append, lambda signum: heard.append(-signum))
+        tasks.start_soon(signals.watch_signals, heard.append, lambda signum: heard.append(-signum))
         await anyio.wait_all_tasks_blocked()
         for number in (1, 2, 2, 10, 15):
             os.kill(os.getpid(), number)

@@ -12,14 +12,14 @@ import pytest
 from aiohttp import web
 
 from agent.base.ports import port_map
-from agent.boot.silence import SilenceWatch
-from agent.bridge.child import keep_alive
-from agent.control.kept import KeptConnector
+from agent.boot.watch import SilenceWatch
+from agent.bridge.child import enable_keepalive
+from agent.control.client import KeepaliveConnector
 from agent.control.sockets import bind
+from agent.decisions.attempts import StalledSinceLoss
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.head.workers import NodeState
-from agent.decisions.stall import StalledSinceLoss
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.state import HeadPhase
 from agent.runtime.waiting import NotYet, until
 from unit.heads import PAIR, TICK, History, Story, goal, job, nodes, word
 from unit.test_reports import BYE, LATE, POD1, Counter
@@ -62,9 +62,9 @@ def test_a_lost_worker_is_named_before_gcs_misses_it() -> None:
     story = Story(goal(1), [*PAIR, (9, SILENT), (9.5, nodes(2))])
     assert "pod2 is silent, connection refused by 10.0.0.2:8266; nor does its Ray" in story.said
     assert "pod2 left Ray" in story.said
-    assert story.state.short_since == 9
+    assert story.state.below_required_since == 9
     story.take(word(2), 20)
-    assert story.state.short_since is None
+    assert story.state.below_required_since is None
     assert "all needed nodes are back" in story.said
 
 
@@ -82,7 +82,7 @@ def test_a_dead_node_does_not_count_for_the_next_life_at_its_address() -> None:
     assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
     story.take(h.RayNodes((head, replace(old, alive=False), new)), 15)
     assert story.state.fleet.alive == {"10.0.0.2": "pod2"}
-    assert story.state.fleet.dead == frozenset()
+    assert story.state.fleet.dead_node_ids == frozenset()
 
 
 def test_who_was_only_cut_off_counts_with_the_same_node() -> None:
@@ -95,7 +95,7 @@ def test_a_worker_that_lost_only_its_agent_still_serves() -> None:
     """The job goes on there: nothing is short."""
     story = Story(goal(1), [*PAIR, (9, AGENT_ONLY), (500, job("RUNNING"))])
     assert "its Ray answers still" in story.said
-    assert (story.state.short_since, story.ends) == (None, [])
+    assert (story.state.below_required_since, story.ends) == (None, [])
 
 
 def test_a_worker_that_stays_away_costs_the_attempt() -> None:
@@ -121,7 +121,7 @@ def test_a_spare_is_taken_for_the_next_attempt() -> None:
     story.take(job("FAILED", 1), 10)
     story.take(nodes(3), 19)
     story.take(TICK, 20)
-    assert story.deeds[-1] == h.Submit("run-2")
+    assert story.deeds[-1] == h.SubmitJob("run-2")
     assert "pod2 was lost and is away; 2 of 2 node(s)" in story.said
 
 
@@ -143,7 +143,7 @@ STALLED = StalledSinceLoss(1, "30 min")
 BACK: History = [*PAIR, (9, SILENT), (30, word(2)), (31, job("RUNNING"))]
 
 
-@pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.Leave)])
+@pytest.mark.parametrize(("retries", "last"), [(1, h.RestartRay), (0, h.EndRun)])
 def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
     """The node came back in time, and its actors did not: the attempt is lost."""
     story = Story(goal(1, retries=retries), [*BACK, (130, STALLED)])
@@ -163,7 +163,7 @@ def test_a_stall_after_a_loss_is_that_loss(retries: int, last: type) -> None:
 def test_a_stall_alone_ends_nothing(history: History, event: h.HeadEvent) -> None:
     """Where no node was lost, or in another attempt."""
     story = Story(goal(1), [*history, (40, job("RUNNING")), (41, event)])
-    assert story.state.phase is Phase.RUNNING
+    assert story.state.phase is HeadPhase.RUNNING
 
 
 # --- how it is noticed -------------------------------------------------------------------------
@@ -200,7 +200,7 @@ def test_a_broken_connection_is_followed_by_one_question() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             with anyio.move_on_after(0.1):  # as aiohttp does where the peer is gone
-                await counter.reports.take(WAITS)
+                await counter.reports.handle(WAITS)
             await until_told(told)
             tasks.cancel_scope.cancel()
 
@@ -218,10 +218,10 @@ def test_who_calls_again_at_once_is_not_asked() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             with anyio.move_on_after(0.1):
-                await counter.reports.take(WAITS)
+                await counter.reports.handle(WAITS)
             await anyio.sleep(0.1)
             with anyio.move_on_after(1.5):
-                await counter.reports.take(replace(WAITS, hello=None))
+                await counter.reports.handle(replace(WAITS, hello=None))
             tasks.cancel_scope.cancel()
 
     anyio.run(story)
@@ -254,7 +254,7 @@ def test_an_agent_is_asked_again_where_a_packet_is_lost() -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(watch.run)
             with anyio.move_on_after(0.1):
-                await counter.reports.take(WAITS)
+                await counter.reports.handle(WAITS)
             await until(asked_again, 20.0)
             await anyio.sleep(2.5)  # longer than silence would be listened to
             tasks.cancel_scope.cancel()
@@ -272,7 +272,7 @@ def test_who_is_overdue() -> None:
     assert counter.reports.overdue() == []
     counter.now += 16
     assert counter.reports.overdue() == ["agent1"]
-    assert counter.reports.fell_silent("agent1")
+    assert counter.reports.mark_silent("agent1")
     assert counter.reports.overdue() == []
     counter.take(replace(WAITS, hold=0.0, hello=None))
     counter.now += 16
@@ -280,7 +280,7 @@ def test_who_is_overdue() -> None:
     counter.take(replace(WAITS, hold=0.0, hello=None, bye=BYE))
     counter.now += 16
     assert (counter.reports.overdue(), counter.reports.address_of("agent1")) == ([], None)
-    assert not counter.reports.fell_silent("agent1")
+    assert not counter.reports.mark_silent("agent1")
 
 
 def _asks(connection: TransportSocket | socket.socket) -> tuple[list[int], int]:
@@ -319,7 +319,7 @@ def test_the_kernel_asks_on_a_workers_side_too() -> None:
         await web.SockSite(runner, listener).start()
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
         async with (
-            aiohttp.ClientSession(connector=KeptConnector()) as session,
+            aiohttp.ClientSession(connector=KeepaliveConnector()) as session,
             session.get(url) as answer,
         ):
             assert answer.connection is not None
@@ -339,6 +339,6 @@ def test_what_is_no_tcp_is_left_alone() -> None:
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
     ):
         for one in (tcp, udp):
-            keep_alive("socket.connect", (one, ("127.0.0.1", 9)))
+            enable_keepalive("socket.connect", (one, ("127.0.0.1", 9)))
         assert _asks(tcp) == ([10, 10, 2], 30000)
-        keep_alive("open", ("file",))
+        enable_keepalive("open", ("file",))

@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import pytest
 
-from agent.control import ask, page
+from agent.control import ask
 from agent.control import server as control_server
-from agent.control.callers import known_names, refusal
 from agent.control.protocol import Hello, Reply, Report
-from agent.control.reports import Expected, Reports
-from agent.control.room import Room, most_agents
-from agent.control.server import COOKIE, Site
+from agent.control.reports import AgentLimit, Expected, Reports, agent_limit
+from agent.control.server import COOKIE, AgentServer, host_names, refusal_of
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
 from unit.worlds import SECRET, settings_of
@@ -27,7 +25,7 @@ from unit.worlds import SECRET, settings_of
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.control.reports import Heard
+    from agent.control.reports import ReportEvent
 
 SECONDS = 20.0
 FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
@@ -57,7 +55,7 @@ class Port:
     """A site that is served, and the reports that came in."""
 
     def __init__(self, token: str | None) -> None:
-        self.heard: list[Heard] = []
+        self.heard: list[ReportEvent] = []
         self.token = token
         (self.socket,) = bind(["127.0.0.1"], 0)
         self.number = int(self.socket.getsockname()[1])
@@ -70,9 +68,9 @@ class Port:
     async def serve(self, up: threading.Event, done: threading.Event) -> None:
         """Serve until the end of the test."""
         expected = Expected(None, "", "", "")
-        room = Room(most_agents(1000), lambda: 0.0, lambda _key: False)
-        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, room=room)
-        site = Site(
+        room = AgentLimit(agent_limit(1000), lambda: 0.0, lambda _key: False)
+        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, limit=room)
+        site = AgentServer(
             token=self.token,
             ready=lambda: True,
             status=lambda: STATUS,
@@ -246,8 +244,8 @@ def test_a_name_that_is_not_ours_is_refused(
 
 def test_without_a_host_it_is_no_browser() -> None:
     """An old client that names no host is served."""
-    assert refusal("GET", "/status", {}, known_names([]), guarded=False) is None
-    assert known_names(["10.0.0.1", ".", "A."]) == {"localhost", "a"}
+    assert refusal_of("GET", "/status", {}, host_names([]), guarded=False) is None
+    assert host_names(["10.0.0.1", ".", "A."]) == {"localhost", "a"}
 
 
 def test_the_form_opens_the_page_and_nothing_else(guarded: Port) -> None:
@@ -286,15 +284,15 @@ def test_the_page_s_own_files(bare: Port, guarded: Port, path: str) -> None:
     """They are open, since the form needs them, and served as what they are."""
     for port in (bare, guarded):
         answer = port.ask("GET", path)
-        assert (answer.status, answer.body) == (200, page.file(path))
-        assert answer.headers.get_content_type() == page.FILES[path]
+        assert (answer.status, answer.body) == (200, control_server.asset(path))
+        assert answer.headers.get_content_type() == control_server.ASSETS[path]
     assert bare.ask("GET", path, {"Origin": "https://evil.example"}).status == 403
 
 
 def test_the_page_reads_what_it_may(bare: Port, guarded: Port) -> None:
     """A worker has no stream: its page asks for the status."""
     for port, headers in ((bare, {}), (guarded, BEARER)):
-        assert port.ask("GET", "/", headers).body == page.overview(streams=False)
+        assert port.ask("GET", "/", headers).body == control_server.status_page(streams=False)
 
 
 def test_metrics_are_served_as_prometheus_has_them(bare: Port) -> None:

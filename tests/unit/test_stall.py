@@ -14,19 +14,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.decisions.stall import LOOKS, Quiet, following, step, telling
-from agent.node.gpu_use import TOOLS
-from agent.runtime.job_processes import (
+from agent.decisions.attempts import (
+    DIAGNOSTICS_PER_LIMIT,
+    Quiet,
+    diagnostics_interval,
+    informative_stack_lines,
+    quiet_period,
+)
+from agent.node.gpus import TOOLS
+from agent.runtime.driver import (
     NO_PTRACE,
     NO_PY_SPY,
-    Business,
-    Found,
-    busy_cpus,
+    JobProcess,
+    Utilization,
+    busy_cores,
     find_py_spy,
+    output_of,
+    processes_to_dump,
     stacks_of,
-    worth_a_look,
 )
-from agent.runtime.tool import output_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,36 +50,36 @@ def test_a_job_is_looked_at_before_it_is_taken_to_hang(
 ) -> None:
     """Several times, where its limit is not tiny; a sign of work makes it young again."""
     quiet = Quiet(1, since)
-    assert quiet.wants_a_look(limit, now) or not quiet.is_over(limit, now)
-    assert step(limit) <= max(1.0, limit / LOOKS)
-    assert not quiet.worked(now).wants_a_look(limit, now)
-    assert quiet.worked(now).since == max(since, now)
+    assert quiet.needs_diagnostics(limit, now) or not quiet.is_stalled(limit, now)
+    assert diagnostics_interval(limit) <= max(1.0, limit / DIAGNOSTICS_PER_LIMIT)
+    assert not quiet.with_work_at(now).needs_diagnostics(limit, now)
+    assert quiet.with_work_at(now).since == max(since, now)
 
 
 def test_each_attempt_is_told_of_once() -> None:
     """What was told is told no more; another attempt begins anew, and between them is nothing."""
-    told = Quiet(1, 0.0, is_told=True)
-    assert not told.wants_a_look(LIMIT, 1e6)
-    assert not told.is_over(LIMIT, 1e6)
-    assert following(told, 1, 5.0, lost_a_node=False) is told
-    assert following(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
-    assert following(told, None, 5.0, lost_a_node=False) is None
-    assert Quiet(1, 3.0).worked(None) == Quiet(1, 3.0)
+    told = Quiet(1, 0.0, is_reported=True)
+    assert not told.needs_diagnostics(LIMIT, 1e6)
+    assert not told.is_stalled(LIMIT, 1e6)
+    assert quiet_period(told, 1, 5.0, lost_a_node=False) is told
+    assert quiet_period(told, 2, 5.0, lost_a_node=False) == Quiet(2, 5.0)
+    assert quiet_period(told, None, 5.0, lost_a_node=False) is None
+    assert Quiet(1, 3.0).with_work_at(None) == Quiet(1, 3.0)
 
 
 def test_a_loss_begins_a_new_time() -> None:
     """What was quiet before it was lost for another reason; the first loss counts, and is told."""
-    told = Quiet(1, 0.0, is_told=True)
-    since = following(told, 1, 5.0, lost_a_node=True)
-    assert since == Quiet(1, 5.0, lost_a_node=True)
-    assert following(since, 1, 9.0, lost_a_node=True) is since
+    told = Quiet(1, 0.0, is_reported=True)
+    since = quiet_period(told, 1, 5.0, lost_a_node=True)
+    assert since == Quiet(1, 5.0, has_lost_node=True)
+    assert quiet_period(since, 1, 9.0, lost_a_node=True) is since
 
 
 IN_ITS_STEAD = """
 from agent.runtime import parent
-from agent.runtime.job_processes import of_the_job
-parent._former = {former}
-print([one.process.pid for one in of_the_job(None) if one.what == "ray::Trainer"])
+from agent.runtime.driver import job_processes
+parent._former_agents = {former}
+print([one.process.pid for one in job_processes(None) if one.role == "ray::Trainer"])
 """
 
 
@@ -113,11 +119,11 @@ Thread 10 (active)
 
 def test_threads_that_only_wait_are_left_out_of_the_log() -> None:
     """The main one is told always, others where more than Python and Ray is in them."""
-    told = telling(STACKS_OF_ONE)
+    told = informative_stack_lines(STACKS_OF_ONE)
     kept = [line for line in STACKS_OF_ONE.splitlines() if line]
     assert told == [*kept[:6], *kept[9:15]]
-    assert telling(NO_PY_SPY) == [NO_PY_SPY]
-    assert telling("") == []
+    assert informative_stack_lines(NO_PY_SPY) == [NO_PY_SPY]
+    assert informative_stack_lines("") == []
 
 
 # --- how busy ------------------------------------------------------------------------------------
@@ -131,7 +137,7 @@ def test_processors_that_work(
     used: float, seconds: float, processes: int, *, is_busy: bool
 ) -> None:
     """Processes that only wait use a little each."""
-    assert bool(busy_cpus(used, seconds, processes)) is is_busy
+    assert bool(busy_cores(used, seconds, processes)) is is_busy
 
 
 def fake(folder: Path, name: str, script: str) -> str:
@@ -149,7 +155,9 @@ def test_the_gpus_own_tool_is_asked_where_there_are_gpus(tmp_path: Path) -> None
     async def look(maker: str, **scripts: str) -> str:
         for name, script in scripts.items():
             fake(tmp_path, f"{name}-smi", script)
-        return await Business(TOOLS.get(maker, ()), env, lambda name: tmp_path / name).look(None)
+        return await Utilization(TOOLS.get(maker, ()), env, lambda name: tmp_path / name).sample(
+            None
+        )
 
     def said(maker: str, **scripts: str) -> str:
         return anyio.run(partial(look, maker, **scripts))
@@ -185,9 +193,9 @@ def test_a_tool_has_its_time(tmp_path: Path) -> None:
     assert missing == ("", "/none/py-spy: No such file or directory")
 
 
-def myself(what: str) -> Found:
+def myself(what: str) -> JobProcess:
     """Return this very process in a role."""
-    return Found(what, psutil.Process())
+    return JobProcess(what, psutil.Process())
 
 
 @pytest.mark.parametrize(
@@ -229,7 +237,7 @@ def test_the_real_py_spy(tmp_path: Path, *, may_trace: bool) -> None:
     ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"up\n"
-        found = [Found("driver", psutil.Process(child.pid))]
+        found = [JobProcess("driver", psutil.Process(child.pid))]
         text = anyio.run(stacks_of, found, tool, dict(os.environ), lambda: tmp_path / "log")
         child.kill()
     assert ("waits_here" in text) if may_trace else (text == NO_PTRACE)
@@ -256,11 +264,13 @@ def test_py_spy_is_found_beside_its_python_or_on_path(tmp_path: Path) -> None:
 
 def test_the_driver_and_the_busiest_other_are_looked_at() -> None:
     """Of many actors the one that has worked most; a shell has no Python stack."""
-    found = worth_a_look([myself("ray::A"), myself("driver"), myself("ray::B"), myself("driver")])
-    assert [one.what for one in found] == ["driver", "busiest: ray::A"]
+    found = processes_to_dump(
+        [myself("ray::A"), myself("driver"), myself("ray::B"), myself("driver")]
+    )
+    assert [one.role for one in found] == ["driver", "busiest: ray::A"]
     ranks = [myself("rank 1 of this node"), myself("rank 0 of this node"), myself("ray::A")]
-    shown = [one.what for one in worth_a_look(ranks)]
+    shown = [one.role for one in processes_to_dump(ranks)]
     assert shown == ["rank 0 of this node", "busiest: rank 1 of this node"]
     with subprocess.Popen(["sleep", "100"]) as sleeper:
-        assert worth_a_look([Found("driver", psutil.Process(sleeper.pid))]) == []
+        assert processes_to_dump([JobProcess("driver", psutil.Process(sleeper.pid))]) == []
         sleeper.kill()

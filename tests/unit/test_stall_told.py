@@ -10,24 +10,21 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import anyio
 import pytest
 
-from agent.boot import asked as asked_module
-from agent.boot import looks as looks_module
-from agent.boot import stall
-from agent.boot.asked import Asked
-from agent.boot.head_logs import sent_by
-from agent.boot.looks import BUSY, IDLE, STACKS, Looks, tell_stacks
+from agent.boot import requests as asked_module
+from agent.boot import stall as looks_module
+from agent.boot.head_server import request_log
 from agent.boot.node_run import NodeRun
-from agent.boot.probing import Prober
-from agent.boot.stall import StallWatch
+from agent.boot.requests import HeadRequests, Prober
+from agent.boot.stall import BUSY, IDLE, STACKS, Diagnostics, StallWatch, log_stacks
 from agent.bridge.link import RayLink
 from agent.decisions import head
-from agent.decisions.head.state import Phase
-from agent.decisions.probing import SAMPLE, SCORE, Answer
-from agent.decisions.stall import StalledSinceLoss
+from agent.decisions.attempts import StalledSinceLoss
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import SAMPLE, SCORE, Answer
 from agent.decisions.worker import state as w
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
-from agent.work.where import Place
+from agent.work.where import Placeholders
 from unit.free_ports import free_port
 from unit.heads import goal, word
 from unit.test_orders import OneWorker, head_at
@@ -37,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.boot.watched import Watched
+    from agent.boot.head_status import RunStatus
     from agent.control.protocol import Report
     from agent.control.reports import Reports
     from agent.decisions.head import state as h
@@ -59,23 +56,23 @@ def run(tmp_path: Path) -> Iterator[NodeRun]:
 
 def test_a_worker_tells_how_busy_it_is_and_its_stacks(run: NodeRun) -> None:
     """By the names under which it is asked, with its next report."""
-    asked, told = Asked(run), []
+    asked, told = HeadRequests(run), []
 
     async def tell_both() -> None:
         for what in (BUSY, BUSY, STACKS, "/etc/passwd"):
-            await asked.log(what, lambda: told.append(1))
+            await asked.fetch_log(what, lambda: told.append(1))
 
     anyio.run(tell_both)
-    assert asked.to_send()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
+    assert asked.for_report()[0] == {BUSY: IDLE, STACKS: "no Python process of the job runs here"}
     assert len(told) == 4
 
 
 def test_a_share_that_writes_is_no_share_that_hangs(run: NodeRun) -> None:
     """What was written since the last look is a sign of work; processors tell of the rest."""
-    looks, lines = Looks(run), run.seen.share(1)
+    looks, lines = Diagnostics(run), run.stats.share_lines(1)
 
     async def look() -> str:
-        return await looks.tell(BUSY)
+        return await looks.collect(BUSY)
 
     assert anyio.run(look) == "looked at for the first time"
     assert anyio.run(look) == IDLE
@@ -88,17 +85,17 @@ def test_a_worker_s_own_log_has_its_stacks(run: NodeRun, monkeypatch: pytest.Mon
     """Those that the head asks for, as many lines as a log can bear."""
     said: list[str] = []
     monkeypatch.setattr(looks_module, "say", said.append)
-    tell_stacks("podb", 'driver (pid 7):\nThread 1 (idle): "MainThread"\n    wait (a.py:1)', "")
+    log_stacks("podb", 'driver (pid 7):\nThread 1 (idle): "MainThread"\n    wait (a.py:1)', "")
     assert said[1:] == [
         'stacks of podb: Thread 1 (idle): "MainThread"',
         "stacks of podb:     wait (a.py:1)",
     ]
     said.clear()
-    tell_stacks("podb", "\n".join(f"line {number}" for number in range(100)), "at the head")
+    log_stacks("podb", "\n".join(f"line {number}" for number in range(100)), "at the head")
     assert len(said) == 61
     assert said[-1] == "stacks of podb: (40 more lines at the head)"
     said.clear()
-    anyio.run(Asked(run).log, STACKS, lambda: None)
+    anyio.run(HeadRequests(run).fetch_log, STACKS, lambda: None)
     assert said == ["stacks of node-a: no Python process of the job runs here"]
 
 
@@ -112,8 +109,8 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
                 await may_end.wait()
             return Answer(probe, at)
 
-    monkeypatch.setattr(asked_module, "prober_of", lambda _: Slow(run.plan, str))
-    asked, place = Asked(run), Place("127.0.0.1", "127.0.0.1", "1")
+    monkeypatch.setattr(asked_module, "make_prober", lambda _: Slow(run.plan, str))
+    asked, place = HeadRequests(run), Placeholders("127.0.0.1", "127.0.0.1", "1")
 
     async def both() -> list[tuple[Answer, ...]]:
         told = []
@@ -121,10 +118,10 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
             tasks.start_soon(asked.probe, SAMPLE, "", place, lambda: None)
             await anyio.wait_all_tasks_blocked()
             await asked.probe(SCORE, "", place, lambda: None)
-            told.append(asked.to_send()[1])
-            asked.arrived()
+            told.append(asked.for_report()[1])
+            asked.clear_sent()
             may_end.set()
-        return [*told, asked.to_send()[1]]
+        return [*told, asked.for_report()[1]]
 
     assert anyio.run(both) == [(Answer(SCORE, ""),), (Answer(SAMPLE, ""),)]
 
@@ -132,17 +129,17 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
 class Asks(OneWorker):
     """A worker behind a real link that also tells what it is asked for."""
 
-    def __init__(self, port: int, asked: Asked) -> None:
+    def __init__(self, port: int, asked: HeadRequests) -> None:
         super().__init__(port)
         self.asked = asked
 
     def _report(self, ip: str) -> Report:
-        logs, _ = self.asked.to_send()
+        logs, _ = self.asked.for_report()
         return replace(super()._report(ip), logs=logs)
 
     def _take(self, event: w.WorkerEvent) -> None:
         if isinstance(event, w.HeadSpoke):  # a reply has come
-            self.asked.arrived()
+            self.asked.clear_sent()
         super()._take(event)
 
     async def obey(self) -> None:
@@ -151,7 +148,7 @@ class Asks(OneWorker):
             while self.deeds:
                 deed = self.deeds.pop(0)
                 if isinstance(deed, w.SendLog):
-                    await self.asked.log(deed.name, self.link.report_now)
+                    await self.asked.fetch_log(deed.name, self.link.report_now)
             await self.changed.wait()
 
 
@@ -160,16 +157,16 @@ def test_a_look_goes_to_a_worker_and_back(run: NodeRun) -> None:
 
     async def look_twice() -> list[str | None]:
         port = free_port()
-        worker = Asks(port, Asked(run))
+        worker = Asks(port, HeadRequests(run))
         found = []
         async with head_at(port) as reports, anyio.create_task_group() as tasks:
             tasks.start_soon(worker.link.run)
             tasks.start_soon(worker.obey)
             with anyio.fail_after(20):
-                while not worker.state.heard:
+                while not worker.state.last_reply_at:
                     await worker.changed.wait()
             for what in (BUSY, BUSY, STACKS):
-                found += [await sent_by(reports, "agent1", what, 20.0)]
+                found += [await request_log(reports, "agent1", what, 20.0)]
             tasks.cancel_scope.cancel()
         return found
 
@@ -182,14 +179,14 @@ def test_a_look_goes_to_a_worker_and_back(run: NodeRun) -> None:
 class Job(NamedTuple):
     """What is known of the job's output."""
 
-    heard: float | None = None
+    last_output: float | None = None
 
 
 class Shown:
     """What a head shows."""
 
     def __init__(self) -> None:
-        self.job = Job()
+        self.job_lines = Job()
         self.stalls: tuple[object, ...] = ()
 
 
@@ -214,17 +211,17 @@ class OneHead:
         self.asked: list[str] = []
         self.shown, self.ray = Shown(), Ray(None)
         monkeypatch.setattr(NodeRun, "now", lambda _run: self.time)
-        for module in (stall, looks_module):
+        for module in (looks_module, looks_module):
             monkeypatch.setattr(module, "say", lambda text, _level="info": self.said.append(text))
-        monkeypatch.setattr(stall, "sent_by", self._sent)
+        monkeypatch.setattr(looks_module, "request_log", self._sent)
         state = head.first_state(goal(1))
         fleet = state.fleet.with_report(word(2).worker)
-        self.state: HeadState = replace_state(state, fleet, Phase.RUNNING)
-        shown, nobody = cast("Watched", self.shown), cast("Reports", None)
+        self.state: HeadState = replace_state(state, fleet, HeadPhase.RUNNING)
+        shown, nobody = cast("RunStatus", self.shown), cast("Reports", None)
         self.told: list[h.HeadEvent] = []
         tell = self.told.append
         self.watch = StallWatch(run, nobody, shown, self.ray, lambda: self.state, tell)
-        monkeypatch.setattr(self.watch._own, "tell", self._own)  # noqa: SLF001 - this machine's looks
+        monkeypatch.setattr(self.watch._diagnostics, "collect", self._own)  # noqa: SLF001 - this machine's looks
 
     async def _own(self, what: str, _id: str | None) -> str:
         self.asked.append(what)
@@ -237,10 +234,10 @@ class OneHead:
     def look(self, at: float) -> None:
         """Let the watch look at a time."""
         self.time = at
-        anyio.run(self.watch._once)  # noqa: SLF001 - one turn of its loop
+        anyio.run(self.watch._check)  # noqa: SLF001 - one turn of its loop
 
 
-def replace_state(state: HeadState, fleet: object, phase: Phase) -> HeadState:
+def replace_state(state: HeadState, fleet: object, phase: HeadPhase) -> HeadState:
     """Return a state with other workers in another phase."""
     return replace(state, fleet=fleet, phase=phase)  # type: ignore[arg-type]  # a Fleet
 
@@ -282,7 +279,7 @@ def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
     """The limit counts from the loss; the head's decisions get an event, and stop the job."""
     watched.look(10.0)
     assert watched.told == []
-    lost = replace(watched.state.attempt, gone=("pod2",))
+    lost = replace(watched.state.attempt, lost_nodes=("pod2",))
     watched.state = replace(watched.state, attempt=lost)
     watched.look(15.0)
     watched.look(24.0)
@@ -300,7 +297,7 @@ def test_a_stall_ends_an_attempt_that_had_lost_a_node(watched: OneHead) -> None:
 def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
     """Output, a node that is busy or does not tell, a task that finished; a job that is over."""
     if sign == "output":
-        watched.shown.job = Job(8.0)
+        watched.shown.job_lines = Job(8.0)
     elif sign == "a busy node":
         watched.answers[BUSY] = "GPU 0 at 90 %"
     elif sign == "a busy worker":
@@ -310,7 +307,7 @@ def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
     elif sign == "a finished task":
         watched.ray.finished = time.time() - 3.0
     else:
-        watched.state = replace_state(watched.state, watched.state.fleet, Phase.STOPPING)
+        watched.state = replace_state(watched.state, watched.state.fleet, HeadPhase.STOPPING)
     watched.look(10.0)
     assert watched.said == []
     assert STACKS not in watched.asked
@@ -319,7 +316,7 @@ def test_any_sign_of_work_is_one(sign: str, watched: OneHead) -> None:
 def test_a_job_that_prints_is_not_looked_at(watched: OneHead) -> None:
     """Nothing is asked of nodes while output comes."""
     for at in range(1, 30):
-        watched.shown.job = Job(float(at))
+        watched.shown.job_lines = Job(float(at))
         watched.look(float(at) + 0.5)
     assert watched.asked == []
 
@@ -328,7 +325,7 @@ def test_it_can_be_turned_off(tmp_path: Path) -> None:
     """AGENT_STALL=0 looks at nothing."""
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path), "AGENT_STALL": "0"}, command=["true"])
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
-    shown, nobody = cast("Watched", Shown()), cast("Reports", None)
+    shown, nobody = cast("RunStatus", Shown()), cast("Reports", None)
     watch = StallWatch(run, nobody, shown, Ray(None), lambda: head.first_state(goal()), print)
 
     async def ends() -> None:

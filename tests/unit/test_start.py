@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from agent.boot import planning as start
+from agent.boot import plan_input as start
 from unit import captured
 
 
@@ -29,4 +29,4 @@ def test_a_heads_own_name_is_looked_up(
     facts = replace(facts, hostname=hostname)
     monkeypatch.setattr(start, "gather", lambda *_, **__: facts)
     monkeypatch.setattr(start, "lookup_briefly", lambda *_: ("10.9.9.9",))
-    assert start.plan_of(environ, ["true"]).facts.known_names == known
+    assert start.plan_from_environment(environ, ["true"]).facts.known_names == known

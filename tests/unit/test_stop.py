@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.control import stop as stop_verb
-from agent.control.http import ask
-from agent.control.server import Site
+from agent.control import verbs as stop_verb
+from agent.control.ask import ask
+from agent.control.server import AgentServer
 from agent.control.sockets import bind
-from agent.record import control_key
+from agent.record import run_folder
 from unit.served import KEY, a_head, leave_key
 from unit.worlds import SECRET
 
@@ -65,7 +65,9 @@ def test_a_worker_cannot_be_asked() -> None:
     async def answer() -> int:
         (socket,) = bind(["127.0.0.1"], 0)
         url = f"http://127.0.0.1:{socket.getsockname()[1]}/stop"
-        runner = await Site(token=None, ready=lambda: True, status=dict[str, object]).open([socket])
+        runner = await AgentServer(token=None, ready=lambda: True, status=dict[str, object]).open(
+            [socket]
+        )
         found = await anyio.to_thread.run_sync(lambda: ask(url, KEY, post=True))
         await runner.cleanup()
         return found.status
@@ -77,13 +79,13 @@ def test_a_key_is_its_users_alone(tmp_path: Path) -> None:
     """Nobody else reads it, and a former life's is replaced, whatever its mode."""
     folder = tmp_path / "latest" / "pod0"
     folder.mkdir(parents=True)
-    (folder / control_key.FILE).write_text("old")
-    key = control_key.make(folder)
+    (folder / run_folder.KEY_FILE).write_text("old")
+    key = run_folder.make_key(folder)
     assert key is not None
-    assert [*control_key.found_in(tmp_path)] == [key]
-    assert stat.S_IMODE((folder / control_key.FILE).stat().st_mode) == 0o600
+    assert [*run_folder.keys_in(tmp_path)] == [key]
+    assert stat.S_IMODE((folder / run_folder.KEY_FILE).stat().st_mode) == 0o600
 
 
 def test_a_disk_that_takes_no_key(tmp_path: Path) -> None:
     """A run without a key goes on: only the verb without a token has no way in."""
-    assert control_key.make(tmp_path / "nowhere") is None
+    assert run_folder.make_key(tmp_path / "nowhere") is None

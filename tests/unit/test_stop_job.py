@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
-from agent.boot import stop_job as stopping
-from agent.boot.submitting import Submitting
+from agent.boot import head_job as stopping
+from agent.boot.head_job import SubmissionTask
 from agent.bridge.link import RayLink
-from agent.decisions.head import state as h
+from agent.decisions.attempts import DriverSignaled
 from agent.runtime import driver
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ def test_ray_first_then_the_driver(
         asked.append(job_id)
         return "pid 7, sleep"
 
-    monkeypatch.setattr(stopping, "TAKEN_WITHIN", 5.0 if takes else 0.5)
-    monkeypatch.setattr(driver, "ask_to_end", ask_to_end)
+    monkeypatch.setattr(stopping, "STOP_TIMEOUT", 5.0 if takes else 0.5)
+    monkeypatch.setattr(driver, "terminate_driver", ask_to_end)
     argv = [sys.executable, "-c", f"TAKES = {takes}\n{BRIDGE}"]
     told: list[object] = []
 
@@ -50,9 +50,9 @@ def test_ray_first_then_the_driver(
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(link.run)
             with anyio.fail_after(20):
-                await stopping.stop_job(link, "run-1", settled, told.append, Submitting())
+                await stopping.stop_job(link, "run-1", settled, told.append, SubmissionTask())
             tasks.cancel_scope.cancel()
 
     anyio.run(story)
     assert asked == ([] if takes else ["run-1"])
-    assert told == ["settled", *([] if takes else [h.DriverSignaled("run-1")])]
+    assert told == ["settled", *([] if takes else [DriverSignaled("run-1")])]

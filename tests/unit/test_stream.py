@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
-from agent.control import stream
-from agent.control.server import COOKIE, Control, Site
+from agent.control import server
+from agent.control.server import COOKIE, AgentServer, Control
 from agent.control.sockets import bind
 from unit.served import KEY, SECONDS, a_log, served
 from unit.worlds import SECRET
@@ -38,7 +38,7 @@ class Head:
         self.up, self.over = threading.Event(), threading.Event()
         more = {"warnings": ["a warning"]}
         control = Control(lambda: None, 5.0, KEY, dict, a_log, lambda: {**more})
-        self.site = Site(
+        self.site = AgentServer(
             token=token,
             ready=lambda: True,
             status=self._look,
@@ -86,7 +86,7 @@ def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
 
 def test_it_tells_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first status at once, then each that differs in more than its clock; else a beat."""
-    monkeypatch.setattr(stream, "BEAT", 3.0)
+    monkeypatch.setattr(server, "KEEPALIVE_INTERVAL", 3.0)
     with a_head() as head, reading(head, BY_KEY) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/event-stream"
@@ -159,9 +159,9 @@ def test_so_many_and_no_more() -> None:
     with a_head() as head, contextlib.ExitStack() as readers:
         first = contextlib.ExitStack()
         assert first.enter_context(reading(head, BY_KEY)).status == 200
-        for _ in range(stream.MOST - 1):
+        for _ in range(server.MAX_READERS - 1):
             assert told(readers.enter_context(reading(head, BY_KEY)))["phase"] == "booting"
-        assert head.looks < stream.MOST
+        assert head.looks < server.MAX_READERS
         with reading(head, BY_KEY) as answer:
             assert answer.status == 503
             assert "/status" in json.loads(answer.read())["error"]
@@ -176,7 +176,7 @@ def test_so_many_and_no_more() -> None:
 
 def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who takes nothing is let go; others are served meanwhile, and the port closes in time."""
-    monkeypatch.setattr(stream, "SLOW", 1.0)
+    monkeypatch.setattr(server, "WRITE_LIMIT", 1.0)
     with a_head() as head:
         head.status["padding"] = "x" * 8_000_000
         with socket.create_connection(("127.0.0.1", head.port), SECONDS) as lazy:
@@ -202,6 +202,6 @@ def test_a_look_takes_a_small_part_of_the_loop() -> None:
         now[0] += 0.2
         return {}
 
-    made = stream.Stream(look, lambda: now[0])
-    made._look_again()  # noqa: SLF001 - its pace is its own affair
-    assert made._next_look == pytest.approx(10.0)  # noqa: SLF001 - same
+    made = server.StatusStream(look, lambda: now[0])
+    made._refresh()  # noqa: SLF001 - its pace is its own affair
+    assert made._next_read == pytest.approx(10.0)  # noqa: SLF001 - same

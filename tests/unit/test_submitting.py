@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, cast
 
 import anyio
 
-from agent.boot.stop_job import stop_job
-from agent.boot.submitting import Submitting
+from agent.boot.head_job import SubmissionTask, stop_job
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -37,11 +36,11 @@ def nothing(_event: object) -> None:
 
 def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> list[str]:
     """Return what is ordered where a job is stopped as its submission is made so."""
-    link, submitting = Link(), Submitting()
+    link, submitting = Link(), SubmissionTask()
     handing_over = anyio.Event()
 
     async def submit() -> None:
-        made = await submitting.made(make)
+        made = await submitting.make(make)
         handing_over.set()
         if is_slow:
             await anyio.wait_all_tasks_blocked()
@@ -49,7 +48,7 @@ def orders_of(make: Callable[[], Awaitable[str]], *, is_slow: bool = False) -> l
 
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
-            submitting.begin(tasks, submit)
+            submitting.start(tasks, submit)
             if is_slow:
                 await handing_over.wait()
             with anyio.fail_after(20):

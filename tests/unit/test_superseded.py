@@ -10,12 +10,11 @@ import pytest
 
 from agent.base.outcome import Kind
 from agent.boot.head_port import first_reply
-from agent.boot.later_head import remembered
-from agent.boot.run_keeper import RunKeeper
+from agent.boot.run_keeper import RunKeeper, recalled_run
 from agent.control.protocol import Hello
 from agent.decisions.head import state as h
-from agent.record.run_choice import Chosen
-from agent.record.run_record import FILE, RunRecord, proof_of
+from agent.record.run_choice import ChosenRun
+from agent.record.run_record import RUN_FILE, RunRecord, proof_of
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job
 
 if TYPE_CHECKING:
@@ -29,14 +28,14 @@ FAILED = (10, job("FAILED", 1))
     ("of", "history", "deeds"),
     [
         (goal(1, retries=3), [], []),
-        (goal(1, retries=3), PAIR[:2], [h.Submit("run-1"), h.StopJob("run-1")]),
-        (goal(1, retries=3), PAIR, [h.Submit("run-1"), h.StopJob("run-1")]),
-        (goal(1, retries=3), [*PAIR, FAILED], [h.Submit("run-1"), h.AskNodes("run-1")]),
-        (goal(retries=3, given=True), RUNNING, [h.Submit("run-1")]),
+        (goal(1, retries=3), PAIR[:2], [h.SubmitJob("run-1"), h.StopJob("run-1")]),
+        (goal(1, retries=3), PAIR, [h.SubmitJob("run-1"), h.StopJob("run-1")]),
+        (goal(1, retries=3), [*PAIR, FAILED], [h.SubmitJob("run-1"), h.AskNodes("run-1")]),
+        (goal(retries=3, given=True), RUNNING, [h.SubmitJob("run-1")]),
         (goal(1, job=False), PAIR[:2], []),
     ],
 )
-def test_a_head_makes_room(of: h.Goal, history: History, deeds: list[h.HeadAction]) -> None:
+def test_a_head_makes_room(of: h.HeadGoal, history: History, deeds: list[h.HeadAction]) -> None:
     """Its job is stopped, never made again; one on a Ray of others' is the later head's now."""
     story = Story(of, [*history, (11, LATER), (12, LATER)])
     assert story.finish()
@@ -44,8 +43,8 @@ def test_a_head_makes_room(of: h.Goal, history: History, deeds: list[h.HeadActio
     (end,) = story.ends
     assert (end.kind, end.exit_code, end.is_superseded) == (Kind.LOST, 75, True)
     assert "superseded: a later head of run run is at work (pod2 follows it)" in end.reason
-    assert not end.is_worth_a_hold
-    assert story.state.told_verdict is None
+    assert not end.holds_pod
+    assert story.state.verdict_for_workers is None
 
 
 def test_a_job_that_stops_already_is_not_made_again() -> None:
@@ -60,54 +59,54 @@ def test_a_job_that_stops_already_is_not_made_again() -> None:
 def test_workers_learn_of_an_epoch_once_it_is_on_the_disk(tmp_path: Path) -> None:
     """Else an agent that is killed in between leaves one that is superseded by its own epoch."""
     first = RunRecord("run", "f" * 16, 5)
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", first), replaces_agent=True)
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", first), replaces_agent=True)
     (tmp_path / "run").mkdir()
     assert keeper.epoch == 5
     keeper.new_epoch("pod0")
     assert keeper.epoch == 5
-    anyio.run(keeper.settled)
-    found = RunRecord.read(tmp_path / "run" / FILE)
+    anyio.run(keeper.flush)
+    found = RunRecord.read(tmp_path / "run" / RUN_FILE)
     assert isinstance(found, RunRecord)
     assert keeper.epoch == found.epoch > 5
-    keeper.take_up("old", 1, keeper.epoch + 10)
+    keeper.adopt_run("old", 1, keeper.epoch + 10)
     assert keeper.epoch == found.epoch
-    anyio.run(keeper.settled)
+    anyio.run(keeper.flush)
     assert keeper.epoch == found.epoch + 11
     keeper.close()
 
 
 def test_the_record_of_a_later_head_stands(tmp_path: Path) -> None:
     """What is on the disk with a higher epoch is told, and not written over."""
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     (tmp_path / "run").mkdir()
     keeper.new_epoch("pod0")
-    keeper.submitted(1, "run-1")
+    keeper.record_submission(1, "run-1")
     keeper.close()
     assert keeper.later_epoch() == 0
     later = RunRecord("run", "f" * 16, keeper.record.epoch + 1, head="pod0")
-    assert later.write(tmp_path / "run" / FILE) is None
+    assert later.write(tmp_path / "run" / RUN_FILE) is None
     assert keeper.later_epoch() == later.epoch
-    slow = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record), job_survives=True)
-    slow.submitted(2, "run-2")
+    slow = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", keeper.record), job_survives=True)
+    slow.record_submission(2, "run-2")
     slow.close()
-    assert RunRecord.read(tmp_path / "run" / FILE) == later
+    assert RunRecord.read(tmp_path / "run" / RUN_FILE) == later
 
 
 def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None:
     """Where its clock is behind, the epoch that its workers know is exceeded all the same."""
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("new", None))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("new", None))
     keeper.new_epoch("pod0")
     before = keeper.record.epoch + 1_000_000
     lower = keeper.record.epoch - 5
-    assert remembered(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
-    told = remembered(keeper, of_run("old", 0, before), before)
+    assert recalled_run(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
+    told = recalled_run(keeper, of_run("old", 0, before), before)
     assert told == h.RunRemembered("old", 0, before)
     story = Story(goal(1), [(1, told)])
-    assert story.deeds == [h.TakeUp("old", 0, before)]
-    keeper.take_up("old", 0, before)
+    assert story.deeds == [h.AdoptRun("old", 0, before)]
+    keeper.adopt_run("old", 0, before)
     assert keeper.record.epoch == before + 1
-    keeper.submitted(1, "old-1")
-    assert remembered(keeper, of_run("old", 1, before), before) is None
+    keeper.record_submission(1, "old-1")
+    assert recalled_run(keeper, of_run("old", 1, before), before) is None
     keeper.close()
 
 
@@ -119,12 +118,12 @@ def of_run(run_id: str, attempt: int, epoch: int) -> Hello:
 
 def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
     """What the head's replies hold proves their own run, attempt and epoch, and nothing else."""
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
     keeper.new_epoch("pod0")
-    anyio.run(keeper.settled)
+    anyio.run(keeper.flush)
     reply = anyio.run(first_reply, keeper, 1, 6379)
     own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
-    assert remembered(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
+    assert recalled_run(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
     assert Story(goal(1), [(1, h.RunRemembered("run", 0))]).deeds == []
     for evil, epoch in (
         (replace(own, run_id="evil"), reply.epoch),
@@ -132,23 +131,23 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
         (own, reply.epoch + 1),
         (replace(own, run_id="evil", fingerprint=""), 0),
     ):
-        assert remembered(keeper, evil, epoch) is None
+        assert recalled_run(keeper, evil, epoch) is None
     keeper.close()
 
 
 def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
     """A head that is started again must know of every node that may have had a part in it."""
-    keeper = RunKeeper(tmp_path, "f" * 16, Chosen("run", None))
-    keeper.served_by(["pod3"])
-    keeper.submitted(1, "run-1", nodes=("pod1",))
-    keeper.served_by(["pod1", "pod2"])
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", None))
+    keeper.record_nodes(["pod3"])
+    keeper.record_submission(1, "run-1", nodes=("pod1",))
+    keeper.record_nodes(["pod1", "pod2"])
     assert (keeper.attempts[0].nodes, keeper.former_nodes) == (("pod1", "pod2"), ())
     keeper.close()
-    again = RunKeeper(tmp_path, "f" * 16, Chosen("run", keeper.record))
+    again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", keeper.record))
     assert (again.is_between_attempts, again.former_nodes) == (True, ("pod1", "pod2"))
-    assert again.has_old_ray
+    assert again.has_outdated_ray
     again.new_epoch("pod0")
-    assert (again.is_between_attempts, again.has_old_ray) == (True, False)
-    again.served_by(["pod4"])
+    assert (again.is_between_attempts, again.has_outdated_ray) == (True, False)
+    again.record_nodes(["pod4"])
     assert again.former_nodes == ("pod1", "pod2")
     again.close()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.boot.make_ready import own_folder
-from agent.checks.machine_checks import temp_dir
-from agent.node.read_facts import look_at_folder
+from agent.boot.make_ready import secure_folder
+from agent.checks.machine import temp_dir
+from agent.node.read import read_folder
 from unit.worlds import MACHINE, settings_of, topology_of
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file aw
 
 def make_ours(place: Path) -> str:
     """Make the folder around this temp dir ours; return what is wrong with it."""
-    found = own_folder(f"{place}/ray", US)
+    found = secure_folder(f"{place}/ray", US)
     facts = replace(US, ray_temp=found)
     finding = temp_dir(facts, settings_of({}), topology_of({}))
     return finding.what if found is not None else ""
@@ -94,4 +94,4 @@ def test_what_others_left_in_ours_is_refused(tmp_path: Path) -> None:
 
 def test_nothing_there_is_no_fact(tmp_path: Path) -> None:
     """What is not there yet needs no word."""
-    assert look_at_folder(str(tmp_path / "none")) is None
+    assert read_folder(str(tmp_path / "none")) is None

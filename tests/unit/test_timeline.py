@@ -1,19 +1,18 @@
-"""The timeline of a run: each node's phases, as the page and the metrics tell them."""
+"""The timeline of a run: the phases of each node, as the page and the metrics show them."""
 
 from __future__ import annotations
 
 from agent.decisions.head import state as h
-from agent.decisions.items import Step
-from agent.record.timeline import MOST, MOST_ITEMS, Timeline
+from agent.record.explain import MOST_SPANS, Timeline
 from unit.heads import RETRIEVER, SUBMITTED, History, Story, goal, job, nodes, word
 
 
-def seen(history: History, *services: str) -> Timeline:
+def timeline_of(history: History, *services: str) -> Timeline:
     """Return the timeline of a history."""
     story, timeline = Story(goal(1, services=services), ()), Timeline()
     for at, event in history:
         story.take(event, at)
-        timeline.note(event, story.state, at)
+        timeline.add(event, story.state, at)
     return timeline
 
 
@@ -23,7 +22,7 @@ def spans(timeline: Timeline, key: str) -> list[tuple[str, float]]:
 
 
 def test_a_node_s_phases() -> None:
-    """Each phase counts from the first word of it; a goodbye ends the last."""
+    """Each phase starts with the first report of it; a goodbye ends the last."""
     history: History = [
         (1.0, word(2, "finding the head", joined=False)),
         (3.0, word(2, "joining Ray", joined=False)),
@@ -32,7 +31,7 @@ def test_a_node_s_phases() -> None:
         (20.0, word(2, gone=True)),
         (25.0, word(2, gone=True)),
     ]
-    assert spans(seen(history), "agent2") == [
+    assert spans(timeline_of(history), "agent2") == [
         ("finding the head", 1.0),
         ("joining Ray", 3.0),
         ("following the head", 9.0),
@@ -40,13 +39,13 @@ def test_a_node_s_phases() -> None:
     ]
 
 
-def test_a_silent_node_and_its_later_life() -> None:
+def test_a_silent_node_and_its_next_agent() -> None:
     """Silence is a phase of its own; an agent that was replaced is forgotten."""
     silent = h.WorkerSilent("agent2", "connection refused")
-    timeline = seen([(1.0, word(2)), (5.0, silent)])
+    timeline = timeline_of([(1.0, word(2)), (5.0, silent)])
     assert spans(timeline, "agent2") == [("following the head", 1.0), ("silent", 5.0)]
-    assert seen([(1.0, word(2)), (6.0, h.WorkerReplaced("agent2"))]).nodes == {}
-    assert seen([(5.0, silent)]).nodes == {}
+    assert timeline_of([(1.0, word(2)), (6.0, h.WorkerReplaced("agent2"))]).nodes == {}
+    assert timeline_of([(5.0, silent)]).nodes == {}
 
 
 def test_the_head_s_phases() -> None:
@@ -58,7 +57,7 @@ def test_the_head_s_phases() -> None:
         (4.0, job("RUNNING")),
         (60.0, job("SUCCEEDED", 0)),
     ]
-    phases = seen(history).phases
+    phases = timeline_of(history).phases
     assert [span.phase for span in phases] == ["booting", "submitting", "running", "leaving"]
     assert [span.start for span in phases] == sorted(span.start for span in phases)
 
@@ -67,14 +66,6 @@ def test_a_run_of_weeks_stays_small() -> None:
     """The first phase of a node and the last ones are kept."""
     phases = ("joining Ray", "following the head")
     long: History = [(float(at), word(2, phases[at % 2])) for at in range(1000)]
-    kept = spans(seen(long, RETRIEVER), "agent2")
-    assert len(kept) == MOST
+    kept = spans(timeline_of(long, RETRIEVER), "agent2")
+    assert len(kept) == MOST_SPANS
     assert (kept[0][1], kept[-1][1]) == (0.0, 999.0)
-
-
-def test_a_node_cannot_fill_the_memory() -> None:
-    """Whatever names it makes up for its steps."""
-    timeline = Timeline()
-    for number in range(1000):
-        timeline.note_steps("agent2", {f"step {number}": Step.PENDING}, float(number))
-    assert len(timeline.items["agent2"]) == MOST_ITEMS

@@ -136,7 +136,7 @@ ROWS = {
 def test_who_this_node_is(environ: dict[str, str], facts: Facts, expected: Is) -> None:
     """Platform, role, rank, expected workers and head follow from what is there to be seen."""
     t = topology_of(environ, facts)
-    assert Is(t.claim.platform, t.role, t.claim.rank, t.expected_workers, t.head_host) == expected
+    assert Is(t.platform.name, t.role, t.platform.rank, t.expected_workers, t.head_host) == expected
 
 
 CONTRADICTIONS = {
@@ -218,7 +218,7 @@ def test_only_an_unproven_head_must_prove_itself() -> None:
 def test_world_size_says_nothing_of_nodes() -> None:
     """WORLD_SIZE and MASTER_ADDR alone prove no platform and count no nodes."""
     topology = topology_of({"WORLD_SIZE": "16", "MASTER_ADDR": "10.0.0.9", "RANK": "3"})
-    assert (topology.claim.platform, topology.role, topology.expected_workers) == (
+    assert (topology.platform.name, topology.role, topology.expected_workers) == (
         "single",
         "head",
         0,
@@ -281,5 +281,5 @@ def test_one_role_or_one_error(environ: dict[str, str], facts: Facts) -> None:
     assert topology.evidence
     if "RAY_WORKER" in environ:
         assert topology.is_head == (environ["RAY_WORKER"].strip().lower() in {"0", "false"})
-    if topology.claim.platform == "dstack" and not {"RAY_WORKER", "AGENT_HEAD"} & environ.keys():
-        assert topology.is_head == (topology.claim.rank == 0)
+    if topology.platform.name == "dstack" and not {"RAY_WORKER", "AGENT_HEAD"} & environ.keys():
+        assert topology.is_head == (topology.platform.rank == 0)

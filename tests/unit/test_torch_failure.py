@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.torch_failure import closes_by_itself, first_failure, words_in
+from agent.work.torchrun import closes_by_itself, exception_text, first_failure
 
 NOON = 12 * 3600.0
 CLOSING = (
@@ -114,11 +114,11 @@ def test_closing_by_itself() -> None:
 )
 def test_words_of_an_error_file(data: object, words: str) -> None:
     """The exception's first line, as torch writes it both ways."""
-    assert words_in(json.dumps(data)) == words
+    assert exception_text(json.dumps(data)) == words
 
 
 @given(st.text(max_size=300))
 def test_any_output_can_be_read(text: str) -> None:
     """A job may write anything."""
     first_failure(text + FAILED, NOON)
-    words_in(text)
+    exception_text(text)

@@ -10,18 +10,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.base.errors import SettingsError
-from agent.boot import planning
-from agent.checks import Level
-from agent.node import torch_python
+from agent.boot import plan_input
+from agent.checks.finding import Level
+from agent.node import pythons
 from agent.node.facts import TorchPython
-from agent.plan.make_plan import make_plan
+from agent.plan.make import make_plan
 from agent.plan.show import render
-from agent.plan.torchrun import Torchrun, problems
+from agent.plan.torchrun import Torchrun, torchrun_problems
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
 from agent.work.recipes.recipe import NodeSize
-from agent.work.torchrun import Seat, fault_of, gpus_of, processes, runs_a_program, words_of
+from agent.work.torchrun import (
+    ShareOrder,
+    command_fault,
+    gpus_of,
+    processes,
+    runs_a_program,
+    torchrun_arguments,
+)
 from unit.captured import machine
 
 if TYPE_CHECKING:
@@ -63,8 +70,8 @@ def plan_of(environ: dict[str, str], *command: str, gpus: int = 0) -> Plan:
 )
 def test_what_torchrun_is_given(command: str, words: str) -> None:
     """A leading Python is dropped; a program that is none is started as it stands."""
-    assert fault_of(command.split()) is None
-    assert words_of(command.split()) == words.split()
+    assert command_fault(command.split()) is None
+    assert torchrun_arguments(command.split()) == words.split()
     assert runs_a_program(command.split()) == words.startswith("--no_python")
 
 
@@ -82,7 +89,7 @@ def test_what_torchrun_is_given(command: str, words: str) -> None:
 )
 def test_what_torchrun_cannot_run(command: str, named: str) -> None:
     """Each is refused before anything starts, by what was given."""
-    (problem,) = problems(
+    (problem,) = torchrun_problems(
         load(BY_TORCHRUN, command.split()).settings, command.split(), wants_job=True
     )
     assert problem.variable == "--"
@@ -92,9 +99,9 @@ def test_what_torchrun_cannot_run(command: str, named: str) -> None:
 def test_a_run_needs_a_job_and_a_look_does_not() -> None:
     """The rehearsal needs Ray: without a job of its own a run is refused, `doctor` is not."""
     settings = load(BY_TORCHRUN).settings
-    (problem,) = problems(settings, None, wants_job=True)
+    (problem,) = torchrun_problems(settings, None, wants_job=True)
     assert problem.variable == "AGENT_LAUNCHER"
-    assert problems(settings, None, wants_job=False) == ()
+    assert torchrun_problems(settings, None, wants_job=False) == ()
 
 
 @pytest.mark.parametrize(
@@ -149,8 +156,10 @@ def test_processes_of_a_node(environ: dict[str, str], seen: int, gpus: int, coun
 
 def test_the_command_line_of_a_share() -> None:
     """Rank, nodes, the head's address and the attempt; restarts are the agent's, not torch's."""
-    seat = Seat(1, (NodeSize(8), NodeSize(4)))
-    line = Torchrun(PYTHON, 6379, 4, 13.0).part(["python", "t.py", "x"], seat, "run-2", "fd00::1")
+    seat = ShareOrder(1, (NodeSize(8), NodeSize(4)))
+    line = Torchrun(PYTHON, 6379, 4, 13.0).share_command(
+        ["python", "t.py", "x"], seat, "run-2", "fd00::1"
+    )
     assert line == [
         *(PYTHON, "-m", "torch.distributed.run", "--nnodes", "2", "--node_rank", "1"),
         *("--master_addr", "[fd00::1]", "--master_port", "6379", "--rdzv_id", "run-2"),
@@ -240,14 +249,14 @@ def test_a_named_python_is_asked_first(tmp_path: Path) -> None:
     package = tmp_path / "torch"
     (package / "__init__.py").write_text("")
     (package / "distributed" / "__init__.py").write_text("")
-    found = torch_python.find(environ, sys.executable)
+    found = pythons.find_torch(environ, sys.executable)
     assert found == TorchPython(sys.executable, "2.12.1")
 
 
 def test_a_named_python_without_torch_is_told(tmp_path: Path) -> None:
     """Nobody else is asked: the job would run in that one."""
     environ = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": ""}
-    found = torch_python.find(environ, sys.executable)
+    found = pythons.find_torch(environ, sys.executable)
     assert (found.version, found.asked) == (None, (sys.executable,))
 
 
@@ -259,11 +268,11 @@ def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
     script = tmp_path / "torchrun"
     script.write_text(f"#!{sys.executable}\n")
     script.chmod(0o755)
-    assert torch_python.find(environ, "python").executable == sys.executable
-    assert torch_python.find(environ, None).version == "2.12.1"
+    assert pythons.find_torch(environ, "python").executable == sys.executable
+    assert pythons.find_torch(environ, None).version == "2.12.1"
 
 
 def test_a_plan_looks_for_torch_only_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     """A run with Ray starts no Python to ask it for torch."""
-    monkeypatch.setattr(torch_python, "find", lambda *_: pytest.fail("torch was looked for"))
-    assert planning.plan_of({}, ["true"]).facts.torch is None
+    monkeypatch.setattr(pythons, "find_torch", lambda *_: pytest.fail("torch was looked for"))
+    assert plan_input.plan_from_environment({}, ["true"]).facts.torch is None

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from agent.bundled import trl_grpo
 from agent.work.recipes import trl
-from agent.work.recipes.recipe import Asked, MisfitError, NodeSize
+from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from unit.recipe_words import flags_of
 
 SHAPES = {
@@ -32,9 +32,9 @@ def asked(
     tensor_parallel: int = 1,
     scores: bool = True,
     eval_data: str = "",
-) -> Asked:
+) -> RecipeInput:
     """Return what is asked for on nodes of so many GPUs."""
-    return Asked(
+    return RecipeInput(
         "trl-grpo",
         tuple(NodeSize(count) for count in gpus),
         trl.VERSIONS[-1],
@@ -107,7 +107,7 @@ def test_the_recipe_knows_its_programs_flags() -> None:
         (asked((0,), tensor_parallel=2), "do not fit nodes of 0"),
     ],
 )
-def test_what_does_not_fit_is_said(what: Asked, said: str) -> None:
+def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
     """Rewards, whole groups and engines within nodes are needed, and processes of one kind."""
     with pytest.raises(MisfitError) as misfit:
         trl.make(what)

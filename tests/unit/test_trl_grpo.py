@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.bundled import trl_grpo
-from agent.bundled.trl_grpo import RewardError, Rewards, SetupError
+from agent.bundled.trl_grpo import RewardError, Rewards, TrainerSetupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,5 +165,5 @@ def test_further_configuration() -> None:
     read = trl_grpo.further(pairs, known)
     assert read == {"epsilon": 0.2, "use_vllm": True, "loss_type": "dapo", "top_k": None}
     for wrong in ("epsilom=0.2", "epsilon"):
-        with pytest.raises(SetupError, match=f"--config {wrong}: expected NAME=VALUE"):
+        with pytest.raises(TrainerSetupError, match=f"--config {wrong}: expected NAME=VALUE"):
             trl_grpo.further([wrong], known)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.checks import CHECKS, Level, examine
-from agent.decisions.remedies import CAUSES
-from agent.decisions.remedies.noise import NOISE
+from agent.checks import CHECKS, run_checks
+from agent.checks.finding import Level
+from agent.decisions.remedies.match import CAUSES
+from agent.decisions.remedies.tables import NOISE
 from troubles.__main__ import main
 from troubles.bad_machine import findings
 from troubles.pains import PAINS, Pain
@@ -19,7 +20,7 @@ from unit.worlds import MACHINE, settings_of, topology_of
 if TYPE_CHECKING:
     from pathlib import Path
 
-BY_CHECK = {f.check for f in examine(MACHINE, settings_of({}), topology_of({}))}
+BY_CHECK = {f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))}
 ELSEWHERE = {
     *("versions of hello", "agreement", "ways between nodes", "reward from each node"),
     "Ray's GPUs",

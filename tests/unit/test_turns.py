@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.items import ItemWord, Step
-from agent.work.prepare import PrepareStep, by_order
+from agent.decisions.values import ItemReport, Step, StepOver
+from agent.work.prepare import PrepareStep, ordered_steps
 from agent.work.where import ON_EVERY, ON_HEAD
 from unit.heads import TICK, History, Story, goal, nodes, word
 from unit.worlds import MACHINE
 
 DATA = PrepareStep("data", "make", ON_EVERY, 60.0, "within", "/shared/.data")
 MORE = PrepareStep("more", "make {rank}", ON_EVERY, 60.0, "within")
-HERE_DONE = (2.0, h.StepOver("data"))
+HERE_DONE = (2.0, StepOver("data"))
 
 
-def of(*steps: PrepareStep) -> h.Goal:
+def of(*steps: PrepareStep) -> h.HeadGoal:
     """Return a goal with steps of a file; the head's disk is the shared one."""
     return replace(goal(3), steps=steps, disks={"/shared/.data": "nfs"})
 
@@ -36,14 +36,14 @@ def says(
     n: int, *over: str, at: float, gone: bool = False, pending: tuple[str, ...] = ()
 ) -> tuple[float, h.HeadEvent]:
     """Return a worker's word of the steps that are over there, and of others that it has."""
-    items = tuple(ItemWord(name, Step.READY) for name in over)
-    items += tuple(ItemWord(name, Step.PENDING) for name in pending)
+    items = tuple(ItemReport(name, Step.READY) for name in over)
+    items += tuple(ItemReport(name, Step.PENDING) for name in pending)
     return at, word(n, joined=False, preparing=True, heard=at, items=items, gone=gone)
 
 
 def orders(story: Story) -> list[tuple[str, str]]:
     """Name what was ordered, and where."""
-    return [(deed.name, deed.node) for deed in story.deeds if isinstance(deed, h.RunStep)]
+    return [(deed.name, deed.node) for deed in story.deeds if isinstance(deed, h.OrderStep)]
 
 
 STORIES: dict[str, tuple[tuple[PrepareStep, ...], History, list[tuple[str, str]]]] = {
@@ -130,14 +130,14 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
             story.take(h.WorkerReplaced(key), float(at))
         working += [node for _, node in orders(story)[before:]]
         assert len(working) <= 1
-        assert all(queue[0] in working for queue in story.state.turns.queues.values())
+        assert all(queue[0] in working for queue in story.state.step_queues.queues.values())
 
 
 def test_what_is_by_order() -> None:
     """What needs an order, and what depends on that; what depends on nothing does not wait."""
     plain = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 60.0, "x")
     last = replace(plain, name="last", after=("data",))
-    assert by_order((plain, replace(plain, where=ON_HEAD))) == ()
-    assert by_order((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
-    assert by_order((DATA, replace(last, after=(plain.name,)))) == (DATA,)
-    assert head.first_state(of(DATA)).turns.queues == {("data", "nfs"): ("head",)}
+    assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()
+    assert ordered_steps((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
+    assert ordered_steps((DATA, replace(last, after=(plain.name,)))) == (DATA,)
+    assert head.first_state(of(DATA)).step_queues.queues == {("data", "nfs"): ("head",)}

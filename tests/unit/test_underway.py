@@ -13,14 +13,19 @@ import pytest
 from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.decisions.head import state as h
-from agent.decisions.head import underway
-from agent.decisions.head.state import Phase
-from agent.decisions.head.underway import Underway
+from agent.decisions.head.state import AttemptSnapshot, HeadPhase
 from agent.record.files import iso_time
-from agent.record.moments import moment, seconds_since
-from agent.record.run_choice import Chosen, choose_run
-from agent.record.run_record import FILE, Attempt, NoRecord, RunRecord, State
-from agent.record.underway import taken_from, to_data
+from agent.record.node_record import seconds_since, time_to_data
+from agent.record.run_choice import ChosenRun, choose_run
+from agent.record.run_record import (
+    RUN_FILE,
+    AttemptRecord,
+    NoRecord,
+    RunRecord,
+    RunState,
+    snapshot_from_data,
+    snapshot_to_data,
+)
 from unit.heads import (
     INT,
     LOST,
@@ -43,14 +48,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit="node")
-KNOWN = Underway(
+KNOWN = AttemptSnapshot(
     *(1, 5.0, 2, 40, ("pod2", "pod3"), ("pod2",), frozenset({"id2"})),
     *("pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
     id="run-1",
 )
 DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
 
-STOPS: dict[str, tuple[h.Goal, History]] = {
+STOPS: dict[str, tuple[h.HeadGoal, History]] = {
     "a node is lost for good": (goal(1), [*PAIR, (9, nodes(dead=(2,))), (69, TICK)]),
     "it is, and another attempt may follow": (
         goal(1, retries=1),
@@ -70,22 +75,22 @@ STOPS: dict[str, tuple[h.Goal, History]] = {
 
 def next_agent(story: Story, after: float = 2.0) -> Story:
     """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
-    kept = [action.known for action in story.actions if isinstance(action, h.Keep)]
+    kept = [action.snapshot for action in story.actions if isinstance(action, h.SaveSnapshot)]
     state = story.state
-    begun = Underway(1, 4.0, state.required, places=state.attempt.places)
-    known = (kept[-1] if kept else begun).later(-story.now - after)
-    return Story(replace(story.state.goal, underway=known), [])
+    begun = AttemptSnapshot(1, 4.0, state.required, workers=state.attempt.workers)
+    known = (kept[-1] if kept else begun).shifted_by(-story.now - after)
+    return Story(replace(story.state.goal, resumed_attempt=known), [])
 
 
 @pytest.mark.parametrize(("of", "history"), STOPS.values(), ids=STOPS.keys())
 @pytest.mark.parametrize("status", ["STOPPED", "SUCCEEDED", "FAILED"])
-def test_a_stop_goes_on_as_it_was_meant(of: h.Goal, history: History, status: str) -> None:
+def test_a_stop_goes_on_as_it_was_meant(of: h.HeadGoal, history: History, status: str) -> None:
     """Why a job was stopped decides, unless it succeeded before; it is stopped once more."""
     story = Story(of, history)
-    assert story.state.phase is Phase.STOPPING
+    assert story.state.phase is HeadPhase.STOPPING
     after = next_agent(story)
     after.take(nodes(2), 1)
-    assert [type(deed) for deed in after.deeds] == [h.Follow, h.StopJob]
+    assert [type(deed) for deed in after.deeds] == [h.FollowJob, h.StopJob]
     code = {"FAILED": 1}.get(status)
     for one, at in ((story, story.now + 3), (after, 1.5)):
         one.take(job(status, code), at)
@@ -112,7 +117,7 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
     after = next_agent(story)
     after.take(nodes(), 1)
     after.take(SUBMITTED, 2)
-    assert after.state.phase is Phase.RUNNING
+    assert after.state.phase is HeadPhase.RUNNING
     after.take(job("RUNNING"), 50)
     after.take(TICK, 57.9)
     assert not [deed for deed in after.deeds if isinstance(deed, h.StopJob)]
@@ -125,11 +130,11 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
 def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
     """Also where it is back before Ray reports the job: what ran on it is gone."""
     places = {"10.0.0.2": "pod2", "10.0.0.3": "pod3"}
-    known = Underway(1, -9.0, 2, nodes=("pod2", "pod3"), places=places)
-    after = Story(replace(goal(2), underway=known), [(1, nodes(2)), (2, nodes(2, 3))])
+    known = AttemptSnapshot(1, -9.0, 2, former_workers=("pod2", "pod3"), workers=places)
+    after = Story(replace(goal(2), resumed_attempt=known), [(1, nodes(2)), (2, nodes(2, 3))])
     after.take(SUBMITTED, 3)
-    assert after.state.phase is Phase.RUNNING
-    assert after.state.attempt.gone == ("pod3",)
+    assert after.state.phase is HeadPhase.RUNNING
+    assert after.state.attempt.lost_nodes == ("pod3",)
 
 
 @pytest.mark.parametrize(("at", "attempt"), [(57.9, 2), (58.1, 1)])
@@ -140,7 +145,7 @@ def test_a_loss_counts_for_a_minute(at: float, attempt: int) -> None:
     after = next_agent(story)
     after.take(nodes(2), 1)
     after.take(SUBMITTED, 2)
-    assert after.state.short_since is not None
+    assert after.state.below_required_since is not None
     after.take(word(2), 3)
     assert "all needed nodes are back" in after.said
     after.take(job("FAILED", 9), at)
@@ -155,11 +160,13 @@ def test_fewer_workers_were_enough() -> None:
     after = next_agent(story)
     after.take(nodes(2), 1)
     after.take(SUBMITTED, 2)
-    assert (after.state.phase, after.state.short_since) == (Phase.RUNNING, None)
+    assert (after.state.phase, after.state.below_required_since) == (HeadPhase.RUNNING, None)
 
 
-RESUMED = replace(goal(1, retries=1), underway=KNOWN.later(-100.0))
-AFRESH = replace(goal(1, retries=1), underway=Underway(1, -50.0, 1, nodes=("pod2",)))
+RESUMED = replace(goal(1, retries=1), resumed_attempt=KNOWN.shifted_by(-100.0))
+AFRESH = replace(
+    goal(1, retries=1), resumed_attempt=AttemptSnapshot(1, -50.0, 1, former_workers=("pod2",))
+)
 
 
 def test_its_ray_is_gone() -> None:
@@ -169,8 +176,8 @@ def test_its_ray_is_gone() -> None:
     assert list(story.state.leftovers) == ["pod2"]
     stopped = replace(
         AFRESH,
-        underway=replace(
-            KNOWN.later(-100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
+        resumed_attempt=replace(
+            KNOWN.shifted_by(-100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
         ),
     )
     assert [end.exit_code for end in Story(stopped, [(1, h.RayGone("exit 1"))]).ends] == [69]
@@ -179,17 +186,17 @@ def test_its_ray_is_gone() -> None:
 def test_it_was_never_submitted() -> None:
     """Then it is begun as ever, under its number, once all are there."""
     story = Story(AFRESH, [(1, nodes()), (2, h.NeverSubmitted("run-1"))])
-    assert story.deeds == [h.Follow("run-1")]
-    assert story.state.phase is Phase.BOOTING
+    assert story.deeds == [h.FollowJob("run-1")]
+    assert story.state.phase is HeadPhase.BOOTING
     story.take(nodes(2), 3)
     story.take(word(2), 4)
-    assert story.deeds[-1] == h.Submit("run-1")
+    assert story.deeds[-1] == h.SubmitJob("run-1")
 
 
 @pytest.mark.parametrize(
     ("history", "what"),
     [
-        ([(1, h.RaySilent("refused")), (100, TICK)], "Ray on this node: refused"),
+        ([(1, h.HeadRaySilent("refused")), (100, TICK)], "Ray on this node: refused"),
         ([(1, nodes(2)), (121, TICK)], "the status of attempt 1 from Ray"),
     ],
 )
@@ -199,7 +206,7 @@ def test_neither_ray_nor_its_job_answers(retries: int, history: History, what: s
     story = Story(replace(AFRESH, retries=retries), history)
     assert [end.exit_code for end in story.ends] == [75] * (1 - retries)
     assert story.state.attempt.number == 1 + retries
-    end = story.state.earlier[0].end if retries else story.ends[0]
+    end = story.state.earlier_attempts[0].end if retries else story.ends[0]
     assert end is not None
     assert end.reason == f"timed out after the agent was killed, waiting for {what}"
 
@@ -212,14 +219,16 @@ def test_a_job_on_a_given_ray_is_stopped_before_another(stopped: bool) -> None: 
     after = next_agent(story, after=300.0)
     after.take(TICK, 1 if stopped else 1000)
     after.take(nodes(2), 1001)
-    deeds = [deed for deed in after.deeds if isinstance(deed, h.Follow | h.StopJob | h.Submit)]
-    assert deeds == [h.Follow("run-1"), h.StopJob("run-1")]
+    deeds = [
+        deed for deed in after.deeds if isinstance(deed, h.FollowJob | h.StopJob | h.SubmitJob)
+    ]
+    assert deeds == [h.FollowJob("run-1"), h.StopJob("run-1")]
 
 
 def test_a_stop_is_asked_for_meanwhile() -> None:
     """The job is followed for that, and stopped."""
     story = Story(AFRESH, [(1, TERM)])
-    assert [type(deed) for deed in story.deeds] == [h.Follow, h.StopJob]
+    assert [type(deed) for deed in story.deeds] == [h.FollowJob, h.StopJob]
     story.take(h.NeverSubmitted("run-1"), 2)
     assert [end.exit_code for end in story.ends] == [143]
 
@@ -227,28 +236,36 @@ def test_a_stop_is_asked_for_meanwhile() -> None:
 def test_what_is_known_is_taken_up_whole() -> None:
     """An attempt that is followed again is known as before."""
     story = Story(RESUMED, [(1, nodes(2, 3))])
-    assert underway.of(story.state) == RESUMED.underway
+    assert h.snapshot_of(story.state) == RESUMED.resumed_attempt
 
 
 # --- what is written down ----------------------------------------------------------------------
 
 
-def open_attempt(known: Underway, now: float) -> Attempt:
+def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
     """Return an attempt as it is read from the disk."""
-    data = json.loads(json.dumps(to_data(known, now)))
-    return Attempt(
-        *(1, "run-1", iso_time(time.time())), checkpoint=40, nodes=KNOWN.nodes, underway=data
+    data = json.loads(json.dumps(snapshot_to_data(known, now)))
+    return AttemptRecord(
+        *(1, "run-1", iso_time(time.time())),
+        checkpoint=40,
+        nodes=KNOWN.former_workers,
+        underway=data,
     )
 
 
-def close_to(one: Underway, other: Underway) -> bool:
+def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
     """Say whether they differ in the time that a test takes at most."""
-    assert one.lost_at is not None
-    assert one.short_since is not None
-    assert other.lost_at is not None
-    assert other.short_since is not None
-    mine = (one.submitted, one.lost_at, one.short_since, one.stopped_at)
-    others = (other.submitted, other.lost_at, other.short_since, other.stopped_at)
+    assert one.last_loss_at is not None
+    assert one.below_required_since is not None
+    assert other.last_loss_at is not None
+    assert other.below_required_since is not None
+    mine = (one.submitted, one.last_loss_at, one.below_required_since, one.stop_ordered_at)
+    others = (
+        other.submitted,
+        other.last_loss_at,
+        other.below_required_since,
+        other.stop_ordered_at,
+    )
     return mine == pytest.approx(others, abs=5.0)
 
 
@@ -258,21 +275,21 @@ def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> N
     written = open_attempt(replace(KNOWN, signaled=True), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    found = taken_from(written, 7.0, 2)
-    wanted = replace(KNOWN.later(7.0 - 100.0), signaled=True)
+    found = snapshot_from_data(written, 7.0, 2)
+    wanted = replace(KNOWN.shifted_by(7.0 - 100.0), signaled=True)
     assert close_to(found, wanted)
     same = (
-        *("id", "number", "required", "checkpoint", "nodes", "gone"),
-        *("dead", "loss", "end", "signaled"),
+        *("id", "number", "required", "checkpoint", "former_workers", "lost_nodes"),
+        *("dead_node_ids", "last_loss", "end", "signaled"),
     )
     assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
 
 
 def test_another_boot_goes_by_the_wall_clock() -> None:
     """A machine's monotonic clock means nothing on another."""
-    before = moment(30.0, boot_id="another")
+    before = time_to_data(30.0, boot_id="another")
     assert seconds_since(before, boot_id="this") == pytest.approx(30.0, abs=5.0)
-    with pytest.raises(ValueError, match="no time"):
+    with pytest.raises(ValueError, match="a time has no utc"):
         seconds_since({"boot": "another", "seconds": 1.0}, boot_id="this")
 
 
@@ -281,11 +298,13 @@ def test_another_boot_goes_by_the_wall_clock() -> None:
 )
 def test_an_older_record_knows_less(underway: dict[str, object]) -> None:
     """What it does not say, or nobody can read, is none."""
-    attempt = Attempt(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"), underway=underway)
-    found = taken_from(attempt, 7.0, 3)
+    attempt = AttemptRecord(
+        1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"), underway=underway
+    )
+    found = snapshot_from_data(attempt, 7.0, 3)
     assert found.submitted == pytest.approx(7.0 - 50.0, abs=5.0)
-    assert (found.required, found.loss, found.lost_at, found.end) == (2, "", None, None)
-    assert not found.is_telling
+    assert (found.required, found.last_loss, found.last_loss_at, found.end) == (2, "", None, None)
+    assert not found.is_worth_saving
 
 
 @pytest.mark.parametrize(
@@ -299,27 +318,27 @@ def test_an_older_record_knows_less(underway: dict[str, object]) -> None:
 )
 def test_an_older_record_has_places_without_names(places: object, read: dict[str, str]) -> None:
     """Then a worker is known by its address alone."""
-    attempt = Attempt(1, "run-1", iso_time(time.time()), underway={"places": places})
-    assert taken_from(attempt, 7.0, 1).places == read
+    attempt = AttemptRecord(1, "run-1", iso_time(time.time()), underway={"places": places})
+    assert snapshot_from_data(attempt, 7.0, 1).workers == read
 
 
 # --- what the next agent makes of it -----------------------------------------------------------
 
 
-def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = None) -> Chosen:
+def killed(root: Path, end: Outcome | None = None, leaving: Outcome | None = None) -> ChosenRun:
     """Return the run of an agent that was killed at its first attempt."""
-    keeper = RunKeeper(root, "f" * 16, Chosen("run", None))
+    keeper = RunKeeper(root, "f" * 16, ChosenRun("run", None))
     keeper.new_epoch("pod0")
-    keeper.submitted(1, "run-1", None, ("pod2",), 1)
+    keeper.record_submission(1, "run-1", None, ("pod2",), 1)
     if end is not None:
-        keeper.keep(replace(KNOWN, end=end), 100.0)
+        keeper.save_snapshot(replace(KNOWN, end=end), 100.0)
     if leaving is not None:
-        keeper.leaving(leaving)
-    anyio.run(keeper.settled)
-    found = RunRecord.read(root / "run" / FILE)
+        keeper.record_outcome(leaving)
+    anyio.run(keeper.flush)
+    found = RunRecord.read(root / "run" / RUN_FILE)
     keeper.close()
     assert isinstance(found, RunRecord)
-    return Chosen("run", found)
+    return ChosenRun("run", found)
 
 
 HOPELESS = Outcome(Kind.UNAVAILABLE, 69, "reward server is lost for good", "running")
@@ -331,10 +350,10 @@ def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-    found = keeper.underway(0.0, 1)
+    found = keeper.open_attempt(0.0, 1)
     assert found is not None
-    assert (found.end, found.required, found.nodes) == (HOPELESS, 2, ("pod2",))
-    assert keeper.spent(0) is None
+    assert (found.end, found.required, found.former_workers) == (HOPELESS, 2, ("pod2",))
+    assert keeper.final_outcome(0) is None
     keeper.close()
 
 
@@ -349,9 +368,9 @@ def test_a_job_that_is_gone_ends_as_it_was_to(
     (over,) = keeper.attempts
     reason = "its head was lost" if end is None else end.reason
     assert (over.reason, over.exit_code) == (reason, 75 if code is None else code)
-    decided = keeper.spent(1)
+    decided = keeper.final_outcome(1)
     assert (None if decided is None else decided.exit_code) == code
-    assert keeper.underway(0.0, 1) is None
+    assert keeper.open_attempt(0.0, 1) is None
 
 
 def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -> None:
@@ -361,7 +380,7 @@ def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -
         chosen = killed(tmp_path, end)
         keeper = RunKeeper(tmp_path, "f" * 16, chosen, replaces_agent=True, memory="1 process")
         keeper.close()
-        decided = keeper.spent(3)
+        decided = keeper.final_outcome(3)
         assert decided is not None
         assert (decided.exit_code, decided.is_jobs_verdict) == (code, end is None)
         assert words in decided.reason
@@ -373,19 +392,19 @@ def test_a_verdict_stands_though_its_agent_was_killed_while_it_left(tmp_path: Pa
     chosen = killed(tmp_path, leaving=OWN)
     assert chosen.before is not None
     keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-    assert keeper.spent(3) == OWN
-    keeper.over(OWN)
+    assert keeper.final_outcome(3) == OWN
+    keeper.record_end(OWN)
     keeper.close()
     (tmp_path / "latest").symlink_to("run")
-    ended = RunRecord.read(tmp_path / "run" / FILE)
+    ended = RunRecord.read(tmp_path / "run" / RUN_FILE)
     assert not isinstance(ended, NoRecord)
-    assert ended.state is State.ENDED
+    assert ended.state is RunState.ENDED
     for before, resumed, run_id in (
         (ended, "run", "run"),
         (chosen.before, "", "new"),
         (ended, "", "new"),
     ):
-        before.write(tmp_path / "run" / FILE)
+        before.write(tmp_path / "run" / RUN_FILE)
         found = choose_run(tmp_path, None, "f" * 16, lambda: "new", node="pod0", resumed=resumed)
         assert found.run_id == run_id
         assert found.lock is not None
@@ -397,12 +416,12 @@ def test_a_pod_that_was_started_again_decides_anew(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, leaving=HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen)
-    keeper.begin()
+    keeper.save_former_state()
     keeper.close()
-    assert keeper.spent(1) is None
+    assert keeper.final_outcome(1) is None
     assert keeper.record.ending is None
     assert (
-        RunRecord.read(tmp_path / "run" / FILE) == keeper.record
+        RunRecord.read(tmp_path / "run" / RUN_FILE) == keeper.record
     )  # one that follows it reads this
 
 
@@ -413,7 +432,7 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
     """On a Ray that outlives its heads; only a job that was lost is still to be stopped."""
     (tmp_path / "run").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), job_survives=True)
-    found = keeper.underway(0.0, 1)
+    found = keeper.open_attempt(0.0, 1)
     assert found is not None
     assert found.end == kept
     keeper.close()
@@ -425,8 +444,8 @@ def test_a_service_of_a_job_that_lives_was_ready_before() -> None:
     after.take(nodes(), 1.0)
     after.take(job("RUNNING"), 1.0)
     after.take(LOST, 2.0)
-    assert not [one for one in after.actions if isinstance(one, h.Leave | h.StopJob)]
+    assert not [one for one in after.actions if isinstance(one, h.EndRun | h.StopJob)]
     (again,) = [one for one in after.actions if isinstance(one, h.StartService)]
     assert again.generation == 2
     fresh = Story(WITH_REWARD, [(1.0, LOST)])
-    assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.Leave)] == [69]
+    assert [one.outcome.exit_code for one in fresh.actions if isinstance(one, h.EndRun)] == [69]

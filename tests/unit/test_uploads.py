@@ -10,18 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.boot.runtime_env import read_runtime_env
-from agent.bridge.link import to_event
-from agent.bridge.ray_calls import Jobs
-from agent.bridge.uploads import Counted, Upload, watch
+from agent.boot.plan_input import read_runtime_env
+from agent.bridge.link import parse_event
+from agent.bridge.ray_calls import CountedReader, Jobs, UploadMeter, meter_uploads
 from agent.control.view import view_of
 from agent.decisions import head
-from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.shared import Wait
-from agent.node.ray_python import look_here
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import Uploading, Wait
+from agent.node.pythons import ray_here
 from agent.plan import waits as planned
-from agent.record.waits import WaitTeller
+from agent.record.events import WaitLog
 from unit.heads import TICK, Story, goal, nodes, waits
 from unit.worlds import settings_of
 
@@ -100,23 +98,23 @@ def test_what_rays_client_sends_is_counted(tmp_path: Path) -> None:
     for n in range(3):
         (tmp_path / f"{n}.bin").write_bytes(bytes([n]) * 4 * MIB)
     environ = {"AGENT_WORKING_DIR": str(tmp_path)}
-    runtime_env, measured = read_runtime_env(settings_of(environ), environ, look_here().folder)
+    runtime_env, measured = read_runtime_env(settings_of(environ), environ, ray_here().folder)
     assert measured is not None
     told: list[dict[str, Any]] = []
     known = {"folder": str(tmp_path), "files": measured.files, "size": measured.size}
-    upload = Upload(known, lambda **word: told.append(word))
+    upload = UploadMeter(known, lambda **word: told.append(word))
     job = {"id": "run-1", "entrypoint": "true", "runtime_env": runtime_env}
     with dashboard() as (url, seen):
         jobs = Jobs(url)
-        upload.tell()
+        upload.report()
         submitting = threading.Thread(target=jobs.submit_once, args=(job, upload), daemon=True)
         submitting.start()
         assert seen.half.wait(60)
-        upload.tell()
+        upload.report()
         seen.taken.set()
         submitting.join(60)
         assert not submitting.is_alive()
-        upload.tell()  # what comes after is no upload
+        upload.report()  # what comes after is no upload
         (package,) = seen.got
     packing, sending, over = told
     assert (packing["stage"], packing["files"]) == ("packing", 3)
@@ -125,8 +123,8 @@ def test_what_rays_client_sends_is_counted(tmp_path: Path) -> None:
     assert over["is_over"]
     assert over["done"] == over["size"] == len(package) == measured.size
     assert over["seconds"] > 0
-    event = to_event({"event": "upload", "id": "run-1", **over})
-    assert isinstance(event, h.Uploading)
+    event = parse_event({"event": "upload", "id": "run-1", **over})
+    assert isinstance(event, Uploading)
     assert event.is_over
 
 
@@ -138,17 +136,19 @@ def test_another_rays_client_is_left_alone() -> None:
     """Nothing is wrapped of what is not there, and what is known beforehand is told."""
     client = Renamed()
     told: list[dict[str, Any]] = []
-    upload = Upload({"folder": FOLDER, "files": 2, "size": MIB}, lambda **word: told.append(word))
-    watch(client, lambda: upload)
+    upload = UploadMeter(
+        {"folder": FOLDER, "files": 2, "size": MIB}, lambda **word: told.append(word)
+    )
+    meter_uploads(client, lambda: upload)
     assert not vars(client)
-    upload.tell()
+    upload.report()
     assert (told[0]["folder"], told[0]["size"], told[0]["is_over"]) == (FOLDER, MIB, False)
 
 
 def test_where_nothing_is_uploaded_nothing_is_told() -> None:
     """A job without a folder has no upload."""
     told: list[object] = []
-    Upload(None, lambda **word: told.append(word)).tell()
+    UploadMeter(None, lambda **word: told.append(word)).report()
     assert not told
 
 
@@ -156,8 +156,8 @@ def test_where_nothing_is_uploaded_nothing_is_told() -> None:
 def test_a_counted_body_is_the_same_bytes(size: int) -> None:
     """Piece by piece, or read at once."""
     content = bytes(n % 251 for n in range(size))
-    assert b"".join(Counted(content)) == content
-    counted = Counted(content)
+    assert b"".join(CountedReader(content)) == content
+    counted = CountedReader(content)
     assert (len(counted), counted.read(), counted.read()) == (size, content, b"")
     assert counted.count == size
 
@@ -165,15 +165,15 @@ def test_a_counted_body_is_the_same_bytes(size: int) -> None:
 # --- what is told of it --------------------------------------------------------------------------
 
 
-def word(done: int, *, stage: str = "sending", size: int = 60, over: bool = False) -> h.Uploading:
+def word(done: int, *, stage: str = "sending", size: int = 60, over: bool = False) -> Uploading:
     """Return a word of an upload, in MiB."""
-    return h.Uploading("run-1", FOLDER, 123, size * MIB, stage, done * MIB, 9.04, over)
+    return Uploading("run-1", FOLDER, 123, size * MIB, stage, done * MIB, 9.04, over)
 
 
 def submitting() -> Story:
     """Return a head that submits."""
     story = Story(goal(1), [(1.0, nodes(2))])
-    assert story.state.phase is Phase.SUBMITTING
+    assert story.state.phase is HeadPhase.SUBMITTING
     return story
 
 
@@ -192,14 +192,14 @@ def test_a_large_one_is_told_as_it_goes() -> None:
     story = submitting()
     story.take(word(100, stage="packing"), 3.0)
     assert story.said.endswith("uploading /code to Ray: 123 files, 60 MiB")
-    (wait,) = head.waits(story.state)
-    assert (wait.evidence, wait.share) == ("packing /code: 100 MiB read", None)
+    (wait,) = head.pending_waits(story.state)
+    assert (wait.evidence, wait.progress) == ("packing /code: 100 MiB read", None)
     story.take(word(24), 5.0)
-    (wait,) = head.waits(story.state)
-    assert (wait.evidence, wait.share) == ("sending /code: 24 MiB of 60 MiB", 0.4)
+    (wait,) = head.pending_waits(story.state)
+    assert (wait.evidence, wait.progress) == ("sending /code: 24 MiB of 60 MiB", 0.4)
     assert story.said.count("uploading") == 1
     story.take(word(60, over=True), 9.0)
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert not wait.evidence
     assert story.said.endswith("uploaded /code to Ray: 123 files, 60 MiB, in 9 s")
 
@@ -212,7 +212,7 @@ def test_one_that_moves_has_its_time() -> None:
     story.take(word(24), 100.0)
     assert head.deadline(story.state) == 100.0 + limit
     story.take(waits("connection reset"), 110.0)
-    (wait,) = head.waits(story.state)
+    (wait,) = head.pending_waits(story.state)
     assert (wait.evidence, wait.deadline) == ("connection reset", 100.0 + limit)
     story.take(word(24), 150.0)
     assert head.deadline(story.state) == 100.0 + limit
@@ -224,11 +224,11 @@ def test_one_that_moves_has_its_time() -> None:
 def test_progress_is_a_line_every_few_seconds() -> None:
     """As long as it moves; one that stands is told as seldom as any other wait."""
     said: list[str] = []
-    teller = WaitTeller(lambda _: None, said.append)
+    teller = WaitLog(lambda _: None, said.append)
     for second in range(60):
         sent = min(second, 20)
-        told = Wait("x", "Ray", 100.0, f"{sent} MiB of 60 MiB", share=sent / 60)
-        teller.tell((told,), float(second))
+        told = Wait("x", "Ray", 100.0, f"{sent} MiB of 60 MiB", progress=sent / 60)
+        teller.update((told,), float(second))
     assert [int(line.split(", ")[1].split()[0]) for line in said] == [0, 5, 10, 15, 20, 20]
 
 
@@ -239,7 +239,7 @@ def test_the_view_has_its_bar() -> None:
         "phase": "submitting",
         "seconds": 9.0,
         "seconds_in_phase": 1.0,
-        "waits": [Wait("x", "Ray", 100.0, "sending", share=0.5).to_dict(1.0)],
+        "waits": [Wait("x", "Ray", 100.0, "sending", progress=0.5).to_dict(1.0)],
         "nodes": [],
         "services": [],
         "job": None,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.work.recipes import verl
-from agent.work.recipes.recipe import Asked, Command, MisfitError, NodeSize, Version
+from agent.work.recipes.recipe import Command, MisfitError, NodeSize, RecipeInput, Version
 from agent.work.recipes.verl import make, reward_function
 from unit.recipe_words import arguments
 from unit.verl_asked import MINI, RELEASES, TENSOR, asked
@@ -252,7 +252,7 @@ def test_whatever_joined_it_fits_or_is_refused(  # noqa: PLR0913 - what a run ma
     given_args = [f"data.train_batch_size={train}"] * bool(train) + [f"{MINI}={mini}"] * bool(mini)
     try:
         command = make(
-            Asked(
+            RecipeInput(
                 recipe,
                 tuple(sizes),
                 version,

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from agent.control.drawn import lines_of
-from agent.control.view import bar, changes, long, view_of
+from agent.control.rich_view import lines_of
+from agent.control.view import bar, changes, duration_text, view_of
 from browsing.runs import EVIL
 from browsing.runs import status as run_of
 
@@ -54,7 +54,7 @@ def test_all_of_a_small_run() -> None:
 def test_a_wait_has_its_progress() -> None:
     """What is waited for, how much of its time is over, how much is left, and the last word."""
     run = {**run_of(3), **BOOTING}
-    (wait,) = [line for line in lines(run, 40, passed=10.0) if line.startswith("workers")]
+    (wait,) = [line for line in lines(run, 40, age=10.0) if line.startswith("workers")]
     assert wait.split("  ") == ["workers", "[#######.............]", "80 s left", "1 of 3 joined"]
     running = {**run, "phase": "running"}  # when such a wait began the status does not tell
     (wait,) = [line for line in lines(running, 40) if line.startswith("workers")]
@@ -79,7 +79,7 @@ def test_a_node_that_is_not_heard_of() -> None:
     """Its silence is told, with what it said last."""
     run = run_of(1)
     run["nodes"][0].update(heard_seconds_ago=40.0, state="silent", detail="", last_error="gone")
-    assert any("last heard 45 s ago; gone" in line for line in lines(run, 40, passed=5.0))
+    assert any("last heard 45 s ago; gone" in line for line in lines(run, 40, age=5.0))
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_node_that_prepares(state: str, said: dict[str, str], word: str) -> No
 def test_the_end_and_the_silence() -> None:
     """A verdict is told with its remedy; a head that does not answer in its own line."""
     verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
-    shown = lines({**run_of(1), "verdict": verdict}, 40, gone="10.0.0.4:8266 does not answer")
+    shown = lines({**run_of(1), "verdict": verdict}, 40, outage="10.0.0.4:8266 does not answer")
     assert "lost: no word (exit code 75)" in shown
     assert "Try again" in shown
     assert shown[1] == "10.0.0.4:8266 does not answer"
@@ -163,7 +163,7 @@ def test_colours_are_the_terminals() -> None:
 )
 def test_times(seconds: float, words: str) -> None:
     """A length of time has what matters of it."""
-    assert long(seconds) == words
+    assert duration_text(seconds) == words
 
 
 def test_a_bar_stays_within_its_ends() -> None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node.read_facts import gpus_of
-from agent.node.visible_devices import contradiction, devices
+from agent.node.read import gpus_of
+from agent.node.variables import contradiction, visible_devices
 from agent.plan.environment import for_node
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray
 
@@ -48,7 +48,7 @@ SEED = {
 )
 def test_one_choice(given: dict[str, str], maker: str, ray: str, left: dict[str, str]) -> None:
     """The GPUs chosen stay the same; a sentence says whatever was changed."""
-    found = devices(given, maker, ray)
+    found = visible_devices(given, maker, ray)
     assert found.applied_to(given) == left
     assert bool(found.note) == (left != given)
     assert all(name in found.note for name in found.dropped)

@@ -8,9 +8,8 @@ from functools import partial
 import anyio
 import pytest
 
-from agent.runtime.beats import beats
-from agent.runtime.inbox import Inbox
-from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.runtime.keepalive import repeat
+from agent.runtime.waiting import Inbox, NotYet, TimedOutError, until
 
 
 class Asked:
@@ -104,12 +103,12 @@ def test_it_can_be_cancelled_between_two_steps() -> None:
 def test_beats_end_when_told() -> None:
     """The heartbeat of a thread stops at once when told to, also in the middle of a step."""
     stop, count = threading.Event(), 0
-    for _ in beats(stop, 0.001):
+    for _ in repeat(stop, 0.001):
         count += 1
         if count == 3:
             stop.set()
     assert count == 3
-    assert list(beats(stop, 60.0)) == []
+    assert list(repeat(stop, 60.0)) == []
 
 
 def test_events_are_taken_in_order() -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from agent.base.words import listed
-from agent.decisions.shared import Wait
-from agent.record.events import Waited, WaitsOver
-from agent.record.waits import WaitTeller
+from agent.base.text import listed
+from agent.decisions.values import Wait
+from agent.record.events import Waited, WaitLog, WaitsOver
 
 
 class Told:
@@ -14,17 +13,17 @@ class Told:
     def __init__(self) -> None:
         self.said: list[str] = []
         self.recorded: list[Waited | WaitsOver] = []
-        self._teller = WaitTeller(self.recorded.append, self.said.append)
+        self._teller = WaitLog(self.recorded.append, self.said.append)
 
     def tell(self, now: float, *waits: Wait) -> list[str]:
         """Show waits; return what was said of them."""
         self.said.clear()
-        self._teller.tell(waits, now)
+        self._teller.update(waits, now)
         return self.said.copy()
 
     def patience(self, deadline: float | None, now: float) -> float | None:
         """Return how long it can do without being called."""
-        return self._teller.patience(deadline, now)
+        return self._teller.next_due(deadline, now)
 
 
 HEAD = Wait("head", "the head pod0", 600.0, "connection refused for 1 s")
@@ -124,8 +123,8 @@ def test_evidence_that_costs_a_look_is_looked_at_rarely() -> None:
 
 def test_a_wait_that_is_over_has_no_time_left() -> None:
     """The time left never reads negative."""
-    assert HEAD.over(600.0)
-    assert not HEAD.over(599.9)
+    assert HEAD.is_over(600.0)
+    assert not HEAD.is_over(599.9)
     assert HEAD.sentence(700.0).endswith("(0 s left)")
 
 

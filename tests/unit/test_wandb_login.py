@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.node.wandb_login import has_login
+from agent.node.read import has_login
 from agent.plan.environment import for_node
 from unit.worlds import MACHINE, plan_of, settings_of
 

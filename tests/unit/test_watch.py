@@ -10,8 +10,8 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from agent.control import watch
-from agent.control.follow import Silence
+from agent.control import verbs
+from agent.control.ask import NoStatus
 from browsing.runs import status as run_of
 from unit.served import KEY, leave_key
 from unit.terminal import on_a_terminal
@@ -147,7 +147,7 @@ class Heard:
         """Take a status."""
         self.words.append(status["phase"])
 
-    def silent(self, why: str) -> None:
+    def show_outage(self, why: str) -> None:
         """Take a silence."""
         self.words.append(why)
 
@@ -155,9 +155,9 @@ class Heard:
 def test_a_head_that_is_gone() -> None:
     """One that comes back goes on; after a while without a word it is gone, plainly, with 69."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
-    told = [run_of(1), Silence("refused"), run_of(1), *[Silence("refused")] * 9]
+    told = [run_of(1), NoStatus("refused"), run_of(1), *[NoStatus("refused")] * 9]
     heard = Heard()
-    code, words = watch._to_its_end(heard, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+    code, words = verbs._show_until_end(heard, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
     assert heard.words == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),
         *["10.0.0.4:8266 does not answer: refused"] * 2,
@@ -169,11 +169,11 @@ def test_a_head_that_is_gone() -> None:
 
 def test_lines_say_a_silence_once(capsys: pytest.CaptureFixture[str]) -> None:
     """And that it is over."""
-    lines = watch.Lines()
+    lines = verbs.LineScreen()
     lines.show(run_of(1))
     capsys.readouterr()
-    lines.silent("it does not answer")
-    lines.silent("it does not answer")
+    lines.show_outage("it does not answer")
+    lines.show_outage("it does not answer")
     lines.show(run_of(1))
     assert capsys.readouterr().out == "it does not answer\nthe head answers again\n"
 
@@ -182,7 +182,7 @@ def test_an_agent_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixtu
     """What it tells cannot be shown: 69 and a sentence."""
     body = json.dumps({"role": "head", "phase": "waiting", "waits": []}).encode()
     with answering(reply(body)) as peer:
-        assert watch.watch({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
+        assert verbs.watch_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
     assert "another version" in capsys.readouterr().err
 
 
@@ -190,5 +190,5 @@ def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Non
     """No head answers: 69 at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    assert watch.watch({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
+    assert verbs.watch_status({"AGENT_PORT": str(port)}, tmp_path, as_json=False) == 69
     assert "no head's agent answers" in capsys.readouterr().err

@@ -6,10 +6,19 @@ import pytest
 
 from agent.base.outcome import Kind, Outcome
 from agent.decisions import worker
-from agent.decisions.items import Step, StepOver
-from agent.decisions.shared import Order, OrderKind, StopAsked, Tick, Unfit
+from agent.decisions.values import (
+    Order,
+    OrderKind,
+    Refused,
+    ServiceGone,
+    ServiceReady,
+    Step,
+    StepOver,
+    StopAsked,
+    Tick,
+)
 from agent.decisions.worker import state as w
-from agent.decisions.worker.state import Phase, StartRay, StopRay
+from agent.decisions.worker.state import StartRay, StopRay, WorkerPhase
 from unit.heads import RETRIEVER
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
 
@@ -21,108 +30,125 @@ BARE: History = [(2.0, spoke(epoch=None, phase="")), (8.0, w.RayUp())]
 DOWN = w.RayExited("exit code 1")
 SILENT = w.HeadSilent("connection refused by 10.0.0.1:8266 for 9 s")
 START = StartRay("10.0.0.1")
-PREPARED = w.StepOver("AGENT_PREPARE_EACH")
+PREPARED = StepOver("AGENT_PREPARE_EACH")
 
 
-UNDER_WAY: dict[str, tuple[w.Goal, History, Phase, list[w.WorkerAction]]] = {
-    "nothing yet": (GOAL, [(1, TICK)], Phase.FINDING, []),
-    "no head yet": (GOAL, [(1, SILENT), (99, SILENT)], Phase.FINDING, []),
-    "a head whose Ray is not up": (GOAL, [(2, spoke(ready=False))], Phase.FINDING, []),
+UNDER_WAY: dict[str, tuple[w.WorkerGoal, History, WorkerPhase, list[w.WorkerAction]]] = {
+    "nothing yet": (GOAL, [(1, TICK)], WorkerPhase.FINDING, []),
+    "no head yet": (GOAL, [(1, SILENT), (99, SILENT)], WorkerPhase.FINDING, []),
+    "a head whose Ray is not up": (GOAL, [(2, spoke(ready=False))], WorkerPhase.FINDING, []),
     "a head that keeps speaking is waited for": (
         GOAL,
         [(2, spoke(ready=False)), (90, spoke(ready=False)), (149, TICK)],
-        Phase.FINDING,
+        WorkerPhase.FINDING,
         [],
     ),
-    "a head": (GOAL, [(2, spoke())], Phase.JOINING, [START]),
-    "a head of a plain Ray": (GOAL, [(2, spoke(epoch=None, phase=""))], Phase.JOINING, [START]),
-    "data first": (PREPARING, [(2, spoke())], Phase.FINDING, []),
+    "a head": (GOAL, [(2, spoke())], WorkerPhase.JOINING, [START]),
+    "a head of a plain Ray": (
+        GOAL,
+        [(2, spoke(epoch=None, phase=""))],
+        WorkerPhase.JOINING,
+        [START],
+    ),
+    "data first": (PREPARING, [(2, spoke())], WorkerPhase.FINDING, []),
     "data is there": (
         PREPARING,
         [(2, spoke()), (9, PREPARED)],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START],
     ),
     "data was there first": (
         PREPARING,
         [(1, PREPARED), (2, spoke())],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START],
     ),
     "data longer than the head's deadline": (
         PREPARING,
         [(2, spoke()), (101, TICK), (500, spoke())],
-        Phase.FINDING,
+        WorkerPhase.FINDING,
         [],
     ),
-    "its Ray is up": (GOAL, JOINED, Phase.FOLLOWING, [START]),
-    "its Ray did not join": (GOAL, [(2, spoke()), (4, DOWN), (4.4, TICK)], Phase.JOINING, [START]),
+    "its Ray is up": (GOAL, JOINED, WorkerPhase.FOLLOWING, [START]),
+    "its Ray did not join": (
+        GOAL,
+        [(2, spoke()), (4, DOWN), (4.4, TICK)],
+        WorkerPhase.JOINING,
+        [START],
+    ),
     "it tries again": (
         GOAL,
         [(2, spoke()), (4, DOWN), (4.5, TICK)],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START, START],
     ),
     "not while the head is silent": (
         GOAL,
         [(2, spoke()), (4, DOWN), (4.2, SILENT), (4.5, TICK)],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START],
     ),
     "but when it speaks again, at its new address": (
         GOAL,
         [(2, spoke()), (4, DOWN), (4.2, SILENT), (9, spoke(ip="10.0.0.9"))],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START, StartRay("10.0.0.9")],
     ),
-    "it follows": (GOAL, [*JOINED, (30, spoke()), (80, TICK)], Phase.FOLLOWING, [START]),
+    "it follows": (GOAL, [*JOINED, (30, spoke()), (80, TICK)], WorkerPhase.FOLLOWING, [START]),
     "a short silence": (
         GOAL,
         [*JOINED, (29, spoke()), (30, SILENT), (59, TICK)],
-        Phase.FOLLOWING,
+        WorkerPhase.FOLLOWING,
         [START],
     ),
     "the head was started anew": (
         GOAL,
         [*JOINED, (30, spoke(epoch=2))],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START, StopRay()],
     ),
     "and joined anew": (
         GOAL,
         [*JOINED, (30, spoke(epoch=2)), (31, DOWN), (31.5, TICK), (35, w.RayUp())],
-        Phase.FOLLOWING,
+        WorkerPhase.FOLLOWING,
         [START, StopRay(), START],
     ),
     "anew while its Ray was starting": (
         GOAL,
         [(2, spoke()), (3, spoke(epoch=2))],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START, StopRay()],
     ),
     "anew while its Ray was down": (
         GOAL,
         [(2, spoke()), (3, DOWN), (3.1, spoke(epoch=2)), (3.1, TICK)],
-        Phase.JOINING,
+        WorkerPhase.JOINING,
         [START, START],
     ),
-    "its Ray was lost": (GOAL, [*JOINED, (30, DOWN)], Phase.JOINING, [START]),
-    "and joined again": (GOAL, [*JOINED, (30, DOWN), (30.5, TICK)], Phase.JOINING, [START, START]),
+    "its Ray was lost": (GOAL, [*JOINED, (30, DOWN)], WorkerPhase.JOINING, [START]),
+    "and joined again": (
+        GOAL,
+        [*JOINED, (30, DOWN), (30.5, TICK)],
+        WorkerPhase.JOINING,
+        [START, START],
+    ),
 }
 
 
 @pytest.mark.parametrize(
     ("of", "history", "phase", "deeds"), UNDER_WAY.values(), ids=UNDER_WAY.keys()
 )
-def test_under_way(of: w.Goal, history: History, phase: Phase, deeds: list[w.WorkerAction]) -> None:
+def test_under_way(
+    of: w.WorkerGoal, history: History, phase: WorkerPhase, deeds: list[w.WorkerAction]
+) -> None:
     """A history leads to a phase, by these deeds and no others."""
     story = Story(of, history)
     assert story.state.phase is phase
     assert story.deeds == deeds
-    assert story.state.joined is (phase is Phase.FOLLOWING)
+    assert story.state.joined is (phase is WorkerPhase.FOLLOWING)
 
 
-ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
+ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
     "the head never comes": (
         GOAL,
         [(99, SILENT), (100, TICK)],
@@ -140,7 +166,7 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
     ),
     "data fails": (
         PREPARING,
-        [(2, spoke()), (3, w.StepOver("AGENT_PREPARE_EACH", "exit code 3"))],
+        [(2, spoke()), (3, StepOver("AGENT_PREPARE_EACH", "exit code 3"))],
         69,
         "AGENT_PREPARE_EACH",
         ["failed: exit code 3"],
@@ -161,7 +187,7 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
     ),
     "its own checks forbid it": (
         GOAL,
-        [(0.5, Unfit(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB", "starting", "shm")))],
+        [(0.5, Refused(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB", "starting", "shm")))],
         78,
         "shm",
         ["/dev/shm: 64 MB"],
@@ -175,7 +201,7 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
     ),
     "its raylet never listens": (
         GOAL,
-        [(2, spoke()), (3, w.RaySilent("connection refused by 10.0.0.2:8268")), (122, TICK)],
+        [(2, spoke()), (3, w.WorkerRaySilent("connection refused by 10.0.0.2:8268")), (122, TICK)],
         69,
         "ray",
         ["could not join: connection refused by 10.0.0.2:8268"],
@@ -216,7 +242,9 @@ ENDS: dict[str, tuple[w.Goal, History, int, str, list[str]]] = {
 @pytest.mark.parametrize(
     ("of", "history", "code", "culprit", "words"), ENDS.values(), ids=ENDS.keys()
 )
-def test_ends(of: w.Goal, history: History, code: int, culprit: str, words: list[str]) -> None:
+def test_ends(
+    of: w.WorkerGoal, history: History, code: int, culprit: str, words: list[str]
+) -> None:
     """A history ends with its last message, with this code, for this reason."""
     assert Story(of, history[:-1]).ends == []
     story = Story(of, history)
@@ -224,7 +252,7 @@ def test_ends(of: w.Goal, history: History, code: int, culprit: str, words: list
     assert (end.exit_code, end.culprit) == (code, culprit)
     assert [word for word in words if word not in end.reason] == []
     assert end.phase
-    assert story.state.phase is Phase.LEAVING
+    assert story.state.phase is WorkerPhase.LEAVING
     assert story.state.verdict == end
 
 
@@ -254,7 +282,7 @@ def test_what_is_said_on_the_way() -> None:
         "`ray start` ended (exit code 1): trying again",
         "joining Ray at the head pod0 (10.0.0.1) (try 2)",
         "Ray is up on this node: following the head",
-        "the head's Ray was started anew: leaving the old and joining the new",
+        "the head's Ray was restarted: leaving the old and joining the new",
         "Ray was lost here (exit code 1): joining again",
     ]
     assert [s for s in sentences if s not in story.said] == []
@@ -279,23 +307,23 @@ def test_what_is_said_on_the_way() -> None:
 def test_waits_have_their_deadlines(history: History, waits: dict[str, float]) -> None:
     """Each phase waits for its own things, each until its own time."""
     state = Story(PREPARING, history).state
-    assert {wait.what: wait.deadline for wait in worker.waits(state)} == waits
+    assert {wait.what: wait.deadline for wait in worker.pending_waits(state)} == waits
     assert worker.deadline(state) == min(waits.values(), default=None)
 
 
 def test_a_second_join_has_no_evidence_of_the_first() -> None:
     """What was known of a raylet that came up says nothing of the next."""
-    refused = w.RaySilent("connection refused by 10.0.0.2:8268")
+    refused = w.WorkerRaySilent("connection refused by 10.0.0.2:8268")
     history: History = [(2, spoke()), (3, refused), (8, w.RayUp()), (30, spoke(epoch=2))]
-    (wait,) = worker.waits(Story(GOAL, history).state)
+    (wait,) = worker.pending_waits(Story(GOAL, history).state)
     assert (wait.what, wait.evidence) == ("Ray on this node to join", "")
 
 
 @pytest.mark.parametrize(
     ("event", "must"),
     [
-        (Unfit(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB")), True),
-        (w.StepOver("AGENT_PREPARE_EACH", "exit code 3"), True),
+        (Refused(Outcome(Kind.REFUSED, 78, "/dev/shm: 64 MB")), True),
+        (StepOver("AGENT_PREPARE_EACH", "exit code 3"), True),
         (spoke(verdict=VERDICT), False),
         (TERM, False),
     ],
@@ -303,8 +331,8 @@ def test_a_second_join_has_no_evidence_of_the_first() -> None:
 def test_the_head_must_hear_of_a_workers_own_failure(event: w.WorkerEvent, must: bool) -> None:  # noqa: FBT001 - a table's column
     """What comes from this node alone is worth waiting for the head a little."""
     _, actions = worker.decide(worker.first_state(PREPARING), event, 1.0)
-    (leave,) = [action for action in actions if isinstance(action, w.Leave)]
-    assert leave.head_must_hear is must
+    (leave,) = [action for action in actions if isinstance(action, w.EndWorker)]
+    assert leave.must_report is must
 
 
 def test_a_tick_is_nothing_by_itself() -> None:
@@ -336,15 +364,15 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
         (4, over),
         (5, order(4, OrderKind.RUN_STEP, "AGENT_PREPARE_EACH")),
         (6, log),
-        (7, w.ServiceGone(RETRIEVER, "exit code 1")),
+        (7, ServiceGone(RETRIEVER, "exit code 1")),
         (8, again),
     ]
     story = Story(PREPARING, history)
     assert story.deeds == [
-        w.StartService(RETRIEVER, 1),
-        w.RunStep("AGENT_PREPARE_EACH"),
+        w.StartOwnService(RETRIEVER, 1),
+        w.RunOwnStep("AGENT_PREPARE_EACH"),
         w.SendLog("x"),
-        w.StartService(RETRIEVER, 1),
+        w.StartOwnService(RETRIEVER, 1),
     ]
     assert "this node's plan has no 'rm -rf /' to run" in story.said
 
@@ -352,10 +380,10 @@ def test_orders_are_carried_out_once_and_only_from_the_own_plan() -> None:
 def test_a_service_that_was_ordered_is_told_of() -> None:
     """How it stands is what the next report says; word of an earlier start is none."""
     start = w.Ordered(Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER, generation=2))
-    gone = w.ServiceGone(RETRIEVER, "exit code 1", generation=1)
-    story = Story(GOAL, [(2, start), (3, w.ServiceReady(RETRIEVER, generation=2)), (4, gone)])
+    gone = ServiceGone(RETRIEVER, "exit code 1", generation=1)
+    story = Story(GOAL, [(2, start), (3, ServiceReady(RETRIEVER, generation=2)), (4, gone)])
     assert story.state.services[RETRIEVER].step is Step.READY
-    story.take(w.ServiceGone(RETRIEVER, "exit code 1", generation=2), 5)
+    story.take(ServiceGone(RETRIEVER, "exit code 1", generation=2), 5)
     item = story.state.services[RETRIEVER]
     assert (item.step, item.evidence) == (Step.LOST, "exit code 1")
 

@@ -11,25 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.control.protocol import Hello, Reply, Report
-from agent.control.ranks import Ranks
-from agent.control.reports import Expected, Reports
+from agent.control.reports import Expected, RankAssignment, Reports
 from agent.decisions import worker
-from agent.decisions.items import Step
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.values import Order, OrderKind, ServiceGone, ServiceReady, Step, StepOver
 from agent.decisions.worker import state as w
-from agent.decisions.worker.state import Phase, RunStep, StartRay, StopRay
+from agent.decisions.worker.state import RunOwnStep, StartRay, StopRay, WorkerPhase
 from agent.work.prepare import PrepareStep
 from agent.work.where import ON_EVERY
 from unit.heads import RETRIEVER, RETRIEVER_SPEC
 from unit.workers import LIMITS, TERM, TICK, History, Story, spoke
 
 if TYPE_CHECKING:
-    from agent.decisions.head.workers import Worker
+    from agent.decisions.head.fleet import Worker
 
 DATA = PrepareStep("data", "make", ON_EVERY, 50.0, "within", "/shared/.data")
 EACH = PrepareStep("AGENT_PREPARE_EACH", "fetch", ON_EVERY, 7200.0, "AGENT_WAIT_PREPARE")
-OF_STEPS = w.Goal("pod0", {**LIMITS, "prepare": 300.0}, (EACH, DATA))
-OF_ALONE = w.Goal("pod0", LIMITS, alone=frozenset({2}))
+OF_STEPS = w.WorkerGoal("pod0", {**LIMITS, "prepare": 300.0}, (EACH, DATA))
+OF_ALONE = w.WorkerGoal("pod0", LIMITS, service_only_ranks=frozenset({2}))
 
 
 def order(number: int, name: str = "data") -> w.Ordered:
@@ -47,24 +45,24 @@ def deeds(story: Story) -> list[str]:
     return [type(deed).__name__ for deed in story.deeds]
 
 
-STORIES: dict[str, tuple[w.Goal, History, list[str]]] = {
-    "its turn is waited for": (OF_STEPS, [(1, w.StepOver(EACH.name)), (2, spoke())], []),
+STORIES: dict[str, tuple[w.WorkerGoal, History, list[str]]] = {
+    "its turn is waited for": (OF_STEPS, [(1, StepOver(EACH.name)), (2, spoke())], []),
     "its turn": (
         OF_STEPS,
-        [(1, w.StepOver(EACH.name)), (2, spoke()), (3, order(1)), (4, order(1))],
-        ["RunStep"],
+        [(1, StepOver(EACH.name)), (2, spoke()), (3, order(1)), (4, order(1))],
+        ["RunOwnStep"],
     ),
     "then it joins": (
         OF_STEPS,
-        [(1, w.StepOver(EACH.name)), (2, spoke()), (3, order(1)), (9, w.StepOver("data"))],
-        ["RunStep", "StartRay"],
+        [(1, StepOver(EACH.name)), (2, spoke()), (3, order(1)), (9, StepOver("data"))],
+        ["RunOwnStep", "StartRay"],
     ),
     "what is under way is not begun twice": (
         OF_STEPS,
         [(2, spoke()), (3, order(1)), (4, order(2))],
-        ["RunStep"],
+        ["RunOwnStep"],
     ),
-    "a plain Ray head gives no orders": (OF_STEPS, [(2, spoke(epoch=None))], ["RunStep"]),
+    "a plain Ray head gives no orders": (OF_STEPS, [(2, spoke(epoch=None))], ["RunOwnStep"]),
     "a node of its own joins no Ray": (OF_ALONE, [(1, told(2)), (2, told(2))], []),
     "another rank does": (OF_ALONE, [(1, told(1))], ["StartRay"]),
     "it follows a head that was started anew": (
@@ -72,19 +70,19 @@ STORIES: dict[str, tuple[w.Goal, History, list[str]]] = {
         [(1, told(2)), (2, told(2, epoch=2)), (50, told(2, epoch=2)), (100, TICK)],
         [],
     ),
-    "and leaves one that fell silent": (OF_ALONE, [(1, told(2)), (62, TICK)], ["Leave"]),
+    "and leaves one that fell silent": (OF_ALONE, [(1, told(2)), (62, TICK)], ["EndWorker"]),
 }
 
 
 @pytest.mark.parametrize(("of", "history", "expected"), STORIES.values(), ids=STORIES.keys())
-def test_by_order(of: w.Goal, history: History, expected: list[str]) -> None:
+def test_by_order(of: w.WorkerGoal, history: History, expected: list[str]) -> None:
     """What happens decides what is done, and nothing else."""
     assert deeds(Story(of, history)) == expected
 
 
 def test_a_step_has_its_time_from_its_order() -> None:
     """The limit of a step counts from its turn; the turn itself has the limit of all of them."""
-    begun: History = [(1, w.StepOver(EACH.name)), (2, spoke())]
+    begun: History = [(1, StepOver(EACH.name)), (2, spoke())]
     story = Story(OF_STEPS, [*begun, (200, spoke()), (210, order(1)), (255, spoke())])
     assert story.ends == []
     story.take(spoke(), 261)
@@ -98,40 +96,40 @@ def test_a_step_has_its_time_from_its_order() -> None:
 def test_steps_run_side_by_side() -> None:
     """An order may come while AGENT_PREPARE_EACH still runs: each has its own time."""
     story = Story(OF_STEPS, [(2, spoke()), (3, order(1))])
-    assert deeds(story) == ["RunStep"]
-    assert story.state.under_way == (EACH.name, "data")
+    assert deeds(story) == ["RunOwnStep"]
+    assert story.state.running_steps == (EACH.name, "data")
     assert story.state.steps["data"].deadline == 53.0
 
 
 def test_the_head_hears_how_it_stands() -> None:
     """What is run by order is told; AGENT_PREPARE_EACH is this node's own affair."""
     story = Story(OF_STEPS, [(1, spoke())])
-    assert [(word.name, word.step) for word in worker.words(story.state)] == [
+    assert [(word.name, word.step) for word in worker.item_reports(story.state)] == [
         ("data", Step.PENDING)
     ]
-    (turn,) = (wait for wait in worker.waits(story.state) if "data" in wait.what)
+    (turn,) = (wait for wait in worker.pending_waits(story.state) if "data" in wait.what)
     assert turn.what == "the head to have data run here"
     story.take(order(1), 2)
-    assert isinstance(story.deeds[-1], RunStep)
-    story.take(w.StepOver("data"), 3)
-    assert [word.step for word in worker.words(story.state)] == [Step.READY]
+    assert isinstance(story.deeds[-1], RunOwnStep)
+    story.take(StepOver("data"), 3)
+    assert [word.step for word in worker.item_reports(story.state)] == [Step.READY]
 
 
 def test_what_lives_goes_on_under_another_head() -> None:
     """A head that was started again orders anew; only what is dead is started for it."""
-    of = w.Goal("pod0", LIMITS, services=(RETRIEVER_SPEC,))
+    of = w.WorkerGoal("pod0", LIMITS, services=(RETRIEVER_SPEC,))
 
     def start(by: str, number: int, generation: int) -> w.Ordered:
         return w.Ordered(Order(by, number, OrderKind.START_SERVICE, RETRIEVER, generation))
 
-    story = Story(of, [(1, start("head1", 7, 2)), (2, w.ServiceReady(RETRIEVER, generation=2))])
+    story = Story(of, [(1, start("head1", 7, 2)), (2, ServiceReady(RETRIEVER, generation=2))])
     story.take(start("head2", 1, 1), 3)
-    assert [type(deed).__name__ for deed in story.deeds] == ["StartService"]
-    (said,) = worker.words(story.state)
+    assert [type(deed).__name__ for deed in story.deeds] == ["StartOwnService"]
+    (said,) = worker.item_reports(story.state)
     assert (said.step, said.generation) == (Step.READY, 2)
     story.take(start("head2", 2, 2), 4)
     assert len(story.deeds) == 2
-    story.take(w.ServiceGone(RETRIEVER, "exit 1", generation=2), 5)
+    story.take(ServiceGone(RETRIEVER, "exit 1", generation=2), 5)
     story.take(start("head3", 1, 1), 6)
     assert len(story.deeds) == 3
 
@@ -139,7 +137,12 @@ def test_what_lives_goes_on_under_another_head() -> None:
 def test_a_node_of_its_own_follows() -> None:
     """It is heard of as there for a service only, and never as joined."""
     state = Story(OF_ALONE, [(1, told(2))]).state
-    assert (state.phase, state.alone, state.joined, state.rank) == (Phase.FOLLOWING, True, False, 2)
+    assert (state.phase, state.service_only, state.joined, state.rank) == (
+        WorkerPhase.FOLLOWING,
+        True,
+        False,
+        2,
+    )
     bare = Story(replace(OF_ALONE, rank=2), [(1, spoke(epoch=None)), (100, TICK)])
     assert bare.ends[0].exit_code == 69
 
@@ -170,17 +173,17 @@ def test_ranks_come_with_the_reply() -> None:
         Expected(None, "", "", ""),
         lambda event: heard.append(event.worker) if hasattr(event, "worker") else None,
         lambda: 1.0,
-        ranks=Ranks(keep=kept.append),
+        ranks=RankAssignment(keep=kept.append),
     )
 
     def rank(key: str, name: str, own: int | None = None) -> int | None:
         report = Report(key, "10.0.0.2", "joining", hello=Hello(name, own), alone=own == 5)
-        reply = anyio.run(reports.take, Report.from_dict(report.to_dict()))
+        reply = anyio.run(reports.handle, Report.from_dict(report.to_dict()))
         return Reply.from_dict(reply.to_dict()).rank
 
     assert [rank("a", "pod1"), rank("b", "pod2"), rank("c", "pod9", 5)] == [1, 2, None]
     assert rank("d", "pod1") == 1
     assert kept == [("pod1",), ("pod1", "pod2")]
-    assert [(one.number, one.alone) for one in heard] == [
+    assert [(one.effective_rank, one.service_only) for one in heard] == [
         *((1, False), (2, False), (5, True), (1, False)),
     ]

@@ -7,15 +7,15 @@ from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
 from agent.decisions import worker
-from agent.decisions.shared import Order, OrderKind
+from agent.decisions.values import Order, OrderKind, ServiceGone, ServiceReady, StepOver
 from agent.decisions.worker import state as w
-from agent.decisions.worker.state import Phase, RayStep, StartRay, StopRay
+from agent.decisions.worker.state import RayStep, StartRay, StopRay, WorkerPhase
 from unit.heads import RETRIEVER
 from unit.workers import INT, TERM, TICK, History, Story, goal, spoke
 
 OURS = {69, 75, 78, 130, 143}
-PREPARED = w.StepOver("AGENT_PREPARE_EACH")
-FAILED = w.StepOver("AGENT_PREPARE_EACH", "exit 2")
+PREPARED = StepOver("AGENT_PREPARE_EACH")
+FAILED = StepOver("AGENT_PREPARE_EACH", "exit 2")
 ORDERS = [
     w.Ordered(Order("head1", n, kind, name))
     for n, kind in enumerate([OrderKind.START_SERVICE, OrderKind.RUN_STEP, OrderKind.SEND_LOG], 1)
@@ -35,7 +35,7 @@ EVENTS = [
     *times(2, spoke(ready=False), spoke(ip="10.0.0.9"), spoke(epoch=2), spoke(epoch=None)),
     *times(3, w.HeadSilent("refused"), PREPARED),
     *times(6, w.RayUp(), w.RayExited("exit 1")),
-    *times(2, w.RaySilent("refused")),
+    *times(2, w.WorkerRaySilent("refused")),
     *times(
         1,
         FAILED,
@@ -43,7 +43,7 @@ EVENTS = [
         spoke(verdict=VERDICT),
     ),
     *times(1, TERM, INT),
-    *times(1, *ORDERS, w.ServiceReady(RETRIEVER), w.ServiceGone(RETRIEVER, "exit 1")),
+    *times(1, *ORDERS, ServiceReady(RETRIEVER), ServiceGone(RETRIEVER, "exit 1")),
     *times(1, spoke(phase="held", ready=False, held=True)),
 ]
 """What can happen, in the proportions that let many histories get far."""
@@ -51,7 +51,7 @@ PAUSES = [0.0, 0.1, 0.5, 0.5, 1.0, 1.0, 10.0, 10.0, 61.0, 119.0, 1000.0]
 
 
 @st.composite
-def histories(draw: st.DrawFn) -> tuple[w.Goal, History]:
+def histories(draw: st.DrawFn) -> tuple[w.WorkerGoal, History]:
     """Draw a goal and what happens, on a clock that never goes back.
 
     Only a Ray that was started can come up, and only one that lives can end.
@@ -70,22 +70,22 @@ def histories(draw: st.DrawFn) -> tuple[w.Goal, History]:
 
 
 @given(histories())
-def test_no_history_breaks_the_rules(drawn: tuple[w.Goal, History]) -> None:
+def test_no_history_breaks_the_rules(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Every state but the last has a deadline, and the end comes once."""
     of, history = drawn
     story = Story(of, [])
     for at, event in history:
-        left = story.state.phase is Phase.LEAVING
+        left = story.state.phase is WorkerPhase.LEAVING
         story.take(event, at)
-        leaves = story.state.phase is Phase.LEAVING
+        leaves = story.state.phase is WorkerPhase.LEAVING
         assert leaves or not left
         assert leaves or worker.deadline(story.state) is not None
-    assert len(story.ends) == (story.state.phase is Phase.LEAVING)
-    assert not story.ends or isinstance(story.deeds[-1], w.Leave)
+    assert len(story.ends) == (story.state.phase is WorkerPhase.LEAVING)
+    assert not story.ends or isinstance(story.deeds[-1], w.EndWorker)
 
 
 @given(histories())
-def test_no_deadline_survives_a_tick(drawn: tuple[w.Goal, History]) -> None:
+def test_no_deadline_survives_a_tick(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Once the worker has looked at the time, the next look is later: it never spins."""
     of, history = drawn
     story = Story(of, [])
@@ -97,7 +97,7 @@ def test_no_deadline_survives_a_tick(drawn: tuple[w.Goal, History]) -> None:
 
 
 @given(histories())
-def test_never_two_rays_at_once(drawn: tuple[w.Goal, History]) -> None:
+def test_never_two_rays_at_once(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Ray is started only where none of ours runs, and stopped or called joined where one does."""
     of, history = drawn
     story, running = Story(of, []), False
@@ -116,7 +116,7 @@ def test_never_two_rays_at_once(drawn: tuple[w.Goal, History]) -> None:
 
 
 @given(histories())
-def test_every_story_ends(drawn: tuple[w.Goal, History]) -> None:
+def test_every_story_ends(drawn: tuple[w.WorkerGoal, History]) -> None:
     """If nothing more happens but time, the worker leaves, once, with a code of the contract."""
     of, history = drawn
     story = Story(of, history)
@@ -129,7 +129,7 @@ def test_every_story_ends(drawn: tuple[w.Goal, History]) -> None:
 
 
 @given(histories())
-def test_leaving_is_final(drawn: tuple[w.Goal, History]) -> None:
+def test_leaving_is_final(drawn: tuple[w.WorkerGoal, History]) -> None:
     """Once it leaves, nothing changes its end and nothing more is done."""
     of, history = drawn
     story = Story(of, [(0.0, TERM)])

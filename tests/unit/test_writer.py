@@ -142,7 +142,7 @@ import sys, threading
 def refuse(_thread): raise RuntimeError("can't start new thread")
 threading.Thread.start = refuse
 from agent.record.log import say
-from agent.runtime.exiting import exit_now
+from agent.runtime.signals import exit_now
 for number in range(int(sys.argv[1])): say(f"sentence {number}")
 say("done: the last word")
 exit_now(7)

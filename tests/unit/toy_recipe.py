@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.settings import jobs, rules
+from agent.settings import jobs
 from agent.settings.jobs import KnownJob
 from agent.work import recipes
 from agent.work.recipes.recipe import Command, MisfitError
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import Asked, Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 NAME = "toy-grpo"
 KNOWN = KnownJob(NAME, "toy", "verl", "possible")
@@ -23,7 +23,7 @@ VERSIONS: tuple[Version, ...] = ((0, 8, 0), (0, 9, 0), (0, 9, 1))
 ABOUT = "nothing: it is there for tests"
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make a command whose batch all GPUs must divide."""
     if "--no-such" in asked.args:
         raise MisfitError("--no-such is no argument of it")
@@ -44,6 +44,5 @@ def make(asked: Asked) -> Command:
 def toy(monkeypatch: pytest.MonkeyPatch) -> KnownJob:
     """Have the toy among the recipes."""
     monkeypatch.setitem(jobs.BY_NAME, NAME, KNOWN)
-    monkeypatch.setattr(rules, "BUILT", (*rules.BUILT, NAME))
     monkeypatch.setitem(sys.modules, f"{recipes.__name__}.toy", sys.modules[__name__])
     return KNOWN

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from agent.work.recipes import verl
-from agent.work.recipes.recipe import Asked, NodeSize, Version
+from agent.work.recipes.recipe import NodeSize, RecipeInput, Version
 
 RELEASES = verl.VERSIONS
 MINI = "actor_rollout_ref.actor.ppo_mini_batch_size"
@@ -29,9 +29,9 @@ def asked(  # noqa: PLR0913 - a test says only what it is about
     eval_data: str = "",
     scores: bool = False,
     wandb: bool = False,
-) -> Asked:
+) -> RecipeInput:
     """Return what is asked of the recipe, by default GRPO on 2×8 of the newest version."""
-    return Asked(
+    return RecipeInput(
         recipe=recipe,
         nodes=nodes(shape, cpus),
         version=version,

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions import worker
-from agent.decisions.shared import Said, StopAsked, Tick
+from agent.decisions.values import LogLine, StopAsked, Tick
 from agent.decisions.worker import state as w
-from agent.decisions.worker.state import Phase
+from agent.decisions.worker.state import WorkerPhase
 from agent.plan import waits as planned
 from agent.work.prepare import PrepareStep
 from agent.work.where import ON_EVERY
@@ -31,9 +31,9 @@ LIMITS = {
 History = list[tuple[float, w.WorkerEvent]]
 
 
-def goal(*, prepare: bool = False, stays: bool = False) -> w.Goal:
+def goal(*, prepare: bool = False, stays: bool = False) -> w.WorkerGoal:
     """Return a goal with times that are easy to tell apart."""
-    return w.Goal("pod0", LIMITS, (STEP,) if prepare else (), (RETRIEVER_SPEC,), stays)
+    return w.WorkerGoal("pod0", LIMITS, (STEP,) if prepare else (), (RETRIEVER_SPEC,), stays)
 
 
 def spoke(  # noqa: PLR0913 - what a head may say
@@ -56,9 +56,9 @@ class Story:
 
     def __init__(
         self,
-        of: w.Goal,
+        of: w.WorkerGoal,
         history: Iterable[tuple[float, w.WorkerEvent]],
-        kept: w.KeptRay | None = None,
+        kept: w.SurvivingRay | None = None,
     ) -> None:
         self.state = worker.first_state(of, kept)
         self.now = 0.0
@@ -73,13 +73,13 @@ class Story:
         self.actions += actions
         if isinstance(event, Tick):  # else the worker would go on looking at the time
             then = worker.deadline(self.state)
-            assert then is None or then > at, f"{worker.waits(self.state)}: {then} at {at}"
+            assert then is None or then > at, f"{worker.pending_waits(self.state)}: {then} at {at}"
 
     def finish(self, steps: int = 50) -> bool:
         """Let only time pass, from deadline to deadline; say whether the story comes to rest."""
         for _ in range(steps):
             then = worker.deadline(self.state)
-            if then is None or self.state.phase is Phase.LEAVING:
+            if then is None or self.state.phase is WorkerPhase.LEAVING:
                 return True
             self.take(TICK, max(self.now, then))
         return False
@@ -87,14 +87,14 @@ class Story:
     @property
     def deeds(self) -> list[w.WorkerAction]:
         """All actions but sentences."""
-        return [action for action in self.actions if not isinstance(action, Said)]
+        return [action for action in self.actions if not isinstance(action, LogLine)]
 
     @property
     def said(self) -> str:
         """All sentences."""
-        return "\n".join(a.sentence for a in self.actions if isinstance(a, Said))
+        return "\n".join(a.sentence for a in self.actions if isinstance(a, LogLine))
 
     @property
     def ends(self) -> list[Outcome]:
         """The outcomes with which it left; more than one is a fault."""
-        return [action.outcome for action in self.actions if isinstance(action, w.Leave)]
+        return [action.outcome for action in self.actions if isinstance(action, w.EndWorker)]

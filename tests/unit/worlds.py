@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from agent.node.facts import MIB, Facts, RayPython
-from agent.plan.make_plan import make_plan
-from agent.settings import Settings, load
+from agent.plan.make import make_plan
+from agent.settings import load
 from agent.topology.resolve import Topology, resolve
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from agent.plan.plan import Plan
     from agent.plan.ray_start import OwnRay
+    from agent.settings.model import Settings
 
 SECRET = "s3cr3t-0123456789abcdef"  # noqa: S105 - no secret of anybody's
 

@@ -1,7 +1,7 @@
-"""The head's decisions: (state, event, time) -> state and actions."""
+"""The head's decisions as pure functions; start reading at decide.py."""
 
-from agent.decisions.head.after import first_actions
-from agent.decisions.head.story import deadline, decide, first_state
-from agent.decisions.head.waits import waits
+from agent.decisions.head.decide import deadline, decide, first_state
+from agent.decisions.head.services import first_actions
+from agent.decisions.head.waits import pending_waits
 
-__all__ = ["deadline", "decide", "first_actions", "first_state", "waits"]
+__all__ = ["deadline", "decide", "first_actions", "first_state", "pending_waits"]

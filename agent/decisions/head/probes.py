@@ -1,187 +1,429 @@
-"""Probes of the nodes: who is to try what, what came of it, and what a person is told.
-
-The reward server is tried from every node as soon as both are there, beside all other waiting; the
-submission waits for the answers, though not for long. How fast the ways between nodes are is tried
-as they join, and whether they reach each other's Ray once all have: nothing waits for either.
-Nothing of it ends a run: which node asks for rewards, and who talks to whom, is the framework's
-affair, and a doubt is worth a warning.
-"""
+"""Probes between nodes before the job: reward server, reachability, bandwidth, agreement."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.base.words import listed
+from agent.base.outcome import Kind, Outcome
+from agent.base.text import listed
+from agent.checks.agreement import agreement
+from agent.checks.all_reduce import NAME, AllReduceShare, all_reduce_result
 from agent.checks.finding import Finding, Level
-from agent.decisions.head import preflight, samples
+from agent.checks.gpu import GpuCount, gpus_missing_in_ray
+from agent.checks.network import CHECK, Link, slow_links
 from agent.decisions.head import state as h
-from agent.decisions.head.actions import Probe
-from agent.decisions.items import HERE, Step
-from agent.decisions.probing import REACH, SCORE, Answer
-from agent.decisions.shared import Said, Wait
+from agent.decisions.head.state import ProbeNode
+from agent.decisions.values import (
+    ALL_REDUCE,
+    HERE,
+    REACH,
+    SAMPLE,
+    SCORE,
+    Answer,
+    Answered,
+    LogLine,
+    Preflight,
+    Step,
+    Wait,
+)
 from agent.plan import waits as planned
+from agent.work.recipes.recipe import NodeSize
 from agent.work.services import REWARD
+from agent.work.torchrun import ShareOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
-    from agent.decisions.head.workers import Worker
+
+
+_MAX_LINKS_NAMED = 4
+MAX_HEAD_LINKS = 16
+"""How many workers measure their link to the head: they do so one after the other."""
+
+
+def workers_in_ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
+    """Return the workers that count, by rank; then those without a rank."""
+    present = [(ip, fleet.workers.get(fleet.agent_at.get(ip, ""))) for ip in fleet.alive]
+    return sorted(present, key=lambda one: math.inf if (n := _rank_of(one[1])) is None else n)
+
+
+def order_samples(
+    state: HeadState, now: float, *, all_joined: bool
+) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Order bandwidth samples between the nodes that joined, each link once per run."""
+    probes = state.probes
+    new = [
+        way for way in _links_to_measure(state, all_joined=all_joined) if way not in probes.samples
+    ]
+    if not new and not (all_joined and probes.awaited_samples):
+        return state, ()
+    until = probes.samples_due
+    if until is None or (new and all_joined):  # a slow link is reported while workers are missing
+        until = now + planned.SAMPLE_LIMIT
+    probes = replace(
+        probes,
+        samples={**probes.samples, **dict.fromkeys(new)},
+        awaited_samples=(*probes.awaited_samples, *new),
+        samples_due=until,
+        all_had_joined=all_joined,
+    )
+    return replace(state, probes=probes), tuple(ProbeNode(node, SAMPLE, at) for node, at in new)
+
+
+def _links_to_measure(state: HeadState, *, all_joined: bool) -> Iterator[tuple[str, str]]:
+    """Yield (node, address) for each link to measure.
+
+    While workers are missing, only consecutive ranks are certain to be neighbors.
+    """
+    agents = [(ip, worker) for ip, worker in workers_in_ring(state.fleet) if worker is not None]
+    near = [one for one in agents if (HERE, one[0]) in state.probes.samples]
+    others = [one for one in agents if (HERE, one[0]) not in state.probes.samples]
+    near += others[: max(0, MAX_HEAD_LINKS - len(near))]
+    yield from ((HERE, ip) for ip, _ in near)
+    yield from ((worker.key, "") for _, worker in near)
+    for (own, worker), (ip, neighbour) in zip(agents, [*agents[1:], *agents[:1]], strict=True):
+        rank, following = _rank_of(worker), _rank_of(neighbour)
+        are_certain = rank is not None and following == rank + 1
+        if ip != own and (all_joined or are_certain):
+            yield worker.key, ip
+
+
+def _rank_of(worker: Worker | None) -> int | None:
+    return None if worker is None else worker.effective_rank
+
+
+def apply_samples(state: HeadState, node: str, answers: Sequence[Answer]) -> HeadState:
+    """Apply the samples among a node's answers."""
+    known = state.probes.samples
+    new = {
+        (node, one.at): one
+        for one in answers
+        if one.probe == SAMPLE and known.get((node, one.at), one) is None
+    }
+    if not new:
+        return state
+    awaited = tuple(pair for pair in state.probes.awaited_samples if pair not in new)
+    probes = replace(state.probes, samples={**known, **new}, awaited_samples=awaited)
+    return replace(state, probes=probes)
+
+
+def report_slow_links(
+    state: HeadState, now: float, name: Callable[[str], str], name_at: Callable[[str], str]
+) -> tuple[HeadState, tuple[Finding, ...]]:
+    """Return findings from the samples once all are there, or their time is over.
+
+    While workers are missing, slow links are reported once, not one by one.
+    """
+    probes = state.probes
+    if probes.samples_due is None:
+        return state, ()
+    if now < probes.samples_due and any(
+        _can_answer(state, node) for node, _ in probes.awaited_samples
+    ):
+        return state, ()
+    if not probes.all_had_joined and probes.slow_links is not None:
+        return replace(state, probes=replace(probes, samples_due=None)), ()
+    open_ones = [pair for pair in probes.awaited_samples if _can_answer(state, pair[0])]
+    ways = {pair: (name(pair[0]), name_at(pair[1])) for pair in probes.samples}
+    links = [
+        Link(*ways[pair], one.size * 8 / one.seconds)
+        for pair, one in probes.samples.items()
+        if one is not None and not one.evidence and one.seconds > 0 and one.size > 0
+    ]
+    goal = state.goal
+    weights = 0 if goal.facts is None else goal.facts.model_bytes
+    slow = slow_links(links, weights, goal.platform)
+    late, awaited = None, probes.awaited_samples
+    if probes.all_had_joined:
+        late, awaited = _late_samples([ways[pair] for pair in open_ones]), ()
+    findings = probes.findings
+    if slow is not None and slow != probes.slow_links:  # the new finding includes the former one
+        findings = tuple(one for one in findings if one != probes.slow_links)
+    probes = replace(
+        probes, samples_due=None, awaited_samples=awaited, slow_links=slow, findings=findings
+    )
+    return replace(state, probes=probes), tuple(one for one in (slow, late) if one is not None)
+
+
+def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
+    """Return a finding about links without a sample in time."""
+    if not ways:
+        return None
+    more = len(ways) - _MAX_LINKS_NAMED
+    named = [f"{one} and {other}" for one, other in ways[:_MAX_LINKS_NAMED]]
+    between = listed(named if more <= 0 else [*named, f"{more} more"])
+    limit = f"{planned.SAMPLE_LIMIT:g} s"
+    what = f"no sample within {limit} of the bandwidth between {between}"
+    return Finding(CHECK, Level.WARN, what, "Look whether these nodes are busy, or their network")
+
+
+def _can_answer(state: HeadState, key: str) -> bool:
+    worker = state.fleet.workers.get(key)
+    return key == HERE or (worker is not None and not worker.has_left and not worker.silent)
+
+
+_HEAD_RESULT_WITHIN = 5.0
+"""Seconds to wait for the head's own result, the most detailed one, after a node failed."""
+_PREFLIGHT_REMEDY = (
+    "preflight.log in each node's run folder has the output (NCCL_DEBUG=INFO makes it say more); "
+    "unset AGENT_PREFLIGHT to start the job all the same"
+)
+
+
+def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Order all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
+    goal, fleet = state.goal, state.fleet
+    if not goal.preflight or state.preflight is not None:
+        return state, ()
+    own = (
+        goal.size if goal.by_torchrun else state.node_sizes.get(state.ray_head_ip or "", goal.size)
+    )
+    members = [(HERE, goal.node, own.gpus)]
+    present = [worker for worker in fleet.workers.values() if fleet.counts(worker)]
+    for worker in sorted(
+        present, key=lambda one: (one.effective_rank is None, one.effective_rank or 0)
+    ):
+        by_ray = state.node_sizes.get(worker.ip, NodeSize(worker.gpus))
+        gpus = worker.gpus if goal.by_torchrun else by_ray.gpus
+        members.append((worker.key, worker.name, gpus))
+    sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
+    shares = tuple((key, AllReduceShare(name or "the head", gpus)) for key, name, gpus in members)
+    until = now + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE
+    state = replace(state, preflight=Preflight(until, shares))
+    orders = tuple(
+        ProbeNode(key, ALL_REDUCE, share=ShareOrder(rank, sizes))
+        for rank, (key, _) in enumerate(shares)
+    )
+    nodes = f"{len(shares)} node(s)"
+    return state, (LogLine(f"{NAME}: an all-reduce over {nodes} before the job"), *orders)
+
+
+def apply_preflight_answers(
+    state: HeadState, node: str, answers: Iterable[Answer], now: float
+) -> HeadState:
+    """Apply a node's result of the all-reduce."""
+    known = state.preflight
+    if known is None or known.is_over:
+        return state
+    for one in answers:
+        if one.probe == ALL_REDUCE and any(key == node for key, _ in known.shares):
+            until = (
+                min(known.deadline, now + _HEAD_RESULT_WITHIN) if one.evidence else known.deadline
+            )
+            answered = {**known.answers, node: one}
+            known = replace(known, answers=answered, deadline=until)
+    return replace(state, preflight=known)
+
+
+def preflight_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the wait for the head's result of the all-reduce."""
+    known = state.preflight
+    if known is not None and not known.is_over:
+        what = f"an all-reduce over all nodes ({NAME})"
+        yield Wait(planned.PREFLIGHT, what, known.deadline)
+
+
+def finish_preflight(
+    state: HeadState, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+    """Report the result of the all-reduce once known; return an outcome if it failed."""
+    known = state.preflight
+    if known is None or known.is_over:
+        return state, (), None
+    own, lost = known.answers.get(HERE), _lost_in_preflight(state, known)
+    if own is None and lost and not known.lost:  # it cannot succeed without them
+        until = min(known.deadline, now + state.goal.limits[planned.NODE])
+        known = replace(known, lost=lost, deadline=until)
+    if own is None and now < known.deadline:
+        return replace(state, preflight=known), (), None
+    state = replace(state, preflight=replace(known, is_over=True))
+    found = all_reduce_result(
+        "" if own is None else own.words, [share for _, share in known.shares]
+    )
+    if found.failure:
+        return state, (), _preflight_failed(known, found.failure, lost)
+    warning = () if found.warning is None else (found.warning,)
+    probes = replace(state.probes, findings=(*state.probes.findings, *warning))
+    log = (LogLine(found.summary), *(LogLine(one.sentence(), "warning") for one in warning))
+    return replace(state, probes=probes), log, None
+
+
+def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
+    """Return the outcome: 75 if a node was lost meanwhile, else 78."""
+    if lost:
+        reason = f"{NAME}: the all-reduce was aborted: {listed(lost)} was lost"
+        return Outcome(Kind.LOST, 75, reason, culprit="node")
+    own = known.answers.get(HERE)
+    names = {key: share.node for key, share in known.shares}
+    failures = [
+        f"{names[key]}: {one.evidence}" for key, one in known.answers.items() if one.evidence
+    ]
+    if failures and (own is None or not own.words):  # else the head's own result is more detailed
+        failure = listed(failures)
+    reason = f"{NAME}: the all-reduce failed: {failure}"
+    return Outcome(Kind.REFUSED, 78, reason, culprit=NAME, remedy=_PREFLIGHT_REMEDY)
+
+
+def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
+    """Return the members of the all-reduce that no longer count."""
+    workers, counts = state.fleet.workers, state.fleet.counts
+    return tuple(
+        share.node
+        for key, share in known.shares
+        if key != HERE and (key not in workers or not counts(workers[key]))
+    )
+
 
 SLOW = 0.02
-"""Seconds to a node and back that no data center's own network takes."""
-_MOST_TOLD = 8
-_MOST_KEPT = 64
-_MOST_NAMED = 8
+"""Round-trip seconds that no data center's own network takes."""
+_MAX_LOGGED = 8
+_MAX_FINDINGS = 64
+_MAX_NAMED = 8
 _OPEN_PORTS = "Open all TCP ports between the nodes; `pod-agent plan` lists those that are used"
-_ONE_PLACE = "Take nodes of one data center"
-_TOGETHER = 3.0
-"""Pods that start together join within so many seconds: their cores are Ray's until then."""
+_ONE_DATA_CENTER = "Take nodes of one data center"
+_JOIN_SPREAD = 3.0
+"""Pods that start together join within this many seconds; samples would slow their Ray."""
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 
 
-def after(
+def advance_probes(
     state: HeadState, event: HeadEvent, now: float, *, is_count_new: bool
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Take in what was tried, and have more tried where that can be now.
+    """Apply the answers of probes, and order the probes that are possible now.
 
-    `is_count_new` where the workers that count may be others than before.
+    `is_count_new` if the workers that count have changed.
     """
-    said: tuple[HeadAction, ...] = ()
+    log: tuple[HeadAction, ...] = ()
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
-        state, said = _heard(state, reported.key, reported.answers, now)
-    if isinstance(event, h.Answered):
-        state, said = _heard(state, HERE, (event.answer,), now)
-    state, measured = samples.told(state, now, partial(_name, state), partial(_name_at, state))
-    state, warned = _found(state, measured)
-    state, tried = _order(state, reported, now)
-    state, sampled = _early(state, now, is_count_new=is_count_new)
-    return state, (*said, *warned, *tried, *sampled)
+        state, log = _apply_answers(state, reported.key, reported.answers, now)
+    if isinstance(event, Answered):
+        state, log = _apply_answers(state, HERE, (event.answer,), now)
+    state, measured = report_slow_links(state, now, partial(_name, state), partial(_name_at, state))
+    state, warned = _report_findings(state, measured)
+    state, tried = _order_scores(state, reported, now)
+    state, sampled = _order_early_samples(state, now, is_count_new=is_count_new)
+    return state, (*log, *warned, *tried, *sampled)
 
 
-def _early(
+def _order_early_samples(
     state: HeadState, now: float, *, is_count_new: bool
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have those that joined measure the ways between them while others are awaited."""
-    at = state.probes.early_at
+    """Order samples between the workers that joined while others are missing."""
+    at = state.probes.early_samples_at
     if at is None and not is_count_new:
         return state, ()
     is_early = 0 < len(state.fleet.alive) < state.required
-    if state.phase is not h.Phase.BOOTING or not is_early:
-        return replace(state, probes=replace(state.probes, early_at=None)), ()
+    if state.phase is not h.HeadPhase.BOOTING or not is_early:
+        return replace(state, probes=replace(state.probes, early_samples_at=None)), ()
     if at is None or now < at:
-        at = now + _TOGETHER if at is None else at
-        return replace(state, probes=replace(state.probes, early_at=at)), ()
-    state = replace(state, probes=replace(state.probes, early_at=None))
-    return samples.begin(state, now, all_joined=False)
+        at = now + _JOIN_SPREAD if at is None else at
+        return replace(state, probes=replace(state.probes, early_samples_at=at)), ()
+    state = replace(state, probes=replace(state.probes, early_samples_at=None))
+    return order_samples(state, now, all_joined=False)
 
 
-# --- the reward server ---------------------------------------------------------------------------
-
-
-def _order(
+def _order_scores(
     state: HeadState, reported: Worker | None, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have a node ask for a score once it can; `reported` is the worker that said something.
+    """Order nodes to request a score; `reported` is the worker that sent a report, if any.
 
-    The first look at a reward server that answers asks all nodes; each later one that reports is
-    asked by itself.
+    Once the reward server is ready all nodes are asked; each worker that reports later is asked
+    then.
     """
-    home = state.services.homes.get(REWARD, HERE)
+    home = state.services.node_of.get(REWARD, HERE)
     item = state.services.get((home, REWARD))
     if item is None or item.step is not Step.READY:
         return state, ()
-    is_first = not state.probes.asked
+    is_first = not state.probes.score_asked
     workers: Iterable[Worker] = () if reported is None else (reported,)
     if is_first:
         workers = state.fleet.workers.values()
-    new = [worker.key for worker in workers if _is_asked(state, worker, home)]
-    if is_first and new and home != HERE:  # where it lives here, its readiness was this probe
+    new = [worker.key for worker in workers if _must_ask_score(state, worker, home)]
+    if is_first and new and home != HERE:  # if it runs here, its readiness was this probe
         new.insert(0, HERE)
     if not new:
         return state, ()
     probes = state.probes
     until = dict.fromkeys(new, now + planned.PROBE_LIMIT)
-    probes = replace(probes, asked=probes.asked | {*new}, open={**probes.open, **until})
+    probes = replace(
+        probes, score_asked=probes.score_asked | {*new}, open_scores={**probes.open_scores, **until}
+    )
     worker = state.fleet.workers.get(home)
     at = "" if worker is None else worker.ip
-    return replace(state, probes=probes), tuple(Probe(key, SCORE, at) for key in new)
+    return replace(state, probes=probes), tuple(ProbeNode(key, SCORE, at) for key in new)
 
 
-def _is_asked(state: HeadState, worker: Worker, home: str) -> bool:
-    there = not (worker.gone or worker.refused or worker.alone)
-    return there and worker.key != home and worker.key not in state.probes.asked
+def _must_ask_score(state: HeadState, worker: Worker, home: str) -> bool:
+    can_answer = not (worker.has_left or worker.refused or worker.service_only)
+    return can_answer and worker.key != home and worker.key not in state.probes.score_asked
 
 
 def score_waits(state: HeadState) -> Iterator[Wait]:
-    """Wait for the scores that nodes were asked for."""
-    left = [key for key in state.probes.open if _is_there(state, key)]
+    """Yield the wait for scores that nodes were asked for."""
+    left = [key for key in state.probes.open_scores if _has_not_left(state, key)]
     if left:
-        until = max(state.probes.open[key] for key in left)
+        until = max(state.probes.open_scores[key] for key in left)
         what = "every node to get a score from the reward server"
         yield Wait(planned.PROBE, what, until, lambda: f"no word from {_names(state, left)}")
 
 
-def given_up(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Wait for no score any longer; say who told none."""
-    left = [key for key in state.probes.open if _is_there(state, key)]
+def give_up_scores(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """End the wait for scores; report the nodes that sent none."""
+    left = [key for key in state.probes.open_scores if _has_not_left(state, key)]
     if not left:
         return state, ()
-    state = replace(state, probes=replace(state.probes, open={}))
+    state = replace(state, probes=replace(state.probes, open_scores={}))
     limit = f"{planned.PROBE_LIMIT:g} s"
-    what = f"{_names(state, left)} did not tell within {limit} whether they reach it"
-    return _found(state, (Finding(REWARD, Level.WARN, what, _REACHABLE),))
+    what = f"{_names(state, left)} did not report within {limit} whether they reach it"
+    return _report_findings(state, (Finding(REWARD, Level.WARN, what, _REACHABLE),))
 
 
-def _is_there(state: HeadState, key: str) -> bool:
+def _has_not_left(state: HeadState, key: str) -> bool:
     worker = state.fleet.workers.get(key)
-    return key == HERE or (worker is not None and not worker.gone)
+    return key == HERE or (worker is not None and not worker.has_left)
 
 
-# --- each other's Ray, and the ways between ------------------------------------------------------
-
-
-def all_joined(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have the nodes that joined try each other, as far as they have not yet."""
-    state, tried = _ring(state)
-    state, sampled = samples.begin(state, now, all_joined=True)
+def order_neighbor_probes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Order reachability probes and samples between neighbors, each once."""
+    state, tried = _order_reach(state)
+    state, sampled = order_samples(state, now, all_joined=True)
     return state, (*tried, *sampled)
 
 
-def _ring(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have the head and each worker try each other, and each worker its neighbour in a ring."""
-    head, goal = state.ray_head, state.goal
-    if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray whose ports are known
+def _order_reach(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Order probes between the head and each worker, and from each worker to the next rank."""
+    head, goal = state.ray_head_ip, state.goal
+    if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
         return state, ()
-    ring = samples.in_ring(state.fleet)
+    ring = workers_in_ring(state.fleet)
     pairs = [(HERE, ip) for ip, _ in ring]
     for (ip, worker), (neighbour, _) in zip(ring, [*ring[1:], *ring[:1]], strict=True):
-        if worker is not None:  # one joined by hand has no agent that could try
+        if worker is not None:  # a node that was joined by hand has no agent
             pairs += [(worker.key, other) for other in (head, neighbour) if other != ip]
-    new = [pair for pair in pairs if pair not in state.probes.reached]
-    reached = state.probes.reached | {*new}
-    state = replace(state, probes=replace(state.probes, reached=reached))
-    return state, tuple(Probe(node, REACH, at) for node, at in new)
+    new = [pair for pair in pairs if pair not in state.probes.reach_asked]
+    reached = state.probes.reach_asked | {*new}
+    state = replace(state, probes=replace(state.probes, reach_asked=reached))
+    return state, tuple(ProbeNode(node, REACH, at) for node, at in new)
 
 
-# --- what came of it -----------------------------------------------------------------------------
-
-
-def _heard(
+def _apply_answers(
     state: HeadState, node: str, answers: tuple[Answer, ...], now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Take in what a node tried; say what a person should know of it."""
-    state = samples.heard(state, node, answers)
-    state = preflight.heard(state, node, answers, now)
+    """Apply a node's answers, and report the findings that follow."""
+    state = apply_samples(state, node, answers)
+    state = apply_preflight_answers(state, node, answers, now)
     probes = state.probes
-    if node in probes.open and any(answer.probe == SCORE for answer in answers):
-        left = {key: until for key, until in probes.open.items() if key != node}
-        state = replace(state, probes=replace(probes, open=left))
+    if node in probes.open_scores and any(answer.probe == SCORE for answer in answers):
+        left = {key: until for key, until in probes.open_scores.items() if key != node}
+        state = replace(state, probes=replace(probes, open_scores=left))
     found = (_finding(state, node, answer) for answer in answers)
-    return _found(state, tuple(one for one in found if one is not None))
+    return _report_findings(state, tuple(one for one in found if one is not None))
 
 
 def _finding(state: HeadState, node: str, answer: Answer) -> Finding | None:
@@ -198,41 +440,89 @@ def _finding(state: HeadState, node: str, answer: Answer) -> Finding | None:
     if answer.seconds > SLOW:
         ms = round(answer.seconds * 1000)
         what = f"{ms} ms from {who} to {other} and back: every exchange between them pays that"
-        return Finding("network", Level.WARN, what, _ONE_PLACE)
+        return Finding("network", Level.WARN, what, _ONE_DATA_CENTER)
     return None
 
 
-def _found(
+def _report_findings(
     state: HeadState, findings: tuple[Finding, ...]
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Keep findings; say the first ones, and once that there are more."""
+    """Store findings; log the first ones, and once that there are more."""
     known = state.probes.findings
-    new = tuple(one for one in findings if one not in known)[: max(0, _MOST_KEPT - len(known))]
+    new = tuple(one for one in findings if one not in known)[: max(0, _MAX_FINDINGS - len(known))]
     if not new:
         return state, ()
-    room = max(0, _MOST_TOLD - len(known))
-    said = [Said(one.sentence(), "warning") for one in new[:room]]
-    if len(known) <= _MOST_TOLD < len(known) + len(new):
-        said.append(Said("more of the kind: `pod-agent doctor --all` here", "warning"))
+    room = max(0, _MAX_LOGGED - len(known))
+    log = [LogLine(one.sentence(), "warning") for one in new[:room]]
+    if len(known) <= _MAX_LOGGED < len(known) + len(new):
+        log.append(LogLine("more of the kind: `pod-agent doctor --all` here", "warning"))
     probes = replace(state.probes, findings=(*known, *new))
-    return replace(state, probes=probes), tuple(said)
+    return replace(state, probes=probes), tuple(log)
 
 
 def _names(state: HeadState, keys: list[str]) -> str:
-    more = len(keys) - _MOST_NAMED
-    names = [_name(state, key) for key in keys[:_MOST_NAMED]]
+    more = len(keys) - _MAX_NAMED
+    names = [_name(state, key) for key in keys[:_MAX_NAMED]]
     return listed(names if more <= 0 else [*names, f"{more} more"])
 
 
 def _name(state: HeadState, node: str) -> str:
     worker = state.fleet.workers.get(node)
-    return (state.goal.node or "the head") if worker is None else worker.place
+    return (state.goal.node or "the head") if worker is None else worker.label
 
 
 def _name_at(state: HeadState, ip: str) -> str:
     if not ip:
         return _name(state, HERE)
-    key = state.fleet.by_ip.get(ip)
+    key = state.fleet.agent_at.get(ip)
     if key is not None:
         return _name(state, key)
-    return _name(state, HERE) if ip == state.ray_head else ip
+    return _name(state, HERE) if ip == state.ray_head_ip else ip
+
+
+def compare_nodes(
+    state: HeadState, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+    """Compare the facts of all nodes that count; return actions, and an outcome on a conflict.
+
+    Each node's GPUs are compared with Ray's count. If nothing forbids the run, nodes then probe
+    each other's Ray, and no wait depends on that.
+
+    Nodes that were joined by hand have no facts and are not compared. A difference that was
+    logged before an earlier attempt is not logged again.
+    """
+    goal, fleet = state.goal, state.fleet
+    state = replace(state, compared_workers=fleet.alive)
+    if goal.facts is None:
+        return *order_neighbor_probes(state, now), None
+    keys = ((fleet.agent_at.get(ip, ""), name) for ip, name in fleet.alive.items())
+    workers = [(name, fleet.facts[key]) for key, name in keys if key in fleet.facts]
+    nodes = [(goal.node, goal.facts), *workers]
+    differing = agreement(nodes, brings_libraries=goal.brings_libraries)
+    found = (*differing, *gpus_missing_in_ray([*_gpu_counts(state)]))
+    new = [one for one in found if one not in state.differences]
+    log = tuple(LogLine(one.sentence(), "warning") for one in new if one.level is Level.WARN)
+    failed = [one for one in found if one.level is Level.FAIL]
+    state = replace(state, differences=found)
+    if not failed:
+        state, tried = order_neighbor_probes(state, now)
+        return state, (*log, *tried), None
+    text = "; ".join(f"{one.check}: {one.what}" for one in failed)
+    remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))
+    reason = f"the nodes do not agree: {text}" if {*failed} & {*differing} else text
+    culprit = "agreement" if reason != text else failed[0].check
+    return state, log, Outcome(Kind.REFUSED, 78, reason, culprit=culprit, remedy=remedies)
+
+
+def _gpu_counts(state: HeadState) -> Iterator[GpuCount]:
+    """Yield each node's GPUs as counted by its agent and by Ray, if Ray is ours."""
+    goal, fleet = state.goal, state.fleet
+    if goal.ray_is_given or goal.by_torchrun or state.ray_head_ip is None:
+        return
+    own = state.node_sizes.get(state.ray_head_ip)
+    if own is not None:
+        yield GpuCount(goal.node, goal.size.gpus, own.gpus)
+    for ip, name in fleet.alive.items():
+        worker, size = fleet.workers.get(fleet.agent_at.get(ip, "")), state.node_sizes.get(ip)
+        if worker is not None and size is not None:
+            yield GpuCount(name, worker.gpus, size.gpus)

@@ -1,4 +1,4 @@
-"""The head's decisions on attempts: what counts as lost, whether another follows, and why."""
+"""Losses of nodes, the next attempt after a loss, and how the head ends the run."""
 
 from __future__ import annotations
 
@@ -7,206 +7,312 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
-from agent.base.words import listed
+from agent.base.text import listed
 from agent.decisions.attempts import (
     Attempt,
-    Tried,
-    id_of,
-    in_vain,
+    LostAttempt,
+    end_without_progress,
     is_loss,
-    pause_after,
-    spent,
+    pause_after_losses,
+    retries_exhausted,
+    submission_id_of,
 )
-from agent.decisions.head import clearing
 from agent.decisions.head import state as h
-from agent.decisions.head.state import HeadAction, HeadState, Phase
-from agent.decisions.items import Step
-from agent.decisions.shared import Said
+from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
+from agent.decisions.values import LogLine, Step, Wait
 from agent.decisions.verdict import out_of_memory, verdict_of
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    Decision = tuple[HeadState, tuple[HeadAction, ...]]
+    from collections.abc import Iterator, Mapping
 
-    from agent.decisions.shared import Wait
+    from agent.decisions.head.fleet import Worker
     from agent.decisions.verdict import JobReport
 
-MOST_GONE = 20_000
-"""So many lost nodes of an attempt are known by name, the last ones."""
-_RECENT = 60.0
-"""A job that fails so soon after a loss failed because of it."""
+
+def leave(state: HeadState, outcome: Outcome, now: float) -> Decision:
+    """Leave with an outcome, which also ends the running attempt."""
+    outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
+    attempt = state.attempt
+    attempt = attempt if attempt.submitted is None else attempt.ended_with(now, outcome)
+    state = replace(state, verdict=outcome, attempt=attempt)
+    return state.enter(HeadPhase.LEAVING, now), (h.EndRun(outcome),)
 
 
-def noticed(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
-    """Remember that nodes were lost while an attempt ran, by address and name."""
+def leave_with(state: HeadState, now: float, code: int, reason: str, culprit: str) -> Decision:
+    """Leave with code 69 (unavailable), 75 (lost) or 78 (refused)."""
+    kind = {69: Kind.UNAVAILABLE, 75: Kind.LOST, 78: Kind.REFUSED}[code]
+    return leave(state, Outcome(kind, code, reason, culprit=culprit), now)
+
+
+def ray_lost_outcome(reason: str) -> Outcome:
+    """Return the outcome of a run that lost Ray: 75."""
+    return Outcome(Kind.LOST, 75, reason, culprit="ray")
+
+
+_FORMER_HEAD = "the former head"
+"""Names the node of a head of which only workers have a record."""
+
+
+def record_leftovers(state: HeadState, now: float) -> HeadState:
+    """Record which nodes may still run processes of an attempt that has ended."""
+    fleet = state.fleet
+    left = {key: now for key, worker in fleet.workers.items() if worker.running_attempt}
+    known = {worker.name for worker in fleet.workers.values()}
+    if state.goal.owns_ray:  # on a given Ray the job's status covers all nodes
+        left |= {ip: now for ip in fleet.alive if ip not in fleet.agent_at}
+        left |= {name: now for name in state.attempt.former_workers if name not in known}
+    lost_at = now if state.last_loss_at is None else state.last_loss_at
+    left |= {name: lost_at for name in state.attempt.lost_nodes if name not in known}
+    return replace(state, leftovers=left, own_leftovers="it is being ended")
+
+
+def expect_former_head(state: HeadState, attempt: int, now: float) -> HeadState:
+    """Wait for the node of a former head without a record: its last attempt may still run."""
+    if not attempt or state.goal.ray_is_given:
+        return state
+    return replace(state, leftovers={**state.leftovers, _FORMER_HEAD: now})
+
+
+def apply_cleared(state: HeadState, worker: Worker) -> HeadState:
+    """Apply a worker's report of what still runs there from earlier attempts."""
+    left, is_early = state.leftovers, state.attempt.submitted is None
+    unclear = 0 < worker.running_attempt < state.attempt.number
+    if not is_early or worker.has_left or (not left and not unclear):
+        return state
+    others = {name: since for name, since in left.items() if name not in {worker.key, worker.name}}
+    return replace(state, leftovers={**others, worker.key: 0.0} if unclear else others)
+
+
+def expire_leftovers(state: HeadState, now: float) -> HeadState:
+    """Drop nodes that were unreachable for AGENT_NODE_GRACE: their fence has stopped all."""
+    if not state.leftovers:
+        return state
+    grace = state.goal.limits[planned.NODE]
+    left = {}
+    for name, since in state.leftovers.items():
+        away = _unreachable_since(state, name, since)
+        if away is None or away + grace > now:  # the same sum as the wait's deadline
+            left[name] = since
+    return state if len(left) == len(state.leftovers) else replace(state, leftovers=left)
+
+
+def clearing_waits(state: HeadState) -> Iterator[Wait]:
+    """Wait for reachable nodes to stop the last attempt, and for the fence of the others."""
+    before = f"the end of attempt {state.attempt.number - 1}"
+    here, away = [], {}
+    for name, since in state.leftovers.items():
+        at = _unreachable_since(state, name, since)
+        if at is None:
+            here.append(_leftover_name(state, name))
+        else:
+            away[_leftover_name(state, name)] = at
+    grace = state.goal.limits[planned.NODE]
+    if here or state.own_leftovers is not None:
+        until = state.attempt.began + grace + planned.CLEAR_LIMIT
+        own = [] if state.own_leftovers is None else ["this node"]
+        evidence = state.own_leftovers or "its agent answers, and what it ran is not gone yet"
+        yield Wait(planned.CLEAR, f"{before} on {listed([*own, *sorted(here)])}", until, evidence)
+    if away:
+        what = f"{before} on {listed(sorted(away))}, out of reach"
+        yield Wait(
+            planned.UNREACHABLE, what, max(away.values()) + grace, "it ends all itself by then"
+        )
+
+
+def _unreachable_since(state: HeadState, name: str, since: float) -> float | None:
+    worker = state.fleet.workers.get(name)
+    return since if worker is None else worker.unreachable_since
+
+
+def _leftover_name(state: HeadState, name: str) -> str:
+    worker = state.fleet.workers.get(name)
+    return name if worker is None else worker.label
+
+
+MAX_LOST_NODES = 20_000
+"""How many lost nodes of an attempt are kept by name, the newest."""
+_RECENT_LOSS_SECONDS = 60.0
+"""Seconds after a loss in which a failure of the job counts as its consequence."""
+
+
+def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
+    """Record nodes (address to name) that were lost while an attempt ran."""
     attempt = state.attempt
     if not left or attempt.submitted is None or attempt.ended is not None:
         return state
-    gone = tuple(dict.fromkeys((*attempt.gone, *left.values())))[-MOST_GONE:]
-    own = {ip: name for ip, name in left.items() if ip in attempt.places}
-    attempt = replace(attempt, gone=gone, missed={**attempt.missed, **own})
+    gone = tuple(dict.fromkeys((*attempt.lost_nodes, *left.values())))[-MAX_LOST_NODES:]
+    own = {ip: name for ip, name in left.items() if ip in attempt.workers}
+    attempt = replace(attempt, lost_nodes=gone, lost_workers={**attempt.lost_workers, **own})
     loss = f"{listed(left.values())} {'was' if len(left) == 1 else 'were'} lost"
-    return replace(state, attempt=attempt, loss=loss, lost_at=now)
+    return replace(state, attempt=attempt, last_loss=loss, last_loss_at=now)
 
 
-def noticed_late(state: HeadState, now: float) -> HeadState:
-    """Count the workers of an attempt that left while no agent of the head ran as lost."""
+def record_losses_before_resume(state: HeadState, now: float) -> HeadState:
+    """Record as lost the workers of an attempt that left while no head agent ran."""
     attempt, alive = state.attempt, state.fleet.alive
-    seen = {*alive, *attempt.missed}
-    return noticed(state, {ip: w for ip, w in attempt.places.items() if ip not in seen}, now)
+    accounted = {*alive, *attempt.lost_workers}
+    return record_losses(
+        state, {ip: w for ip, w in attempt.workers.items() if ip not in accounted}, now
+    )
 
 
-def with_required(state: HeadState) -> HeadState:
-    """Fix which workers an attempt requires as it is submitted, and how many of them.
+def fix_required_workers(state: HeadState) -> HeadState:
+    """Set which workers an attempt requires, and how many, as it is submitted.
 
-    One that is sized for its nodes requires each worker that its size counts: one that is lost
-    leaves ranks without a peer, however few workers were expected. Where more were expected than
-    its size counts, it requires all that joined. In a job without a size any worker may be a spare.
+    A job that is sized to its nodes requires each worker in its size: without one of them ranks
+    have no peer, however few workers were expected. If more were expected than its size counts,
+    it requires all that joined. For a job without a size any worker may be a spare.
     """
     places, required = state.fleet.alive, state.required
-    if state.goal.is_sized:
-        sized = _sized(state)
+    if state.goal.is_sized_to_nodes:
+        sized = _workers_in_size(state)
         places = sized if len(sized) >= required else places
         required = len(places)
-    return replace(state, attempt=replace(state.attempt, places=places), required=required)
+    return replace(state, attempt=replace(state.attempt, workers=places), required=required)
 
 
-def _sized(state: HeadState) -> Mapping[str, str]:
-    """Return the workers that the job's size counts: those with GPUs, where any node has some."""
+def _workers_in_size(state: HeadState) -> Mapping[str, str]:
+    """Return the workers in the job's size: those with GPUs, if any node has GPUs."""
     alive = state.fleet.alive
-    having = {ip for ip, size in state.sizes.items() if size.gpus}
-    if having.isdisjoint({state.ray_head, *alive}):
+    having = {ip for ip, size in state.node_sizes.items() if size.gpus}
+    if having.isdisjoint({state.ray_head_ip, *alive}):
         return alive
     return {ip: name for ip, name in alive.items() if ip in having}
 
 
-def away(state: HeadState) -> tuple[str, ...]:
-    """Name those of the running attempt that were lost and are not back, here or elsewhere."""
-    missed, alive = state.attempt.missed, state.fleet.alive
-    there = set(alive.values()) if missed else set()
-    return tuple(name for ip, name in missed.items() if ip not in alive and name not in there)
+def unreturned_nodes(state: HeadState) -> tuple[str, ...]:
+    """Return the workers of the running attempt that were lost and have not rejoined."""
+    missed, alive = state.attempt.lost_workers, state.fleet.alive
+    present = set(alive.values()) if missed else set()
+    return tuple(name for ip, name in missed.items() if ip not in alive and name not in present)
 
 
-def is_short(state: HeadState) -> bool:
-    """Say whether too few workers are there; for those of a running attempt no spare stands in."""
+def is_below_required(state: HeadState) -> bool:
+    """Return whether required workers are missing; a spare does not replace an attempt's own."""
     if state.goal.by_torchrun:
-        return bool(state.parts.absent)
-    places = state.attempt.places
+        return bool(state.shares.absent)
+    places = state.attempt.workers
     if len(state.fleet.alive) < state.required or not places:
         return len(state.fleet.alive) < state.required
-    return len(places) - len(away(state)) < state.required
+    return len(places) - len(unreturned_nodes(state)) < state.required
 
 
 def recent_loss(state: HeadState, now: float) -> str:
-    """Say which loss may be why a job fails now, or ''."""
+    """Return the loss that may have caused a failure now, or ''."""
     if state.ray.step is Step.LOST:
         return f"Ray was lost on the head: {state.ray.evidence}"
-    recent = state.lost_at is not None and now < state.lost_at + _RECENT
-    return state.loss if recent else ""
+    recent = state.last_loss_at is not None and now < state.last_loss_at + _RECENT_LOSS_SECONDS
+    return state.last_loss if recent else ""
 
 
-def out_of_memory_at(state: HeadState) -> str:
-    """Say which node has just run out of memory, where the kernel ended something for it; or ''."""
+def out_of_memory_nodes(state: HeadState) -> str:
+    """Return the nodes on which the kernel just killed a process for memory, or ''."""
     nodes = {worker.name: worker.memory for worker in state.fleet.workers.values()}
-    nodes[state.goal.node or "the head"] = state.memory
+    nodes[state.goal.node or "the head"] = state.oom_evidence
     return "; ".join(f"on {name} {memory}" for name, memory in nodes.items() if memory)
 
 
-def must_ask(state: HeadState, report: JobReport, now: float) -> bool:
-    """Say whether a job's end waits for the nodes' word: it failed, and a node may be to blame."""
+def must_ask_nodes(state: HeadState, report: JobReport, now: float) -> bool:
+    """Return whether to ask all nodes first: the job failed, and a lost node may be the cause."""
     failed = report.status == "FAILED" and not report.blames_runtime_env
     if not failed or report.ran_out_of_memory or recent_loss(state, now):
         return False
-    return state.goal.wants_job and bool(state.fleet.alive)
+    return state.goal.has_job and bool(state.fleet.alive)
 
 
-def judged(state: HeadState, report: JobReport, now: float) -> Outcome:
-    """Return the end of an attempt whose job has ended: its own, or a loss that may be repaired."""
-    report = replace(report, memory=report.memory or out_of_memory_at(state))
-    own, loss = verdict_of(report, state.loss), recent_loss(state, now)
+def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
+    """Return the end of an attempt: the job's own result, or a loss that may be retried."""
+    report = replace(report, memory=report.memory or out_of_memory_nodes(state))
+    own, loss = verdict_of(report, state.last_loss), recent_loss(state, now)
     if not loss or own.kind is not Kind.JOB_FAILED or report.ran_out_of_memory:
         return own
-    if state.losses >= state.goal.retries:
+    if state.lost_attempt_count >= state.goal.retries:
         return verdict_of(report, loss)
     why = verdict_of(report).reason
     return Outcome(Kind.LOST, 75, f"{loss}, and {why}", culprit="node")
 
 
-def another(
+def next_attempt(
     state: HeadState, end: Outcome, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]] | Outcome:
-    """Begin another attempt after this end, or return the end of the run."""
-    if not is_loss(end) or not state.goal.wants_job:
+    """Begin the next attempt if this end is a loss and retries are left, or end the run."""
+    if not is_loss(end) or not state.goal.has_job:
         return end
-    memory = out_of_memory_at(state)
+    memory = out_of_memory_nodes(state)
     if memory:
         return out_of_memory(f"{end.reason}; {memory}")
-    ended = state.attempt.over(now, end)
-    earlier = (*state.earlier, ended)
-    tried = (*state.goal.tried, *(one.tried for one in earlier))
+    ended = state.attempt.ended_with(now, end)
+    earlier = (*state.earlier_attempts, ended)
+    tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
     if len(tried) > state.goal.retries:
         return replace(end, attempts_are_used_up=True)
-    number, pause = ended.number + 1, pause_after(len(tried))
-    attempt = Attempt(id_of(state.goal.run_id, number), number, now, now + pause)
-    lost = f"attempt {ended.number} of {state.most_attempts} is lost: {end.reason}"
-    said = Said(f"{lost}; the next begins in {pause:g} s at the earliest", "warning")
+    number, pause = ended.number + 1, pause_after_losses(len(tried))
+    attempt = Attempt(submission_id_of(state.goal.run_id, number), number, now, now + pause)
+    lost = f"attempt {ended.number} of {state.last_attempt_number} is lost: {end.reason}"
+    log = LogLine(f"{lost}; the next begins in {pause:g} s at the earliest", "warning")
     state = replace(
-        clearing.begun(state, now),
+        record_leftovers(state, now),
         attempt=attempt,
-        earlier=earlier,
+        earlier_attempts=earlier,
         required=state.goal.expected_workers,
-        short_since=None,
-        loss="",
-        lost_at=None,
+        below_required_since=None,
+        last_loss="",
+        last_loss_at=None,
         verdict=None,
     )
-    return state.to(Phase.BOOTING, now), (said, h.Retry(ended, attempt))
+    return state.enter(HeadPhase.BOOTING, now), (log, h.Retry(ended, attempt))
 
 
-def no_progress(state: HeadState) -> Outcome | None:
-    """Return the end of a run whose attempts come to nothing; None while they may help."""
-    tried = (*state.goal.tried, *(one.tried for one in state.earlier))
-    return in_vain(tried, state.checkpoint) if state.goal.wants_job else None
+def no_progress_outcome(state: HeadState) -> Outcome | None:
+    """Return the end of a run whose attempts make no progress; None while they do."""
+    tried = (*state.goal.lost_attempts, *(one.as_lost for one in state.earlier_attempts))
+    return end_without_progress(tried, state.newest_checkpoint) if state.goal.has_job else None
 
 
-def is_news(state: HeadState, event: h.RunRemembered) -> bool:
-    """Say whether a worker knows more of this run than a head whose disk is gone."""
+def is_unknown_run(state: HeadState, event: h.RunRemembered) -> bool:
+    """Return whether a worker has a record of this run that the head lacks (lost disk)."""
     is_fresh = state.attempt.number == 1
     differs = event.run_id != state.goal.run_id or event.attempt > 0 or event.epoch > 0
     return is_fresh and differs
 
 
-def take_up(
+def adopt_run(
     state: HeadState, event: h.RunRemembered, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Go on with the run that a worker remembers; the end of the run where no attempt is left."""
-    state = clearing.taken_up(state, event.attempt, now)
-    tried = (Tried(math.inf, "its head was lost"),) * event.attempt
+    """Continue the run that a worker reports; also return its end if no attempt is left."""
+    state = expect_former_head(state, event.attempt, now)
+    tried = (LostAttempt(math.inf, "its head was lost"),) * event.attempt
     number = event.attempt + 1
-    attempt = replace(state.attempt, id=id_of(event.run_id, number), number=number)
-    goal = replace(state.goal, run_id=event.run_id, tried=tried, first_attempt=number)
-    told = f"a worker remembers run {event.run_id}: it goes on, attempts so far: {event.attempt}"
-    actions = (Said(told), h.TakeUp(event.run_id, event.attempt, event.epoch))
-    return replace(state, goal=goal, attempt=attempt), actions, spent(tried, goal.retries)
+    attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)
+    goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
+    text = f"a worker reports run {event.run_id}: continuing it, attempts so far: {event.attempt}"
+    actions = (LogLine(text), h.AdoptRun(event.run_id, event.attempt, event.epoch))
+    return (
+        replace(state, goal=goal, attempt=attempt),
+        actions,
+        retries_exhausted(tried, goal.retries),
+    )
 
 
-def code_of(state: HeadState, late: Wait) -> int:
-    """Return the code of a wait that is over: what an earlier attempt had was lost."""
+def timeout_code(state: HeadState, late: Wait) -> int:
+    """Return the exit code of a timeout: 75 for what an earlier attempt had, else 69."""
     gone = {planned.WORKERS, planned.HEAD, planned.CLEAR}
     had_it = state.attempt.number > 1 and late.key in gone
     return 75 if had_it else 69
 
 
-def sentence(state: HeadState) -> str:
-    """Say which attempt begins, why, and with which nodes."""
+def attempt_sentence(state: HeadState) -> str:
+    """Describe the attempt that begins: its number, the loss before, its nodes."""
     alive = set(state.fleet.alive.values())
-    before = state.earlier[-1] if state.earlier else None
-    gone = () if before is None else before.gone
+    before = state.earlier_attempts[-1] if state.earlier_attempts else None
+    gone = () if before is None else before.lost_nodes
     parts = [f"{name} was lost and is {'back' if name in alive else 'away'}" for name in gone]
     if not parts:
-        parts = [one.reason for one in state.goal.tried[-1:]]
+        parts = [one.reason for one in state.goal.lost_attempts[-1:]]
         parts = parts if before is None or before.end is None else [before.end.reason]
     nodes = f"{len(alive) + 1} of {state.goal.expected_workers + 1} node(s)"
     resumes = (f"resumes from {state.resumes_from}",) if state.resumes_from else ()
     why = "; ".join((*parts, nodes, *resumes))
-    return f"attempt {state.attempt.number} of {state.most_attempts}: {why}"
+    return f"attempt {state.attempt.number} of {state.last_attempt_number}: {why}"

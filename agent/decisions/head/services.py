@@ -1,4 +1,4 @@
-"""The head's decisions on services: who starts which, what is started again, what is lost."""
+"""Services and prepare steps on all nodes: dependencies, starts, restarts, losses."""
 
 from __future__ import annotations
 
@@ -6,134 +6,439 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
-from agent.decisions.head import after
+from agent.base.text import listed
 from agent.decisions.head import state as h
-from agent.decisions.head.state import HeadAction, HeadEvent, HeadState, Phase
+from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, StepQueues
 from agent.decisions.head.waits import service_deadline, service_title, with_service
-from agent.decisions.items import HERE, Item, Step
-from agent.decisions.shared import Said
+from agent.decisions.values import HERE, Item, LogLine, Step, StepOver, Tick
 from agent.plan import waits as planned
+from agent.work.prepare import ordered_steps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
-    from agent.decisions.head.state import Key, Worker
+    from agent.decisions.head.fleet import Worker
+    from agent.decisions.head.state import Key, StepOnDisk
+    from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
 
 
-def begun(goal: h.Goal) -> Item:
-    """Return a service as it is at first; under a job that lives it was ready before."""
-    return Item(answered=goal.underway is not None)
+def first_actions(state: HeadState) -> tuple[HeadAction, ...]:
+    """Return the starts at the beginning, and log lines for what is blocked."""
+    own = [*state.steps, *(key for key in state.services.items if key[0] == HERE)]
+    return tuple(
+        waiting_message(state, key) if key in state.blocked else _start(state, key)
+        for key in own
+        if _item(state, key).step is Step.PENDING
+    )
 
 
-def order(
+def waiting_message(state: HeadState, key: Key) -> LogLine:
+    """Return the log line for a blocked service or step."""
+    return LogLine(f"{service_title(state, key)} {_item(state, key).evidence}")
+
+
+def hold_back(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
+    """Block those of these whose dependencies are not ready."""
+    for key in keys:
+        missing = unmet_dependencies(state, key[0], _spec(state, key).after)
+        if missing:
+            until = now + state.goal.max_prepare_seconds
+            evidence = f"waits for {listed(missing)}"
+            item = replace(_item(state, key), evidence=evidence, deadline=until)
+            state = _with_item(state, key, item)
+            state = replace(state, blocked=state.blocked | {key})
+    return state
+
+
+def start_unblocked(
+    before: HeadState, state: HeadState, event: HeadEvent, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Start blocked services and steps whose dependencies are ready now."""
+    if not state.blocked:
+        return state, ()
+    keys: Iterable[Key] = state.blocked
+    if isinstance(event, h.WorkerReported) and not unblocks_other_nodes(before, state):
+        own = event.worker.key  # checking all is too slow for thousands of workers
+        keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
+    actions: list[HeadAction] = []
+    for key in sorted(keys):
+        state, more = _start_if_unblocked(state, key, now)
+        actions += more
+    return state, tuple(actions)
+
+
+def unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
+    """Return whether a change may unblock services or steps on other nodes."""
+    if before.steps is not state.steps or before.required != state.required:
+        return True
+    was, now = before.services, state.services
+    return was is not now and any(
+        was.deadlines.get(spec.name) is not now.deadlines.get(spec.name)
+        for spec in state.goal.services
+        if spec.where.kind != "every"
+    )
+
+
+def unmet_dependencies(state: HeadState, node: str, after: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the dependencies that are not ready for a service or step on this node."""
+    return tuple(name for name in after if not _is_dependency_ready(state, node, name))
+
+
+def _is_dependency_ready(state: HeadState, node: str, name: str) -> bool:
+    spec = next((one for one in state.goal.services if one.name == name), None)
+    return _is_done(state, node, name) if spec is None else _is_ready(state, node, spec)
+
+
+def _is_done(state: HeadState, node: str, name: str) -> bool:
+    """Return whether a step is done; a node without the step does not wait for it."""
+    own = state.steps.get((HERE, name))
+    on_head = any(step.where.kind == "head" for step in state.goal.steps if step.name == name)
+    if node == HERE or on_head:
+        return own is None or own.step is Step.READY
+    worker = state.fleet.workers.get(node)
+    items = () if worker is None else worker.items
+    return all(item.step is Step.READY for item in items if item.name == name)
+
+
+def _is_ready(state: HeadState, node: str, spec: ServiceSpec) -> bool:
+    worker = state.fleet.workers.get(node)
+    rank = state.goal.rank if worker is None else worker.effective_rank
+    if spec.where.includes(rank, is_head=node == HERE):
+        return _is_ready_or_abandoned(state, (node, spec.name))
+    if spec.where.kind == "workers":
+        keys = {
+            key for key in (*state.services.items, *state.abandoned_services) if key[1] == spec.name
+        }
+        return len(keys) >= state.required and all(
+            _is_ready_or_abandoned(state, key) for key in keys
+        )
+    if any(name == spec.name for _, name in state.abandoned_services):
+        return True
+    home = state.services.node_of.get(spec.name)
+    return home is not None and _is_ready_or_abandoned(state, (home, spec.name))
+
+
+def _is_ready_or_abandoned(state: HeadState, key: Key) -> bool:
+    item = state.services.get(key)
+    return key in state.abandoned_services or (item is not None and item.step is Step.READY)
+
+
+def _start_if_unblocked(
+    state: HeadState, key: Key, now: float
+) -> tuple[HeadState, list[HeadAction]]:
+    item = state.steps.get(key) or state.services.get(key)
+    if item is None or item.step is not Step.PENDING:  # its node left, or it already runs
+        return replace(state, blocked=state.blocked - {key}), []
+    missing = unmet_dependencies(state, key[0], _spec(state, key).after)
+    if missing:
+        evidence = f"waits for {listed(missing)}"
+        changed = item.evidence != evidence
+        return _with_item(state, key, replace(item, evidence=evidence)) if changed else state, []
+    until = now + _time_limit(state, key, item)
+    state = _with_item(state, key, replace(item, evidence="", started_at=now, deadline=until))
+    return replace(state, blocked=state.blocked - {key}), [_start(state, key)]
+
+
+def _start(state: HeadState, key: Key) -> HeadAction:
+    node, name = key
+    if key in state.steps:
+        return h.OrderStep(name, node)
+    return h.StartService(name, node, state.services.items[key].generation)
+
+
+def _item(state: HeadState, key: Key) -> Item:
+    return state.steps[key] if key in state.steps else state.services.items[key]
+
+
+def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
+    return state.goal.step(key[1]) if key in state.steps else state.goal.service(key[1])
+
+
+def _time_limit(state: HeadState, key: Key, item: Item) -> float:
+    """Return the seconds within which it must be done or ready after its start."""
+    if key in state.steps:
+        return state.goal.step(key[1]).within
+    spec = state.goal.service(key[1])
+    return spec.within if item.restarted_at is None else spec.restarted_within
+
+
+def _with_item(state: HeadState, key: Key, item: Item) -> HeadState:
+    if key in state.steps:
+        return replace(state, steps={**state.steps, key: item})
+    return with_service(state, key, item)
+
+
+def first_item(goal: h.HeadGoal) -> Item:
+    """Return a service's first state; with a resumed job it was ready before."""
+    return Item(was_ready=goal.resumed_attempt is not None)
+
+
+def order_services(
     state: HeadState, event: HeadEvent, now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Have a worker that reports start what shall run there, once, and when it may."""
+    """Order a reporting worker to start its services, once, when they are not blocked."""
     if not isinstance(event, h.WorkerReported):
         return state, ()
     worker = event.worker
-    if worker.gone or worker.refused:
+    if worker.has_left or worker.refused:
         return state, ()
     missing = {
-        (worker.key, spec.name): replace(begun(state.goal), deadline=now + spec.within)
+        (worker.key, spec.name): replace(first_item(state.goal), deadline=now + spec.within)
         for spec in state.goal.services
-        if spec.where.includes(worker.number, is_head=False)
+        if spec.where.includes(worker.effective_rank, is_head=False)
         and state.services.get((worker.key, spec.name)) is None
-        and (worker.key, spec.name) not in state.given_up
+        and (worker.key, spec.name) not in state.abandoned_services
     }
     for key, item in missing.items():
         state = with_service(state, key, item)
-    state = after.held_back(state, missing, now)
+    state = hold_back(state, missing, now)
     return state, tuple(
-        after.waits_for(state, key) if key in state.waiting else h.StartService(key[1], key[0])
+        waiting_message(state, key) if key in state.blocked else h.StartService(key[1], key[0])
         for key in missing
     )
 
 
-def watch(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
-    """Restart what died, after a pause that grows; tell what is lost for good."""
+def restart_services(
+    state: HeadState, now: float
+) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
+    """Restart services that ended, with a growing pause; return the outcome of a fatal loss."""
     actions: list[HeadAction] = []
-    candidates = (*state.services.dead, *state.services.late(now))
+    candidates = (*state.services.ended, *state.services.late(now))
     for key in dict.fromkeys(candidates):
         item = state.services.items[key]
         broken = _lost_for_good(state, key, item, now)
         if broken is not None and state.goal.service(key[1]).essential:
             return state, tuple(actions), broken
         if broken is not None:
-            left, given_up = state.services.without(key), state.given_up | {key}
-            state = replace(state, services=left, given_up=given_up)
-            actions.append(Said(f"{broken.reason}; the run goes on without it", "warning"))
+            left, given_up = state.services.without(key), state.abandoned_services | {key}
+            state = replace(state, services=left, abandoned_services=given_up)
+            actions.append(LogLine(f"{broken.reason}; the run goes on without it", "warning"))
             continue
         if item.step is not Step.LOST:
             continue
         spec, title = state.goal.service(key[1]), service_title(state, key)
         if spec.argv is None:
-            state = with_service(state, key, item.again(now, spec.within))
-            borne = f"it is asked for {round(spec.within)} s more"
-            actions.append(Said(f"{title} answers no more ({item.evidence}): {borne}", "warning"))
+            state = with_service(state, key, item.restarting(now, spec.within))
+            retry = f"it is asked for {round(spec.within)} s more"
+            actions.append(
+                LogLine(f"{title} no longer answers ({item.evidence}): {retry}", "warning")
+            )
             actions.append(h.StartService(key[1], key[0], item.generation + 1))
             continue
-        again_at = now + item.pause(now) if item.again_at is None else item.again_at
+        again_at = now + item.restart_pause(now) if item.restart_at is None else item.restart_at
         if now < again_at:
-            state = with_service(state, key, replace(item, again_at=again_at))
+            state = with_service(state, key, replace(item, restart_at=again_at))
             continue
-        again = item.again(now, spec.restarted_within)
+        again = item.restarting(now, spec.restarted_within)
         state = with_service(state, key, again)
         count = f"restart {again.restarts} of {spec.restarts}"
-        actions.append(Said(f"{title} died ({item.evidence}): {count}", "warning"))
-        state = after.held_back(state, (key,), now)
+        actions.append(LogLine(f"{title} exited ({item.evidence}): {count}", "warning"))
+        state = hold_back(state, (key,), now)
         start = h.StartService(key[1], key[0], again.generation)
-        actions.append(after.waits_for(state, key) if key in state.waiting else start)
+        actions.append(waiting_message(state, key) if key in state.blocked else start)
     return state, tuple(actions), None
 
 
-def lost_alone(state: HeadState, now: float) -> Outcome | None:
-    """Say which node that is there for a needed service only is lost: Ray knows nothing of it."""
-    for spec, worker in _alone(state):
-        if now >= worker.heard + state.goal.limits[planned.NODE]:  # as the deadline is reckoned
-            why = f"lost a needed node ({worker.place}, which runs {spec.name})"
+def lost_service_node(state: HeadState, now: float) -> Outcome | None:
+    """Return the end of the run if a worker with only an essential service was lost.
+
+    Ray does not list such a worker, so that only its reports count.
+    """
+    for spec, worker in _service_only_workers(state):
+        # the same sum as in `service_node_deadline`
+        if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
+            why = f"lost a needed node ({worker.label}, which runs {spec.name})"
             reason = f"{why}, longer than AGENT_NODE_GRACE"
             return Outcome(Kind.LOST, 75, reason, culprit="node")
     return None
 
 
-def alone_deadline(state: HeadState) -> float | None:
-    """Return by when such nodes must be heard of again."""
+def service_node_deadline(state: HeadState) -> float | None:
+    """Return the time by which such workers must report again; None if there are none."""
     grace = state.goal.limits[planned.NODE]
-    return min((worker.heard + grace for _, worker in _alone(state)), default=None)
+    return min(
+        (worker.last_report_at + grace for _, worker in _service_only_workers(state)), default=None
+    )
 
 
-def address_of(state: HeadState, name: str) -> str | None:
-    """Return the address of the worker on which a service lives; None where that is the head."""
-    worker = state.fleet.workers.get(state.services.homes.get(name, HERE))
+def service_address(state: HeadState, name: str) -> str | None:
+    """Return the address of the worker that runs a service; None for the head."""
+    worker = state.fleet.workers.get(state.services.node_of.get(name, HERE))
     return None if worker is None else worker.ip
 
 
-def _alone(state: HeadState) -> Iterator[tuple[ServiceSpec, Worker]]:
+def _service_only_workers(state: HeadState) -> Iterator[tuple[ServiceSpec, Worker]]:
     for spec in state.goal.services:
         if spec.alone and spec.essential:
-            worker = state.fleet.workers.get(state.services.homes.get(spec.name, HERE))
+            worker = state.fleet.workers.get(state.services.node_of.get(spec.name, HERE))
             if worker is not None:
                 yield spec, worker
 
 
 def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcome | None:
-    """Say that a service is beyond help: dead before it answered, or too often, or too late."""
+    """Return the outcome of a service that ended before it was ready, too often or too late."""
     spec, title = state.goal.service(key[1]), service_title(state, key)
-    if item.step is Step.LOST and not item.answered:
+    if item.step is Step.LOST and not item.was_ready:
         reason = f"{title} ended before it was ready: {item.evidence}"
-    elif item.step is Step.LOST and spec.argv and item.counted(now) >= spec.restarts:
+    elif item.step is Step.LOST and spec.argv and item.recent_restarts(now) >= spec.restarts:
         reason = f"{title} is lost for good: {item.evidence}"
-    elif _answers_no_more(state, key, item, now):
-        reason = f"{title} is lost for good: {item.evidence or 'it answers no more'}"
+    elif _is_overdue(state, key, item, now):
+        reason = f"{title} is lost for good: {item.evidence or 'it no longer answers'}"
     else:
         return None
     return Outcome(Kind.UNAVAILABLE, 69, reason, culprit=key[1])
 
 
-def _answers_no_more(state: HeadState, key: Key, item: Item, now: float) -> bool:
-    """Say whether a restarted service is late; the first start is one of the boot's waits."""
-    awaited = item.restarted is None and state.goal.service(key[1]).essential
-    first = awaited and state.phase is Phase.BOOTING
+def _is_overdue(state: HeadState, key: Key, item: Item, now: float) -> bool:
+    """Return whether a service is past its deadline; the boot's waits cover first starts."""
+    awaited = item.restarted_at is None and state.goal.service(key[1]).essential
+    first = awaited and state.phase is HeadPhase.BOOTING
     return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
+
+
+HOLDER_SILENT_AFTER = 60.0
+"""Seconds without a report after which a worker loses its place in the step queues."""
+_UNKNOWN = "?"
+"""The disk of a node without facts: it may be shared with any other."""
+
+Orders = tuple[h.OrderStep, ...]
+
+
+def first_step_queues(goal: h.HeadGoal) -> StepQueues:
+    """Return the first queues: the head's own steps run from the start."""
+    steps = [
+        step
+        for step in ordered_steps(goal.steps)
+        if step.once and step.name not in goal.finished_steps
+    ]
+    disks = {step.name: goal.disks.get(step.once or "", _UNKNOWN) for step in steps}
+    return StepQueues(queues=dict.fromkeys(disks.items(), (HERE,)))
+
+
+def order_steps(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, Orders]:
+    """Order workers to run the prepare steps whose turn it is."""
+    steps = ordered_steps(state.goal.steps)
+    if not steps:
+        return state, ()
+    if isinstance(event, h.WorkerReported):
+        is_away = event.worker.has_left or event.worker.refused
+        return (
+            _leave_all_queues(state, event.worker.key)
+            if is_away
+            else _queue_new_steps(state, event.worker, steps)
+        )
+    if isinstance(event, h.WorkerReplaced):
+        return _leave_all_queues(state, event.key)
+    if isinstance(event, StepOver) and event.node == HERE and not event.failure:
+        return _leave_queue(state, HERE, event.name)
+    if isinstance(event, Tick | h.RayNodes):
+        return _drop_silent_holders(state, now)
+    return state, ()
+
+
+def order_unblocked_steps(before: HeadState, state: HeadState) -> tuple[HeadState, Orders]:
+    """Order steps that were blocked by something on another node that is ready now."""
+    steps = ordered_steps(state.goal.steps) if state.goal.steps else ()
+    orders: Orders = ()
+    if any(step.after for step in steps) and unblocks_other_nodes(before, state):
+        for worker in state.fleet.workers.values():
+            if worker.key in state.step_queues.done:  # else it has left
+                state, more = _queue_new_steps(state, worker, steps)
+                orders += more
+    return state, orders
+
+
+def _queue_new_steps(
+    state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]
+) -> tuple[HeadState, Orders]:
+    key, names = worker.key, {step.name for step in steps}
+    queues = state.step_queues
+    done_before, ordered = queues.done.get(key), queues.ordered.get(key, frozenset())
+    before = done_before or frozenset()
+    done = before | names.intersection(w.name for w in worker.items if w.step is Step.READY)
+    orders: Orders = ()
+    for name in sorted(done - before):
+        state, more = _leave_queue(state, key, name)
+        orders += more
+    new = [
+        step
+        for step in steps
+        if step.name not in done | ordered and not unmet_dependencies(state, key, step.after)
+    ]
+    for step in new:
+        if step.once is None:
+            orders += (h.OrderStep(step.name, key),)
+            continue
+        group = (step.name, _disk(state, key, step.once))
+        queue = (*state.step_queues.queues.get(group, ()), key)
+        state = _with_queues(state, queues={**state.step_queues.queues, group: queue})
+        orders += _order_first_in_queue(group, queue) if len(queue) == 1 else ()
+    if new or done != done_before:
+        ordered |= {step.name for step in new}
+        queues = state.step_queues
+        state = _with_queues(state, {**queues.done, key: done}, {**queues.ordered, key: ordered})
+    return state, orders
+
+
+def _leave_queue(state: HeadState, node: str, name: str) -> tuple[HeadState, Orders]:
+    """Remove a node from the queue of a step, and order the new first node to run it."""
+    for group, queue in state.step_queues.queues.items():
+        if group[0] == name and node in queue:
+            left = tuple(one for one in queue if one != node)
+            queues = {at: q for at, q in state.step_queues.queues.items() if at != group}
+            state = _with_queues(state, queues={**queues, group: left} if left else queues)
+            return state, _order_first_in_queue(group, left) if queue[0] == node else ()
+    return state, ()
+
+
+def _leave_all_queues(state: HeadState, key: str) -> tuple[HeadState, Orders]:
+    if key not in state.step_queues.done:
+        return state, ()
+    orders: Orders = ()
+    for step in ordered_steps(state.goal.steps):
+        state, more = _leave_queue(state, key, step.name)
+        orders += more
+    done = {worker: names for worker, names in state.step_queues.done.items() if worker != key}
+    ordered = {
+        worker: names for worker, names in state.step_queues.ordered.items() if worker != key
+    }
+    return _with_queues(state, done, ordered), orders
+
+
+def _drop_silent_holders(state: HeadState, now: float) -> tuple[HeadState, Orders]:
+    orders: Orders = ()
+    for queue in [*state.step_queues.queues.values()]:
+        holder = state.fleet.workers.get(queue[0])
+        if (
+            len(queue) > 1
+            and holder is not None
+            and now >= holder.last_report_at + HOLDER_SILENT_AFTER
+        ):
+            state, more = _leave_all_queues(state, holder.key)
+            orders += more
+    return state, orders
+
+
+def _order_first_in_queue(group: StepOnDisk, queue: tuple[str, ...]) -> Orders:
+    return (h.OrderStep(group[0], queue[0]),) if queue and queue[0] != HERE else ()
+
+
+def _disk(state: HeadState, key: str, once: str) -> str:
+    facts = state.fleet.facts.get(key)
+    return _UNKNOWN if facts is None else facts.disks.get(once, _UNKNOWN)
+
+
+def _with_queues(
+    state: HeadState,
+    done: Mapping[str, frozenset[str]] | None = None,
+    ordered: Mapping[str, frozenset[str]] | None = None,
+    queues: Mapping[StepOnDisk, tuple[str, ...]] | None = None,
+) -> HeadState:
+    before = state.step_queues
+    new = StepQueues(
+        before.done if done is None else done,
+        before.ordered if ordered is None else ordered,
+        before.queues if queues is None else queues,
+    )
+    return replace(state, step_queues=new)

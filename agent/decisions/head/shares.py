@@ -1,75 +1,131 @@
-"""The nodes' shares of an attempt that torchrun starts, and what follows from them, kept counted.
-
-At thousands of workers a report must not cost a look at all shares, so what decisions need changes
-as a share ends, or as a node comes or goes.
-"""
+"""Shares of a torchrun job by node, and the verdict that follows from their ends."""
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from agent.base.outcome import Kind, Outcome
+from agent.base.text import listed
+from agent.decisions.head.state import JobShares, NodeShare
+from agent.decisions.values import HERE
+from agent.decisions.verdict import JobReport, verdict_of
+from agent.plan import waits as planned
+from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.work.recipes.recipe import NodeSize
-    from agent.work.torchrun import PartEnd
-
-
-@dataclass(frozen=True)
-class Part:
-    """One node's share of an attempt."""
-
-    node: str
-    """The node by its name."""
-    size: NodeSize
-    end: PartEnd | None = None
-    failed_at: float = 0.0
-    """When its first rank failed, on the head's clock, however the node's own is set."""
+    from agent.decisions.head.fleet import Worker
+    from agent.decisions.head.state import HeadState
+    from agent.work.torchrun import ShareEnd
 
 
-@dataclass(frozen=True)
-class Parts:
-    """All shares of an attempt, by node, in the order of ranks."""
+def start_shares(state: HeadState) -> HeadState:
+    """Give each node that counts a share: the head first, then workers by rank.
 
-    of: Mapping[str, Part] = field(default_factory=dict)
-    running: frozenset[str] = frozenset()
-    """Those that have not ended, as far as anybody knows; one that its node lost told no end."""
-    absent: frozenset[str] = frozenset()
-    """Of these, the ones whose nodes are not there, or lost them."""
-    succeeded: int = 0
-    """How many ended with 0."""
-    first: str = ""
-    """The one that failed before all others that did."""
-    mute_are_out: bool = False
-    """True once those were counted out who said nothing of an order to stop."""
+    Workers without a rank follow in the order of their first report.
+    """
+    fleet, goal = state.fleet, state.goal
+    present = [worker for worker in fleet.workers.values() if fleet.counts(worker)]
+    present.sort(key=lambda worker: (worker.effective_rank is None, worker.effective_rank or 0))
+    shares = {HERE: NodeShare(goal.node, goal.size)}
+    for worker in present:
+        facts = fleet.facts.get(worker.key)
+        size = NodeSize(worker.gpus)
+        if facts is not None:
+            size = NodeSize(worker.gpus, facts.cpus, facts.memory)
+        shares[worker.key] = NodeShare(worker.name, size)
+    return replace(state, shares=JobShares.start(shares))
 
-    @classmethod
-    def begun(cls, of: Mapping[str, Part]) -> Parts:
-        """Begin an attempt: all run, and all nodes are there."""
-        return cls(of, frozenset(of))
 
-    def ended(self, key: str, end: PartEnd, failed_at: float) -> Parts:
-        """Take in the end of a share that ran."""
-        over = replace(self.of[key], end=end, failed_at=failed_at)
-        is_first = end.failed and (not self.first or failed_at < self.of[self.first].failed_at)
-        return replace(
-            self,
-            of={**self.of, key: over},
-            running=self.running if end.lost else self.running - {key},
-            absent=self.absent | {key} if end.lost else self.absent - {key},
-            succeeded=self.succeeded + (end.code == 0),
-            first=key if is_first else self.first,
-        )
+def apply_share_end(
+    state: HeadState, key: str, attempt: int, end: ShareEnd, now: float
+) -> HeadState:
+    """Record the end of a node's share of this attempt, once."""
+    share = state.shares.by_node.get(key)
+    if share is None or share.end is not None or attempt != state.attempt.number:
+        return state
+    return replace(state, shares=state.shares.with_end(key, end, now - end.ago))
 
-    @property
-    def settled(self) -> bool:
-        """Say whether nothing more is to be heard: all have ended, or are not there."""
-        return len(self.running) == len(self.absent)
 
-    @property
-    def sizes(self) -> tuple[NodeSize, ...]:
-        """Return every node's size, in the order of ranks."""
-        return tuple(part.size for part in self.of.values())
+def apply_share_report(state: HeadState, worker: Worker, now: float) -> HeadState:
+    """Apply a worker's report about its share."""
+    over = worker.share
+    if over is None:
+        return state
+    return apply_share_end(state, worker.key, over.attempt, over.end, now)
+
+
+def recount_absent(before: HeadState, state: HeadState) -> HeadState:
+    """Recompute which running shares are absent, if the counted workers changed."""
+    then, now = before.fleet, state.fleet
+    if then.alive is now.alive and then.agent_at is now.agent_at:
+        return state
+    running = state.shares.running
+    absent = frozenset(key for key in running if key != HERE and not _node_has_share(state, key))
+    return replace(state, shares=replace(state.shares, absent=absent)) if running else state
+
+
+def job_report(state: HeadState) -> JobReport | None:
+    """Return the job's status from all shares; None while none failed and some run."""
+    shares = state.shares
+    if shares.first_failed:
+        return _failed_share_report(shares.by_node[shares.first_failed])
+    if shares.by_node and shares.succeeded == len(shares.by_node):
+        return JobReport("SUCCEEDED", driver_exit_code=0)
+    return None
+
+
+def _failed_share_report(share: NodeShare) -> JobReport:
+    end = share.end
+    assert end is not None  # noqa: S101 - called only for a failed share
+    rank = "torchrun itself" if end.local_rank is None else f"local rank {end.local_rank}"
+    return JobReport("FAILED", end.words, end.code, place=f"{rank} on {share.node}")
+
+
+def absent_share_nodes(state: HeadState) -> str:
+    """Return the absent nodes whose share has not ended.
+
+    A restarted agent has none of the job's processes, even if its node is back.
+    """
+    shares = state.shares
+    return listed(share.node for key, share in shares.by_node.items() if key in shares.absent)
+
+
+def shares_verdict(state: HeadState) -> Outcome:
+    """Return the end of an attempt whose shares have all ended or are absent.
+
+    A node that cannot report the end of its share was lost, and other failures follow from that.
+    """
+    absent = absent_share_nodes(state)
+    if absent:
+        reason = f"lost a needed node while the job ran: {absent} (no report of its share)"
+        return Outcome(Kind.LOST, 75, reason, culprit="node")
+    report = job_report(state)
+    assert report is not None  # noqa: S101 - one failed, or all have ended
+    return verdict_of(report, state.last_loss)
+
+
+def silent_shares_deadline(state: HeadState) -> float | None:
+    """Return when workers that do not answer the order to stop count as absent."""
+    if state.shares.is_settled or state.shares.silent_are_absent:
+        return None
+    return state.phase_since + state.goal.limits[planned.JOB]
+
+
+def expire_silent_shares(state: HeadState, now: float) -> HeadState:
+    """Mark workers as lost that have not reported since the order to stop."""
+    until = silent_shares_deadline(state)
+    if until is None or now < until:
+        return state
+    workers = state.fleet.workers
+    present = [key for key in state.shares.running if key != HERE and _node_has_share(state, key)]
+    silent = [key for key in present if workers[key].last_report_at < state.phase_since]
+    after = replace(state, fleet=state.fleet.mark_lost(silent, now))
+    after = recount_absent(state, after)
+    return replace(after, shares=replace(after.shares, silent_are_absent=True))
+
+
+def _node_has_share(state: HeadState, key: str) -> bool:
+    worker, end = state.fleet.workers.get(key), state.shares.by_node[key].end
+    has_lost_it = end is not None and end.lost
+    return worker is not None and state.fleet.counts(worker) and not has_lost_it

@@ -1,4 +1,4 @@
-"""The head as data: what it was asked for, what it knows, what can happen to it."""
+"""The head's goal, state, events and actions, as frozen values."""
 
 from __future__ import annotations
 
@@ -7,212 +7,512 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
-from agent.decisions.attempts import DriverSignaled
-from agent.decisions.head.actions import (
-    AskNodes,
-    Follow,
-    HeadAction,
-    Keep,
-    Leave,
-    Probe,
-    RestartRay,
-    Retry,
-    RunStep,
-    StartService,
-    StopJob,
-    Submit,
-    TakeUp,
+from agent.decisions.attempts import Attempt, DriverSignaled, StalledSinceLoss, submission_id_of
+from agent.decisions.head.fleet import Fleet, RayNode, Worker
+from agent.decisions.values import (
+    HERE,
+    Answered,
+    Item,
+    LogLine,
+    Outage,
+    Preflight,
+    Probes,
+    Refused,
+    ServiceGone,
+    ServiceReady,
+    ServiceWaits,
+    Step,
+    StepOver,
+    StopAsked,
+    Tick,
+    Uploading,
+    UploadProgress,
 )
-from agent.decisions.head.goal import OUR_RAY, RAY_RESTARTS, Goal
-from agent.decisions.head.roster import Key, Roster
-from agent.decisions.head.shares import Parts
-from agent.decisions.head.workers import Fleet, RayNode, Worker
-from agent.decisions.items import Item, Outage, ServiceGone, ServiceReady, ServiceWaits, StepOver
-from agent.decisions.probing import Answered, Preflight, Probes
-from agent.decisions.shared import StopAsked, Tick, Unfit
-from agent.decisions.stall import StalledSinceLoss
-from agent.decisions.uploading import Upload, Uploading
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.base.outcome import Outcome
     from agent.checks.finding import Finding
-    from agent.decisions.attempts import Attempt
+    from agent.decisions.attempts import LostAttempt
     from agent.decisions.verdict import JobReport
     from agent.node.facts import Facts
-    from agent.work.torchrun import PartOver
-
-__all__ = [
-    "OUR_RAY",
-    "RAY_RESTARTS",
-    "Answered",
-    "AskNodes",
-    "DriverSignaled",
-    "Fleet",
-    "Follow",
-    "Goal",
-    "HeadAction",
-    "Keep",
-    "Key",
-    "Leave",
-    "Probe",
-    "RayNode",
-    "RestartRay",
-    "Retry",
-    "Roster",
-    "RunStep",
-    "ServiceGone",
-    "ServiceReady",
-    "ServiceWaits",
-    "StartService",
-    "StepOver",
-    "StopJob",
-    "Submit",
-    "TakeUp",
-    "Uploading",
-    "Worker",
-]
+    from agent.work.prepare import PrepareStep
+    from agent.work.services import ServiceSpec
+    from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 
 
-class Phase(str, Enum):
-    """The head's life, in order; another attempt at the job begins with the second."""
-
-    RESUMING = "resuming"  # a killed agent left a job under way: it is looked for
-    BOOTING = "booting"  # Ray, services, prepare step and workers come up side by side
-    SUBMITTING = "submitting"
-    RUNNING = "running"  # or, without a job, serving
-    JUDGING = "judging"  # the job failed, and perhaps for want of a node: all are asked
-    STOPPING = "stopping"  # the job was told to end
-    LEAVING = "leaving"  # the verdict stands; workers hear it, everything goes down
-
-
-Group = tuple[str, str]
-"""A prepare step, and the disk on which its marker lies."""
+OUR_RAY = "Ray on this node"
+RAY_RESTARTS = 2
 
 
 @dataclass(frozen=True)
-class Turns:
-    """How far each worker has come with the steps that it runs by order, and who waits for whom."""
+class HeadGoal:
+    """The configuration of this run, fixed at the start; times are on the run's clock."""
+
+    limits: Mapping[str, float]
+    """The limit of each wait in seconds, by its key in the plan."""
+    job_stop_grace: float
+    """Seconds that a job may take to stop."""
+    expected_workers: int = 0
+    min_workers: int = 0
+    """The workers that suffice once the workers' deadline has passed (AGENT_PARTIAL)."""
+    has_job: bool = True
+    is_sized_to_nodes: bool = False
+    """True if the job's arguments are sized to the nodes that joined: it needs each of them."""
+    run_id: str = "run"
+    first_attempt: int = 1
+    """The number of this head's first attempt: attempts of earlier heads count."""
+    submission_id: str | None = None
+    """The id that the owner of a given Ray expects for the first attempt."""
+    services: tuple[ServiceSpec, ...] = ()
+    """All services of the run, on every node."""
+    steps: tuple[PrepareStep, ...] = ()
+    """The head's own prepare steps, in their order."""
+    disks: Mapping[str, str] = field(default_factory=dict)
+    """The disk of the head on which each marker of its steps lies."""
+    max_prepare_seconds: float = 0.0
+    """Seconds that a worker may prepare while it reports; also the limit of a blocked start."""
+    finished_steps: frozenset[str] = frozenset()
+    """The head's own prepare steps that a killed agent of this node had finished."""
+    retries: int = 0
+    """How many attempts may follow the first one after losses."""
+    lost_attempts: tuple[LostAttempt, ...] = ()
+    """The lost attempts of earlier heads of this run."""
+    former_workers: tuple[str, ...] = ()
+    """The workers of the last of these attempts, by name."""
+    resumed_attempt: AttemptSnapshot | None = None
+    """The running attempt of a killed agent of this node, whose Ray still runs."""
+    ray: str = OUR_RAY
+    """The name of Ray in messages."""
+    ray_is_given: bool = False
+    """True if others start and stop Ray: the job outlives this agent unless it is stopped."""
+    ray_restarts: int = RAY_RESTARTS
+    rank: int = 0
+    """The head's own."""
+    by_torchrun: bool = False
+    """True if torchrun starts the job on every node and no Ray runs."""
+    node: str = ""
+    """This node's name; `size` has its GPUs, CPUs and memory."""
+    size: NodeSize = NodeSize(0)
+    facts: Facts | None = None
+    """The facts of the head's machine; None if the nodes are not compared."""
+    preflight: bool = False
+    """True if AGENT_PREFLIGHT asks for an all-reduce over all nodes before the job."""
+    platform: str = ""
+    """The platform of these nodes."""
+    brings_libraries: bool = False
+    """True if the job's runtime_env may install its own libraries on every node."""
+
+    @property
+    def owns_ray(self) -> bool:
+        """Return whether this head starts Ray itself."""
+        return not self.ray_is_given and not self.by_torchrun
+
+    def service(self, name: str) -> ServiceSpec:
+        """Return the service of this name."""
+        return next(spec for spec in self.services if spec.name == name)
+
+    def step(self, name: str) -> PrepareStep:
+        """Return the prepare step of this name."""
+        return next(step for step in self.steps if step.name == name)
+
+
+Key = tuple[str, str]
+"""A service or step on a node: HERE or the worker's agent id, then its name."""
+
+
+@dataclass(frozen=True)
+class ServiceTable:
+    """The state of every service on every node."""
+
+    items: Mapping[Key, Item] = field(default_factory=dict)
+    deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By service: the nodes on which it is not ready yet, with their deadlines."""
+    earliest_deadline: Mapping[str, float] = field(default_factory=dict)
+    """By service: the earliest of these deadlines."""
+    ended: Mapping[Key, Item] = field(default_factory=dict)
+    """Services that ended and are not restarted yet."""
+    node_of: Mapping[str, str] = field(default_factory=dict)
+    """By service: the node that was last to run it."""
+
+    def get(self, key: Key) -> Item | None:
+        """Return the state of a service; None if it is not known."""
+        return self.items.get(key)
+
+    def with_item(self, key: Key, item: Item, until: float) -> ServiceTable:
+        """Set the state of a service; `until` is its deadline while it is not ready."""
+        node, name = key
+        items = {**self.items}
+        items[key] = item
+        before = self.deadlines.get(name, {})
+        awaited, first = self.deadlines, self.earliest_deadline
+        if item.step is Step.PENDING:
+            if before.get(node) != until:
+                awaited = {**awaited, name: {**before, node: until}}
+                first = _earliest_deadlines(first, name, before, awaited[name], node)
+        elif node in before:
+            left = {at: then for at, then in before.items() if at != node}
+            awaited = {**awaited, name: left}
+            first = _earliest_deadlines(first, name, before, left, node)
+        dead = self.ended
+        if item.step is Step.LOST:
+            dead = {**dead, key: item}
+        elif key in dead:
+            dead = {at: one for at, one in dead.items() if at != key}
+        homes = self.node_of if self.node_of.get(name) == node else {**self.node_of, name: node}
+        return ServiceTable(items, awaited, first, dead, homes)
+
+    def without(self, key: Key) -> ServiceTable:
+        """Remove a service on a node."""
+        if key not in self.items:
+            return self
+        node, name = key
+        before = self.deadlines.get(name, {})
+        left = {at: then for at, then in before.items() if at != node}
+        return ServiceTable(
+            {at: item for at, item in self.items.items() if at != key},
+            {**self.deadlines, name: left},
+            _earliest_deadlines(self.earliest_deadline, name, before, left, node),
+            {at: item for at, item in self.ended.items() if at != key},
+            {what: at for what, at in self.node_of.items() if (at, what) != key},
+        )
+
+    def pending(self) -> Iterator[tuple[str, Mapping[str, float], float]]:
+        """Yield each service that is not ready, with its nodes and the earliest deadline."""
+        for name, nodes in self.deadlines.items():
+            if nodes:
+                yield name, nodes, self.earliest_deadline[name]
+
+    def late(self, now: float) -> Iterator[Key]:
+        """Yield the services whose deadline has passed."""
+        for name, then in self.earliest_deadline.items():
+            if now >= then:
+                yield from ((at, name) for at, t in self.deadlines[name].items() if now >= t)
+
+
+def _earliest_deadlines(
+    first: Mapping[str, float],
+    name: str,
+    before: Mapping[str, float],
+    after: Mapping[str, float],
+    changed: str,
+) -> Mapping[str, float]:
+    """Return the earliest deadlines after a change of one; scan all only if the earliest went."""
+    if not after:
+        return {what: then for what, then in first.items() if what != name}
+    was, new = before.get(changed), after.get(changed)
+    if was is not None and was == first[name]:
+        return {**first, name: min(after.values())}
+    if new is not None:
+        return {**first, name: min(first.get(name, new), new)}
+    return first
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """One node's share of an attempt that torchrun starts."""
+
+    node: str
+    """The node by its name."""
+    size: NodeSize
+    end: ShareEnd | None = None
+    failed_at: float = 0.0
+    """When its first rank failed, on the head's clock."""
+
+
+@dataclass(frozen=True)
+class JobShares:
+    """All shares of an attempt, in the order of ranks."""
+
+    by_node: Mapping[str, NodeShare] = field(default_factory=dict)
+    running: frozenset[str] = frozenset()
+    """Shares that have not reported an end, those that their node lost included."""
+    absent: frozenset[str] = frozenset()
+    """The running shares whose node is absent or lost them."""
+    succeeded: int = 0
+    """The number of shares that ended with 0."""
+    first_failed: str = ""
+    """The share that failed first."""
+    silent_are_absent: bool = False
+    """True once workers that did not answer an order to stop count as absent."""
+
+    @classmethod
+    def start(cls, of: Mapping[str, NodeShare]) -> JobShares:
+        """Return the shares of an attempt that starts: all run and all nodes are present."""
+        return cls(of, frozenset(of))
+
+    def with_end(self, key: str, end: ShareEnd, failed_at: float) -> JobShares:
+        """Record the end of a share."""
+        over = replace(self.by_node[key], end=end, failed_at=failed_at)
+        is_first = end.failed and (
+            not self.first_failed or failed_at < self.by_node[self.first_failed].failed_at
+        )
+        return replace(
+            self,
+            by_node={**self.by_node, key: over},
+            running=self.running if end.lost else self.running - {key},
+            absent=self.absent | {key} if end.lost else self.absent - {key},
+            succeeded=self.succeeded + (end.code == 0),
+            first_failed=key if is_first else self.first_failed,
+        )
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether no report can follow: each share has ended or is absent."""
+        return len(self.running) == len(self.absent)
+
+    @property
+    def sizes(self) -> tuple[NodeSize, ...]:
+        """Return each node's size, in the order of ranks."""
+        return tuple(share.size for share in self.by_node.values())
+
+
+@dataclass(frozen=True)
+class SubmitJob:
+    """Submit the job to Ray under this id, once per attempt."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class FollowJob:
+    """Follow the job that a killed agent submitted under this id; do not submit."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class SaveSnapshot:
+    """Save the snapshot that the next agent starts from, before any other action."""
+
+    snapshot: AttemptSnapshot
+
+
+@dataclass(frozen=True)
+class StopJob:
+    """Ask Ray to stop an attempt."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class AskNodes:
+    """Ask each node whether it still runs this attempt."""
+
+    id: str
+
+
+@dataclass(frozen=True)
+class RestartRay:
+    """Restart this node's Ray."""
+
+
+@dataclass(frozen=True)
+class StartService:
+    """Start a service here or, by order, on a worker; `generation` counts its starts."""
+
+    name: str
+    node: str = HERE
+    generation: int = 1
+
+
+@dataclass(frozen=True)
+class OrderStep:
+    """Order a node to run a prepare step of its plan."""
+
+    name: str
+    node: str
+
+
+@dataclass(frozen=True)
+class ProbeNode:
+    """Order a node to probe the reward server, another node, or all nodes together."""
+
+    node: str
+    probe: str
+    at: str = ""
+    share: ShareOrder | None = None
+    """Its share of a probe that all nodes run together."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Record the end of an attempt, stop what is left of it, and begin the next."""
+
+    ended: Attempt
+    next: Attempt
+
+
+@dataclass(frozen=True)
+class AdoptRun:
+    """Continue a run of which this head had no record, after this many attempts."""
+
+    run_id: str
+    attempts: int
+    epoch: int = 0
+    """The former head's epoch, if it is higher than ours; else 0."""
+
+
+@dataclass(frozen=True)
+class EndRun:
+    """Send the verdict to the workers, stop everything, exit."""
+
+    outcome: Outcome
+
+
+HeadAction = (
+    LogLine
+    | SubmitJob
+    | FollowJob
+    | SaveSnapshot
+    | StopJob
+    | AskNodes
+    | RestartRay
+    | StartService
+    | OrderStep
+    | ProbeNode
+    | Retry
+    | AdoptRun
+    | EndRun
+)
+
+
+class HeadPhase(str, Enum):
+    """The head's phases in order; each further attempt starts at BOOTING."""
+
+    RESUMING = "resuming"  # a killed agent left a job running: find it
+    BOOTING = "booting"  # Ray, services, prepare steps and workers start in parallel
+    SUBMITTING = "submitting"
+    RUNNING = "running"  # or, without a job, serving
+    JUDGING = "judging"  # the job failed: ask all nodes whether one was lost
+    STOPPING = "stopping"  # the job was asked to stop
+    LEAVING = "leaving"  # the verdict is sent to the workers, everything stops
+
+
+StepOnDisk = tuple[str, str]
+"""A prepare step and the disk on which its marker lies."""
+
+
+@dataclass(frozen=True)
+class StepQueues:
+    """The prepare steps that workers run by order: done, ordered, and queued per disk."""
 
     done: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By a worker's agent: those that are over there."""
-    asked: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Likewise: those that it was ordered to run, or that are in a queue."""
-    queues: Mapping[Group, tuple[str, ...]] = field(default_factory=dict)
-    """Who is to run a step on a disk; the first of them does so now."""
+    """By agent id: the steps that are done there."""
+    ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By agent id: the steps that are ordered there or queued."""
+    queues: Mapping[StepOnDisk, tuple[str, ...]] = field(default_factory=dict)
+    """The nodes that run a step on a shared disk, one at a time: the first one now."""
 
 
 @dataclass(frozen=True)
 class HeadState:
-    """Everything that the head's decisions rest on."""
+    """The whole input of the head's decisions, apart from event and time."""
 
-    goal: Goal
+    goal: HeadGoal
     attempt: Attempt
-    phase: Phase = Phase.BOOTING
-    since: float = 0.0
-    """When this phase began."""
+    phase: HeadPhase = HeadPhase.BOOTING
+    phase_since: float = 0.0
+    """When this phase started."""
     ray: Item = field(default_factory=Item)
-    memory: str = ""
-    """What the kernel did for want of memory as the last Ray ended here."""
-    last_ray: str = ""
-    """How the Ray before this one ended."""
+    oom_evidence: str = ""
+    """What the kernel's OOM killer did here when Ray last exited."""
+    last_ray_exit: str = ""
+    """How the previous Ray on this node exited."""
     hang: RayHangs | None = None
-    """What of Ray is stopped, beside GCS and raylet."""
-    hangs_since: float = 0.0
+    """The Ray processes, other than GCS and raylet, that are stopped."""
+    hang_since: float = 0.0
     gcs_answers: bool = False
-    """True once GCS takes connections: from then on workers can join."""
-    ray_head: str | None = None
-    """The address of Ray's head, as GCS knows it."""
-    sizes: Mapping[str, NodeSize] = field(default_factory=dict)
-    """What each living node brings, by its address, as GCS knows it."""
-    services: Roster = field(default_factory=Roster)
-    given_up: frozenset[Key] = frozenset()
-    """Services that the run goes on without: nobody is to start them again."""
-    waiting: frozenset[Key] = frozenset()
-    """Services, and steps of the head's own, that wait for others and are not started yet."""
+    """True once GCS accepts connections: workers can join."""
+    ray_head_ip: str | None = None
+    """The address of the head node in GCS's list."""
+    node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)
+    """The size of each alive node by address, from GCS."""
+    services: ServiceTable = field(default_factory=ServiceTable)
+    abandoned_services: frozenset[Key] = frozenset()
+    """Optional services that failed for good: they are not started again."""
+    blocked: frozenset[Key] = frozenset()
+    """Services and the head's steps that are not started: a dependency is not ready."""
     outages: tuple[Outage, ...] = ()
-    """When services did not answer, the latest of them."""
+    """When services did not answer, the newest last."""
     steps: Mapping[Key, Item] = field(default_factory=dict)
     """The head's own prepare steps."""
-    turns: Turns = field(default_factory=Turns)
-    """Those that workers run by order."""
+    step_queues: StepQueues = field(default_factory=StepQueues)
+    """The prepare steps that workers run by order."""
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0
-    """Workers without which the running job cannot go on."""
-    short_since: float | None = None
-    """Since when fewer nodes than required are alive."""
-    loss: str = ""
-    """The last node lost while the job ran, for the record."""
-    lost_at: float | None = None
+    """How many workers the running job needs."""
+    below_required_since: float | None = None
+    """Since when fewer workers than required count."""
+    last_loss: str = ""
+    """The last loss of a node while the job ran, as text."""
+    last_loss_at: float | None = None
     """When that was."""
-    checkpoint: int | None = None
-    """The newest checkpoint's step, as far as known."""
+    newest_checkpoint: int | None = None
+    """The step of the newest checkpoint, if known."""
     resumes_from: str = ""
-    """The checkpoint that a recipe would go on from."""
-    earlier: tuple[Attempt, ...] = ()
-    """The attempts before this one, each with its end."""
+    """The checkpoint that the recipe resumes from."""
+    earlier_attempts: tuple[Attempt, ...] = ()
+    """The former attempts of this head, each with its end."""
     leftovers: Mapping[str, float] = field(default_factory=dict)
-    """Who may still run something of the attempt before: agents by their ids, others by name.
+    """Nodes that may still run the previous attempt: by agent id, or by name without an agent.
 
-    For those that have no agent, since when nothing can be known of them.
+    The value is the time of the last contact with a node that has no agent.
     """
-    clearing: str | None = None
-    """What is known of the attempt before on this node, until all of it is gone; then None."""
-    parts: Parts = field(default_factory=Parts)
-    """The nodes' shares of an attempt that torchrun starts."""
+    own_leftovers: str | None = None
+    """What is left of the previous attempt on this node; None once nothing is."""
+    shares: JobShares = field(default_factory=JobShares)
+    """The shares of an attempt that torchrun starts."""
     probes: Probes = field(default_factory=Probes)
-    """What the nodes were asked to try before the job."""
-    upload: Upload | None = None
-    """How far the last upload for a job has come."""
+    """The probes between nodes before the job."""
+    upload: UploadProgress | None = None
+    """The progress of the last upload of a working_dir."""
     preflight: Preflight | None = None
-    """The all-reduce before the job, once it was begun."""
+    """The all-reduce before the job, once it started."""
     differences: tuple[Finding, ...] = ()
-    """In what the nodes that joined differ, as it was found last."""
-    compared: Mapping[str, str] | None = None
-    """The workers that counted then, address to name."""
+    """The differences between nodes that the last comparison found."""
+    compared_workers: Mapping[str, str] | None = None
+    """The workers of that comparison, address to name."""
     verdict: Outcome | None = None
-    """What stands at the end; known before the job has stopped where the agent ends it."""
+    """The outcome to end with; set before the job has stopped if the agent stops it."""
 
     @property
-    def told_verdict(self) -> Outcome | None:
-        """Return the end that workers hear: none until all has stopped, nor one of ours alone."""
+    def verdict_for_workers(self) -> Outcome | None:
+        """Return the outcome to send to workers: only while leaving, and not if superseded."""
         ours_alone = self.verdict is not None and self.verdict.is_superseded
-        return self.verdict if self.phase is Phase.LEAVING and not ours_alone else None
+        return self.verdict if self.phase is HeadPhase.LEAVING and not ours_alone else None
 
     @property
-    def losses(self) -> int:
-        """Return how many attempts of this run were lost before this one."""
-        return len(self.goal.tried) + len(self.earlier)
+    def lost_attempt_count(self) -> int:
+        """Return how many attempts of this run were lost so far."""
+        return len(self.goal.lost_attempts) + len(self.earlier_attempts)
 
     @property
-    def most_attempts(self) -> int:
-        """Return the number that the last attempt could have."""
-        return self.attempt.number + max(0, self.goal.retries - self.losses)
+    def last_attempt_number(self) -> int:
+        """Return the highest number that an attempt of this run can have."""
+        return self.attempt.number + max(0, self.goal.retries - self.lost_attempt_count)
 
-    def to(self, phase: Phase, now: float) -> HeadState:
+    def enter(self, phase: HeadPhase, now: float) -> HeadState:
         """Enter a phase."""
-        return replace(self, phase=phase, since=now)
+        return replace(self, phase=phase, phase_since=now)
 
     def nodes(self) -> tuple[NodeSize, ...]:
-        """Return what the head and each worker that counts bring."""
+        """Return the sizes of the head and of each worker that counts."""
         if self.goal.by_torchrun:
-            return self.parts.sizes
-        head = [] if self.ray_head is None else [self.ray_head]
-        return tuple(self.sizes.get(ip, NodeSize(0)) for ip in (*head, *self.fleet.alive))
+            return self.shares.sizes
+        head = [] if self.ray_head_ip is None else [self.ray_head_ip]
+        return tuple(self.node_sizes.get(ip, NodeSize(0)) for ip in (*head, *self.fleet.alive))
 
-    def until(self, key: str) -> float:
-        """Return the deadline of a wait that began with the attempt."""
+    def deadline_of(self, key: str) -> float:
+        """Return the deadline of a wait that starts with the attempt."""
         return self.attempt.began + self.goal.limits[key]
-
-
-# --- what can happen ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class RayGone:
-    """`ray start --block` ended."""
+    """The head's `ray start --block` exited."""
 
     evidence: str
     memory: str = ""
@@ -221,56 +521,56 @@ class RayGone:
 
 @dataclass(frozen=True)
 class RayHangs:
-    """Ray's dashboard or one of its agents on this node is stopped; evidence of '': none is."""
+    """Ray's dashboard or an agent of Ray on this node is stopped; evidence '': none is."""
 
     evidence: str = ""
     beside_job: bool = False
-    """True where a job's driver runs on this node, whoever has submitted it."""
+    """True if the driver of any job runs on this node."""
 
 
 @dataclass(frozen=True)
-class RaySilent:
-    """Ray does not answer, or not as it should; the deadline of what is waited for decides."""
+class HeadRaySilent:
+    """Ray does not answer correctly; the deadline of the current wait decides."""
 
     evidence: str
 
 
 @dataclass(frozen=True)
 class GcsOpen:
-    """GCS takes connections on this node."""
+    """GCS accepts connections on this node."""
 
 
 @dataclass(frozen=True)
 class RayNodes:
-    """GCS's list of nodes, as of now."""
+    """GCS's current list of nodes."""
 
     nodes: tuple[RayNode, ...]
 
 
 @dataclass(frozen=True)
 class WorkerIntroduced:
-    """A worker's agent said what its machine is, once for its whole life."""
+    """A worker's agent sent the facts of its machine, once per agent."""
 
     key: str
     name: str
     facts: Facts
     findings: tuple[Finding, ...] = ()
-    """Those of its own checks."""
+    """The findings of its own checks."""
 
 
 @dataclass(frozen=True)
 class RunRemembered:
-    """A worker's agent outlived its head: it knows this job's run, and its last attempt."""
+    """A worker's agent that outlived the former head reports the run and its last attempt."""
 
     run_id: str
     attempt: int
     epoch: int = 0
-    """The epoch of the head that it followed, where that is higher than ours; else 0."""
+    """The epoch of the head that it followed, if higher than ours; else 0."""
 
 
 @dataclass(frozen=True)
 class LaterHead:
-    """A head with a higher epoch is at work in this very run."""
+    """Another head with a higher epoch serves this run."""
 
     epoch: int
     told_by: str
@@ -278,7 +578,7 @@ class LaterHead:
 
 @dataclass(frozen=True)
 class Cleared:
-    """What an attempt had left on this node was ended; `left` names what runs all the same."""
+    """The leftovers of an attempt on this node were stopped; `left` names what still runs."""
 
     attempt: int
     left: str = ""
@@ -286,66 +586,66 @@ class Cleared:
 
 @dataclass(frozen=True)
 class CheckpointSeen:
-    """What an attempt, or those of earlier heads (0), left to go on from."""
+    """The newest checkpoint after an attempt, or after earlier heads (attempt 0)."""
 
     attempt: int
     step: int | None = None
     path: str = ""
-    """The checkpoint that a recipe would go on from."""
+    """The checkpoint that the recipe resumes from."""
 
 
 @dataclass(frozen=True)
 class WorkerReported:
-    """A worker's agent said something."""
+    """A worker's agent sent a report."""
 
     worker: Worker
 
 
 @dataclass(frozen=True)
 class WorkerSilent:
-    """A worker's agent does not call any more and answers no probe."""
+    """A worker's agent stopped reporting and answers no probe."""
 
     key: str
     evidence: str
     ray_answers: bool = False
-    """False where its Ray does not answer either: the node is lost."""
+    """False if its Ray does not answer either: the node is lost."""
 
 
 @dataclass(frozen=True)
 class WorkerReplaced:
-    """An agent is no more: its node has a later one, or it departed and nothing needs it."""
+    """An agent ended: its node has a new one, or it left and nothing needs its state."""
 
     key: str
 
 
 @dataclass(frozen=True)
 class Submitted:
-    """Ray took an attempt."""
+    """Ray accepted an attempt."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class NeverSubmitted:
-    """Ray knows nothing of an attempt that an earlier agent was about to submit."""
+    """Ray has no job of an attempt that a killed agent was about to submit."""
 
     id: str
 
 
 @dataclass(frozen=True)
 class SubmitWaits:
-    """Ray does not take an attempt yet, or refuses it for good."""
+    """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
 
     id: str
     evidence: str
     final: bool = False
     cancelled: bool = False
-    """True where it was to be stopped, and Ray said that it has no such job."""
+    """True if the attempt was to be stopped and Ray has no such job."""
 
 
 @dataclass(frozen=True)
 class JobHeard:
-    """Ray answered about an attempt."""
+    """Ray returned the status of an attempt."""
 
     id: str
     report: JobReport
@@ -353,18 +653,18 @@ class JobHeard:
 
 @dataclass(frozen=True)
 class NodesAsked:
-    """Every node was asked whether it still serves an attempt; `silent` ones do not, and why."""
+    """All nodes were asked whether they still run an attempt; `silent` ones did not answer."""
 
     id: str
     silent: Mapping[str, str] = field(default_factory=dict)
-    """From a node's name to the evidence."""
+    """By node name: the evidence."""
 
 
 @dataclass(frozen=True)
-class OwnPartOver:
-    """The head's own share of an attempt has ended."""
+class OwnShareOver:
+    """The head's own share of an attempt ended."""
 
-    over: PartOver
+    over: ShareOver
 
 
 HeadEvent = (
@@ -373,8 +673,8 @@ HeadEvent = (
     | RayGone
     | RayHangs
     | GcsOpen
-    | Unfit
-    | RaySilent
+    | Refused
+    | HeadRaySilent
     | RayNodes
     | ServiceReady
     | ServiceWaits
@@ -396,8 +696,126 @@ HeadEvent = (
     | JobHeard
     | DriverSignaled
     | NodesAsked
-    | OwnPartOver
+    | OwnShareOver
     | StalledSinceLoss
 )
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
-"""Those that only repeat what another node has sent."""
+"""Events that carry data of other nodes."""
+
+
+@dataclass(frozen=True)
+class AttemptSnapshot:
+    """A submitted attempt, saved for the next agent; times are on the run's clock."""
+
+    number: int
+    submitted: float
+    required: int
+    """How many workers it needs."""
+    checkpoint: int | None = None
+    """The step of the newest checkpoint when it began."""
+    former_workers: tuple[str, ...] = ()
+    """The workers that a killed agent counted, by name."""
+    lost_nodes: tuple[str, ...] = ()
+    """The nodes lost since, by name."""
+    dead_node_ids: frozenset[str] = frozenset()
+    """The ids of nodes that do not answer, which GCS may still list."""
+    last_loss: str = ""
+    """The last loss, as text."""
+    last_loss_at: float | None = None
+    below_required_since: float | None = None
+    """Since when fewer workers than required count."""
+    end: Outcome | None = None
+    """The outcome to end with, once its job has stopped."""
+    stop_ordered_at: float = 0.0
+    """When the stop was ordered."""
+    workers: Mapping[str, str] = field(default_factory=dict)
+    """Its workers at submission, address to name."""
+    lost_workers: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were lost since, address to name."""
+    signaled: bool = False
+    """True once the agent itself sent SIGTERM to its driver."""
+    id: str = ""
+    """Its submission id in Ray."""
+
+    @property
+    def is_worth_saving(self) -> bool:
+        """Return whether it holds what Ray and the nodes could not give the next agent."""
+        return (
+            bool(self.last_loss or self.dead_node_ids)
+            or self.end is not None
+            or self.below_required_since is not None
+        )
+
+    def shifted_by(self, seconds: float) -> AttemptSnapshot:
+        """Return it on a clock that started this many seconds earlier."""
+        lost_at = None if self.last_loss_at is None else self.last_loss_at + seconds
+        short_since = (
+            None if self.below_required_since is None else self.below_required_since + seconds
+        )
+        return replace(
+            self,
+            submitted=self.submitted + seconds,
+            stop_ordered_at=self.stop_ordered_at + seconds,
+            last_loss_at=lost_at,
+            below_required_since=short_since,
+        )
+
+
+def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
+    """Return a snapshot of the running attempt; None if there is none."""
+    attempt = state.attempt
+    if attempt.submitted is None or attempt.ended is not None or not state.goal.has_job:
+        return None
+    is_stopping = state.phase is HeadPhase.STOPPING
+    return AttemptSnapshot(
+        number=attempt.number,
+        submitted=attempt.submitted,
+        required=state.required,
+        checkpoint=attempt.checkpoint,
+        former_workers=attempt.former_workers,
+        lost_nodes=attempt.lost_nodes,
+        workers=attempt.workers,
+        lost_workers=attempt.lost_workers,
+        dead_node_ids=state.fleet.dead_node_ids,
+        last_loss=state.last_loss,
+        last_loss_at=state.last_loss_at,
+        below_required_since=state.below_required_since,
+        end=state.verdict if is_stopping else None,
+        stop_ordered_at=state.phase_since if is_stopping else 0.0,
+        signaled=attempt.signaled,
+        id=attempt.id,
+    )
+
+
+def snapshot_changed(before: HeadState, snapshot: AttemptSnapshot | None) -> bool:
+    """Return whether the snapshot must be saved: it differs from the saved one."""
+    if snapshot is None or not snapshot.is_worth_saving:
+        return False
+    return snapshot != (snapshot_of(before) or before.goal.resumed_attempt)
+
+
+def resume_from_snapshot(state: HeadState, snapshot: AttemptSnapshot) -> HeadState:
+    """Return a first state that resumes the attempt of a killed agent."""
+    goal = state.goal
+    attempt = Attempt(
+        snapshot.id or submission_id_of(goal.run_id, snapshot.number, goal.submission_id),
+        snapshot.number,
+        lost_nodes=snapshot.lost_nodes,
+        workers=snapshot.workers,
+        lost_workers=snapshot.lost_workers,
+        former_workers=snapshot.former_workers,
+        checkpoint=snapshot.checkpoint,
+        signaled=snapshot.signaled,
+    )
+    return replace(
+        state,
+        phase=HeadPhase.RESUMING,
+        attempt=attempt,
+        required=snapshot.required,
+        fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
+        last_loss=snapshot.last_loss,
+        last_loss_at=snapshot.last_loss_at,
+        below_required_since=snapshot.below_required_since,
+        verdict=snapshot.end,
+        leftovers={},
+    )

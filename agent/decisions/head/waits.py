@@ -1,4 +1,4 @@
-"""What the head waits for in each phase, with deadline and evidence."""
+"""The head's waits in each phase with their deadlines, and Ray processes that hang."""
 
 from __future__ import annotations
 
@@ -6,61 +6,115 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.base.words import listed
+from agent.base.text import listed
 from agent.decisions.attempts import is_loss
-from agent.decisions.head import clearing, hangs
-from agent.decisions.head.preflight import waits as preflight_waits
-from agent.decisions.head.probes import score_waits
-from agent.decisions.head.state import HeadState, Phase
-from agent.decisions.items import HERE, Step
-from agent.decisions.shared import Wait
+from agent.decisions.head import retry
+from agent.decisions.head import state as h
+from agent.decisions.head.probes import preflight_waits, score_waits
+from agent.decisions.head.state import HeadPhase, HeadState
+from agent.decisions.values import HERE, LogLine, Step, Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.decisions.head.state import Key
-    from agent.decisions.items import Item
+    from agent.decisions.head.state import HeadEvent, Key
+    from agent.decisions.values import Item
     from agent.work.services import ServiceSpec
 
-_MOST_NAMED = 8
-"""So many nodes on which a service is awaited are named one by one; the rest are counted."""
-_STALE = 60.0
-"""A worker reports every few seconds; unheard for this long, it prepares nothing any more."""
-_TAKEN = "Ray to take the job"
-_KILLED_WITHIN = 10.0
-"""Ray kills a job at the end of its grace; that it is gone is heard a little later."""
+
+def apply_hang(state: HeadState, event: h.RayHangs, now: float) -> HeadState:
+    """Apply a change of the Ray processes that hang; a job that starts or ends resets the time."""
+    if not event.evidence:
+        return replace(state, hang=None)
+    before = state.hang
+    lasts = before is not None and before.beside_job == event.beside_job
+    return replace(state, hang=event, hang_since=state.hang_since if lasts else now)
 
 
-def waits(state: HeadState) -> tuple[Wait, ...]:
-    """Return everything that the head waits for in its phase, with deadline and evidence."""
+def expire_hang(state: HeadState, now: float) -> HeadState:
+    """Treat Ray as lost if it hangs for HANG_LIMIT while it is needed."""
+    if state.hang is None or not _ray_is_needed(state) or now < _hang_deadline(state):
+        return state
+    evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
+    return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None)
+
+
+def hang_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
+    if state.hang is not None and _ray_is_needed(state):
+        what = "what of Ray is stopped to go on"
+        yield Wait(
+            planned.HANG, what, _hang_deadline(state), state.hang.evidence, is_following=True
+        )
+
+
+def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iterator[LogLine]:
+    """Yield the log lines for a Ray that hangs or runs again."""
+    if not isinstance(event, h.RayHangs):
+        return
+    if after.hang is None:
+        if before.hang is not None:
+            yield LogLine("Ray goes on: nothing of it is stopped any more")
+        return
+    follows = "left alone, since a job runs that does not need it"
+    if _ray_is_needed(after):
+        limit = round(planned.HANG_LIMIT)
+        follows = f"Ray is started again unless it goes on within {limit} s"
+    elif after.phase is HeadPhase.SUBMITTING and not after.hang.beside_job:
+        follows = "the submission of the job waits for it"
+    yield LogLine(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
+
+
+def _ray_is_needed(state: HeadState) -> bool:
+    assert state.hang is not None  # noqa: S101 - called only while Ray hangs
+    if state.phase is HeadPhase.RUNNING and state.goal.has_job:
+        return False
+    return state.phase in {HeadPhase.BOOTING, HeadPhase.RUNNING} and not state.hang.beside_job
+
+
+def _hang_deadline(state: HeadState) -> float:
+    return state.hang_since + planned.HANG_LIMIT
+
+
+_MAX_NAMED = 8
+"""How many nodes with a service that is not ready are named; the rest are counted."""
+_PREPARE_STALE_AFTER = 60.0
+"""Seconds without a report after which a worker's prepare step extends no deadline."""
+_RAY_TAKES_JOB = "Ray to take the job"
+_KILL_MARGIN = 10.0
+"""Seconds after a job's grace until Ray reports that it killed the job."""
+
+
+def pending_waits(state: HeadState) -> tuple[Wait, ...]:
+    """Return all waits of the current phase, with deadline and evidence."""
     return tuple(_WAITS[state.phase](state)) if state.phase in _WAITS else ()
 
 
 def service_title(state: HeadState, key: Key) -> str:
-    """Name a service, and the worker on which it lives where that is one."""
+    """Return the name of a service, and of the worker that runs it, for messages."""
     node, name = key
     if node == HERE:
         return name
     worker = state.fleet.workers.get(node)
-    return f"{name} on {worker.place}" if worker is not None else name
+    return f"{name} on {worker.label}" if worker is not None else name
 
 
 def with_service(state: HeadState, key: Key, item: Item) -> HeadState:
-    """Note how a service stands."""
+    """Set the state of a service, with its deadline."""
     until = service_deadline(state, key, item)
     return replace(state, services=state.services.with_item(key, item, until))
 
 
 def service_deadline(state: HeadState, key: Key, item: Item) -> float:
-    """Return by when a service that is awaited must answer."""
+    """Return the time by which a service must be ready."""
     if item.deadline is not None:
         return item.deadline
     return state.attempt.began + state.goal.service(key[1]).within
 
 
 def _boot_waits(state: HeadState) -> Iterator[Wait]:
-    needed = tuple(_needed(state))
+    needed = tuple(_required_waits(state))
     yield from needed
     attempt = state.attempt
     yield from preflight_waits(state)
@@ -71,17 +125,17 @@ def _boot_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.PAUSE, what, attempt.not_before, "a pause after the loss")
 
 
-def _needed(state: HeadState) -> Iterator[Wait]:
+def _required_waits(state: HeadState) -> Iterator[Wait]:
     goal = state.goal
     if state.ray.step is Step.PENDING:
-        before = f"the last one: {state.last_ray}" if state.last_ray else ""
+        before = f"the last one: {state.last_ray_exit}" if state.last_ray_exit else ""
         evidence = "; ".join(filter(None, (state.ray.evidence, before)))
-        yield Wait(planned.HEAD, goal.ray, state.until(planned.HEAD), evidence)
-    yield from hangs.waits(state)
+        yield Wait(planned.HEAD, goal.ray, state.deadline_of(planned.HEAD), evidence)
+    yield from hang_waits(state)
     yield from _service_waits(state)
     yield from _rank_waits(state)
     yield from _step_waits(state)
-    yield from clearing.waits(state)
+    yield from retry.clearing_waits(state)
     if len(state.fleet.alive) < state.required:
         fleet, required = state.fleet, state.required
         yield Wait(
@@ -93,59 +147,65 @@ def _needed(state: HeadState) -> Iterator[Wait]:
 
 
 def _workers_deadline(state: HeadState) -> float:
-    """Return the workers' deadline; one that prepares has longer, for as long as it is heard of."""
-    until, heard = state.until(planned.WORKERS), state.fleet.prepared_heard
-    if not state.fleet.preparing or heard is None:
+    """Return the workers' deadline, later while a worker that prepares still reports."""
+    until, reported_at = state.deadline_of(planned.WORKERS), state.fleet.last_prepare_report_at
+    if not state.fleet.preparing_count or reported_at is None:
         return until
-    return max(until, min(state.attempt.began + state.goal.longest_prepare, heard + _STALE))
+    return max(
+        until,
+        min(
+            state.attempt.began + state.goal.max_prepare_seconds, reported_at + _PREPARE_STALE_AFTER
+        ),
+    )
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
-    """Wait for services; one that is awaited on many nodes is told once, for all of them."""
+    """Yield a wait per service that is not ready, one for all of its nodes."""
     for name, nodes, until in state.services.pending():
         if len(nodes) == 1:
             (key,) = ((node, name) for node in nodes)
             evidence = state.services.items[key].evidence
-            known = f"not started, {evidence}" if key in state.waiting else evidence
-            yield Wait(name, service_title(state, key), until, known)
+            last = f"not started, {evidence}" if key in state.blocked else evidence
+            yield Wait(name, service_title(state, key), until, last)
         else:
             what = f"{name} on {state.goal.service(name).where.sentence()}"
-            yield Wait(name, what, until, partial(_of_many, state, name, nodes))
+            yield Wait(name, what, until, partial(_evidence_of_nodes, state, name, nodes))
 
 
-def _of_many(state: HeadState, name: str, nodes: Iterable[str]) -> str:
+def _evidence_of_nodes(state: HeadState, name: str, nodes: Iterable[str]) -> str:
     keys = [(node, name) for node in nodes]
-    words = []
-    for key in keys[:_MOST_NAMED]:
+    named = []
+    for key in keys[:_MAX_NAMED]:
         evidence = state.services.items[key].evidence
-        words.append(f"{service_title(state, key)}: {evidence or 'no word yet'}")
-    more = len(keys) - len(words)
-    return "; ".join([f"{len(keys)} not ready", *words, *([f"{more} more"] if more else [])])
+        named.append(f"{service_title(state, key)}: {evidence or 'no word yet'}")
+    more = len(keys) - len(named)
+    return "; ".join([f"{len(keys)} not ready", *named, *([f"{more} more"] if more else [])])
 
 
 def _rank_waits(state: HeadState) -> Iterator[Wait]:
-    """Wait for the node that is to run a service by its rank, until it has reported."""
+    """Yield a wait per service with a fixed rank whose node has not reported."""
     for spec in state.goal.services:
-        if spec.where.kind == "rank" and spec.essential and spec.name not in state.services.homes:
+        if spec.where.kind == "rank" and spec.essential and spec.name not in state.services.node_of:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
-            key, known = f"{spec.name} {spec.where.sentence()}", partial(_last_of, state, spec)
-            yield Wait(key, what, _node_until(state), known)
+            key = f"{spec.name} {spec.where.sentence()}"
+            evidence = partial(_last_detail, state, spec)
+            yield Wait(key, what, _node_deadline(state), evidence)
 
 
-def _last_of(state: HeadState, spec: ServiceSpec) -> str:
-    """Return what the node of a service's rank said as it left, where it was there at all."""
+def _last_detail(state: HeadState, spec: ServiceSpec) -> str:
+    """Return the last detail from the node of a service's rank, if it ever reported."""
     workers = state.fleet.workers.values()
-    said = (worker.detail for worker in workers if worker.number == spec.where.rank)
-    return next(filter(None, said), "no word")
+    details = (worker.detail for worker in workers if worker.effective_rank == spec.where.rank)
+    return next(filter(None, details), "no word")
 
 
-def _node_until(state: HeadState) -> float:
+def _node_deadline(state: HeadState) -> float:
     limits = state.goal.limits
     return state.attempt.began + limits.get(planned.WORKERS, limits[planned.HEAD])
 
 
 def _step_waits(state: HeadState) -> Iterator[Wait]:
-    """Wait for steps; those that run and have one deadline are told together."""
+    """Yield the waits for prepare steps; those with the same deadline share one."""
     running: dict[float, list[str]] = {}
     for key, item in state.steps.items():
         name, until = key[1], item.deadline
@@ -153,7 +213,7 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
             continue
         if until is None:
             until = state.attempt.began + state.goal.step(name).within
-        if key in state.waiting:
+        if key in state.blocked:
             yield Wait(name, name, until, f"not started, {item.evidence}")
         else:
             running.setdefault(until, []).append(name)
@@ -162,37 +222,39 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _running_waits(state: HeadState) -> Iterator[Wait]:
-    if state.goal.wants_job and not state.goal.by_torchrun:
+    if state.goal.has_job and not state.goal.by_torchrun:
         report = state.attempt.report
         status = report.status.lower() if report else "submitted"
-        until = state.attempt.heard + state.goal.limits[planned.JOB]
+        until = state.attempt.last_status_at + state.goal.limits[planned.JOB]
         yield Wait(planned.JOB, "word of the job from Ray", until, f"last: {status}", True)  # noqa: FBT003 - is_following
-    yield from hangs.waits(state)
+    yield from hang_waits(state)
     yield from _service_waits(state)
 
 
 def _resuming_waits(state: HeadState) -> Iterator[Wait]:
-    known, attempt = state.goal.underway, state.attempt
-    if state.verdict is not None and known is not None:
-        yield Wait(planned.STOP, "the job to stop", known.stopped_at + _stop_limit(state))
+    snapshot, attempt = state.goal.resumed_attempt, state.attempt
+    if state.verdict is not None and snapshot is not None:
+        yield Wait(planned.STOP, "the job to stop", snapshot.stop_ordered_at + _stop_limit(state))
     elif attempt.submitted is None:
-        yield Wait(planned.HEAD, state.goal.ray, state.until(planned.HEAD), state.ray.evidence)
+        yield Wait(
+            planned.HEAD, state.goal.ray, state.deadline_of(planned.HEAD), state.ray.evidence
+        )
     else:
-        until = attempt.heard + state.goal.limits[planned.JOB]
+        until = attempt.last_status_at + state.goal.limits[planned.JOB]
         what = f"the status of attempt {attempt.number} from Ray"
         yield Wait(planned.JOB, what, until, state.ray.evidence)
 
 
 def submit_wait(state: HeadState) -> Wait:
-    """Return what a submission waits for; an upload that moves has longer."""
+    """Return the wait for a submission; progress of an upload extends its deadline."""
     upload, limit = state.upload, state.goal.limits[planned.SUBMIT]
     if upload is None or upload.last.id != state.attempt.id:
-        who = "torchrun to start" if state.goal.by_torchrun else _TAKEN
-        return Wait(planned.SUBMIT, who, state.since + limit, state.ray.evidence)
-    until = max(state.since, upload.moved) + limit
+        who = "torchrun to start" if state.goal.by_torchrun else _RAY_TAKES_JOB
+        return Wait(planned.SUBMIT, who, state.phase_since + limit, state.ray.evidence)
+    until = max(state.phase_since, upload.moved_at) + limit
     if not upload.is_under_way:
-        return Wait(planned.SUBMIT, _TAKEN, until, state.ray.evidence)
-    return Wait(planned.SUBMIT, _TAKEN, until, upload.evidence, share=upload.share)
+        return Wait(planned.SUBMIT, _RAY_TAKES_JOB, until, state.ray.evidence)
+    return Wait(planned.SUBMIT, _RAY_TAKES_JOB, until, upload.evidence, progress=upload.fraction)
 
 
 def _submitting_waits(state: HeadState) -> Iterator[Wait]:
@@ -200,23 +262,25 @@ def _submitting_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
-    doubt = state.attempt.doubt
+    doubt = state.attempt.unreachable_nodes
     if doubt:
-        what, until = "GCS to report a lost node", state.since + planned.GCS_LIMIT
-        yield Wait(planned.ASK, what, until, doubt)
+        what, until = "GCS to report a lost node", state.phase_since + planned.GCS_LIMIT
+        yield Wait(planned.FAILURE_REPORTS, what, until, doubt)
     else:
-        yield Wait(planned.ASK, "word from every node", state.since + planned.ASK_LIMIT)
+        yield Wait(
+            planned.FAILURE_REPORTS, "word from every node", state.phase_since + planned.ASK_LIMIT
+        )
 
 
 def stop_deadline(state: HeadState) -> float:
-    """Return by when a job must have stopped; longer, where another attempt waits for that."""
-    return state.since + _stop_limit(state)
+    """Return the time by which a job must have stopped; later if another attempt follows."""
+    return state.phase_since + _stop_limit(state)
 
 
 def _stop_limit(state: HeadState) -> float:
     goal, verdict = state.goal, state.verdict
-    follows = verdict is not None and is_loss(verdict) and state.losses < goal.retries
-    return goal.job_stop_grace + (_KILLED_WITHIN if follows else 0.0)
+    follows = verdict is not None and is_loss(verdict) and state.lost_attempt_count < goal.retries
+    return goal.job_stop_grace + (_KILL_MARGIN if follows else 0.0)
 
 
 def _stopping_waits(state: HeadState) -> Iterator[Wait]:
@@ -224,10 +288,10 @@ def _stopping_waits(state: HeadState) -> Iterator[Wait]:
 
 
 _WAITS = {
-    Phase.RESUMING: _resuming_waits,
-    Phase.BOOTING: _boot_waits,
-    Phase.SUBMITTING: _submitting_waits,
-    Phase.RUNNING: _running_waits,
-    Phase.JUDGING: _judging_waits,
-    Phase.STOPPING: _stopping_waits,
+    HeadPhase.RESUMING: _resuming_waits,
+    HeadPhase.BOOTING: _boot_waits,
+    HeadPhase.SUBMITTING: _submitting_waits,
+    HeadPhase.RUNNING: _running_waits,
+    HeadPhase.JUDGING: _judging_waits,
+    HeadPhase.STOPPING: _stopping_waits,
 }

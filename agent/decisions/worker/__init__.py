@@ -1,6 +1,12 @@
-"""The worker's decisions: (state, event, time) -> state and actions."""
+"""The worker's decisions as pure functions; start reading at decide.py."""
 
-from agent.decisions.worker.after import first_words
-from agent.decisions.worker.story import deadline, decide, first_state, waits, words
+from agent.decisions.worker.decide import (
+    deadline,
+    decide,
+    first_messages,
+    first_state,
+    item_reports,
+    pending_waits,
+)
 
-__all__ = ["deadline", "decide", "first_state", "first_words", "waits", "words"]
+__all__ = ["deadline", "decide", "first_messages", "first_state", "item_reports", "pending_waits"]

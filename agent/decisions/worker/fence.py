@@ -1,22 +1,21 @@
-"""A worker out of reach: what it runs ends before the head may begin another attempt without it."""
+"""The fence: an unreachable worker stops its own work before another attempt can begin."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.words import listed
-from agent.decisions.items import Item, Step
-from agent.decisions.shared import Said
+from agent.base.text import listed
+from agent.decisions.values import Item, LogLine, Step
 from agent.decisions.worker.state import (
-    Phase,
     RayStep,
-    RunStep,
-    StopPart,
+    RunOwnStep,
     StopRay,
     StopServices,
+    StopShare,
     StopSteps,
     WorkerAction,
+    WorkerPhase,
     WorkerState,
 )
 from agent.plan import waits as planned
@@ -24,95 +23,97 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
-_LATEST = 0.95
-"""Of AGENT_NODE_GRACE since the last word, where it was noticed late that there is none."""
-_LEAST = 3.0
-"""What a head has to answer again in, however short that is."""
+_LATEST_FRACTION = 0.95
+"""The fraction of AGENT_NODE_GRACE since the last contact that is left if silence shows late."""
+_MIN_REPLY_SECONDS = 3.0
+"""The least seconds that a head has to answer again."""
 
 
 def deadline(state: WorkerState) -> float | None:
-    """Return when all that runs here must end, unless the head or its GCS is reached before."""
-    if state.unreached is None or not _runs(state):
+    """Return when everything here must stop, unless the head or its GCS is reached before."""
+    if state.unreached_since is None or not _has_work(state):
         return None
     limit = state.goal.limits[planned.FENCE]
-    latest = state.reached + limit / planned.FENCE_SHARE * _LATEST
-    return min(state.unreached + limit, max(latest, state.unreached + _LEAST))
+    latest = state.last_reached_at + limit / planned.FENCE_SHARE * _LATEST_FRACTION
+    return min(
+        state.unreached_since + limit, max(latest, state.unreached_since + _MIN_REPLY_SECONDS)
+    )
 
 
-def heeded(decision: Decision, now: float) -> Decision:
-    """Add to a decision that all here is stopped, where it is time for that; it waits on then.
+def apply_fence(decision: Decision, now: float) -> Decision:
+    """Add to a decision, once the deadline has passed, that everything here stops.
 
-    The head gives up a node that it does not reach for AGENT_NODE_GRACE. Whatever of the attempt
-    still ran here would run beside the next.
+    The head gives up a node that it does not reach for AGENT_NODE_GRACE. Processes of the old
+    attempt would then run beside the next one. The worker itself keeps waiting for the head.
     """
     state, actions = decision
     until = deadline(state)
-    if state.phase is Phase.LEAVING or until is None or now < until:
+    if state.phase is WorkerPhase.LEAVING or until is None or now < until:
         return decision
     limit = round(state.goal.limits[planned.FENCE])
     out = f"neither the head {state.goal.head} nor its GCS was reached for {limit} s"
     why = "another attempt may begin without this node"
-    said = Said(f"{out} ({state.evidence}): stopping all that runs here, since {why}", "warning")
-    stops: tuple[WorkerAction, ...] = (StopServices(),) if _serves(state) else ()
-    if _has_part(state):
-        stops = (*stops, StopPart())
-    if _prepares(state):
+    log = LogLine(f"{out} ({state.evidence}): stopping all that runs here, since {why}", "warning")
+    stops: tuple[WorkerAction, ...] = (StopServices(),) if _has_services(state) else ()
+    if _has_share(state):
+        stops = (*stops, StopShare())
+    if _has_steps(state):
         stops = (*stops, StopSteps())
-        state = replace(state, halted=frozenset(state.under_way))
+        state = replace(state, interrupted_steps=frozenset(state.running_steps))
     if _has_ray(state):
         stops = (*stops, StopRay())
-        state = replace(state, phase=Phase.JOINING, since=now, tries=0, retry_at=None)
+        state = replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=None)
         state = replace(state, ray=RayStep.STOPPING, ray_ready=False)
-    state = replace(state, fenced=True, fenced_attempt=state.attempt)
-    return state, (*actions, said, *stops)
+    state = replace(state, fenced=True, fenced_attempt=state.share_attempt)
+    return state, (*actions, log, *stops)
 
 
-def resumed(decision: Decision, now: float) -> Decision:
-    """Run again what was stopped of the preparation, once the head or its GCS is reached.
+def rerun_interrupted_steps(decision: Decision, now: float) -> Decision:
+    """Rerun the prepare steps that the fence stopped, once the head or its GCS is reached.
 
-    Each has its time anew.
+    Each gets its full time again.
     """
     state, actions = decision
-    if state.fenced or not state.halted or state.phase is Phase.LEAVING:
+    if state.fenced or not state.interrupted_steps or state.phase is WorkerPhase.LEAVING:
         return decision
     again, steps = [], {**state.steps}
     for step in state.goal.steps:
-        if step.name in state.halted:
+        if step.name in state.interrupted_steps:
             steps[step.name] = Item(deadline=now + step.within)
             again.append(step.name)
-    said = Said(f"the head is reached again: running {listed(again)} from the beginning")
-    state = replace(state, steps=steps, halted=frozenset())
-    return state, (*actions, said, *(RunStep(name) for name in again))
+    log = LogLine(f"the head is reached again: running {listed(again)} from the beginning")
+    state = replace(state, steps=steps, interrupted_steps=frozenset())
+    return state, (*actions, log, *(RunOwnStep(name) for name in again))
 
 
-def outdated(before: WorkerState, decision: Decision) -> Decision:
-    """Stop this node's share of an attempt, where the head makes a later one already."""
+def stop_outdated_share(before: WorkerState, decision: Decision) -> Decision:
+    """Stop this node's share of an attempt if the head has begun a later one."""
     state, actions = decision
-    own, theirs = state.attempt or 0, state.head_attempt
-    if not before.head_attempt < theirs or not _has_part(state) or own >= theirs:
+    own, theirs = state.share_attempt or 0, state.head_attempt
+    if not before.head_attempt < theirs or not _has_share(state) or own >= theirs:
         return decision
-    return (state, actions) if StopPart() in actions else (state, (*actions, StopPart()))
+    return (state, actions) if StopShare() in actions else (state, (*actions, StopShare()))
 
 
-def _runs(state: WorkerState) -> bool:
-    """Say whether something would be stopped; a head without an agent begins no other attempt."""
-    if state.bare or state.fenced:
+def _has_work(state: WorkerState) -> bool:
+    """Return whether there is anything to stop; a plain Ray head begins no further attempt."""
+    if state.is_plain_head or state.fenced:
         return False
-    return _has_ray(state) or _has_part(state) or _serves(state) or _prepares(state)
+    return _has_ray(state) or _has_share(state) or _has_services(state) or _has_steps(state)
 
 
 def _has_ray(state: WorkerState) -> bool:
     return state.ray in {RayStep.STARTING, RayStep.UP}
 
 
-def _has_part(state: WorkerState) -> bool:
-    return state.attempt is not None and state.part is None
+def _has_share(state: WorkerState) -> bool:
+    return state.share_attempt is not None and state.share_over is None
 
 
-def _prepares(state: WorkerState) -> bool:
-    """Say whether a step runs here, of which a head knows: before its first word none does."""
-    return bool(state.heard) and bool(state.under_way)
+def _has_steps(state: WorkerState) -> bool:
+    """Return whether a step runs here that a head may have ordered."""
+    return bool(state.last_reply_at) and bool(state.running_steps)
 
 
-def _serves(state: WorkerState) -> bool:
+def _has_services(state: WorkerState) -> bool:
     return any(item.step is not Step.LOST for item in state.services.values())

@@ -1,4 +1,4 @@
-"""The worker as data: what it was told, what it knows, what can happen to it, what it can do."""
+"""The worker's goal, state, events and actions, as frozen values."""
 
 from __future__ import annotations
 
@@ -7,9 +7,20 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
-from agent.decisions.items import Item, ServiceGone, ServiceReady, ServiceWaits, Step, StepOver
-from agent.decisions.shared import Order, Said, StopAsked, Tick, Unfit
-from agent.work.torchrun import PartOver
+from agent.decisions.values import (
+    Item,
+    LogLine,
+    Order,
+    Refused,
+    ServiceGone,
+    ServiceReady,
+    ServiceWaits,
+    Step,
+    StepOver,
+    StopAsked,
+    Tick,
+)
+from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -17,13 +28,13 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
-    from agent.work.torchrun import Seat
+    from agent.work.torchrun import ShareOrder
 
-__all__ = ["PartOver", "ServiceGone", "ServiceReady", "ServiceWaits", "StepOver"]
+__all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver"]
 
 
-class Phase(str, Enum):
-    """The worker's life, in order."""
+class WorkerPhase(str, Enum):
+    """The worker's phases, in order."""
 
     FINDING = "finding the head"
     JOINING = "joining Ray"
@@ -32,7 +43,7 @@ class Phase(str, Enum):
 
 
 class RayStep(str, Enum):
-    """What this node's Ray is doing."""
+    """The state of this node's Ray."""
 
     DOWN = "down"
     STARTING = "starting"
@@ -41,131 +52,131 @@ class RayStep(str, Enum):
 
 
 @dataclass(frozen=True)
-class Goal:
-    """What a worker was told, fixed at the start; times are on the run's own clock."""
+class WorkerGoal:
+    """The configuration of a worker, fixed at the start; times are on the run's clock."""
 
     head: str
-    """The head as the user named it, for messages."""
+    """The head's address as configured, for messages."""
     limits: Mapping[str, float]
-    """Every wait's limit, by the key under which the plan shows it."""
+    """The limit of each wait in seconds, by its key in the plan."""
     steps: tuple[PrepareStep, ...] = ()
-    """Its own prepare steps, which must be over before it joins."""
+    """This node's prepare steps, which must be done before it joins."""
     services: tuple[ServiceSpec, ...] = ()
-    """What the head may have it run: an order for anything else is refused."""
-    stays: bool = False
-    """True with AGENT_JOB=none: being stopped is then what was asked for."""
+    """The services that the head may order: any other order is refused."""
+    without_job: bool = False
+    """True with AGENT_JOB=none: a stop is then the expected end, with code 0."""
     rank: int | None = None
-    """This node's, where its platform tells."""
-    alone: frozenset[int] = frozenset()
-    """The ranks of nodes that are there for a service only: they join no Ray."""
+    """This node's rank, if its platform has one."""
+    service_only_ranks: frozenset[int] = frozenset()
+    """The ranks of nodes that only run a service and do not join Ray."""
     by_torchrun: bool = False
-    """True where torchrun starts its share of the job, and no Ray runs."""
+    """True if torchrun starts its share of the job and no Ray runs."""
 
 
 @dataclass(frozen=True)
-class KeptRay:
-    """This node's Ray, left behind by the killed agent in whose stead this one goes on."""
+class SurvivingRay:
+    """This node's Ray, which survived the killed agent that this one replaces."""
 
     epoch: int
     head_ip: str
     run_id: str
     attempt: int
     """The attempt for which it was started."""
-    unreached: float | None = None
-    """Since when the head is out of reach, on this run's clock: before its start, so below 0."""
+    unreached_since: float | None = None
+    """Since when the head is unreachable, on this run's clock (below 0: before its start)."""
 
 
 @dataclass(frozen=True)
 class WorkerState:
-    """Everything that a worker's decisions rest on."""
+    """The whole input of the worker's decisions, apart from event and time."""
 
-    goal: Goal
-    phase: Phase = Phase.FINDING
-    since: float = 0.0
+    goal: WorkerGoal
+    phase: WorkerPhase = WorkerPhase.FINDING
+    phase_since: float = 0.0
     evidence: str = "not asked yet"
     head_ip: str | None = None
     epoch: int | None = None
     has_agent: bool = False
-    """True once a head's agent answered: an answer of GCS alone proves nothing from then on."""
-    bare: bool = False
-    """True where the head is a plain `ray start --head` without an agent."""
+    """True once a head's agent answered: from then on an answer of GCS alone is not enough."""
+    is_plain_head: bool = False
+    """True if the head is a plain `ray start --head` without an agent."""
     ray_ready: bool = False
     given_rank: int | None = None
-    """The rank that the head gave this node, where its platform has none."""
+    """The rank that the head assigned, if the platform has none."""
     head_phase: str = ""
-    heard: float = 0.0
+    last_reply_at: float = 0.0
     steps: Mapping[str, Item] = field(default_factory=dict)
-    awaiting: frozenset[str] = frozenset()
-    """Those of its steps that it runs when the head says so."""
-    waiting: frozenset[str] = frozenset()
-    """Those that wait for others of its steps, and are not started yet."""
-    halted: frozenset[str] = frozenset()
-    """Those of its steps that were stopped out of the head's reach, and are to be run again."""
+    awaiting_order: frozenset[str] = frozenset()
+    """Steps that run when the head orders them."""
+    blocked: frozenset[str] = frozenset()
+    """Steps that are not started: another step of this node is not done."""
+    interrupted_steps: frozenset[str] = frozenset()
+    """Steps that the fence stopped and that run again once the head is reached."""
     services: Mapping[str, Item] = field(default_factory=dict)
-    """What the head had it start."""
-    obeyed: Order | None = None
-    """The last order that was taken in."""
+    """The services that the head ordered."""
+    last_order: Order | None = None
+    """The last order that was carried out or refused."""
     ray: RayStep = RayStep.DOWN
     ray_evidence: str = ""
-    """How `ray start` ended last."""
-    raylet: str = ""
-    """Why this node's raylet is not taken for up."""
+    """How `ray start` last exited."""
+    raylet_evidence: str = ""
+    """Why this node's raylet does not count as up."""
     retry_at: float | None = None
     tries: int = 0
     run_id: str = ""
-    """The run that it belongs to, from its first join on."""
-    is_silent: bool = False
+    """The run that it belongs to, from its first join on; before, the run of the last reply."""
+    head_is_silent: bool = False
     """True while the head does not answer."""
     head_attempt: int = 0
-    """The attempt that the head makes, or made last; 0 before it told."""
+    """The head's current or last attempt; 0 before the first reply."""
     ray_attempt: int = 0
-    """The one that it made when Ray was started here."""
-    reached: float = 0.0
-    """When either the head's agent or its GCS was reached last."""
-    unreached: float | None = None
+    """The head's attempt when Ray was started here."""
+    last_reached_at: float = 0.0
+    """When the head's agent or its GCS was last reached."""
+    unreached_since: float | None = None
     """Since when neither the head's agent nor its GCS is reached; None while one is."""
     fenced: bool = False
-    """True once all here was stopped for that, until one is reached again."""
+    """True after the fence stopped everything here, until one of them is reached again."""
     fenced_attempt: int | None = None
-    """The attempt whose share was stopped so: its end tells nothing of the job."""
-    silence_said: bool = False
-    """True once a person was told that the head does not answer."""
-    has_followed: bool = False
-    """True once it was part of the cluster: what it waits for then was lost before."""
-    attempt: int | None = None
-    """The attempt of which this node's share was started last."""
-    part: PartOver | None = None
-    """How that ended."""
+    """The attempt whose share the fence stopped: its end is no result of the job."""
+    silence_logged: bool = False
+    """True once the log has that the head does not answer."""
+    has_joined_before: bool = False
+    """True once it was part of the cluster: a timeout is then a loss, 75."""
+    share_attempt: int | None = None
+    """The attempt of this node's last share."""
+    share_over: ShareOver | None = None
+    """The end of that share; None while it runs."""
     verdict: Outcome | None = None
 
     @property
     def rank(self) -> int | None:
-        """Return this node's rank, as far as it is known."""
+        """Return this node's rank, if known."""
         return self.given_rank if self.goal.rank is None else self.goal.rank
 
     @property
-    def alone(self) -> bool:
-        """Say whether this node is there for a service only: it follows, and joins no Ray."""
-        return self.rank in self.goal.alone
+    def service_only(self) -> bool:
+        """Return whether this node only runs a service and does not join Ray."""
+        return self.rank in self.goal.service_only_ranks
 
     @property
     def joined(self) -> bool:
-        """Say whether this node is part of the cluster, as far as it can tell: by its Ray."""
+        """Return whether this node is part of the cluster, by its own Ray."""
         up = self.goal.by_torchrun or self.ray is RayStep.UP
-        return self.phase is Phase.FOLLOWING and up and not self.alone
+        return self.phase is WorkerPhase.FOLLOWING and up and not self.service_only
 
     @property
-    def runs(self) -> int:
-        """Return the attempt of which something may run here; 0 where nothing does."""
+    def running_attempt(self) -> int:
+        """Return the attempt of which processes may run here; 0 for none."""
         if self.ray is not RayStep.DOWN:
             return self.ray_attempt
-        has_part = self.attempt is not None and self.part is None
-        return self.attempt or 0 if has_part else 0
+        has_part = self.share_attempt is not None and self.share_over is None
+        return self.share_attempt or 0 if has_part else 0
 
     @property
-    def under_way(self) -> tuple[str, ...]:
+    def running_steps(self) -> tuple[str, ...]:
         """Return the prepare steps that run here."""
-        idle = self.awaiting | self.waiting | self.halted
+        idle = self.awaiting_order | self.blocked | self.interrupted_steps
         return tuple(
             name
             for name, item in self.steps.items()
@@ -174,7 +185,7 @@ class WorkerState:
 
     @property
     def preparing(self) -> bool:
-        """Say whether a prepare step is not over yet."""
+        """Return whether a prepare step is not done yet."""
         return any(item.step is Step.PENDING for item in self.steps.values())
 
 
@@ -183,7 +194,7 @@ class WorkerState:
 
 @dataclass(frozen=True)
 class HeadSpoke:
-    """The head's agent answered; where there is none, GCS did (`epoch` is None then)."""
+    """The head's agent replied; without an agent, GCS answered (`epoch` is None then)."""
 
     ip: str
     epoch: int | None
@@ -192,13 +203,13 @@ class HeadSpoke:
     verdict: Outcome | None = None
     refusal: str = ""
     held: bool = False
-    """True where it only holds the verdict of a run to which this agent never belonged."""
+    """True if it only serves the verdict of a run to which this agent never belonged."""
     rank: int | None = None
-    """The rank that it gave this node, where its platform has none."""
+    """The rank that it assigned to this node, if the platform has none."""
     attempt: int = 0
-    """The attempt at the job that it makes, or made last; 0 where no agent tells."""
+    """Its current or last attempt; 0 without an agent."""
     run_id: str = ""
-    """The run that it knows; '' where it has not heard yet to which run this node belongs."""
+    """Its run id; '' before it has this node's run id."""
 
 
 @dataclass(frozen=True)
@@ -209,8 +220,8 @@ class HeadSilent:
 
 
 @dataclass(frozen=True)
-class RaySilent:
-    """This node's raylet does not listen so far."""
+class WorkerRaySilent:
+    """This node's raylet does not listen yet."""
 
     evidence: str
 
@@ -222,14 +233,14 @@ class RayUp:
 
 @dataclass(frozen=True)
 class RayExited:
-    """This node's `ray start --block` ended."""
+    """This node's `ray start --block` exited."""
 
     evidence: str
 
 
 @dataclass(frozen=True)
 class Ordered:
-    """The head has this worker do something."""
+    """An order from the head arrived."""
 
     order: Order
 
@@ -237,10 +248,10 @@ class Ordered:
 WorkerEvent = (
     Tick
     | StopAsked
-    | Unfit
+    | Refused
     | HeadSpoke
     | HeadSilent
-    | RaySilent
+    | WorkerRaySilent
     | RayUp
     | RayExited
     | StepOver
@@ -248,10 +259,10 @@ WorkerEvent = (
     | ServiceReady
     | ServiceWaits
     | ServiceGone
-    | PartOver
+    | ShareOver
 )
 FROM_OUTSIDE = (HeadSpoke, Ordered)
-"""Those that only repeat what the head has sent."""
+"""Events that carry data of the head."""
 
 # --- what can be done --------------------------------------------------------------------------
 
@@ -265,17 +276,17 @@ class StartRay:
 
 @dataclass(frozen=True)
 class StopRay:
-    """Stop this node's Ray; its end comes back as RayExited."""
+    """Stop this node's Ray; RayExited follows."""
 
 
 @dataclass(frozen=True)
 class StopServices:
-    """Stop all services here; their ends come back as ServiceGone."""
+    """Stop all services here; ServiceGone follows for each."""
 
 
 @dataclass(frozen=True)
-class StartService:
-    """Start a service of the plan's."""
+class StartOwnService:
+    """Start a service of this node's plan."""
 
     name: str
     generation: int
@@ -283,36 +294,36 @@ class StartService:
 
 @dataclass(frozen=True)
 class StopSteps:
-    """Stop all prepare steps here; of those nothing comes back."""
+    """Stop all prepare steps here; no event follows."""
 
 
 @dataclass(frozen=True)
-class RunStep:
-    """Run a prepare step of the plan's."""
+class RunOwnStep:
+    """Run a prepare step of this node's plan."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class StartPart:
+class StartShare:
     """Start this node's share of an attempt."""
 
     attempt: int
-    seat: Seat
+    share: ShareOrder
 
 
 @dataclass(frozen=True)
-class StopPart:
-    """Stop this node's share; its end comes back as PartOver."""
+class StopShare:
+    """Stop this node's share; ShareOver follows."""
 
 
 @dataclass(frozen=True)
-class Probe:
-    """Try something, and tell the head how it went."""
+class RunProbe:
+    """Run a probe and report the result to the head."""
 
     probe: str
     at: str
-    seat: Seat | None = None
+    share: ShareOrder | None = None
 
 
 @dataclass(frozen=True)
@@ -323,25 +334,25 @@ class SendLog:
 
 
 @dataclass(frozen=True)
-class Leave:
-    """Take everything down, say goodbye, end."""
+class EndWorker:
+    """Stop everything, report the end to the head, exit."""
 
     outcome: Outcome
-    head_must_hear: bool = False
-    """True where this node failed by itself, perhaps before the head was up."""
+    must_report: bool = False
+    """True if the head must get the report: the failure is this node's own."""
 
 
 WorkerAction = (
-    Said
+    LogLine
     | StartRay
     | StopRay
     | StopServices
-    | StartService
+    | StartOwnService
     | StopSteps
-    | RunStep
-    | StartPart
-    | StopPart
+    | RunOwnStep
+    | StartShare
+    | StopShare
     | SendLog
-    | Probe
-    | Leave
+    | RunProbe
+    | EndWorker
 )

@@ -1,4 +1,4 @@
-"""The recipes, one file each: a job's command, sized from what joined."""
+"""The recipes, one module each: a job's command, sized for the nodes that joined."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
 
 
 def recipe_of(known: KnownJob) -> Recipe:
-    """Return what a row names: its file is imported only where it is asked for."""
+    """Import and return the module of a recipe."""
     return cast("Recipe", importlib.import_module(f"{__name__}.{known.module}"))

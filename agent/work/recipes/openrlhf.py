@@ -6,13 +6,12 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf_parts as parts
 from agent.work.recipes.arguments import Arguments, Program, known_flags
-from agent.work.recipes.openrlhf_flags import PPO, PPO_DOTTED
-from agent.work.recipes.openrlhf_kinds import KINDS
-from agent.work.recipes.openrlhf_size import batches_of, check_cpus
+from agent.work.recipes.openrlhf_flags import KINDS, PPO, PPO_DOTTED
+from agent.work.recipes.openrlhf_parts import batches_of, check_cpus
 from agent.work.recipes.recipe import Command
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import Asked, Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS = parts.VERSIONS
 ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
@@ -21,7 +20,7 @@ _REWARD_TASKS_UNTIL: Version = (0, 9, 1)
 """Before it each call of the reward server is a Ray task, which takes a CPU."""
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for every GPU that joined."""
     grpo = asked.recipe == "openrlhf-grpo"
     dotted = asked.version >= parts.DOTTED
@@ -57,7 +56,7 @@ def make(asked: Asked) -> Command:
     )
 
 
-def _data(arguments: Arguments, asked: Asked) -> None:
+def _data(arguments: Arguments, asked: RecipeInput) -> None:
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "input", why="where the prompt stands in each row")
     arguments.add("data.label_key", "label", why="where the right answer stands in each row")

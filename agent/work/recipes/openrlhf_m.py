@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf_parts as parts
 from agent.work.recipes.arguments import Arguments, Program, known_flags
-from agent.work.recipes.openrlhf_kinds import KINDS
-from agent.work.recipes.openrlhf_size import batches_of, check_cpus
+from agent.work.recipes.openrlhf_flags import KINDS
+from agent.work.recipes.openrlhf_parts import batches_of, check_cpus
 from agent.work.recipes.recipe import Command
 
 if TYPE_CHECKING:
     from agent.work.recipes.arguments import History
-    from agent.work.recipes.recipe import Asked, Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
 ABOUT = "GRPO for vision-language models with vLLM engines on the training GPUs, over Ray"
@@ -71,7 +71,7 @@ _KINDS = {**KINDS, **dict.fromkeys(("max_ckpt_mem", "max_pixels", "min_pixels"),
 """Its numbers are OpenRLHF's, and some more."""
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make `train_ppo_ray`'s command, sized for every GPU that joined."""
     flags = known_flags(M_PPO, VERSIONS[-1])
     program = Program("train_ppo_ray of OpenRLHF-M", flags, parts.FLAT, _KINDS)
@@ -103,7 +103,7 @@ def make(asked: Asked) -> Command:
     )
 
 
-def _remarks(arguments: Arguments, asked: Asked) -> tuple[str, ...]:
+def _remarks(arguments: Arguments, asked: RecipeInput) -> tuple[str, ...]:
     """Return what is different here from OpenRLHF, where that counts for what was asked."""
     said = [
         "NCCL_IB_DISABLE=1, as its guide for pods has it; NCCL_IB_DISABLE=0 uses InfiniBand",

@@ -1,19 +1,182 @@
-"""What OpenRLHF's recipes have in common: placement, batches, rewards, checkpoints, W&B.
-
-Flags go by their dotted names here; a program's spelling says what an older version calls them.
-"""
+"""Sizes, placement and flags that all OpenRLHF recipes share."""
 
 from __future__ import annotations
 
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.openrlhf_size import Groups, check_engine, groups_of, shapes
-from agent.work.recipes.recipe import MisfitError, many
+from agent.base.value import dataclass
+from agent.work.recipes.recipe import MisfitError, count_of
 
 if TYPE_CHECKING:
     from agent.work.recipes.arguments import Arguments
-    from agent.work.recipes.openrlhf_size import Batches
-    from agent.work.recipes.recipe import Asked, Version
+    from agent.work.recipes.recipe import NodeSize, RecipeInput, Version
+
+
+STEPS_A_ROLLOUT = 8
+"""Batches that one rollout is trained in: 1,024 samples in batches of 128."""
+
+
+@dataclass(frozen=True)
+class OpenrlhfGroups:
+    """How many groups of GPUs there are, and how many GPUs each has, within one node."""
+
+    groups: int
+    gpus: int
+
+    @property
+    def world(self) -> int:
+        """Return the GPUs of all groups together."""
+        return self.groups * self.gpus
+
+
+def groups_of(nodes: tuple[NodeSize, ...]) -> OpenrlhfGroups:
+    """Return the nodes' GPUs as equal groups, as large as the nodes let them be."""
+    counts = [node.gpus for node in nodes]
+    if not any(counts):
+        raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")
+    each = gcd(*counts)
+    return OpenrlhfGroups(sum(counts) // each, each)
+
+
+def shapes(nodes: tuple[NodeSize, ...]) -> str:
+    """Return what the nodes are, in words: 2 nodes of 8 GPUs, nodes of 8 and 4 GPUs."""
+    counts = [node.gpus for node in nodes]
+    if len(set(counts)) > 1:
+        return f"nodes of {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs"
+    return f"{count_of(len(counts), 'node')} of {count_of(counts[0], 'GPU')}"
+
+
+def check_cpus(asked: RecipeInput, *, spare: bool) -> None:
+    """Refuse nodes on which a process would wait for a CPU: each GPU's place takes one.
+
+    With `spare`, one more is needed anywhere: for the calls of the reward server, which are Ray
+    tasks of a CPU each (an actor without a number of CPUs starts without any).
+    """
+    for index, node in enumerate(asked.nodes):
+        if node.gpus and node.cpus is not None and node.cpus < node.gpus:
+            raise MisfitError(
+                f"node {index} has {node.gpus} GPUs and only {node.cpus} CPUs, and OpenRLHF takes "
+                f"one CPU for each GPU: raise AGENT_NUM_CPUS there, or set "
+                f"AGENT_NUM_GPUS={node.cpus}"
+            )
+    known = [node.cpus for node in asked.nodes if node.cpus is not None]
+    gpus = sum(node.gpus for node in asked.nodes)
+    if spare and len(known) == len(asked.nodes) and sum(known) <= gpus:
+        raise MisfitError(
+            f"the {gpus} GPUs take one CPU each and there are {sum(known)} CPUs, but calls of the "
+            "reward server take one more: raise AGENT_NUM_CPUS on a node by one"
+        )
+
+
+def check_engine(nodes: tuple[NodeSize, ...], tensor_parallel: int) -> str:
+    """Refuse engines that would lie across nodes in part; return what to say where they do whole.
+
+    An engine's GPUs talk in every layer, so they belong in one node, or fill whole ones.
+    """
+    counts = [node.gpus for node in nodes]
+    if all(count % tensor_parallel == 0 for count in counts):
+        return ""
+    whole_nodes = len(set(counts)) == 1 and tensor_parallel % counts[0] == 0
+    if whole_nodes and sum(counts) % tensor_parallel == 0:
+        return f"each engine spans {tensor_parallel // counts[0]} nodes, over the network"
+    largest = gcd(*counts)
+    fitting = [str(size) for size in range(1, largest + 1) if largest % size == 0]
+    raise MisfitError(
+        f"{shapes(nodes)} cannot hold engines of {tensor_parallel} GPUs without one lying across "
+        f"nodes: set AGENT_TENSOR_PARALLEL to {' or '.join(fitting)}"
+    )
+
+
+def nearest(target: int, step: int) -> int:
+    """Return the multiple of a step nearest to a target, at least one step."""
+    return max(1, (target + step // 2) // step) * step
+
+
+@dataclass(frozen=True)
+class TrainBatch:
+    """Samples of one update: `size` = `micro` × steps × `ranks`, as DeepSpeed asserts."""
+
+    size: int
+    micro: int
+    """Samples that a rank takes at once."""
+    ranks: int
+    """Processes that each get data of their own."""
+    gpus: int
+
+    def told(self) -> str:
+        """Return the arithmetic, for a person."""
+        steps = self.size // (self.micro * self.ranks)
+        factors = [self.ranks, *([self.micro] if self.micro > 1 else []), steps]
+        apart = self.gpus // self.ranks
+        ranks = "" if apart == 1 else f" ({count_of(self.ranks, 'rank')} of {apart} GPUs)"
+        return f"batch {self.size} = {' × '.join(map(str, factors))}{ranks}"
+
+
+@dataclass(frozen=True)
+class OpenrlhfBatches:
+    """How samples are cut: a rollout is whole batches, and every rank gets as many samples."""
+
+    train: TrainBatch
+    rollout: int
+    """Prompts of a rollout."""
+    micro_rollout: int
+    samples: int
+    """Answers to each prompt."""
+
+    def told(self) -> str:
+        """Return the arithmetic, for a person."""
+        batches = self.rollout * self.samples // self.train.size
+        return (
+            f"{self.train.told()}; rollout {self.rollout} prompts × {self.samples} = "
+            f"{count_of(batches, 'batch')}"
+        )
+
+
+def train_batch(arguments: Arguments, gpus: int, target: int) -> TrainBatch:
+    """Return a batch that the ranks divide, as near to a target as it can be."""
+    apart = arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
+    if gpus % apart:
+        raise MisfitError(
+            f"{gpus} GPUs cannot be cut into ranks of {apart}: ring attention times DeepSpeed's "
+            "tensor parallel must divide them"
+        )
+    ranks = gpus // apart
+    micro = arguments.count("train.micro_batch_size")
+    size = arguments.count("train.batch_size", nearest(target, micro * ranks))
+    _divides(arguments, "train.batch_size", size, micro * ranks, f"{ranks} ranks × micro {micro}")
+    return TrainBatch(size, micro, ranks, gpus)
+
+
+def batches_of(
+    arguments: Arguments, gpus: int, samples: int, *, prompts_by_rank: bool = False
+) -> OpenrlhfBatches:
+    """Return batches that fit the ranks, or refuse the user's own that do not.
+
+    Where a rollout's samples are no whole batches, or one rank has more than another, ranks wait
+    for each other in a collective until NCCL gives up. With `prompts_by_rank` every rank also gets
+    as many prompts.
+    """
+    train = train_batch(arguments, gpus, 128)
+    micro = arguments.count("rollout.micro_batch_size")
+    samples = arguments.count("rollout.n_samples_per_prompt", samples)
+    unit = lcm(train.size, micro * train.ranks)
+    step = unit // gcd(unit, samples)
+    if prompts_by_rank:
+        step = lcm(step, gpus)
+    target = STEPS_A_ROLLOUT * train.size // samples
+    rollout = arguments.count("rollout.batch_size", nearest(target, step))
+    _divides(arguments, "rollout.batch_size", rollout, step, f"{samples} samples a prompt")
+    return OpenrlhfBatches(train, rollout, micro, samples)
+
+
+def _divides(arguments: Arguments, flag: str, size: int, step: int, of: str) -> None:
+    if size % step:
+        raise MisfitError(
+            f"AGENT_JOB_ARGS: {arguments.flag_text(flag)} {size} is no multiple of {step} ({of}); "
+            f"the nearest that is: {nearest(size, step)}"
+        )
+
 
 VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
 DOTTED: Version = (0, 10, 2)
@@ -75,13 +238,13 @@ FLAT = {
 """What a dotted flag was called up to 0.10.1."""
 
 
-def place(arguments: Arguments, asked: Asked, *, critic: bool) -> tuple[Groups, str]:
+def place(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> tuple[OpenrlhfGroups, str]:
     """Put every model on all GPUs, and as many engines as they hold; return the arithmetic."""
     found = groups_of(asked.gpu_nodes)
     shape = shapes(asked.gpu_nodes)
     nodes = arguments.count("actor.num_nodes", found.groups)
     gpus = arguments.count("actor.num_gpus_per_node", found.gpus)
-    groups = Groups(nodes, gpus)
+    groups = OpenrlhfGroups(nodes, gpus)
     tensor_parallel = arguments.count("vllm.tensor_parallel_size", asked.tensor_parallel)
     spans = check_engine(asked.gpu_nodes, tensor_parallel)
     if groups.world % tensor_parallel:
@@ -94,7 +257,7 @@ def place(arguments: Arguments, asked: Asked, *, critic: bool) -> tuple[Groups, 
         why = shape if model == "actor" else "as the actor, whose GPUs it shares"
         arguments.add(f"{model}.num_nodes", nodes, why=why)
         arguments.add(f"{model}.num_gpus_per_node", gpus, why=why)
-    told = f"{many(groups.world, 'GPU')} = {many(engines, 'engine')} × {tensor_parallel}"
+    told = f"{count_of(groups.world, 'GPU')} = {count_of(engines, 'engine')} × {tensor_parallel}"
     arguments.add("vllm.num_engines", engines, why=told)
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why="AGENT_TENSOR_PARALLEL")
     arguments.add(
@@ -108,12 +271,12 @@ def place(arguments: Arguments, asked: Asked, *, critic: bool) -> tuple[Groups, 
     idle = sum(node.gpus for node in asked.nodes) - groups.world
     told += uneven if is_uneven else ""
     told += f" ({spans})" if spans else ""
-    return groups, told + (f"; {many(idle, 'GPU')} idle" if idle > 0 else "")
+    return groups, told + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
 
 
-def cut(arguments: Arguments, batches: Batches) -> None:
+def cut(arguments: Arguments, batches: OpenrlhfBatches) -> None:
     """Set the batches."""
-    ranks = many(batches.train.ranks, "rank")
+    ranks = count_of(batches.train.ranks, "rank")
     arguments.add(
         "train.batch_size", batches.train.size, why=f"fits {ranks}; as near to 128 as that"
     )
@@ -128,12 +291,12 @@ def cut(arguments: Arguments, batches: Batches) -> None:
         arguments.add("rollout.n_samples_per_prompt", batches.samples, why="answers to compare")
 
 
-def add_training(arguments: Arguments, asked: Asked, model: str) -> None:
+def add_training(arguments: Arguments, asked: RecipeInput, model: str) -> None:
     """Set how weights lie on the GPUs, and in which precision; turn W&B on where a key is there."""
     arguments.add("ds.zero_stage", 3, why="weights spread over all GPUs")
     arguments.add(f"{model}.gradient_checkpointing_enable", why="longer texts in the same memory")
     for switch in ("bf16", "flash_attn"):  # what newer versions do by themselves
-        if arguments.knows(switch):
+        if arguments.supports(switch):
             arguments.add(switch)
     if asked.wandb:
         arguments.add("logger.wandb.key", WANDB, why="any word turns W&B on; WANDB_API_KEY counts")
@@ -141,14 +304,14 @@ def add_training(arguments: Arguments, asked: Asked, model: str) -> None:
 
 def add_lengths(arguments: Arguments) -> None:
     """Set how long prompt and answer may be."""
-    if arguments.knows("prompt_max_len"):
+    if arguments.supports("prompt_max_len"):
         arguments.add("prompt_max_len", 1024)
         arguments.add("generate_max_len", 3072)
     else:
         arguments.add("data.max_len", 4096, why="prompt and answer together")
 
 
-def add_reward(arguments: Arguments, asked: Asked, groups: Groups) -> None:
+def add_reward(arguments: Arguments, asked: RecipeInput, groups: OpenrlhfGroups) -> None:
     """Set where rewards come from: the reward server, else what the user's arguments name."""
     if asked.scores:
         arguments.add("reward.remote_url", "{reward_url}", why="the run's reward server")
@@ -157,15 +320,17 @@ def add_reward(arguments: Arguments, asked: Asked, groups: Groups) -> None:
         arguments.add("reward.num_gpus_per_node", groups.gpus, why="as the actor")
     elif not (
         arguments.given("reward.remote_url")
-        or (arguments.knows("train.agent_func_path") and arguments.given("train.agent_func_path"))
+        or (
+            arguments.supports("train.agent_func_path") and arguments.given("train.agent_func_path")
+        )
     ):
         raise MisfitError(
             "nothing gives rewards: set AGENT_REWARD to a server or its URL, or name a model by "
-            f"{arguments.shown('reward.model_name_or_path')} in AGENT_JOB_ARGS"
+            f"{arguments.flag_text('reward.model_name_or_path')} in AGENT_JOB_ARGS"
         )
 
 
-def add_checkpoints(arguments: Arguments, asked: Asked, steps: int, within: str = "") -> None:
+def add_checkpoints(arguments: Arguments, asked: RecipeInput, steps: int, within: str = "") -> None:
     """Save, and go on from what is saved: where nothing is, the flag to load does nothing."""
     if not asked.checkpoints:
         return
@@ -181,12 +346,12 @@ def check_demand(arguments: Arguments, gpus: int) -> None:
     wanted = {"actor": _world(arguments, "actor")}
     engines = arguments.count("vllm.num_engines") * arguments.count("vllm.tensor_parallel_size")
     everything = arguments.holds("train.colocate_all")
-    apart = arguments.knows("train.async_enable") and arguments.holds("train.async_enable")
+    apart = arguments.supports("train.async_enable") and arguments.holds("train.async_enable")
     if apart and arguments.holds("vllm.enable_sleep"):
         raise MisfitError(
-            f"{arguments.shown('train.async_enable')} excludes "
-            f"{arguments.shown('vllm.enable_sleep')}: add --no-"
-            f"{arguments.shown('vllm.enable_sleep')[2:]} to AGENT_JOB_ARGS"
+            f"{arguments.flag_text('train.async_enable')} excludes "
+            f"{arguments.flag_text('vllm.enable_sleep')}: add --no-"
+            f"{arguments.flag_text('vllm.enable_sleep')[2:]} to AGENT_JOB_ARGS"
         )
     if everything or arguments.holds("train.colocate_actor_ref"):
         if _world(arguments, "ref") != wanted["actor"]:
@@ -202,7 +367,7 @@ def check_demand(arguments: Arguments, gpus: int) -> None:
     elif engines != wanted["actor"]:
         raise MisfitError(
             f"actor and engines share GPUs, and the actor has {wanted['actor']}, the engines "
-            f"{engines}: leave out {arguments.shown('vllm.num_engines')}, or set "
+            f"{engines}: leave out {arguments.flag_text('vllm.num_engines')}, or set "
             "AGENT_TENSOR_PARALLEL so that engines × GPUs of each are as many"
         )
     if sum(wanted.values()) > gpus:
@@ -210,7 +375,7 @@ def check_demand(arguments: Arguments, gpus: int) -> None:
         raise MisfitError(f"{sum(wanted.values())} GPUs are wanted ({parts}) and {gpus} are there")
 
 
-def remarks(batches: Batches) -> tuple[str, ...]:
+def remarks(batches: OpenrlhfBatches) -> tuple[str, ...]:
     """Return what a person should know of the data's size and of resuming."""
     return (f"data of fewer than {batches.rollout} prompts fill no rollout", SAME_GPUS)
 

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING
 
 from agent.work.recipes import openrlhf_parts as parts
 from agent.work.recipes.arguments import Arguments, Program, known_flags
-from agent.work.recipes.openrlhf_flags import DPO, DPO_DOTTED, RM, RM_DOTTED, SFT, SFT_DOTTED
-from agent.work.recipes.openrlhf_kinds import KINDS
-from agent.work.recipes.openrlhf_size import train_batch
-from agent.work.recipes.recipe import Command, MisfitError, many
-from agent.work.recipes.torchrun_size import gpu_processes
+from agent.work.recipes.openrlhf_flags import DPO, DPO_DOTTED, KINDS, RM, RM_DOTTED, SFT, SFT_DOTTED
+from agent.work.recipes.openrlhf_parts import train_batch
+from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import Asked
+    from agent.work.recipes.recipe import RecipeInput
 
 VERSIONS = parts.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
@@ -37,7 +35,7 @@ _FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 """Data given as a file has one split, which is called train."""
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun gets on every node."""
     module, flat, dotted = _PROGRAMS[asked.recipe]
     is_dotted = asked.version >= parts.DOTTED
@@ -54,7 +52,7 @@ def make(asked: Asked) -> Command:
     batch = train_batch(arguments, world, 256)
     arguments.add("model.model_name_or_path", asked.model, why="AGENT_MODEL")
     _data(arguments, asked)
-    ranks = many(batch.ranks, "rank")
+    ranks = count_of(batch.ranks, "rank")
     arguments.add("train.batch_size", batch.size, why=f"fits {ranks}; as near to 256 as that")
     arguments.add("train.micro_batch_size", batch.micro, why=parts.LEAST)
     parts.add_training(arguments, asked, "model")
@@ -66,14 +64,14 @@ def make(asked: Asked) -> Command:
         {},
         arguments.why(),
         (
-            f"{many(world, 'GPU')} = {many(world, 'process')}; {batch.told()}",
+            f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {batch.told()}",
             f"data of fewer than {batch.size} rows fill no batch",
             parts.SAME_GPUS,
         ),
     )
 
 
-def _data(arguments: Arguments, asked: Asked) -> None:
+def _data(arguments: Arguments, asked: RecipeInput) -> None:
     arguments.add("data.dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     if asked.recipe == "openrlhf-sft":
         arguments.add("data.input_key", "input", why="where the prompt stands in each row")
@@ -84,7 +82,7 @@ def _data(arguments: Arguments, asked: Asked) -> None:
         arguments.add(
             "data.apply_chat_template",
             why="answers are lists of messages; for plain text: "
-            f"--no-{arguments.shown('data.apply_chat_template')[2:]}",
+            f"--no-{arguments.flag_text('data.apply_chat_template')[2:]}",
         )
     arguments.add("data.max_len", 4096)
     if asked.eval_data:

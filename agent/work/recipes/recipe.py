@@ -1,15 +1,17 @@
-"""What a recipe is: a pure function from what joined, a version and the settings to a command."""
+"""The interface of a recipe: a function from nodes, version and settings to a command."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Protocol
 
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from agent.base.ranges import Bytes, Cpus, Gpus
+
 
 Version = tuple[int, ...]
 """A framework's release: (0, 9, 1)."""
@@ -17,7 +19,7 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class NodeSize:
-    """What one node brings; None where that is not known."""
+    """The resources of one node; None if not known."""
 
     gpus: Gpus
     cpus: Cpus | None = None
@@ -25,14 +27,14 @@ class NodeSize:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """All that a recipe rests on."""
+class RecipeInput:
+    """The input of a recipe."""
 
     recipe: str
     nodes: tuple[NodeSize, ...]
     """Every node that joined, the head first."""
     version: Version
-    """The framework's version: one of those that the recipe knows, by its minor release."""
+    """The framework's version, one of the recipe's VERSIONS or an older patch."""
     model: str
     train_data: str
     eval_data: str = ""
@@ -42,48 +44,117 @@ class Asked:
     args: tuple[str, ...] = ()
     """The user's own arguments, which replace the recipe's."""
     scores: bool = False
-    """True where a reward server scores: its URL is `{reward_url}` until the run knows it."""
+    """True if a reward server scores; its URL is the placeholder `{reward_url}`."""
     wandb: bool = False
     python: str = "python3"
     """The Python that has the framework."""
 
     @property
     def gpu_nodes(self) -> tuple[NodeSize, ...]:
-        """Return the nodes that have GPUs; all of them where none has any."""
+        """Return the nodes with GPUs, or all nodes if none has any."""
         return tuple(node for node in self.nodes if node.gpus) or self.nodes
 
 
 @dataclass(frozen=True)
 class Command:
-    """What a recipe makes: `{head_ip}`, `{reward_url}`, `{rank}` stay until the run knows them."""
+    """The output of a recipe; it may contain `{head_ip}`, `{reward_url}` and `{rank}`."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    """What the job needs in its environment, where the user set nothing else."""
+    """Environment variables of the job; the user's override them."""
     why: Mapping[str, str]
     """The reason of each derived argument, by its flag or key."""
     notes: tuple[str, ...] = ()
-    """What a person should know of it: the arithmetic, what cannot be resumed."""
+    """Notes for the user: the arithmetic, what cannot be resumed."""
 
 
-def many(number: int, thing: str) -> str:
-    """Return a number of things, in words: 1 GPU, 2 GPUs."""
+def count_of(number: int, thing: str) -> str:
+    """Return a count with its noun: 1 GPU, 2 GPUs."""
     ending = "" if number == 1 else "es" if thing.endswith(("s", "ch")) else "s"
     return f"{number} {thing}{ending}"
 
 
 class MisfitError(ValueError):
-    """What was asked for cannot run on what is there: a sentence that says what does not fit."""
+    """A recipe does not fit the nodes; the message says why."""
 
 
 class Recipe(Protocol):
-    """What a recipe's file has to have."""
+    """The contents of a recipe's module."""
 
     VERSIONS: tuple[Version, ...]
-    """The releases that it knows, oldest first; () where none counts."""
+    """The known releases, oldest first; () if versions do not matter."""
     ABOUT: str
-    """What it trains, in a line."""
+    """What it trains, in one line."""
 
     @staticmethod
-    def make(asked: Asked) -> Command:
-        """Make the command; raises MisfitError where it cannot be."""
+    def make(asked: RecipeInput) -> Command:
+        """Return the command; raises MisfitError if it does not fit the nodes."""
+
+
+_RELEASE = re.compile(r"v?(\d{1,6}(?:\.\d{1,6})*)(.*)", re.DOTALL)
+_NO_CHANGE = re.compile(r"(?:\.?post\d+)?(?:\+[\w.]+)?")
+"""Suffixes that do not change a release: 0.9.1.post1, 0.9.1+cu128."""
+
+
+@dataclass(frozen=True)
+class ChosenVersion:
+    """A known version, and a warning if it is not exactly the installed one."""
+
+    version: Version
+    warning: str = ""
+
+
+class UnknownVersionError(ValueError):
+    """No known version matches; the message lists the known ones."""
+
+
+def version_text(version: Version) -> str:
+    """Format a version: 0.9.1."""
+    return ".".join(str(part) for part in version)
+
+
+def version_list(known: Sequence[Version]) -> str:
+    """Format a list of versions."""
+    return ", ".join(version_text(version) for version in known)
+
+
+def choose(known: Sequence[Version], text: str) -> ChosenVersion:
+    """Return the newest known version that is not newer, within the same minor release.
+
+    A later patch usually has the flags of the one before it; an untested minor release may have
+    others. A patch before the first known one is returned as it is.
+    """
+    found = _RELEASE.fullmatch(text.strip())
+    if found is None:
+        raise UnknownVersionError(f"{text!r}, which is no version; known are {version_list(known)}")
+    release, rest = tuple(int(part) for part in found[1].split(".")), found[2]
+    minor = [version for version in known if version[:2] == release[:2]]
+    if len(release) == 2 and minor and not rest:
+        return ChosenVersion(minor[-1])
+    padded = (*release, 0)[: max(len(release), 3)]
+    lower = [version for version in minor if version <= padded]
+    if minor and not lower:  # recipes may distinguish patches
+        return ChosenVersion(
+            padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
+        )
+    if not lower:
+        raise UnknownVersionError(f"{text}, which is not known; known are {version_list(known)}")
+    nearest = lower[-1]
+    if nearest == padded and _NO_CHANGE.fullmatch(rest):
+        return ChosenVersion(nearest)
+    return ChosenVersion(nearest, f"{text} is not known, and is taken for {version_text(nearest)}")
+
+
+def gpu_processes(nodes: tuple[NodeSize, ...]) -> int:
+    """Return the number of processes with a GPU each; 0 if no node has GPUs.
+
+    A node without GPUs among others with some would start processes with another backend, and the
+    first collective would wait for them forever.
+    """
+    bare = [f"rank {rank}" if rank else "the head" for rank, n in enumerate(nodes) if not n.gpus]
+    if bare and len(bare) < len(nodes):
+        raise MisfitError(
+            f"torchrun starts processes on every node, and {' and '.join(bare)} "
+            f"{'has' if len(bare) == 1 else 'have'} no GPU: let only nodes with GPUs join"
+        )
+    return sum(node.gpus for node in nodes)

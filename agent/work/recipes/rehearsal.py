@@ -8,13 +8,13 @@ from agent.base.own_command import own_command
 from agent.work.recipes.recipe import Command
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import Asked, Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = ()
 ABOUT = "a small GRPO on CPUs, to try out a cluster: no GPU, no model, no data"
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make the command; placeholders stand for what is known later, nothing here has a size."""
     own = ("--reward-url", "{reward_url}", "--nodes", "{nodes}", "--out", "{log_dir}")
     return Command((*own_command(asked.python, "rehearsal", *own), *asked.args), {}, {})

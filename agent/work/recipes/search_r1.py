@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.value import dataclass
-from agent.work.recipes.hydra_args import Override, merge, quoted, read, texts, whole
-from agent.work.recipes.recipe import Asked, Command, MisfitError
-from agent.work.recipes.verl_sizes import Placement, arithmetic, groups, nearest
+from agent.work.recipes.arguments import Override, merge, quoted, read, texts, whole
+from agent.work.recipes.recipe import Command, MisfitError, RecipeInput
+from agent.work.recipes.verl import Placement, arithmetic, groups, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -72,7 +72,7 @@ _AS_ITS_AUTHORS = (
 )
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined."""
     users = [_checked(read(argument)) for argument in asked.args]
     given = {one.key: one.value for one in users if one.prefix != "~"}
@@ -170,7 +170,7 @@ class _Batches:
         }
 
 
-def _what(asked: Asked) -> Iterable[tuple[Override, str]]:
+def _what(asked: RecipeInput) -> Iterable[tuple[Override, str]]:
     """Give what is trained on what."""
     yield _set("data.train_files", texts(asked.train_data)), "AGENT_TRAIN_DATA"
     if asked.eval_data:
@@ -185,7 +185,7 @@ def _what(asked: Asked) -> Iterable[tuple[Override, str]]:
     yield _set("critic.model.path", quoted(asked.model)), "PPO's critic begins as AGENT_MODEL"
 
 
-def _rest(asked: Asked) -> Iterable[tuple[Override, str]]:
+def _rest(asked: RecipeInput) -> Iterable[tuple[Override, str]]:
     """Give where it searches, how it is logged and saved."""
     where = "the head's address reaches it from wherever the main task lands"
     yield _set(_RETRIEVER_KEY, quoted(_RETRIEVER)), where
@@ -202,7 +202,7 @@ def _rest(asked: Asked) -> Iterable[tuple[Override, str]]:
     yield _set("trainer.save_freq", _EVERY), f"its default is -1: never; every {_EVERY} steps"
 
 
-def _notes(asked: Asked, given: Mapping[str, str]) -> Iterable[str]:
+def _notes(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[str]:
     yield "Search-R1 cannot resume: it saves models, and every attempt begins with step 0"
     where = given.get(_RETRIEVER_KEY, _RETRIEVER)
     yield f"its main task asks {where}: AGENT_SERVICES starts a retrieval server"

@@ -10,14 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.work.recipes.arguments import Arguments, Program
-from agent.work.recipes.recipe import Command, MisfitError, many
-from agent.work.recipes.torchrun_size import gpu_processes
-from agent.work.recipes.versions import written
+from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes, version_text
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from agent.work.recipes.recipe import Asked, Version
+    from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = (
     *((1, 0, 0), (1, 1, 0), (1, 2, 0), (1, 3, 0), (1, 4, 0), (1, 5, 1), (1, 6, 0), (1, 7, 1)),
@@ -60,7 +58,7 @@ _ANSWERS = 128
 """Answers that an update is to rest on, about."""
 
 
-def make(asked: Asked) -> Command:
+def make(asked: RecipeInput) -> Command:
     """Make the command that torchrun gets on every node."""
     arguments = Arguments(Program("trl_grpo", FLAGS, {}, KINDS), asked.args)
     world = gpu_processes(asked.nodes)
@@ -91,7 +89,7 @@ def _check_cpus(version: Version) -> None:
     """Refuse the release that ends with an error in its first step on CPUs."""
     if version[:2] == _GPUS_ONLY:
         raise MisfitError(
-            f"TRL {written(version)} trains on GPUs only: 1.14.2 and 1.16.0 try things on CPUs too"
+            f"TRL {version_text(version)} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs"
         )
 
 
@@ -117,14 +115,14 @@ def _batch(arguments: Arguments, world: int) -> str:
     arguments.add("num-generations", group, why="answers to each prompt, to compare")
     arguments.add("per-device-train-batch-size", each, why="whole groups, whatever joins")
     arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers an update")
-    prompts = f"{many(total // group, 'prompt')} × {group}"
+    prompts = f"{count_of(total // group, 'prompt')} × {group}"
     if not world:
         return f"each process: batch {total} = {each} × {steps}; {prompts}"
-    processes = f"{many(world, 'GPU')} = {many(world, 'process')}"
+    processes = f"{count_of(world, 'GPU')} = {count_of(world, 'process')}"
     return f"{processes}; batch {total} = {world} × {each} × {steps}; {prompts}"
 
 
-def _engines(arguments: Arguments, asked: Asked) -> None:
+def _engines(arguments: Arguments, asked: RecipeInput) -> None:
     """Let vLLM generate where an engine was asked for that spans GPUs."""
     size = asked.tensor_parallel
     if size == 1:

@@ -10,10 +10,10 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from agent.work.recipes.versions import written
+from agent.work.recipes.recipe import version_text
 
 if TYPE_CHECKING:
-    from agent.work.recipes.hydra_args import Override
+    from agent.work.recipes.arguments import Override
     from agent.work.recipes.recipe import Version
 
 _FIRST: Version = (0,)
@@ -154,7 +154,7 @@ def complaint(override: Override, version: Version) -> str:
     for since, old, new in _MOVED:
         if version >= since and f"{override.key}.".startswith(f"{old}."):
             moved = new + override.key.removeprefix(old)
-            return f"{override.key}: verl {written(version)} calls it {moved}"
+            return f"{override.key}: verl {version_text(version)} calls it {moved}"
     if override.prefix in {"+", "++"}:
         return ""
     if override.key == "algorithm.adv_estimator" and override.value not in _ESTIMATORS:
@@ -166,7 +166,7 @@ def complaint(override: Override, version: Version) -> str:
         return ""
     where = f"in {section}" if section else "at its root"
     return (
-        f"{override.key}: verl {written(version)} has no {name} {where}"
+        f"{override.key}: verl {version_text(version)} has no {name} {where}"
         f"{_meant(name, names, section)}; ++{override.key}=… insists"
     )
 

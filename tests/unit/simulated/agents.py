@@ -7,8 +7,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from agent.base.value import dataclass
-from agent.decisions.shared import Tick
-from agent.runtime.inbox import Inbox
+from agent.decisions.values import Tick
+from agent.runtime.waiting import Inbox
 from unit.simulated.machines import Execution, NodeLife, Service
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Agent:
     async def prepared(self, step: PrepareStep) -> str:
         """Run a prepare step, unless that was done; return '' or how it failed."""
         async with self._turns[step.name]:
-            if step.name in self.node.done:
+            if step.name in self.node.finished_steps:
                 return ""
             if (self.world.disk_of(self.machine), step.once) in self.world.markers:
                 return ""
@@ -94,7 +94,7 @@ class Agent:
     def serve(self, name: str, generation: int) -> None:
         """Start a service, or take over one that a killed agent left behind."""
         former = self.machine.services.get(name)
-        if former is not None and self.node.left is not None and former.lives:
+        if former is not None and self.node.surviving is not None and former.lives:
             former.attended(generation)
             return
         if former is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions.head import state as h
-from agent.decisions.shared import StopAsked
-from agent.work.torchrun import PartEnd
+from agent.decisions.values import StopAsked
+from agent.work.torchrun import ShareEnd
 from unit.simulated.rays import Raylet
 from unit.simulated.setups import SKEWS
 
@@ -141,7 +141,7 @@ class Faults:
 
         shares = [one.share for one in self._world.machines if one.share is not None]
         if shares:
-            shares[index % len(shares)].end(PartEnd(9, 0, "it failed"))
+            shares[index % len(shares)].end(ShareEnd(9, 0, "it failed"))
 
     def _bad_network(self, _index: int) -> None:
         self._world.disturbed[""] = self._world.now + 100.0

@@ -8,29 +8,32 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.boot.head_goal import goal_of
-from agent.boot.head_port import expected_of, first_reply, may_still_call
-from agent.boot.later_head import memory_of
-from agent.boot.lost_nodes import ask_nodes
-from agent.boot.run_keeper import RunKeeper
-from agent.boot.silence import SilenceWatch
-from agent.control.protocol import Report, skew
-from agent.control.ranks import Ranks
-from agent.control.reports import Reports
-from agent.control.room import Room, most_agents
-from agent.decisions import head, stall
+from agent.boot.head_port import count_possible_callers, first_reply, make_expected
+from agent.boot.run_keeper import RunKeeper, make_goal, on_recalled_run
+from agent.boot.watch import SilenceWatch, probe_nodes
+from agent.control.protocol import Report, protocol_mismatch
+from agent.control.reports import AgentLimit, RankAssignment, Reports, agent_limit
+from agent.decisions import attempts, head
 from agent.decisions.head import state as h
-from agent.decisions.head.notes import is_needed
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE, Step
-from agent.decisions.probing import ALL_REDUCE, Answer
-from agent.decisions.shared import OrderKind, Unfit
+from agent.decisions.head.decide import is_worker_needed
+from agent.decisions.head.fleet import RayNode
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import (
+    ALL_REDUCE,
+    HERE,
+    Answer,
+    Answered,
+    OrderKind,
+    Refused,
+    Step,
+    StepOver,
+)
 from agent.decisions.verdict import JobReport
-from agent.record.run_choice import Chosen, goes_on
-from agent.record.run_record import FILE, RunRecord, fingerprint
+from agent.record.run_choice import ChosenRun, may_resume
+from agent.record.run_record import RUN_FILE, RunRecord, fingerprint
 from agent.settings.jobs import launcher
-from agent.work.job import jobs_own
-from agent.work.torchrun import Seat
+from agent.work.job import job_identity
+from agent.work.torchrun import ShareOrder
 from unit.simulated.agents import Agent
 from unit.simulated.rays import Cluster
 
@@ -62,13 +65,13 @@ class HeadAgent(Agent):
         node, machine, world = self.begin(), self.machine, self.world
         self.plan = plan = world.plan(machine)
         self.keeper = keeper = self._keeper(plan)
-        left = node.left
-        if left is not None and keeper.has_old_ray:
+        left = node.surviving
+        if left is not None and keeper.has_outdated_ray:
             node.end_ray()
             left.has_ray = False
-        keeper.begin()
+        keeper.save_former_state()
         goes_on_with_ray = left is not None and left.has_ray
-        unfit = keeper.spent(plan.settings.job_retries)
+        unfit = keeper.final_outcome(plan.settings.job_retries)
         if unfit is not None:
             node.end_ray()
         if not goes_on_with_ray:
@@ -76,7 +79,7 @@ class HeadAgent(Agent):
         node.note(run_id=keeper.run_id)
         if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
             self._start_ray()
-        self.state = head.first_state(goal_of(plan, keeper, node.now(), node.done))
+        self.state = head.first_state(make_goal(plan, keeper, node.now(), node.finished_steps))
         self.reports = await self._reports(plan)
         self.bridge = Bridge(self)
         machine.serves = self._serves
@@ -86,18 +89,18 @@ class HeadAgent(Agent):
         if unfit is None:
             self._bring_up()
         else:
-            self.inbox.put(Unfit(unfit))
+            self.inbox.put(Refused(unfit))
         outcome = await self._decide()
         await self._leave(outcome)
 
     def _keeper(self, plan: Plan) -> RunKeeper:
         assert plan.job is not None
-        argv, recipe = jobs_own(plan.job)
+        argv, recipe = job_identity(plan.job)
         own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, str)
-        left, files = self.node.left, self.machine.files
-        found = [RunRecord.read(RUNS / id_ / FILE) for id_ in self.world.run_ids(files, left)]
+        left, files = self.node.surviving, self.machine.files
+        found = [RunRecord.read(RUNS / id_ / RUN_FILE) for id_ in self.world.run_ids(files, left)]
         before = found[0] if found and isinstance(found[0], RunRecord) else None
-        if left is None and not goes_on(before, own, self.machine.name).yes:
+        if left is None and not may_resume(before, own, self.machine.name).yes:
             before = None
         run_id = self.world.new_run_id() if before is None else before.run_id
         former_head = (
@@ -105,29 +108,29 @@ class HeadAgent(Agent):
         )
         given = plan.topology.given_ray is not None
         return RunKeeper(
-            *(RUNS, own, Chosen(run_id, before, former_head=former_head)),
+            *(RUNS, own, ChosenRun(run_id, before, former_head=former_head)),
             job_survives=given or (left is not None and left.has_ray),
             replaces_agent=left is not None,
         )
 
     async def _reports(self, plan: Plan) -> Reports:
         number, now = self.state.attempt.number, self.node.now
-        most = most_agents(plan.topology.expected_workers)
+        most = agent_limit(plan.topology.expected_workers)
         return Reports(
             await first_reply(self.keeper, number, plan.ports.gcs),
-            *(expected_of(plan, self.keeper), self.inbox.put, now),
-            ranks=Ranks(self.keeper.record.ranks, self.keeper.given_ranks, most),
-            on_memory=memory_of(self.keeper, self.inbox.put),
+            *(make_expected(plan, self.keeper), self.inbox.put, now),
+            ranks=RankAssignment(self.keeper.record.ranks, self.keeper.record_ranks, most),
+            on_recalled_run=on_recalled_run(self.keeper, self.inbox.put),
             has_token=self.world.setup.has_token,
-            room=Room(most, now, lambda key: is_needed(self.state, key, now())),
+            limit=AgentLimit(most, now, lambda key: is_worker_needed(self.state, key, now())),
         )
 
     async def _serves(self, text: str) -> str:
         """Answer a report, as control/server.py does."""
         data = json.loads(text)
-        refusal = skew(data, "this worker")
+        refusal = protocol_mismatch(data, "this worker")
         assert not refusal
-        reply = await self.reports.take(Report.from_dict(data))
+        reply = await self.reports.handle(Report.from_dict(data))
         return json.dumps(reply.to_dict())
 
     async def _watch_record(self) -> None:
@@ -138,18 +141,20 @@ class HeadAgent(Agent):
 
     async def _watch_stall(self, limit: float) -> None:
         """Tell of a job that shows no sign of work since a node was lost, as boot/stall.py does."""
-        quiet: stall.Quiet | None = None
+        quiet: attempts.Quiet | None = None
         while True:
-            await asyncio.sleep(stall.step(limit))
+            await asyncio.sleep(attempts.diagnostics_interval(limit))
             state, now = self.state, self.node.now()
-            number = state.attempt.number if state.phase is Phase.RUNNING else None
-            quiet = stall.following(quiet, number, now, lost_a_node=bool(state.attempt.gone))
+            number = state.attempt.number if state.phase is HeadPhase.RUNNING else None
+            quiet = attempts.quiet_period(
+                quiet, number, now, lost_a_node=bool(state.attempt.lost_nodes)
+            )
             if quiet is not None and self.world.rules.job_works:
-                quiet = quiet.worked(now)
-            if quiet is not None and quiet.is_over(limit, now):
-                quiet = replace(quiet, is_told=True)
-                if quiet.lost_a_node:
-                    self.inbox.put(stall.StalledSinceLoss(quiet.attempt, f"{limit:g} s"))
+                quiet = quiet.with_work_at(now)
+            if quiet is not None and quiet.is_stalled(limit, now):
+                quiet = replace(quiet, is_reported=True)
+                if quiet.has_lost_node:
+                    self.inbox.put(attempts.StalledSinceLoss(quiet.attempt, f"{limit:g} s"))
 
     def _bring_up(self) -> None:
         self.go(self._look_after(0))
@@ -160,14 +165,14 @@ class HeadAgent(Agent):
         match action:
             case h.StartService(name, _, generation):
                 self.serve(name, generation)
-            case h.RunStep(name):
+            case h.OrderStep(name):
                 self.go(self._prepare(name))
             case _:
                 pass
 
     async def _prepare(self, name: str) -> None:
         step = next(one for one in self.plan.steps if one.name == name)
-        self.inbox.put(h.StepOver(name, await self.prepared(step)))
+        self.inbox.put(StepOver(name, await self.prepared(step)))
 
     async def _look_after(self, attempt: int) -> None:
         await asyncio.sleep(self.world.random.uniform(0, 0.2))
@@ -183,15 +188,15 @@ class HeadAgent(Agent):
             self.world.note(self.machine.label, event, actions)
             self.world.rules.head_decided(self, before, event, actions)
             if self.state.fleet.alive is not before.fleet.alive:
-                self.keeper.served_by(self.state.fleet.alive.values())
+                self.keeper.record_nodes(self.state.fleet.alive.values())
             for action in actions:
                 await self.dies_here()
-                if isinstance(action, h.Leave):
+                if isinstance(action, h.EndRun):
                     return action.outcome
                 await self._perform(action)
             self._publish()
             if isinstance(event, h.RunRemembered):
-                self.reports.weighed()
+                self.reports.run_decided()
 
     def _publish(self) -> None:
         state = self.state
@@ -201,44 +206,46 @@ class HeadAgent(Agent):
             run_id=self.keeper.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
-            fingerprint=self.keeper.proof(state.attempt.number - (state.phase is Phase.BOOTING)),
+            fingerprint=self.keeper.proof(
+                state.attempt.number - (state.phase is HeadPhase.BOOTING)
+            ),
             ray_ready=ready or state.goal.by_torchrun,
-            verdict=state.told_verdict,
+            verdict=state.verdict_for_workers,
         )
 
     async def _perform(self, action: h.HeadAction) -> None:  # noqa: C901, PLR0912 - one case, one action
         match action:
-            case h.Submit(job):
+            case h.SubmitJob(job):
                 self._submit(job)
-            case h.Follow(job) if self.state.goal.by_torchrun:
+            case h.FollowJob(job) if self.state.goal.by_torchrun:
                 self.inbox.put(h.NeverSubmitted(job))
-            case h.Follow(job):
+            case h.FollowJob(job):
                 self.bridge.follow(job)
-            case h.Keep(known):
-                self.keeper.keep(known, self.node.now())
+            case h.SaveSnapshot(known):
+                self.keeper.save_snapshot(known, self.node.now())
             case h.StopJob(job):
                 self.go(self._stop_job(job))
             case h.AskNodes(job):
-                self.go(ask_nodes(job, self.state.fleet, self.inbox.put))
+                self.go(probe_nodes(job, self.state.fleet, self.inbox.put))
             case h.RestartRay():
                 self.node.end_ray()
                 self.keeper.new_epoch(self.plan.topology.node_name)
-                await self.keeper.settled()
+                await self.keeper.flush()
                 self._start_ray()
-            case h.StartService(node=node) | h.RunStep(node=node) if node == HERE:
+            case h.StartService(node=node) | h.OrderStep(node=node) if node == HERE:
                 self._begin(action)
             case h.StartService(name, node, generation):
                 self.reports.order(node, OrderKind.START_SERVICE, name, generation)
-            case h.RunStep(name, node):
+            case h.OrderStep(name, node):
                 self.reports.order(node, OrderKind.RUN_STEP, name)
-            case h.Probe(node, probe, at) if node == HERE:
+            case h.ProbeNode(node, probe, at) if node == HERE:
                 self.go(self._probe(probe, at))
-            case h.Probe(node, probe, at, seat):
+            case h.ProbeNode(node, probe, at, seat):
                 self.reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
-            case h.TakeUp(run_id, attempts, epoch):
-                self.keeper.take_up(run_id, attempts, epoch)
+            case h.AdoptRun(run_id, attempts, epoch):
+                self.keeper.adopt_run(run_id, attempts, epoch)
                 self.node.note(run_id=run_id)
-                await self.keeper.settled()
+                await self.keeper.flush()
             case h.Retry(ended):
                 await self._clear_away(ended)
             case _:
@@ -247,7 +254,7 @@ class HeadAgent(Agent):
     async def _probe(self, probe: str, at: str) -> None:
         await asyncio.sleep(5.0 if probe == ALL_REDUCE else 0.1)
         words = REDUCED if probe == ALL_REDUCE else ""
-        self.inbox.put(h.Answered(Answer(probe, at, seconds=0.001, size=1 << 30, words=words)))
+        self.inbox.put(Answered(Answer(probe, at, seconds=0.001, size=1 << 30, words=words)))
 
     def _start_ray(self) -> None:
         self.machine.cluster = Cluster(self.world, self.machine)
@@ -257,35 +264,35 @@ class HeadAgent(Agent):
 
     def _submit(self, job: str) -> None:
         state, names = self.state, (*self.state.fleet.alive.values(),)
-        about = (job, state.checkpoint, names, state.required, state.attempt.places)
-        self.keeper.submitted(state.attempt.number, *about)
+        about = (job, state.newest_checkpoint, names, state.required, state.attempt.workers)
+        self.keeper.record_submission(state.attempt.number, *about)
         if not state.goal.by_torchrun:
             self.bridge.submit(job)
             return
-        nodes, number = state.parts.sizes, state.attempt.number
-        for rank, key in enumerate(state.parts.of):
+        nodes, number = state.shares.sizes, state.attempt.number
+        for rank, key in enumerate(state.shares.by_node):
             if key != HERE:
                 self.reports.order(
-                    key, OrderKind.RUN_PART, "job", number, seat=Seat(rank, nodes, "")
+                    key, OrderKind.RUN_SHARE, "job", number, seat=ShareOrder(rank, nodes, "")
                 )
         self.world.start_share(self.machine, number, len(nodes))
         self.inbox.put(h.Submitted(job))
 
     async def _stop_job(self, job: str) -> None:
-        await self.keeper.settled()
+        await self.keeper.flush()
         if not self.state.goal.by_torchrun:
             self.bridge.stop(job)
             return
-        for key in self.state.parts.of:
+        for key in self.state.shares.by_node:
             if key != HERE:
-                self.reports.order(key, OrderKind.STOP_PART, "job", self.state.attempt.number)
+                self.reports.order(key, OrderKind.STOP_SHARE, "job", self.state.attempt.number)
         if self.machine.share is not None:
             self.machine.share.stop()
 
     async def _clear_away(self, ended: Any) -> None:  # noqa: ANN401 - an Attempt
         if ended.end is not None:
-            self.keeper.attempt_over(ended.end)
-            await self.keeper.settled()
+            self.keeper.record_attempt_end(ended.end)
+            await self.keeper.flush()
         await self.dies_here()
         self.bridge.forget(ended.id)
         if self.machine.share is not None:
@@ -296,7 +303,7 @@ class HeadAgent(Agent):
             await asyncio.sleep(self.world.random.uniform(0.1, _GOOD_STOP))
             self.node.end_ray()
             self.bridge.renew()
-            self.inbox.discard(h.RayNodes, h.GcsOpen, h.RaySilent, h.RayHangs, h.RayGone)
+            self.inbox.discard(h.RayNodes, h.GcsOpen, h.HeadRaySilent, h.RayHangs, h.RayGone)
         self.inbox.put(h.Cleared(ended.number))
         self.go(self._look_after(ended.number))
 
@@ -304,16 +311,16 @@ class HeadAgent(Agent):
 
     async def _leave(self, outcome: Outcome) -> None:
         """Tell the workers, and take everything down."""
-        self.keeper.leaving(outcome)
+        self.keeper.record_outcome(outcome)
         self._publish()
         await asyncio.sleep(0.1)
-        self.keeper.over(outcome)
-        await self.keeper.settled()
+        self.keeper.record_end(outcome)
+        await self.keeper.flush()
         await self.dies_here()
         self.bridge.renew()
         if not outcome.is_superseded:
-            calls = may_still_call(self.plan, [None], self.state)  # type: ignore[list-item]  # it listens
-            await self.reports.farewell(self.plan.budget.farewell, calls)
+            calls = count_possible_callers(self.plan, [None], self.state)  # type: ignore[list-item]  # it listens
+            await self.reports.wait_for_goodbyes(self.plan.budget.final_replies, calls)
         for file in self.files:
             file.flush()
         self.world.rules.head_left(self, outcome)
@@ -374,9 +381,9 @@ class Bridge:
             tell(h.GcsOpen())
         alive = cluster.listed.values()
         nodes = (
-            *((h.RayNode("head", cluster.machine.ip, is_head=True),) if cluster.is_up else ()),
-            *(h.RayNode(one.id, one.machine.ip, port=RAYLET_PORT) for one in alive),
-            *(h.RayNode(one.id, one.machine.ip, alive=False) for one in cluster.dead.values()),
+            *((RayNode("head", cluster.machine.ip, is_head=True),) if cluster.is_up else ()),
+            *(RayNode(one.id, one.machine.ip, port=RAYLET_PORT) for one in alive),
+            *(RayNode(one.id, one.machine.ip, alive=False) for one in cluster.dead.values()),
         )
         if cluster.has_gcs and nodes != self._told:
             self._told = nodes

@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from agent.decisions.head import state as h
-from agent.decisions.items import ServiceGone, ServiceReady
+from agent.decisions.values import ServiceGone, ServiceReady
 from agent.decisions.worker import state as w
 from agent.plan.plan import RAY
-from agent.record.node_record import NodeRecord, Place, Started
-from agent.work.torchrun import PartEnd, PartOver
+from agent.record.node_record import NodeRecord, PidSpace, StartedProcess
+from agent.work.torchrun import ShareEnd, ShareOver
 from unit.simulated.rays import HANGS
 from unit.simulated.virtual import HERE, Clock
 
@@ -140,7 +140,7 @@ class Machine:
         if self.raylet is not None:
             self.raylet.end("ended", at_once=at_once)
         if self.share is not None:
-            self.share.end(PartEnd(137))
+            self.share.end(ShareEnd(137))
         for service in [*self.services.values()]:
             service.end("ended")
         self.steps.clear()
@@ -240,7 +240,7 @@ class Group:
     def _all_end(self) -> None:
         if not self.is_broken:
             for share in self.shares:
-                share.end(PartEnd(self.world.setup.job_code))
+                share.end(ShareEnd(self.world.setup.job_code))
 
     def breaks(self, by: Share | None) -> None:
         """Lose a share: the others fail by that after a while, or hang."""
@@ -250,7 +250,7 @@ class Group:
         for share in self.shares:
             if share is not by and self.world.setup.on_loss != HANGS:
                 pause = self.world.random.uniform(1, self.world.setup.fails_within)
-                self.world.later(pause, share.end, PartEnd(1, 0, "connection closed"))
+                self.world.later(pause, share.end, ShareEnd(1, 0, "connection closed"))
 
 
 class Share:
@@ -261,7 +261,7 @@ class Share:
         machine.share = self
         group.joins(self)
 
-    def end(self, end: PartEnd) -> None:
+    def end(self, end: ShareEnd) -> None:
         """End, and let the agent know how."""
         if not self.lives:
             return
@@ -269,13 +269,13 @@ class Share:
         self.machine.share = None
         if end.code:
             self.group.breaks(self)
-        over = PartOver(self.group.number, end)
-        self.machine.tell(h.OwnPartOver(over) if self.machine is self.machine.world.head else over)
+        over = ShareOver(self.group.number, end)
+        self.machine.tell(h.OwnShareOver(over) if self.machine is self.machine.world.head else over)
 
     def stop(self) -> None:
         """Be asked to end."""
         pause = self.machine.world.random.uniform(0, 3)
-        self.machine.world.later(pause, self.end, PartEnd(143, by_order=True))
+        self.machine.world.later(pause, self.end, ShareEnd(143, by_order=True))
 
 
 # --- what a disk keeps --------------------------------------------------------------------------
@@ -352,21 +352,21 @@ class NodeLife:
         self.machine = machine
         self.started = machine.clock.monotonic()
         self.run_id = ""
-        self.left: Left | None = None
+        self.surviving: Left | None = None
         self.node = self
-        place = Place(f"boot{machine.boots}", "pids", machine.name)
-        agent = Started("agent", machine.world.count(), 1)
+        place = PidSpace(f"boot{machine.boots}", "pids", machine.name)
+        agent = StartedProcess("agent", machine.world.count(), 1)
         self.record = NodeRecord(machine.name, "", place, agent)
         text = machine.files.get(self._path)
         former = NodeRecord.from_dict(json.loads(text)) if text and replaces else ""
         if isinstance(former, NodeRecord) and not former.ended:
-            self.left = Left(machine, former)
+            self.surviving = Left(machine, former)
             self.run_id = former.run_id
-            self.record = self.record.taken_over(former)
+            self.record = self.record.continuing(former)
         machine.steps.clear()  # what a killed agent's steps left is ended first
         if machine.share is not None:
-            machine.share.end(PartEnd(137))
-        if self.left is None:
+            machine.share.end(ShareEnd(137))
+        if self.surviving is None:
             self.end_ray()
             for service in [*machine.services.values()]:
                 service.end("ended")
@@ -388,26 +388,26 @@ class NodeLife:
     def started_ray(self) -> None:
         """Note that Ray was started here."""
         others = tuple(one for one in self.record.started if one.name != RAY)
-        self.note(started=(*others, Started(RAY, self.machine.world.count(), 1)))
+        self.note(started=(*others, StartedProcess(RAY, self.machine.world.count(), 1)))
 
-    def in_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
+    def set_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
         """Note to which Ray of the head's the one here belongs."""
         self.note(epoch=epoch, head_ip=head_ip, attempt=attempt)
 
-    def out_of_reach(self, since: float) -> None:
+    def set_unreached(self, since: float) -> None:
         """Note since when the head is out of reach."""
         self.note(unreached=since)
 
     @property
-    def done(self) -> tuple[str, ...]:
+    def finished_steps(self) -> tuple[str, ...]:
         """Return the prepare steps that a killed agent has finished here."""
-        return () if self.left is None else self.left.record.done
+        return () if self.surviving is None else self.surviving.record.done
 
     def now(self) -> float:
         """Return the run's clock."""
         return self.machine.clock.monotonic() - self.started
 
-    def at(self, moment: float | None) -> float | None:
+    def run_time(self, moment: float | None) -> float | None:
         """Return a moment of the monotonic clock as the run's clock has it."""
         return None if moment is None else moment - self.started
 

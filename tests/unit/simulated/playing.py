@@ -43,21 +43,20 @@ class _Boot:
 SEAMS: dict[str, object] = {
     "aiohttp.ClientSession": net.Session,
     "anyio.to_thread.run_sync": in_thread,
-    "agent.control.kept.KeptConnector": lambda: None,
+    "agent.control.client.KeepaliveConnector": lambda: None,
     "agent.control.client.resolve": net.resolve,
     "agent.control.client.port_answers": net.port_answers,
     "agent.control.client.source_towards": net.source_towards,
-    "agent.boot.silence.port_answers": net.port_answers,
-    "agent.boot.silence.reply_evidence": net.reply_evidence,
-    "agent.boot.lost_nodes.port_answers": net.port_answers,
-    "agent.boot.run_keeper.Latest": LateFile,
+    "agent.boot.watch.port_answers": net.port_answers,
+    "agent.boot.watch.reply_evidence": net.reply_evidence,
+    "agent.boot.run_keeper.LatestWriter": LateFile,
     "agent.record.run_record.read_small": _read,
     "agent.record.run_record.write_atomically": _write,
-    "agent.record.moments.read_place": _Boot,
+    "agent.record.node_record.read_pid_space": _Boot,
     **{
         f"agent.{name}.time": LocalTime()
         for name in (
-            *("boot.run_keeper", "record.moments", "control.reports", "boot.hello"),
+            *("boot.run_keeper", "record.node_record", "control.reports", "boot.worker"),
             *("control.client",),
         )
     },

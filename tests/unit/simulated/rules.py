@@ -9,9 +9,9 @@ from agent.base.outcome import Kind
 from agent.decisions import head, worker
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import state as h
-from agent.decisions.head.state import Phase
-from agent.decisions.items import HERE
-from agent.decisions.shared import StopAsked, Tick
+from agent.decisions.head.fleet import Worker
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import HERE, StopAsked, Tick
 from agent.decisions.worker import state as w
 from unit.simulated.rays import Job
 
@@ -121,7 +121,7 @@ class Rules:
         """Say whether a worker began while the head's agent was away: it cannot know of one."""
         state = getattr(agent, "state", None)
         known = getattr(agent, "id", "") in self._known
-        return isinstance(state, w.WorkerState) and state.bare and not known
+        return isinstance(state, w.WorkerState) and state.is_plain_head and not known
 
     # --- decisions ------------------------------------------------------------------------------
 
@@ -142,11 +142,11 @@ class Rules:
         self, agent: HeadAgent, before: h.HeadState, event: object, actions: Iterable[object]
     ) -> None:
         """Look at one decision of a head."""
-        after, order = agent.state, [*Phase]
+        after, order = agent.state, [*HeadPhase]
         deadline = head.deadline(after)
         self._ticked(agent, event, deadline)
-        at_rest = after.phase is Phase.LEAVING or (
-            after.goal.by_torchrun and after.phase is Phase.RUNNING
+        at_rest = after.phase is HeadPhase.LEAVING or (
+            after.goal.by_torchrun and after.phase is HeadPhase.RUNNING
         )
         if deadline is None and not at_rest:
             self.breaks("every state has a deadline", f"the head in {after.phase}")
@@ -157,13 +157,13 @@ class Rules:
         if isinstance(event, h.JobHeard) and event.id == before.attempt.id:
             verdict = before.verdict
             counts = verdict is None or (is_loss(verdict) and not self._stopped)
-            live = before.phase is not Phase.BOOTING and before.attempt.ended is None
+            live = before.phase is not HeadPhase.BOOTING and before.attempt.ended is None
             if event.report.succeeded and counts and live:
                 self._succeeded.add((agent.machine.label, agent.machine.boots))
         if isinstance(event, h.WorkerReported):
             self._in_order(event.worker)
-        self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.Leave)}
-        if len([one for one in actions if isinstance(one, h.Submit)]) > 1:
+        self._codes |= {one.outcome.exit_code for one in actions if isinstance(one, h.EndRun)}
+        if len([one for one in actions if isinstance(one, h.SubmitJob)]) > 1:
             self.breaks("one submission at a time", f"{actions}")
 
     def sent(self, key: str, content: tuple[Any, ...]) -> None:
@@ -172,7 +172,7 @@ class Rules:
         if not said or said[-1] != content:
             said.append(content)
 
-    def _in_order(self, one: h.Worker) -> None:
+    def _in_order(self, one: Worker) -> None:
         """Look that no older report stands in for a newer one."""
         content = said_by(one)
         said = self._sent.get(one.key, [])
@@ -190,12 +190,12 @@ class Rules:
         after = agent.state
         deadline = worker.deadline(after)
         self._ticked(agent, event, deadline)
-        leaves = after.phase is w.Phase.LEAVING
+        leaves = after.phase is w.WorkerPhase.LEAVING
         if deadline is None and not leaves:
             self.breaks("every state has a deadline", f"{agent.machine.name} in {after.phase}")
         if isinstance(event, w.HeadSpoke) and event.epoch is not None:
             self._known.add(agent.id)
-        if after.bare and agent.id in self._known:
+        if after.is_plain_head and agent.id in self._known:
             self.breaks("a head with an agent is no plain Ray", f"for {agent.machine.name}")
         for action in actions:
             if isinstance(action, w.StartRay) and before.ray is not w.RayStep.DOWN:
@@ -211,8 +211,8 @@ class Rules:
             self.breaks("success is final", end.reason)
         if end.is_superseded and not self._world.has_two_heads:
             self.breaks("a head is superseded by another alone", end.reason)
-        retries_left = state.losses < self._world.setup.retries and not self._stopped
-        was_under_way = end.phase in {phase.value for phase in [*Phase][2:6]} | {"resuming"}
+        retries_left = state.lost_attempt_count < self._world.setup.retries and not self._stopped
+        was_under_way = end.phase in {phase.value for phase in [*HeadPhase][2:6]} | {"resuming"}
         given = self._world.given
         unsure = given is not None and self._world.now < given.mute_until + _QUIET
         is_final = end.attempts_are_used_up or unsure  # what may live has no successor
@@ -248,8 +248,8 @@ class Rules:
             "workers": {*state.fleet.workers},
             "facts": {*state.fleet.facts},
             "services": {node for node, _ in state.services.items} - {HERE},
-            "turns": {*state.turns.done},
-            "asked": {*probes.asked} - {HERE},
+            "turns": {*state.step_queues.done},
+            "asked": {*probes.score_asked} - {HERE},
             "samples": {node for node, _ in probes.samples} - {HERE},
         }
         for what, keys in kept.items():
@@ -280,6 +280,8 @@ class Rules:
 
 
 def said_by(one: Any) -> tuple[Any, ...]:  # noqa: ANN401 - a worker or its report
-    """Return what of a worker's word decisions rest on."""
-    gone = one.gone if hasattr(one, "gone") else one.bye is not None
-    return (one.phase, one.joined, one.preparing, one.items, one.runs, one.part, gone)
+    """Return what of a worker's report decisions rest on."""
+    same = (one.phase, one.joined, one.preparing, one.items)
+    if isinstance(one, Worker):
+        return (*same, one.running_attempt, one.share, one.has_left)
+    return (*same, one.runs, one.part, one.bye is not None)

@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, cast
 
-from agent.boot.hello import hello_of
-from agent.boot.kept_ray import had_agent, kept_ray, note_reach
+from agent.boot.worker import head_had_agent, make_hello, record_reachability, surviving_ray
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.decisions import worker
-from agent.decisions.items import StepOver
-from agent.decisions.probing import ALL_REDUCE, Answer
+from agent.decisions.values import ALL_REDUCE, Answer, StepOver
 from agent.decisions.worker import state as w
-from agent.plan.services import alone_ranks
+from agent.plan.services import service_only_ranks
 from unit.simulated.agents import Agent, End
 from unit.simulated.rays import Raylet
 from unit.simulated.rules import said_by
@@ -39,60 +37,68 @@ class WorkerAgent(Agent):
         self._under_way: list[asyncio.Task[Any]] = []
         self._says_bye = False
         run = cast("NodeRun", node)
-        self.state = worker.first_state(self._goal(), kept_ray(run), has_agent=had_agent(run))
+        self.state = worker.first_state(
+            self._goal(), surviving_ray(run), has_agent=head_had_agent(run)
+        )
         if self.state.ray is not w.RayStep.UP:
             node.end_ray()
         elif self.machine.raylet is not None and self.machine.raylet.is_up:
             self.inbox.put(w.RayUp())
-        was_at = "" if node.left is None else node.left.record.head_ip
+        was_at = "" if node.surviving is None else node.surviving.record.head_ip
         self.link = HeadLink(
             *("head.test", plan.ports.agent, plan.ports.gcs, None),
             *(self._hello, self._report, self.inbox.put, self._on_reply),
-            was_at=was_at,
+            last_ip=was_at,
         )
         self.go(self.link.run())
         for step in plan.steps:
-            if step.name in self.state.under_way:
+            if step.name in self.state.running_steps:
                 self.go(self._run_step(step))
         leave = await self._decide(run)
         self._says_bye = True
-        limit = _ANNOUNCE if leave.head_must_hear else _GOODBYE
-        await self.link.goodbye(limit)
+        limit = _ANNOUNCE if leave.must_report else _GOODBYE
+        await self.link.send_goodbye(limit)
         told = self.reply is not None and self.reply.verdict == leave.outcome
         self.world.rules.worker_left(self, leave.outcome, End(leave.outcome.exit_code, told))
         for file in self.files:
             file.flush()
         self.machine.leave(leave.outcome.exit_code)
 
-    def _goal(self) -> w.Goal:
+    def _goal(self) -> w.WorkerGoal:
         plan = self.plan
-        return w.Goal(
+        return w.WorkerGoal(
             head=plan.topology.head_host or "",
             limits={wait.key: wait.seconds for wait in plan.waits},
             steps=plan.steps,
             services=plan.possible_services,
-            rank=plan.topology.claim.rank,
-            alone=alone_ranks(plan.all_services),
+            rank=plan.topology.platform.rank,
+            service_only_ranks=service_only_ranks(plan.all_services),
             by_torchrun=plan.torchrun is not None,
         )
 
-    async def _decide(self, run: NodeRun) -> w.Leave:
+    async def _decide(self, run: NodeRun) -> w.EndWorker:
         while True:
             event = await self.next_event(worker.deadline(self.state))
             before = self.state
             self.state, actions = worker.decide(before, event, self.node.now())
             self.world.note(self.machine.label, event, actions)
             self.world.rules.worker_decided(self, before, event, actions)
-            note_reach(run, before, self.state)
+            record_reachability(run, before, self.state)
             for action in actions:
                 await self.dies_here()
-                if isinstance(action, w.Leave):
+                if isinstance(action, w.EndWorker):
                     return action
                 self._perform(action)
             state = self.state
-            told = (state.phase, state.joined, state.preparing, state.tries, worker.words(state))
-            if (*told, state.obeyed, state.part, state.runs) != self._told:
-                self._told = (*told, state.obeyed, state.part, state.runs)
+            told = (
+                state.phase,
+                state.joined,
+                state.preparing,
+                state.tries,
+                worker.item_reports(state),
+            )
+            if (*told, state.last_order, state.share_over, state.running_attempt) != self._told:
+                self._told = (*told, state.last_order, state.share_over, state.running_attempt)
                 self.link.report_now()
 
     def _perform(self, action: w.WorkerAction) -> None:  # noqa: C901, PLR0912 - one case, one action
@@ -107,20 +113,20 @@ class WorkerAgent(Agent):
             case w.StopServices():
                 for service in [*self.machine.services.values()]:
                     self.world.later(self.world.random.uniform(0, 3), service.end, "stopped")
-            case w.StartService(name, generation):
+            case w.StartOwnService(name, generation):
                 self.serve(name, generation)
             case w.StopSteps():
                 for task in self._under_way:
                     task.cancel()
-            case w.RunStep(name):
+            case w.RunOwnStep(name):
                 step = next(one for one in self.plan.steps if one.name == name)
                 self._under_way.append(self.go(self._run_step(step)))
-            case w.StartPart(attempt, seat):
+            case w.StartShare(attempt, seat):
                 self.world.start_share(self.machine, attempt, len(seat.nodes))
-            case w.StopPart():
+            case w.StopShare():
                 if self.machine.share is not None:
                     self.machine.share.stop()
-            case w.Probe(probe, at):
+            case w.RunProbe(probe, at):
                 self.go(self._probe(probe, at))
             case _:
                 pass
@@ -132,7 +138,7 @@ class WorkerAgent(Agent):
 
     def _start_ray(self, head_ip: str) -> None:
         epoch, machine = self.state.epoch or 0, self.machine
-        self.node.in_epoch(epoch, head_ip, self.state.ray_attempt)
+        self.node.set_epoch(epoch, head_ip, self.state.ray_attempt)
         at = self.world.at(head_ip)
         if at is None or at.cluster is None or machine.raylet is not None:
             self.inbox.put(w.RayExited("no head there"))
@@ -147,7 +153,7 @@ class WorkerAgent(Agent):
 
     def _hello(self) -> Hello:
         last = self.reply
-        return hello_of(self.plan, last, 0 if last is None else last.submitted, str)
+        return make_hello(self.plan, last, 0 if last is None else last.submitted, str)
 
     def _report(self, node_ip: str) -> Report:
         state = self.state
@@ -158,15 +164,15 @@ class WorkerAgent(Agent):
             ip=node_ip,
             phase=state.phase.value,
             joined=state.joined,
-            alone=state.alone,
+            alone=state.service_only,
             preparing=state.preparing,
             error=state.ray_evidence,
-            items=worker.words(state),
-            part=state.part,
-            runs=state.runs,
+            items=worker.item_reports(state),
+            part=state.share_over,
+            runs=state.running_attempt,
             answers=self._sent,
-            obeyed=0 if state.obeyed is None else state.obeyed.number,
-            obeyed_by="" if state.obeyed is None else state.obeyed.by,
+            obeyed=0 if state.last_order is None else state.last_order.number,
+            obeyed_by="" if state.last_order is None else state.last_order.by,
             bye=Bye(verdict.reason) if verdict is not None and self._says_bye else None,
         )
         self.world.rules.sent(self.id, said_by(report))

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import anyio
 
-from agent.decisions.shared import Said, Tick
-from agent.plan.make_plan import make_plan
+from agent.decisions.values import LogLine, Tick
+from agent.plan.make import make_plan
 from agent.settings import load
 from agent.topology.resolve import resolve
-from agent.work.services_asked import NO_FILE
+from agent.work.services import NO_FILE
 from agent.work.services_file import parse
 from unit.simulated.faults import Faults
 from unit.simulated.head_agent import RUNS, HeadAgent
@@ -255,7 +255,7 @@ class World:
             if not is_known or actions or isinstance(what, str):
                 lines.append(f"{at:9.3f} {who:8} {line}")
             for action in actions:
-                said = f'"{action.sentence}"' if isinstance(action, Said) else shown(action)
+                said = f'"{action.sentence}"' if isinstance(action, LogLine) else shown(action)
                 lines.append(f"{'':20}-> {said}")
         lines += [f"BROKEN {rule}" for rule in self.rules.broken]
         return "\n".join(lines)

@@ -1,0 +1,91 @@
+"""Text helpers: lists in sentences, sizes, control characters, host names and addresses."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+_CONTROLS = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[ -/]*[0-~])"
+    r"|[\x00-\x08\x0e-\x1f\x7f-\x84\x86-\x9f]"
+)
+"""Terminal escape sequences and control characters, without line separators."""
+_LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
+_DIRECTION_MARKS = re.compile("[\u202a-\u202e\u2066-\u2069]")
+"""Characters that change the direction of text."""
+
+
+def listed(names: Iterable[str]) -> str:
+    """Join names: `a`, `a and b`, `a, b and c`."""
+    *first, last = [*names] or [""]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def mib(size: int) -> str:
+    """Format a size in MiB or KiB."""
+    return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
+
+
+def without_controls(text: str) -> str:
+    """Return a text without terminal escape sequences and control characters."""
+    return _CONTROLS.sub("", text)
+
+
+def escaped(text: str) -> str:
+    """Return a line with everything that is not printable escaped."""
+    if text.isprintable():
+        return text
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
+def all_escaped(data: Any) -> Any:  # noqa: ANN401 - whatever JSON has
+    """Return JSON data with every text escaped."""
+    if isinstance(data, dict):
+        return {escaped(name): all_escaped(one) for name, one in data.items()}
+    if isinstance(data, list):
+        return [all_escaped(one) for one in data]
+    return escaped(data) if isinstance(data, str) else data
+
+
+def plain(text: str) -> str:
+    """Return a text with newlines as its only control characters."""
+    return _DIRECTION_MARKS.sub("", without_controls(_LINE_ENDS.sub("\n", text)))
+
+
+def is_ip(text: str) -> bool:
+    """Return whether a text is an IP address."""
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_public(address: str) -> bool:
+    """Return whether an address is routable on the internet."""
+    return ipaddress.ip_address(address).is_global
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host name or address always means the local machine."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
+
+
+def in_url(host: str) -> str:
+    """Format a host for a URL or `host:port`: an IPv6 address gets brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+def reached_at(listens_on: str) -> str:
+    """Return the address for local connections to a listener on this host."""
+    everywhere = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - compared
+    return "127.0.0.1" if listens_on in everywhere else listens_on

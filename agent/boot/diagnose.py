@@ -1,0 +1,455 @@
+"""Explain why a run failed, and collect logs and records in a failure bundle."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections import deque
+from dataclasses import replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.base.outcome import Kind
+from agent.base.text import listed
+from agent.decisions.head import state as h
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import OrderKind, ServiceWaits, Step, Tick
+from agent.node.disks import free_at
+from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
+from agent.record import codec, events, node_record, run_folder, run_record
+from agent.record.bundle import Bundle, BundlePart
+from agent.record.events import NodesCounted
+from agent.record.files import numbered_names, read_end, safe_name
+from agent.record.log import say
+from agent.runtime.signals import run_within
+from agent.runtime.waiting import in_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from agent.base.outcome import Outcome
+    from agent.boot.head_status import RunStatus
+    from agent.boot.node_run import NodeRun
+    from agent.control.protocol import Bye
+    from agent.control.reports import Reports
+    from agent.decisions.head.fleet import Fleet, Worker
+    from agent.decisions.head.state import HeadEvent, HeadState
+    from agent.node.facts import Facts
+    from agent.plan.plan import Plan
+    from agent.record.run_record import AttemptRecord
+    from agent.runtime.ray_watch import MemoryWatch
+
+
+_TAIL = 256 << 10
+"""Bytes read from the end of each log."""
+_SEARCH_LIMIT = 2.0
+_FULL_BELOW = 1 << 20
+_EXPLAINED_KINDS = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
+RAY_LOGS = (
+    *("raylet.out", "raylet.err", "gcs_server.out", "gcs_server.err", "runtime_env_agent.log"),
+    *("dashboard_agent.log", "dashboard.log"),
+)
+"""Ray's log files that may show why it ended."""
+
+
+async def explain_end(run: NodeRun, outcome: Outcome, remote_remedy: str = "") -> Outcome:
+    """Add the remedy found in this node's logs, or else `remote_remedy`, to an outcome."""
+    if outcome.kind not in _EXPLAINED_KINDS:
+        return outcome
+    from agent.decisions.remedies.match import explain  # noqa: PLC0415 - only where a run has failed
+
+    files = list(_logs(run, outcome))
+
+    def search() -> str:
+        tails = ((path.name, read_end(path, _TAIL) or b"") for path in files)
+        found = explain(tuple((name, tail.decode(errors="replace")) for name, tail in tails))
+        remedy = "" if found is None else found.remedy()
+        if found is not None and found.key != "disk full":
+            return remedy
+        return _full_disk(run.plan, outcome.kind, of_a_job=bool(remedy)) or remedy
+
+    remedy = run.redactor.clean(await in_thread(search, _SEARCH_LIMIT))
+    if not remedy and outcome.kind is Kind.JOB_FAILED:
+        remedy = remote_remedy
+    if not remedy or remedy in outcome.remedy:
+        return outcome
+    return replace(outcome, remedy=". ".join(filter(None, (remedy, outcome.remedy))))
+
+
+def _logs(run: NodeRun, outcome: Outcome) -> Iterator[Path]:
+    """Yield the logs to search, in order of relevance.
+
+    For a failed job only its own output counts: Ray's logs may be older.
+    """
+    yield run.folder.file(JOB_LOG)
+    if outcome.kind is Kind.JOB_FAILED:
+        return
+    for spec in run.plan.possible_services:
+        yield run.folder.file(spec.log)
+    for step in run.plan.steps:
+        yield run.folder.file(step.log)
+    yield run.folder.file(RAY_LOG)
+    yield from (
+        run.folder.file(process.log) for process in run.plan.processes if process.name == BRIDGE
+    )
+    logs = ray_log_folder(run)
+    if logs is not None:
+        yield from (logs / name for name in RAY_LOGS)
+
+
+def ray_log_folder(run: NodeRun) -> Path | None:
+    """Return the log folder of this node's Ray; None where the agent does not start Ray."""
+    ray = run.plan.own_ray
+    return None if ray is None else Path(ray.session, "session_latest", "logs")
+
+
+def _full_disk(plan: Plan, kind: Kind, *, of_a_job: bool) -> str:
+    """Return a remedy if a disk is full: then no log has the cause of the end."""
+    if kind is not Kind.JOB_FAILED and plan.own_ray is not None:
+        path, purpose = plan.facts.temp, "where Ray keeps its sessions"
+        remedy = "move Ray's sessions (AGENT_RAY_ARGS=--temp-dir=/larger)"
+    elif of_a_job and plan.job is not None and plan.job.checkpoints:
+        path, purpose = plan.job.checkpoints, "where the checkpoints go"
+        remedy = "choose another folder (AGENT_CHECKPOINTS)"
+    else:
+        return ""
+    free = free_at(path)
+    if free is None or free >= _FULL_BELOW:
+        return ""
+    return f"the disk of {path}, {purpose}, is full. Free some space there, or {remedy}"
+
+
+_POLLED = (h.JobHeard, h.RayNodes)
+"""Events sent at every poll: recorded only when one differs from the last of its type."""
+_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
+"""Events of pending waits, of which several may alternate."""
+_MOST_WAIT_EVENTS = 16
+_MOST_NODES = 256
+"""Up to this many nodes, GCS's node list is recorded in full."""
+
+
+class EventFilter:
+    """Selects the events to record: repeated ones are skipped."""
+
+    def __init__(self) -> None:
+        self._states: dict[type, h.HeadEvent] = {}
+        self._complaints: deque[h.HeadEvent] = deque(maxlen=_MOST_WAIT_EVENTS)
+        """Complaints since any other event."""
+
+    def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
+        """Return whether an event adds information to the workers' known state in `fleet`."""
+        if isinstance(event, _WAIT_EVENTS):
+            if event in self._complaints:
+                return False
+            self._complaints.append(event)
+            return True
+        if isinstance(event, Tick) or self._is_repeated(event, fleet):
+            return False
+        self._complaints.clear()
+        return True
+
+    def _is_repeated(self, event: h.HeadEvent, fleet: Fleet) -> bool:
+        if isinstance(event, h.WorkerReported):
+            known = fleet.workers.get(event.worker.key)
+            return known is not None and _reported_state(known) == _reported_state(event.worker)
+        if not isinstance(event, _POLLED):
+            return False
+        last, self._states[type(event)] = self._states.get(type(event)), event
+        return event == last
+
+
+def recorded_form(event: h.HeadEvent) -> object:
+    """Return the form in which an event is recorded.
+
+    A very long node list becomes a count; facts lose their addresses, and findings are left out
+    (they are in that node's own log).
+    """
+    if isinstance(event, h.WorkerIntroduced):
+        return replace(event, facts=without_addresses(event.facts), findings=())
+    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
+        return event
+    alive = sum(node.alive for node in event.nodes)
+    return NodesCounted(alive, len(event.nodes) - alive)
+
+
+def without_addresses(facts: Facts) -> Facts:
+    """Return facts without network addresses, which are private."""
+    return replace(facts, interfaces={}, default_source=None)
+
+
+def _reported_state(one: Worker) -> tuple[object, ...]:
+    """Return the parts of a worker's state that are worth a new record."""
+    plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
+    return (*plain, one.items, one.answers)
+
+
+def attach_memory_report(
+    tell: Callable[[h.HeadEvent], None], memory: MemoryWatch
+) -> Callable[[h.HeadEvent], None]:
+    """Wrap a callback: a failed job's report gets the recent out-of-memory kills."""
+
+    def send(event: h.HeadEvent) -> None:
+        if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
+            event = replace(event, report=replace(event.report, memory=memory.recent()))
+        tell(event)
+
+    return send
+
+
+_MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
+"""Most bytes of the agent's and the job's log, and of any other log in the run folder."""
+_MOST_LOGS = 64
+_DRIVERS = 3
+_EXTRA_TIME = 1.0
+"""Seconds that the caller waits beyond the time limit of the bundle's thread."""
+
+
+async def make_bundle(
+    run: NodeRun,
+    outcome: Outcome,
+    attempts: Sequence[AttemptRecord] = (),
+    more: Iterable[BundlePart] = (),
+) -> Outcome:
+    """Write a bundle if the run failed; return the outcome with the bundle's path."""
+    if not outcome.needs_bundle:
+        return outcome
+    scope = "all nodes" if run.plan.topology.is_head else "this node"
+    task = BundleTask(run, outcome, attempts, more, scope)
+    await in_thread(task.run, task.limit + _EXTRA_TIME)
+    return task.result()
+
+
+def make_bundle_without_loop(run: NodeRun, outcome: Outcome) -> Outcome:
+    """Do the same after the event loop has ended, unless a bundle was tried already."""
+    if not outcome.needs_bundle or run.bundle is not None:
+        return outcome
+    task = BundleTask(run, outcome, (), (), "this node")
+    run_within(task.limit + _EXTRA_TIME, task.run)
+    return task.result()
+
+
+class BundleTask:
+    """Writes one bundle."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        outcome: Outcome,
+        attempts: Sequence[AttemptRecord],
+        more: Iterable[BundlePart],
+        scope: str,
+    ) -> None:
+        self._run = run
+        self._bundle = Bundle(run.folder.path, time.time())
+        hint = f"The logs of {scope} are in {self._bundle.path}"
+        remedy = ". ".join(filter(None, (outcome.remedy, hint)))
+        self._original = outcome
+        self._with_hint = replace(outcome, remedy=remedy)
+        self._attempts = attempts
+        self._more = more
+        self.limit = run.plan.budget.bundle
+
+    def run(self) -> str:
+        """Write the bundle, in a thread that the caller may abandon."""
+        until = time.monotonic() + self.limit
+        try:
+            self._bundle.make(self._parts(), self._run.redactor.clean, until)
+        except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
+            self._bundle.fault = f"{type(error).__name__}: {error}"
+        return ""
+
+    def result(self) -> Outcome:
+        """Return the outcome with the bundle's path, or log why there is no bundle."""
+        if self._bundle.give_up():
+            self._run.bundle = self._bundle.path.name
+            return self._with_hint
+        self._run.bundle = ""
+        why = self._bundle.fault or f"the disk took longer than {self.limit + _EXTRA_TIME:g} s"
+        say(f"no failure bundle in {self._bundle.path.parent}: {why}", "warning")
+        return self._original
+
+    def _parts(self) -> Iterator[BundlePart]:
+        """Yield the bundle's parts, the most important first."""
+        run, name = self._run, self._bundle.path.name
+        contents = (self._with_hint, self._attempts, run.outages, name)
+        yield BundlePart(run_folder.OUTCOME_FILE, lambda: run_folder.outcome_text(*contents))
+        yield BundlePart("plan.txt", self._plan)
+        yield BundlePart(f"{bundle_folder(run)}/facts.json", self._facts)
+        yield from local_logs(run)
+        yield from self._more
+        yield from local_records(run)
+
+    def _plan(self) -> str:
+        from agent.plan.show import render  # noqa: PLC0415 - the only run that shows its plan
+
+        return render(self._run.plan, self._run.redactor)
+
+    def _facts(self) -> str:
+        facts = without_addresses(self._run.plan.facts)
+        return json.dumps(codec.fields_of(facts, self._run.redactor.clean), indent=1)
+
+
+def bundle_folder(run: NodeRun) -> str:
+    """Return the name of this node's folder in a bundle."""
+    return safe_name(run.plan.topology.node_name)
+
+
+def local_logs(run: NodeRun) -> Iterator[BundlePart]:
+    """Yield the logs in this node's run folder, and those of its Ray."""
+    folder, node = run.folder.path, bundle_folder(run)
+    for name in (AGENT_LOG, JOB_LOG):
+        yield BundlePart(f"{node}/{name}", folder / name, _MOST_OF_MAIN_LOG)
+    others = [path for path in folder.glob("*.log") if path.name not in {AGENT_LOG, JOB_LOG}]
+    for path in _newest(others, _MOST_LOGS):
+        yield BundlePart(f"{node}/{path.name}", path, _MOST_OF_OTHER_LOG)
+    logs = ray_log_folder(run)
+    if logs is not None:
+        drivers = _newest(logs.glob("job-driver-*.log"), _DRIVERS)
+        for path in (*(logs / name for name in RAY_LOGS), *drivers):
+            yield BundlePart(f"{node}/ray/{path.name}", path)
+
+
+def local_records(run: NodeRun) -> Iterator[BundlePart]:
+    """Yield this node's records of the run."""
+    folder, node = run.folder.path, bundle_folder(run)
+    yield BundlePart(f"{node}/{events.EVENTS_FILE}", folder / events.EVENTS_FILE, _MOST_OF_MAIN_LOG)
+    yield BundlePart(f"{node}/{node_record.NODE_FILE}", folder / node_record.NODE_FILE)
+    name = run_record.RUN_FILE
+    yield BundlePart(name, folder.parent / name, _MOST_OF_MAIN_LOG)
+
+
+def _newest(paths: Iterable[Path], most: int) -> list[Path]:
+    def age(path: Path) -> float:
+        try:
+            return -path.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    return [*islice(sorted(paths, key=age), most)]
+
+
+_MOST_COMPLAINTS = 8
+"""Number of complaints per worker for which logs are requested."""
+_MOST_ASKED = 64
+"""Number of workers whose logs are requested when the job is stopped."""
+
+
+class WorkerLogs:
+    """Requests the tails of workers' logs while the workers can still send them."""
+
+    def __init__(self, run: NodeRun, status: RunStatus) -> None:
+        self._run = run
+        self._status = status
+        self._complaints: dict[str, list[str]] = {}
+
+    def request_logs(
+        self, event: HeadEvent, before: HeadPhase, state: HeadState, reports: Reports
+    ) -> None:
+        """Order logs when a worker reports a new error, or a failing run stops."""
+        if isinstance(event, h.WorkerReplaced):
+            self._complaints.pop(event.key, None)
+        if isinstance(event, h.WorkerReported):
+            for name in self._logs_to_request(event.worker):
+                reports.order(event.worker.key, OrderKind.SEND_LOG, name)
+        if (
+            state.phase is HeadPhase.STOPPING
+            and before is not HeadPhase.STOPPING
+            and _has_failed(state)
+        ):
+            present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
+            for worker in islice(present, _MOST_ASKED):
+                for name in ("agent", *self._ray_logs):
+                    reports.order(worker.key, OrderKind.SEND_LOG, name)
+
+    @property
+    def _ray_logs(self) -> tuple[str, ...]:
+        return () if self._run.plan.own_ray is None else ("ray",)
+
+    def _logs_to_request(self, worker: Worker) -> tuple[str, ...]:
+        """Return the logs to request for a worker's complaint; none for a known one."""
+        lost = [item for item in worker.items if item.step is Step.LOST]
+        errors = (worker.error, *(f"{item.name}: {item.evidence}" for item in lost))
+        complaint = re.sub(r"\d+", "", "; ".join(filter(None, errors)))
+        known = self._complaints.setdefault(worker.key, [])
+        if worker.has_left or not complaint or complaint in known:
+            return ()
+        if len(known) >= _MOST_COMPLAINTS:
+            return ()
+        known.append(complaint)
+        return ("agent", *(self._ray_logs if worker.error else ()), *(item.name for item in lost))
+
+    async def make_bundle(
+        self,
+        outcome: Outcome,
+        attempts: Sequence[AttemptRecord],
+        state: HeadState,
+        reports: Reports,
+    ) -> Outcome:
+        """Write a bundle with the workers' logs if the run failed."""
+        if not outcome.needs_bundle:
+            return outcome
+        return await make_bundle(self._run, outcome, attempts, self.bundle_parts(state, reports))
+
+    def bundle_parts(self, state: HeadState, reports: Reports) -> Iterator[BundlePart]:
+        """Yield the workers' logs and reports; workers without a goodbye come first."""
+        clean, now, taken = self._run.redactor.clean, self._run.now(), {bundle_folder(self._run)}
+        status = self._status
+        yield BundlePart(
+            "status.json", lambda: _to_json({**status.status(), **status.private_details()})
+        )
+        yield BundlePart("findings.json", lambda: _to_json(status.findings()))
+        logs: dict[str, list[tuple[str, str]]] = {}
+        for (key, name), text in reports.logs.items():
+            logs.setdefault(key, []).append((name, text))
+        workers = state.fleet.workers.values()
+        for worker in sorted(workers, key=lambda one: one.key in reports.byes):
+            folder = next(n for n in numbered_names(safe_name(worker.name)) if n not in taken)
+            taken.add(folder)
+            bye = reports.byes.get(worker.key)
+            stage = worker.state(counts=state.fleet.counts(worker))
+            node_state = stage if bye is None else NodeState.LEFT
+            yield BundlePart(
+                f"{folder}/last-heard.txt", last_report_text(worker, node_state, now, bye)
+            )
+            for name, text in logs.get(worker.key, ()):
+                yield BundlePart(f"{folder}/{name}{'' if '.' in name else '.log'}", text)
+            facts = state.fleet.facts.get(worker.key)
+            if facts is not None:
+                yield BundlePart(f"{folder}/facts.json", partial(_facts, facts, clean))
+
+
+def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | None = None) -> str:
+    """Render a worker's last report as text."""
+    lines = {
+        "node": f"{worker.label} at {worker.ip or 'an unknown address'}",
+        "state": state.value,
+        "goodbye": "" if bye is None else bye.cause,
+        "last report": f"{max(0.0, now - worker.last_report_at):.1f} s before the end"
+        if bye is None
+        else "",
+        "phase": worker.phase,
+        "detail": worker.detail,
+        "silent": worker.silent,
+        "refused": worker.refused,
+        "last error": worker.error,
+        "runs": listed(f"{one.name} ({one.step.value}) {one.evidence}" for one in worker.items),
+    }
+    if worker.share is not None:
+        lines["share of the job"] = f"{worker.share.end}"
+    return "\n".join(f"{name}: {text}" for name, text in lines.items() if text) + "\n"
+
+
+def _has_failed(state: HeadState) -> bool:
+    return state.verdict is not None and state.verdict.is_failure
+
+
+def _to_json(data: Mapping[str, object]) -> str:
+    return json.dumps(data, indent=1, default=str)
+
+
+def _facts(facts: Facts, clean: Callable[[str], str]) -> str:
+    return _to_json(codec.fields_of(without_addresses(facts), clean))

@@ -1,0 +1,333 @@
+"""The job on the head: make, submit and stop it, pass on its output, read its checkpoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+import anyio
+
+from agent.base.outcome import Kind, Outcome
+from agent.base.value import dataclass
+from agent.decisions.attempts import DriverSignaled
+from agent.decisions.head.state import CheckpointSeen
+from agent.decisions.values import LogLine
+from agent.record import run_folder
+from agent.record.files import safe_name
+from agent.record.log import say
+from agent.runtime import driver
+from agent.runtime.best_effort import Failure
+from agent.runtime.output import JobOutput, PreambleFilter, driver_log
+from agent.work import checkpoints
+from agent.work.checkpoints import resumes_from, step_of
+from agent.work.job import JobPlaceholders, checkpoint_owner, entrypoint, fill, sizes, world_size
+from agent.work.recipes.recipe import MisfitError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from pathlib import Path
+
+    from agent.boot.node_run import NodeRun
+    from agent.boot.torchrun import TorchrunLink
+    from agent.bridge.link import RayLink
+    from agent.decisions.head.state import HeadState
+    from agent.plan.plan import Plan
+    from agent.runtime.output import ByteSink
+    from agent.work.job import Job
+    from agent.work.recipes.recipe import Command, NodeSize
+    from agent.work.where import Placeholders
+
+
+def start_job_output(
+    run: NodeRun, job_id: str, command_line: str, watcher: ByteSink
+) -> tuple[JobOutput, Path | None]:
+    """Start to pass on a job's output; return it, and the file that the bridge must write.
+
+    `entrypoint` is the job's command, which Ray repeats before the output; '' where it is not
+    known.
+    """
+    session, mirror = run.plan.launch.session, None
+    if session is None:  # the driver's output is on another machine
+        source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
+    else:
+        source = driver_log(session, job_id)
+        run.node.set_session(str(source.parents[1]))
+    rest = PreambleFilter(job_id, command_line) if command_line else PreambleFilter.disabled()
+    known = run.node.record
+    output = JobOutput(
+        *(source, rest, run.folder.file("job.log")),
+        skip=known.passed_on,
+        on_passed=run.node.set_passed_on,
+        copied=known.copied,
+        on_copied=run.node.set_copied,
+        watcher=watcher,
+    )
+    output.start()
+    return output, mirror
+
+
+STOP_TIMEOUT = 5.0
+"""Seconds for Ray's dashboard to accept the stop of a job; it usually takes one."""
+
+
+async def stop_job(
+    link: RayLink | TorchrunLink,
+    job_id: str,
+    flush: Callable[[], Awaitable[None]],
+    tell: Callable[[DriverSignaled], None],
+    task: SubmissionTask,
+) -> None:
+    """Stop a job through Ray, or signal its driver where the dashboard hangs.
+
+    `flush` writes the reason first, for an agent that replaces this one. A submission in
+    preparation is canceled.
+    """
+    if await task.cancel():
+        return
+    await flush()
+    with anyio.move_on_after(STOP_TIMEOUT):
+        await link.stop_job(job_id)
+        return
+    pids = driver.terminate_driver(job_id)
+    if pids:  # else it runs on another machine, or has ended
+        tell(DriverSignaled(job_id))
+        timeout = f"Ray did not take the stop of the job within {STOP_TIMEOUT:g} s"
+        say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
+
+
+_CHECKPOINT_LIMIT = 5.0
+"""Seconds for the disk to list the checkpoints after an attempt."""
+
+
+async def newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
+    """Return the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
+    job = run.plan.job
+    if job is None or not job.checkpoints:
+        return CheckpointSeen(attempt)
+    found = await run.best_effort("a look at the checkpoints", _find_checkpoint, job, attempt)
+    return CheckpointSeen(attempt) if isinstance(found, Failure) else found
+
+
+async def _find_checkpoint(job: Job, attempt: int) -> CheckpointSeen:
+    with anyio.move_on_after(_CHECKPOINT_LIMIT):
+        held = await anyio.to_thread.run_sync(
+            run_folder.read_checkpoints, job.checkpoints, abandon_on_cancel=True
+        )
+        framework = "" if job.recipe is None else job.recipe.known.framework
+        path = resumes_from(held, framework) if framework else ""
+        return CheckpointSeen(
+            attempt, step_of(held.newest), f"{job.checkpoints}/{path}" if path else ""
+        )
+    return CheckpointSeen(attempt)
+
+
+_DISK_LIMIT = 20.0
+"""Seconds for the checkpoint folder to answer before a submission."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A job as it is submitted to Ray."""
+
+    entrypoint: str
+    runtime_env: dict[str, object]
+    messages: tuple[LogLine, ...] = ()
+    """Log lines for the user."""
+    upload: Mapping[str, object] | None = None
+    """The uploaded folder with its number of files and bytes, where they were counted."""
+
+
+async def make_submission(  # noqa: PLR0913 - all that it rests on
+    plan: Plan,
+    state: HeadState,
+    placeholders: Placeholders,
+    reward_url: str,
+    env: Mapping[str, str],
+    *,
+    is_followed: bool = False,
+) -> Submission | Outcome:
+    """Make the submission for the nodes that joined, or the outcome that refuses it.
+
+    `env` is Ray's environment here, which the job inherits. The checkpoint folder is not checked
+    for a job that is followed again (`is_followed`): that job has already written to it.
+    """
+    job, nodes = plan.job, state.nodes()
+    assert job is not None  # noqa: S101 - decided only where there is one
+    count, least, total = sizes([node.gpus for node in nodes])
+    joined = JobPlaceholders(
+        nodes=count,
+        gpus_per_node=least,
+        total_gpus=total,
+        head_ip=state.ray_head_ip or placeholders.head_ip,
+        reward_url=reward_url,
+        log_dir=placeholders.log_dir,
+        attempt=state.attempt.number,
+        checkpoints=job.checkpoints,
+    )
+    if job.recipe is None:
+        command_line = entrypoint(fill(job.argv, joined), joined.attempt)
+        return Submission(command_line, job.runtime_env, upload=_upload(job))
+    try:
+        command = job.recipe.command(nodes)
+    except MisfitError as error:
+        reason = f"{job.name} does not fit what joined ({_listed(nodes)}): {error}"
+        remedy = "Change what it says, or bring other nodes"
+        return _misfit(reason, "AGENT_JOB", remedy, state.attempt.number)
+    messages = [LogLine(note) for note in command.notes]
+    if job.recipe.known.framework and not is_followed:
+        ours = checkpoint_owner(job.recipe, world_size(nodes))
+        found = await _checkpoints(job.checkpoints, ours, state.attempt.number)
+        if isinstance(found, Outcome):
+            return found
+        messages += [*found, *_on_several_disks(plan, state, job.checkpoints)]
+    runtime_env = _with_env(job.runtime_env, command, {} if plan.own_ray is None else env)
+    command_line = entrypoint(fill(command.argv, joined), joined.attempt)
+    return Submission(command_line, runtime_env, tuple(messages), _upload(job))
+
+
+def _upload(job: Job) -> dict[str, object] | None:
+    if job.upload is None:
+        return None
+    folder = str(job.runtime_env["working_dir"])
+    return {"folder": folder, "files": job.upload.files, "size": job.upload.size}
+
+
+def _with_env(
+    runtime_env: dict[str, object], command: Command, inherited: Mapping[str, str]
+) -> dict[str, object]:
+    """Add the recipe's variables that neither the environment nor the user sets."""
+    missing = {name: text for name, text in command.env.items() if name not in inherited}
+    if not missing:
+        return runtime_env
+    given = runtime_env.get("env_vars")
+    return {**runtime_env, "env_vars": {**missing, **(given if isinstance(given, dict) else {})}}
+
+
+async def _checkpoints(
+    folder: str, ours: checkpoints.CheckpointOwner, attempt: int
+) -> Outcome | list[LogLine]:
+    """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
+    held: checkpoints.FolderContents | None = None
+    fault = "it does not answer"
+    with anyio.move_on_after(_DISK_LIMIT):
+        held = await anyio.to_thread.run_sync(
+            run_folder.read_checkpoints, folder, abandon_on_cancel=True
+        )
+        why = checkpoints.why_unusable(held, ours)
+        if why:
+            reason = f"checkpoints in {folder}: {why}"
+            return _refused(reason, "AGENT_CHECKPOINTS", checkpoints.REMEDY)
+        why = checkpoints.why_not_resumable(held, ours)
+        if why:
+            reason = f"checkpoints in {folder}: {why}"
+            return _misfit(reason, "AGENT_CHECKPOINTS", checkpoints.REMEDY, attempt)
+        fault = await anyio.to_thread.run_sync(
+            run_folder.write_mark, folder, ours, abandon_on_cancel=True
+        )
+    if fault or held is None:
+        reason = f"no place for checkpoints: {folder}: {fault}"
+        return _refused(reason, "AGENT_CHECKPOINTS", "Name a folder that can be written")
+    return _about_resuming(folder, held, ours)
+
+
+def _about_resuming(
+    folder: str, held: checkpoints.FolderContents, ours: checkpoints.CheckpointOwner
+) -> list[LogLine]:
+    step = checkpoints.resumes_from(held, ours.framework)
+    overlooked = checkpoints.why_untracked(held, ours.framework)
+    if overlooked:
+        return [LogLine(f"checkpoints in {folder}: {overlooked}", "warning")]
+    if not step:
+        return [LogLine(f"checkpoints go to {folder}")]
+    found = [LogLine(f"resumes from {folder}/{step}")]
+    if held.owner is not None and held.owner.version != ours.version:
+        found.append(LogLine(f"it was written by {ours.framework} {held.owner.version}"))
+    return found
+
+
+def _on_several_disks(plan: Plan, state: HeadState, folder: str) -> list[LogLine]:
+    """Warn if the folder is on different disks: each rank writes its shard on its own node."""
+    own, fleet = plan.facts.checkpoints, state.fleet
+    if own is None or not fleet.facts:
+        return []
+    others = {
+        fleet.workers[key].name: facts.checkpoints
+        for key, facts in fleet.facts.items()
+        if key in fleet.workers
+    }
+    apart = [
+        name
+        for name, mount in others.items()
+        if mount is not None and (mount.source, mount.kind) != (own.source, own.kind)
+    ]
+    if own.is_shared and not apart:
+        return []
+    where = f"{own.kind} here" + (f", another disk on {', '.join(apart[:8])}" if apart else "")
+    apart_only = "each node keeps its own part, and only the same nodes can go on from them"
+    what = f"checkpoints: {folder} is no disk that all nodes share ({where}): {apart_only}"
+    return [LogLine(f"{what}. Set AGENT_CHECKPOINTS to a shared one", "warning")]
+
+
+def _misfit(reason: str, culprit: str, remedy: str, attempt: int) -> Outcome:
+    """Return the end where the nodes do not fit the job: refused, or lost in later attempts.
+
+    An earlier attempt had fitting nodes, so a later run may succeed once they are back.
+    """
+    if attempt == 1:
+        return _refused(reason, culprit, remedy)
+    remedy = "Run again once the lost nodes are back"
+    return Outcome(Kind.LOST, 75, reason, "submitting", culprit, remedy)
+
+
+def _refused(reason: str, culprit: str, remedy: str) -> Outcome:
+    return Outcome(Kind.REFUSED, 78, reason, "submitting", culprit, remedy)
+
+
+def _listed(nodes: tuple[NodeSize, ...]) -> str:
+    """Summarize the nodes: 2 of 8 GPUs and 32 CPUs, 1 of 4 GPUs and 16 CPUs."""
+    kinds: dict[tuple[int, int | None], int] = {}
+    for node in nodes:
+        size = (node.gpus, node.cpus)
+        kinds[size] = kinds.get(size, 0) + 1
+    return ", ".join(f"{n} of {gpus} GPUs and {cpus} CPUs" for (gpus, cpus), n in kinds.items())
+
+
+T = TypeVar("T")
+
+
+class SubmissionTask:
+    """Runs a submission as a task that can be canceled until it is handed to Ray."""
+
+    def __init__(self) -> None:
+        self._current: tuple[anyio.CancelScope, anyio.Event] | None = None
+        """The scope that makes it, and the event set once it was handed over or canceled."""
+
+    def start(
+        self, tasks: anyio.abc.TaskGroup, submit: Callable[..., Awaitable[None]], *arguments: object
+    ) -> None:
+        """Start a task that makes a submission, by `make`, and hands it over."""
+        self._current = anyio.CancelScope(), anyio.Event()
+        tasks.start_soon(self._run, self._current[1], submit, *arguments)
+
+    async def _run(
+        self, done: anyio.Event, submit: Callable[..., Awaitable[None]], *arguments: object
+    ) -> None:
+        try:
+            await submit(*arguments)
+        finally:
+            done.set()
+
+    async def make(self, make: Callable[..., Awaitable[T]], *arguments: object) -> T | None:
+        """Return the result of `make`; None if the submission was canceled."""
+        assert self._current is not None  # noqa: S101 - called by what `start` has started
+        with self._current[0]:
+            return await make(*arguments)
+        return None
+
+    async def cancel(self) -> bool:
+        """Cancel it, or wait until it is handed over; return whether it was canceled."""
+        if self._current is None:
+            return False
+        scope, done = self._current
+        scope.cancel()
+        await done.wait()
+        return scope.cancelled_caught

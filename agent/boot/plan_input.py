@@ -1,0 +1,432 @@
+"""Read everything that the plan depends on: settings, files, Ray, facts, topology."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.base.errors import Problem, SettingsError
+from agent.base.own_command import needs_shell_quoting
+from agent.base.text import is_ip, mib
+from agent.checks import NAMES, run_checks
+from agent.checks.finding import Finding, Level
+from agent.node.addresses import taken_ports
+from agent.node.pythons import find_ray
+from agent.node.read import gather, read_folder
+from agent.plan.listeners import port_clashes
+from agent.plan.make import checkpoint_folder, make_plan, private_folder
+from agent.plan.services import service_problems
+from agent.runtime import parent
+from agent.runtime.dns import lookup_briefly
+from agent.runtime.signals import run_within
+from agent.settings import load, ray_args
+from agent.settings.jobs import TORCHRUN, known_job, launcher
+from agent.settings.model import Settings
+from agent.settings.redact import secrets_in
+from agent.topology.platforms import detect_platform
+from agent.topology.resolve import Topology, resolve
+from agent.work.services import NO_FILE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.node.facts import Facts, Mount, RayPython, TorchPython
+    from agent.node.upload import UploadSize
+    from agent.plan.plan import Plan
+    from agent.settings.load import Loaded
+    from agent.work.checkpoints import FolderContents
+    from agent.work.services import ServicesFile
+
+
+def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
+    """Return the services and steps of the AGENT_SERVICES file; add its errors to `problems`."""
+    if settings.services is None:
+        return NO_FILE
+    from agent.work.services_file import parse  # noqa: PLC0415 - most runs have no such file
+
+    try:
+        text = Path(settings.services).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "not text"
+        wanted = "the path of a TOML file, there on every node"
+        problems.append(Problem("AGENT_SERVICES", f"{settings.services!r} ({why})", wanted))
+        return NO_FILE
+    found, errors = parse(text, settings.services, settings)
+    problems += errors
+    return NO_FILE if errors else found
+
+
+def marker_disks(file: ServicesFile) -> dict[str, str]:
+    """Return the disk of each prepare step's marker: nodes that share a disk take turns."""
+    markers = [step.once for step in file.steps if step.once is not None]
+    if not markers:
+        return {}
+    from agent.node.disks import disk_of  # noqa: PLC0415 - most runs have no such step
+
+    return {marker: disk_of(marker) for marker in markers}
+
+
+_DEFAULT_TEMP = "/tmp"
+
+
+def unknown_flags(settings: Settings, ray: RayPython) -> list[Problem]:
+    """Return the AGENT_RAY_ARGS flags that this Ray's `ray start` would refuse."""
+    if not settings.ray_args or ray.version is None:
+        return []
+    from agent.node.pythons import start_flags  # noqa: PLC0415 - most runs give no flags
+
+    known = start_flags(ray.folder)
+    return (
+        [] if known is None else list(ray_args.unknown_flags(settings.ray_args, known, ray.version))
+    )
+
+
+def temp_root(settings: Settings) -> tuple[str, list[Problem]]:
+    """Return the folder for Ray's sessions, and what is wrong with it."""
+    asked = ray_args.value_of(settings.ray_args, ray_args.TEMP_DIR)
+    if asked is None:
+        return _DEFAULT_TEMP, []
+    given = f"{ray_args.TEMP_DIR}={asked}"
+    if not Path(asked).is_dir():
+        expected = "a folder that is there: mount its disk, or make it"
+        return _DEFAULT_TEMP, [
+            Problem(ray_args.VARIABLE, f"{given}, which is no folder here", expected)
+        ]
+    if needs_shell_quoting(asked):
+        expected = "a path of letters, digits, dots, dashes and underscores (a shell reads it)"
+        return asked, [Problem(ray_args.VARIABLE, given, expected)]
+    return asked, []
+
+
+_ENV, _DIR = "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"
+_REFERENCE = re.compile(r"\$\{?\w+\}?")
+"""A value that Ray fills in on each node from that node's environment."""
+_REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_NODE_ENVIRONMENT = (
+    "it in the environment of every node (or in a file that {name}_FILE or the like names): actors "
+    "inherit that; Ray's dashboard shows a runtime_env to whoever asks"
+)
+
+
+def read_runtime_env(
+    settings: Settings, environ: Mapping[str, str], ray: str
+) -> tuple[dict[str, object], UploadSize | None]:
+    """Return the runtime_env with the working dir, and the size of its upload.
+
+    `ray` is the folder of the installed Ray.
+    """
+    found: dict[str, object] = {}
+    problems: list[Problem] = []
+    try:
+        found = {} if settings.runtime_env is None else _parse(settings.runtime_env)
+    except SettingsError as error:  # reported together with the working dir's
+        problems += error.problems
+    problems += [*_secrets(found), *_env_vars(found)]
+    variable = _ENV
+    if settings.working_dir is not None:
+        if "working_dir" in found:
+            both = f"{_DIR} + {_ENV}"
+            problems.append(Problem(both, "a working_dir in each", "one of the two"))
+        variable, found = _DIR, {**found, "working_dir": settings.working_dir}
+    upload = _working_dir(variable, found, environ, ray)
+    problems += [upload] if isinstance(upload, Problem) else []
+    if isinstance(upload, Problem) or problems:
+        raise SettingsError(tuple(problems))
+    return found, upload
+
+
+def _parse(text: str) -> dict[str, object]:
+    if not text.lstrip().startswith("{"):
+        try:
+            text = Path(text).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            why = getattr(error, "strerror", None) or "not text"
+            given = f"{text!r} ({why})"
+            wanted = "JSON, or the path of a YAML or JSON file"
+            raise SettingsError((Problem(_ENV, given, wanted),)) from None
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = _from_yaml(text)
+    if not isinstance(value, dict):
+        what = "something that is no mapping"
+        raise SettingsError((Problem(_ENV, what, "names and values"),))
+    try:
+        json.dumps(value)  # so it travels to Ray
+    except (TypeError, ValueError, RecursionError) as error:  # YAML has dates, sets and loops
+        what = f"a value that JSON cannot carry ({error})"
+        raise SettingsError((Problem(_ENV, what, "texts, numbers, lists and mappings"),)) from None
+    return {str(key): item for key, item in value.items()}
+
+
+def _from_yaml(text: str) -> object:
+    import yaml  # noqa: PLC0415 - Ray brings it; most runs need none
+
+    try:
+        return yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError) as error:
+        what = f"text that is neither JSON nor YAML ({str(error).splitlines()[0]})"
+        raise SettingsError((Problem(_ENV, what, "YAML or JSON"),)) from None
+
+
+def _secrets(found: Mapping[str, object]) -> Iterator[Problem]:
+    """Report secrets by their place, never by their value: Ray's dashboard shows a runtime_env."""
+    for place, name, text in _texts("", "", found):
+        if secrets_in(name, text) and not _REFERENCE.fullmatch(text.strip()):
+            expected = _NODE_ENVIRONMENT.format(name=name or "its variable")
+            yield Problem(_ENV, f"a secret in {place}", expected)
+
+
+def _texts(place: str, name: str, value: object) -> Iterator[tuple[str, str, str]]:
+    """Yield every text with its path and key."""
+    if isinstance(value, str):
+        yield place, name, value
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _texts(f"{place}.{key}".lstrip("."), str(key), inner)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _texts(f"{place}[{index}]", "", inner)
+
+
+def _env_vars(found: Mapping[str, object]) -> Iterator[Problem]:
+    """Report values that are no text: YAML reads unquoted numbers and booleans."""
+    given = found.get("env_vars", {})
+    if not isinstance(given, dict):
+        yield Problem(_ENV, "env_vars that are no mapping", "names and quoted values")
+        return
+    for name, value in given.items():
+        if not isinstance(value, str):
+            quoted = f'{name}: "{json.dumps(value)}"' if value is not None else f'{name}: ""'
+            yield Problem(_ENV, f"env_vars.{name}, which is no text", f"it quoted: {quoted}")
+
+
+def _working_dir(
+    variable: str, found: Mapping[str, object], environ: Mapping[str, str], ray: str
+) -> UploadSize | Problem | None:
+    """Return the upload size of a local folder, or a problem if it is missing or too large."""
+    given = found.get("working_dir")
+    if given is None or (isinstance(given, str) and _REMOTE.match(given)):
+        return None
+    folder = Path(str(given))
+    if not folder.is_dir():
+        if variable == _ENV and folder.is_file():  # Ray takes a zip, too
+            return None
+        return Problem(variable, f"{str(given)!r}, which is no folder here", "a folder to upload")
+    patterns = found.get("excludes")
+    excludes = [str(one) for one in patterns] if isinstance(patterns, list) else []
+    from agent.node.upload import LIMIT, measure  # noqa: PLC0415 - most runs upload nothing
+
+    upload = measure(folder.absolute(), excludes, ray, environ)
+    if upload is not None and upload.size > LIMIT:
+        return Problem(variable, _describe_upload(str(given), upload), _shrink_remedy(LIMIT))
+    return upload
+
+
+def _describe_upload(given: str, upload: UploadSize) -> str:
+    parts = ", ".join(f"{name} {mib(size)}" for name, size in upload.largest)
+    least = "" if upload.complete else "at least "
+    return f"{given!r}: {least}{mib(upload.size)} in {upload.files} files ({parts})"
+
+
+def _shrink_remedy(limit: int) -> str:
+    return (
+        f"at most {mib(limit)}, which is what Ray takes of a folder: leave the largest out by "
+        ".gitignore or by excludes in AGENT_RUNTIME_ENV, or have the code in the image or on a "
+        "disk of all nodes, and start the agent in it"
+    )
+
+
+_DISK_LIMIT = 2.0
+"""Seconds that a stalled disk may delay the start; the run reads it again later."""
+
+
+def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
+    """Add the facts that the chosen recipe needs: framework, checkpoint disk, model size."""
+    settings = loaded.settings
+    known = known_job(settings, loaded.command)
+    if known is None or not known.framework or topology.is_idle:
+        return facts
+    from agent.node import pythons  # noqa: PLC0415 - most runs skip this
+    from agent.node.disks import (  # noqa: PLC0415 - same
+        free_at,
+        mount_of,
+        weights_in,
+    )
+
+    starts_in = settings.working_dir or "."
+    found = pythons.find_framework(known.framework, facts.job_python, starts_in)
+    facts = replace(facts, framework=found)
+    mounts: list[Mount | None] = []
+    sizes: list[tuple[int | None, int]] = []
+    folder = checkpoint_folder(settings, loaded.command)
+    run_within(_DISK_LIMIT, lambda: mounts.append(mount_of(folder)))
+    if mounts:
+        facts = replace(facts, checkpoints=mounts[0])
+        run_within(_DISK_LIMIT, lambda: sizes.append((free_at(folder), weights_in(settings.model))))
+    if sizes:
+        facts = replace(facts, checkpoints_free=sizes[0][0], model_bytes=sizes[0][1])
+    return facts
+
+
+def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
+    """Return a finding if the job cannot use its checkpoint folder."""
+    job = plan.job
+    if job is None or job.recipe is None or not job.recipe.known.framework:
+        return ()
+    from agent.checks.recipe import CHECKPOINTS  # noqa: PLC0415 - as above
+    from agent.record.run_folder import read_checkpoints  # noqa: PLC0415 - same
+    from agent.work.checkpoints import REMEDY, why_not_resumable, why_unusable  # noqa: PLC0415 - same
+    from agent.work.job import checkpoint_owner, world_size  # noqa: PLC0415 - same
+
+    held: list[FolderContents] = []
+    run_within(_DISK_LIMIT, lambda: held.append(read_checkpoints(job.checkpoints)))
+    if not held:
+        return ()
+    ours = checkpoint_owner(job.recipe, world_size(job.recipe.input.nodes))
+    why, level = why_unusable(held[0], ours), Level.FAIL
+    if not why:  # the nodes that join decide
+        why, level = why_not_resumable(held[0], ours), Level.WARN
+    return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", REMEDY),) if why else ()
+
+
+_LOOKUP_LIMIT = 2.0
+
+
+def plan_from_environment(
+    environ: Mapping[str, str], command: list[str] | None, *, wants_job: bool = True
+) -> Plan:
+    """Make the plan; raise SettingsError with everything that is wrong.
+
+    `wants_job` is False where only the machine is examined.
+    """
+    loaded = _load_settings(environ, command)
+    ray = find_ray(environ.get("PATH"))
+    names = _look_up_head(loaded.settings)
+    program, torch = _find_torchrun_programs(environ, loaded, ray.executable)
+    temp, problems = temp_root(loaded.settings)
+    problems += unknown_flags(loaded.settings, ray)
+    problems += _torchrun_problems(loaded, wants_job=wants_job)
+    is_first = parent.is_init()
+    facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
+    facts = replace(facts, torch=torch)
+    runtime_env: dict[str, object] = {}
+    upload: UploadSize | None = None
+    file = read_services(loaded.settings, problems)
+    topology: Topology | None = None
+    try:
+        topology = resolve(environ, loaded.settings, facts)
+    except SettingsError as error:
+        problems += error.problems
+    try:
+        if topology is None or topology.is_head:  # a worker may lack the head's files
+            runtime_env, upload = _runtime_env(loaded.settings, environ, ray.folder)
+    except SettingsError as error:
+        problems += error.problems
+    problems += _port_clashes(environ, loaded, topology)
+    if topology is not None:
+        problems += service_problems(loaded.settings, loaded.command, topology, facts, file)
+    if topology is None or problems:
+        raise SettingsError(tuple(problems), loaded.misspelled)
+    facts = replace(
+        _with_own_name(facts, topology),
+        disks=marker_disks(file),
+        ray_temp=read_folder(private_folder(facts, topology.platform.job_id)),
+        model_is_here=Path(loaded.settings.model or "/").exists(),
+    )
+    facts = add_job_facts(facts, loaded, topology)
+    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload)
+    return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
+
+
+def _torchrun_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ...]:
+    if launcher(loaded.settings, None) != TORCHRUN:
+        return ()
+    from agent.plan.torchrun import torchrun_problems  # noqa: PLC0415 - most runs need none
+
+    return torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
+
+
+def _runtime_env(
+    settings: Settings, environ: Mapping[str, str], ray: str
+) -> tuple[dict[str, object], UploadSize | None]:
+    if settings.runtime_env is None and settings.working_dir is None:
+        return {}, None
+
+    return read_runtime_env(settings, environ, ray)
+
+
+def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loaded:
+    """Load the settings; report errors of the services file together with theirs."""
+    try:
+        return load(environ, command)
+    except SettingsError as error:
+        problems, path = [*error.problems], environ.get("AGENT_SERVICES", "").strip()
+        if path:
+            read_services(Settings(services=path), problems)
+        raise SettingsError(tuple(problems), error.hints) from None
+
+
+def _find_torchrun_programs(
+    environ: Mapping[str, str], loaded: Loaded, ray: str
+) -> tuple[tuple[str, ...] | None, TorchPython | None]:
+    """Return the job's command if it names a program to find, and torch's Python."""
+    command = loaded.command
+    by_torchrun = launcher(loaded.settings, None) == TORCHRUN
+    if not by_torchrun and loaded.settings.preflight is None:
+        return command, None
+    from agent.node.pythons import find_torch  # noqa: PLC0415 - most runs need none
+    from agent.work.torchrun import command_fault, leading_python, runs_a_program  # noqa: PLC0415 - same
+
+    if not by_torchrun:  # the all-reduce before the job is Ray's Python's
+        return command, find_torch(environ, ray)
+    arguments = command or ()
+    is_program = bool(arguments) and command_fault(arguments) is None and runs_a_program(arguments)
+    return command if is_program else None, find_torch(environ, leading_python(arguments))
+
+
+def _port_clashes(
+    environ: Mapping[str, str], loaded: Loaded, topology: Topology | None
+) -> tuple[Problem, ...]:
+    """Return clashes of ports, also where the platform is known but the topology is not."""
+    settings, command = loaded.settings, loaded.command
+    if topology is not None:
+        return port_clashes(settings, command, topology.platform.ports, topology.given_ray)
+    try:
+        claim = detect_platform(environ, settings)
+    except SettingsError:
+        return ()
+    return port_clashes(settings, command, claim.ports, claim.given_ray)
+
+
+def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
+    """Run every check, including ports and GPU driver, without starting anything."""
+    plan = plan_from_environment(environ, None, wants_job=False)
+    ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
+    from agent.checks.recipe import RECIPE_CHECKS  # noqa: PLC0415 - for doctor only
+    from agent.node import gpus  # noqa: PLC0415 - it takes seconds: no run does so
+
+    driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))
+    facts = replace(plan.facts, taken_ports=taken_ports(ports), driver=driver)
+    others = [finding for finding in plan.findings if finding.check in {NAMES, *RECIPE_CHECKS}]
+    return (*run_checks(facts, plan.settings, plan.topology), *others)
+
+
+def _with_own_name(facts: Facts, topology: Topology) -> Facts:
+    """Resolve the head's name if it is this node's host name: other nodes resolve it too."""
+    host = topology.head_host
+    if not topology.is_head or host is None or host in facts.known_names:
+        return facts
+    if not facts.is_own_name(host) or len(facts.addresses()) < 2:
+        return facts
+    return replace(facts, known_names={host: lookup_briefly(host, _LOOKUP_LIMIT)})
+
+
+def _look_up_head(settings: Settings) -> dict[str, tuple[str, ...]]:
+    """Resolve AGENT_HEAD if it is a name: its address decides the role."""
+    if settings.head is None or is_ip(settings.head):
+        return {}
+    return {settings.head: lookup_briefly(settings.head, _LOOKUP_LIMIT)}

@@ -1,0 +1,286 @@
+"""A torchrun job: this node's share, and the head's link to all shares."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.decisions.attempts import submission_id_of
+from agent.decisions.head import state as h
+from agent.decisions.values import HERE, OrderKind
+from agent.plan.plan import JOB_LOG
+from agent.record.log import say
+from agent.runtime import descendants
+from agent.runtime.output import JobOutput, PreambleFilter
+from agent.runtime.waiting import in_thread
+from agent.settings.jobs import TORCHRUN
+from agent.work.job import JobPlaceholders, fill, sizes
+from agent.work.services import reward_url
+from agent.work.torchrun import (
+    RANK_VARIABLE,
+    ShareEnd,
+    ShareOrder,
+    ShareOver,
+    closes_by_itself,
+    exception_text,
+    first_failure,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from agent.boot.node_run import NodeRun
+    from agent.control.reports import Reports
+    from agent.decisions.head.state import HeadState
+    from agent.runtime.output import ByteSink, OutputCopies
+    from agent.runtime.process import Child
+    from agent.work.where import Placeholders
+
+
+LOG = JOB_LOG
+_DISK_LIMIT = 2.0
+_LONGEST_END = 1 << 20
+"""Bytes of the output's end that are searched for torchrun's failure report."""
+
+
+class LocalShare:
+    """Runs this node's torchrun, one attempt after the other."""
+
+    def __init__(self, run: NodeRun, send: Callable[[ShareOver], None]) -> None:
+        self._run = run
+        self._send = send
+        self._child: Child | None = None
+        self._began = 0
+        self._is_stopped = False
+
+    async def start(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        attempt: int,
+        seat: ShareOrder,
+        place: Placeholders,
+        run_id: str,
+    ) -> None:
+        """Start the share of an attempt, after stopping an earlier one."""
+        plan, run = self._run.plan, self._run
+        assert plan.torchrun is not None  # noqa: S101 - ordered only where it starts the job
+        await self.stop(run.plan.budget.ray)
+        errors = run.folder.file(f"torchrun-error-{attempt}.json")
+        self._began = await size_at_start(run, run.folder.file(LOG), errors)
+        env = plan.torchrun.environment(
+            plan.environment(place.node_ip, place.head_ip), attempt, str(errors)
+        )
+        attempt_id = submission_id_of(run_id, attempt)
+        argv = self._argv(attempt, seat, place, attempt_id)
+        self._is_stopped = False
+        say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
+        output = self._scan_output(attempt)
+        self._child = await run.start(TORCHRUN, argv, env, LOG)
+        tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
+
+    def _scan_output(self, attempt: int) -> OutputCopies:
+        """Scan the share's output on a worker; on the head, the job's output is scanned."""
+        from agent.runtime.output import OutputCopies, PreambleFilter  # noqa: PLC0415 - once a job runs
+
+        output = OutputCopies()
+        if not self._run.plan.topology.is_head:
+            source, nothing = self._run.folder.file(LOG), PreambleFilter.disabled()
+            output.add_watcher(source, nothing, self._run.stats.share_lines(attempt), self._began)
+        output.start()
+        return output
+
+    def _argv(
+        self, attempt: int, seat: ShareOrder, place: Placeholders, attempt_id: str
+    ) -> list[str]:
+        plan = self._run.plan
+        assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
+        assert plan.torchrun is not None  # noqa: S101 - same
+        nodes, least, total = sizes(seat.gpus)
+        joined = JobPlaceholders(
+            nodes=nodes,
+            gpus_per_node=least,
+            total_gpus=total,
+            head_ip=place.head_ip,
+            reward_url=reward_url(plan.all_services, replace(place, node_ip=seat.reward_ip)),
+            log_dir=place.log_dir,
+            attempt=attempt,
+            checkpoints=plan.job.checkpoints,
+        )
+        recipe = plan.job.recipe  # the head checked that it fits
+        words = plan.job.argv if recipe is None else recipe.command(seat.nodes).argv
+        return plan.torchrun.share_command(fill(words, joined), seat, attempt_id, place.head_ip)
+
+    async def stop(self, grace: float) -> None:
+        """Stop the share: torchrun forwards the signal to its ranks.
+
+        A torchrun that already stops its ranks after a failure gets no signal: it would forget
+        which rank failed.
+        """
+        child = self._child
+        if child is None or not child.running:
+            return
+        if closes_by_itself(await self._read_output()):
+            with anyio.move_on_after(grace):
+                await child.wait()
+                return
+        self._is_stopped = True
+        await child.stop(grace, leader_ends_group=True)
+
+    async def _watch(
+        self, child: Child, attempt: int, attempt_id: str, errors: Path, output: OutputCopies
+    ) -> None:
+        code = await child.wait()
+        self._run.record_child_end(child)
+        if code != 0:  # a killed torchrun leaves its ranks, each in its own session
+            for name in await anyio.to_thread.run_sync(
+                descendants.kill_marked, RANK_VARIABLE, attempt_id.__eq__
+            ):
+                say(f"torchrun had left {name} running: killed", "warning")
+        text, errors_text = await self._read_output(), await in_thread(lambda: _text_of(errors))
+        await anyio.to_thread.run_sync(
+            output.finish, _DISK_LIMIT
+        )  # its findings are sent with the end, or before
+        failure = None if code == 0 else first_failure(text, _time_of_day())
+        if failure is not None:
+            end = ShareEnd(
+                failure.code, failure.local_rank, exception_text(errors_text), failure.ago
+            )
+        elif self._is_stopped:
+            end = ShareEnd(code, by_order=True)
+        else:
+            end = ShareEnd(code, words="" if code == 0 else await child.tail())
+        self._send(ShareOver(attempt, end))
+
+    async def _read_output(self) -> str:
+        """Return the end of this attempt's output."""
+        path, began = self._run.folder.file(LOG), self._began
+        return await in_thread(lambda: _text_of(path, began))
+
+
+async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
+    """Return a log's size as an attempt begins, and remove an earlier attempt's error file.
+
+    On a stalled disk this takes 2 s, and earlier output may be passed on again.
+    """
+
+    def look() -> str:
+        if former is not None:
+            with suppress(OSError):
+                former.unlink(missing_ok=True)
+        return str(size_of(log))
+
+    async def look_in_time() -> int:
+        size = await in_thread(look, _DISK_LIMIT)
+        if not size:
+            problem = f"{run.folder.path} does not answer within {_DISK_LIMIT:g} s"
+            raise TimeoutError(f"{problem}. Output of an earlier attempt may be repeated")
+        return int(size)
+
+    size = await run.best_effort(f"a look at {log.name}", look_in_time)
+    return size if isinstance(size, int) else 0
+
+
+def size_of(path: Path) -> int:
+    """Return a file's size; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _text_of(path: Path, began: int = 0) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(began, size_of(path) - _LONGEST_END))
+            return file.read(_LONGEST_END).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _time_of_day() -> float:
+    now = time.time()
+    local = time.localtime(now)
+    return local.tm_hour * 3600 + local.tm_min * 60 + local.tm_sec + now % 1
+
+
+class TorchrunLink:
+    """Starts, stops and follows attempts on all nodes, as RayLink does for Ray."""
+
+    def __init__(
+        self,
+        run: NodeRun,
+        place: Placeholders,
+        send: Callable[[h.HeadEvent], None],
+        watcher: ByteSink | None = None,
+    ) -> None:
+        self._run = run
+        self._watcher = watcher
+        self._place = place
+        self._send = send
+        self._share = LocalShare(run, self._on_share_over)
+        self._tasks: anyio.abc.TaskGroup | None = None
+        self._reports: Reports | None = None
+        self._others: dict[str, int] = {}
+        """The agents with a share of the last attempt, and its number."""
+
+    def _on_share_over(self, over: ShareOver) -> None:
+        self._send(h.OwnShareOver(over))
+
+    async def run(self) -> None:
+        """Run until canceled: the nodes' agents report their shares."""
+        await anyio.sleep_forever()
+
+    async def launch(
+        self,
+        tasks: anyio.abc.TaskGroup,
+        state: HeadState,
+        reports: Reports,
+        run_id: str,
+        reward_ip: str,
+    ) -> JobOutput:
+        """Start every node's share of the attempt; return this node's output."""
+        number, nodes = state.attempt.number, state.shares.sizes
+        self._tasks, self._reports, self._others = tasks, reports, {}
+        for rank, key in enumerate(state.shares.by_node):
+            if key != HERE:
+                self._others[key] = number
+                seat = ShareOrder(rank, nodes, reward_ip)
+                reports.order(key, OrderKind.RUN_SHARE, "job", number, seat=seat)
+        log = self._run.folder.file(LOG)
+        begins = await size_at_start(self._run, log)
+        output = JobOutput(
+            *(log, PreambleFilter.disabled(), None),
+            skip=begins,
+            on_passed=self._run.node.set_passed_on,
+            watcher=self._watcher,
+            begins=begins,
+        )
+        output.start()
+        await self._share.start(tasks, number, ShareOrder(0, nodes, reward_ip), self._place, run_id)
+        self._send(h.Submitted(state.attempt.id))
+        return output
+
+    async def follow(self, job_id: str, _mirror: object = None) -> None:
+        """Report that the job was never submitted: its shares ended with the earlier agent."""
+        self._send(h.NeverSubmitted(job_id))
+
+    async def stop_job(self, _job_id: str) -> None:
+        """Order every node to stop its share."""
+        for key, number in self._others.items():
+            assert self._reports is not None  # noqa: S101 - they were ordered through it
+            self._reports.order(key, OrderKind.STOP_SHARE, "job", number)
+        assert self._tasks is not None  # noqa: S101 - stopped only after it was launched
+        self._tasks.start_soon(self._share.stop, self._run.plan.budget.job)
+
+    def forget(self, _job_id: str) -> None:
+        """Forget an attempt that is over."""
+        self._others = {}
+
+    async def stop_local(self, grace: float) -> None:
+        """Stop this node's share if it still runs."""
+        await self._share.stop(grace)

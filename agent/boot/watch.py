@@ -1,0 +1,185 @@
+"""Watch the head's Ray, GCS and silent workers."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import anyio
+
+from agent.base.text import in_url
+from agent.decisions.head import state as h
+from agent.decisions.head.state import NodesAsked, WorkerSilent
+from agent.plan.waits import ASK_LIMIT
+from agent.record.log import say
+from agent.runtime.probes import first_answer, port_answers, reply_evidence
+from agent.runtime.ray_watch import RayParts, watch_helpers
+from agent.runtime.waiting import NotYet, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from agent.base.ports import Ports
+    from agent.boot.node_run import NodeRun
+    from agent.control.reports import Reports
+    from agent.decisions.head.fleet import Fleet
+    from agent.runtime.process import Child
+    from agent.work.where import Placeholders
+
+
+async def watch_gcs(
+    host: str,
+    port: int,
+    step: float,
+    send: Callable[[h.HeadEvent], None],
+    is_waiting: Callable[[], bool],
+) -> None:
+    """Send an event when GCS accepts connections, and when it stops while Ray still boots.
+
+    The bridge, which still imports Ray, would be later; and `ray start` reports a GCS that died at
+    boot only after a minute.
+    """
+
+    async def is_open() -> bool | NotYet:
+        evidence = await port_answers(host, port)
+        return NotYet(evidence) if evidence else True
+
+    async def is_closed() -> str | NotYet:
+        if not is_waiting():
+            return ""
+        return await port_answers(host, port) or NotYet()
+
+    def send_evidence(evidence: str) -> None:
+        send(h.HeadRaySilent(evidence))
+
+    await until(is_open, None, longest=step, on_evidence=send_evidence)
+    send(h.GcsOpen())
+    evidence = await until(is_closed, None, step=1.0)
+    if evidence:
+        send_evidence(f"GCS answered once: {evidence}")
+
+
+async def watch_ray(
+    run: NodeRun,
+    child: Child,
+    place: Placeholders,
+    send: Callable[[h.HeadEvent], None],
+    is_waiting: Callable[[], bool],
+) -> h.RayGone:
+    """Watch one `ray start` until it ends; return the event of its end."""
+
+    def send_hang(evidence: str, beside_job: bool) -> None:  # noqa: FBT001 - an event's fields
+        send(h.RayHangs(evidence, beside_job))
+
+    gcs = (place.node_ip, run.plan.ports.gcs)
+    parts = RayParts(child, run.now, partial(say, level="warning"))
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(watch_gcs, *gcs, 0.1, send, is_waiting)
+        tasks.start_soon(parts.watch)
+        tasks.start_soon(watch_helpers, child, send_hang, run.best_effort)
+        code = await child.wait()
+        tasks.cancel_scope.cancel()
+    run.record_child_end(child)
+    return h.RayGone(await parts.end_sentence(code), run.memory.recent())
+
+
+_RETURNS_WITHIN = 0.5
+"""Seconds for an agent to reconnect: it also closes its connection to send a new report at once."""
+_PROBE = 2.2
+"""Longest wait for a silent worker's answer.
+
+A lost SYN is sent again after 1 s; on a link that loses 30 % and delays the rest by 200 ms each
+way, an answer takes 0.4 s at best, and half of all tries are lost. With the time to reconnect it
+stays below the 3 s within which a dead worker is named; a dead agent on a live machine takes less,
+since the connection is refused at once.
+"""
+_BEYOND = 1.0
+"""A probe that ends at its own limit gives no evidence, so that limit is later than ours."""
+_EVERY = 5.0
+_AT_ONCE = 128
+"""Concurrent probes: if the head is cut off, all workers become silent together."""
+
+
+class SilenceWatch:
+    """Probes each worker that stopped reporting, once, and sends the result."""
+
+    def __init__(
+        self, reports: Reports, ports: Ports, send: Callable[[WorkerSilent], None]
+    ) -> None:
+        self._reports = reports
+        self._ports = ports
+        self._send = send
+        self._limiter = anyio.CapacityLimiter(_AT_ONCE)
+
+    async def run(self) -> None:
+        """Probe workers whose connection broke, and at intervals those that are overdue."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch_overdue)
+            async for key in self._reports.disconnected():
+                tasks.start_soon(self._on_broken_off, key)
+
+    async def _on_broken_off(self, key: str) -> None:
+        if not await self._reports.reports_again(key, _RETURNS_WITHIN):
+            await self._probe_worker(key)
+
+    async def _watch_overdue(self) -> None:
+        async def probe_overdue() -> NotYet:
+            async with anyio.create_task_group() as tasks:
+                for key in self._reports.overdue():
+                    tasks.start_soon(self._probe_worker, key)
+            return NotYet()
+
+        await until(probe_overdue, None, step=_EVERY, longest=_EVERY)
+
+    async def _probe_worker(self, key: str) -> None:
+        """Probe an agent and the Ray beside it; send an event if the agent does not answer."""
+        ip = self._reports.address_of(key)
+        if ip is None:
+            return
+        found = {"agent": "", "ray": ""}
+
+        async def agent() -> None:
+            url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
+            asked = partial(reply_evidence, url, None, "", _PROBE + _BEYOND)
+            found["agent"] = await first_answer(asked, _PROBE)
+
+        async def ray() -> None:
+            asked = partial(port_answers, ip, self._ports.node_manager, _PROBE + _BEYOND)
+            found["ray"] = await first_answer(asked, _PROBE)
+
+        async with self._limiter, anyio.create_task_group() as tasks:
+            tasks.start_soon(agent)
+            tasks.start_soon(ray)
+        if found["agent"] and self._reports.mark_silent(key):
+            self._send(WorkerSilent(key, found["agent"], ray_answers=not found["ray"]))
+
+
+_NODES_AT_ONCE = 256
+_PER_NODE = 2.0
+
+
+async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], None]) -> None:
+    """Probe all workers of a failed job, and send the silent ones."""
+    send(NodesAsked(job_id, await find_silent_nodes(fleet)))
+
+
+async def find_silent_nodes(fleet: Fleet) -> dict[str, str]:
+    """Probe each worker's raylets at the ports in GCS; return the silent ones with evidence.
+
+    GCS needs 15 s to miss a node; the kernel of a live node answers at once.
+    """
+    found: dict[str, str] = {}
+    limiter = anyio.CapacityLimiter(_NODES_AT_ONCE)
+
+    async def probe_port(ip: str, name: str, port: int) -> None:
+        async with limiter:
+            evidence = await port_answers(ip, port, _PER_NODE)
+        if evidence:
+            found[name] = f"its Ray does not answer, {evidence}"
+
+    with anyio.move_on_after(ASK_LIMIT):
+        async with anyio.create_task_group() as tasks:
+            for ip, name in fleet.alive.items():
+                for port in fleet.raylet_ports.get(ip, ()):
+                    tasks.start_soon(probe_port, ip, name, port)
+    return dict(found)

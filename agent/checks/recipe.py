@@ -1,0 +1,136 @@
+"""Checks of the job: program, framework, disk for checkpoints, W&B key."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from agent.checks.finding import Finding, Level
+from agent.work.job import version_of
+from agent.work.recipes import recipe_of
+from agent.work.recipes.recipe import UnknownVersionError, version_list, version_text
+
+if TYPE_CHECKING:
+    from agent.node.facts import Facts
+    from agent.settings.jobs import KnownJob
+    from agent.settings.model import Settings
+    from agent.topology.resolve import Topology
+
+
+FRAMEWORK = "framework"
+CHECKPOINTS = "checkpoints"
+_GIB = 1 << 30
+_CHECKPOINT_FACTOR = 7
+"""Size of a checkpoint relative to its weights: 2 bytes, plus 12 of the optimizer."""
+RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS)
+
+
+def framework(
+    known: KnownJob, facts: Facts, settings: Settings, topology: Topology
+) -> tuple[Finding, ...]:
+    """Without its framework a job fails only after the boot; another version may fail later."""
+    found = facts.framework
+    if not known.framework or found is None or not topology.is_head:
+        return ()
+    if not found.folder:
+        return (_missing(known, facts, settings, topology),)
+    try:
+        chosen = version_of(known, found)
+    except UnknownVersionError as error:
+        what = f"{known.framework} in {found.folder} is not one that {known.name} can use: {error}"
+        remedy = "Install one of these, or give the command of your own after --"
+        return (Finding(FRAMEWORK, Level.FAIL, what, remedy),)
+    if chosen.warning:
+        what = f"{known.framework} {chosen.warning}"
+        remedy = "If it refuses an argument, give the command of your own after --"
+        return (Finding(FRAMEWORK, Level.WARN, what, remedy),)
+    name = f"{known.framework} {found.version}".strip()
+    return (Finding(FRAMEWORK, Level.OK, f"{name} in {found.folder}"),)
+
+
+def _missing(known: KnownJob, facts: Facts, settings: Settings, topology: Topology) -> Finding:
+    """Report a missing framework: a failure unless the run may still install it."""
+    what = f"{known.framework} is not installed for {facts.job_python}"
+    may_come = (
+        settings.runtime_env,
+        settings.working_dir,
+        settings.prepare,
+        settings.prepare_each,
+        settings.services,
+    )
+    elsewhere = topology.given_ray is not None
+    versions = recipe_of(known).VERSIONS
+    if elsewhere or any(may_come):
+        newest = f": the arguments are those of {version_text(versions[-1])}" if versions else ""
+        remedy = "Put the same version here, so that the arguments are its own"
+        return Finding(FRAMEWORK, Level.WARN, f"{what} here{newest}", remedy if versions else "")
+    which = f" ({version_list(versions)})" if versions else ""
+    remedy = f"Install it there{which}, or start the agent in its checkout"
+    return Finding(FRAMEWORK, Level.FAIL, what, remedy)
+
+
+def checkpoints_on_volume(facts: Facts, folder: str) -> tuple[Finding, ...]:
+    """A container's own disk is lost with it, and other nodes cannot read it."""
+    mount = facts.checkpoints
+    if mount is None or not mount.is_containers_own:
+        return ()
+    what = f"{folder} lies on no volume ({mount.kind} at {mount.folder}): it is lost with this pod"
+    remedy = "Set AGENT_CHECKPOINTS to a folder of a volume that all nodes share"
+    return (Finding(CHECKPOINTS, Level.WARN, what, remedy),)
+
+
+def checkpoint_space(facts: Facts, folder: str) -> tuple[Finding, ...]:
+    """A run without space for a second checkpoint fails hours after the first."""
+    free, wanted = facts.checkpoints_free, 2 * _CHECKPOINT_FACTOR * facts.model_bytes
+    if free is None or free >= wanted:
+        return ()
+    what = (
+        f"{folder}: {free // _GIB} GiB free; two checkpoints of this model's weights "
+        f"({facts.model_bytes / _GIB:.1f} GiB) with their optimizer may take {wanted // _GIB}"
+    )
+    remedy = "Set AGENT_CHECKPOINTS to a larger disk, or have the recipe keep fewer"
+    return (Finding(CHECKPOINTS, Level.WARN, what, remedy),)
+
+
+JOB = "job"
+
+
+def job_program(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
+    """A missing program would fail with exit code 127, only after the boot."""
+    may_come = (
+        settings.runtime_env,
+        settings.working_dir,
+        settings.prepare,
+        settings.prepare_each,
+        settings.services,
+    )
+    elsewhere = not topology.is_head or topology.given_ray is not None
+    if not facts.program_fault or elsewhere or any(may_come):
+        return ()
+    remedy = (
+        "Correct the command after --, put its program on PATH, or provide it by "
+        "AGENT_PREPARE or AGENT_WORKING_DIR"
+    )
+    return (Finding(JOB, Level.FAIL, f"the program after --: {facts.program_fault}", remedy),)
+
+
+_MIN_KEY_LENGTH = 40
+_KEY_CHARACTERS = re.compile(r"[\w-]+", re.ASCII)
+
+
+def wandb_key(facts: Facts, settings: Settings, _topology: Topology) -> Finding:
+    """W&B refuses a malformed key only when the job starts to log, long after the boot."""
+    secret = settings.wandb_api_key
+    if secret is None:
+        what = "W&B has this machine's login" if facts.wandb_login else "none: W&B stays offline"
+        return Finding("W&B key", Level.OK, what)
+    before, _, after = secret.reveal().partition("-")
+    own = after or before
+    if not _KEY_CHARACTERS.fullmatch(own):
+        what = "it has characters other than letters, digits, dashes and underscores"
+    elif len(own) < _MIN_KEY_LENGTH:
+        what = f"it has {len(own)} characters; W&B's have {_MIN_KEY_LENGTH} or more"
+    else:
+        return Finding("W&B key", Level.OK, "well-formed")
+    remedy = "Copy WANDB_API_KEY anew from W&B's settings, or unset it: W&B then stays offline"
+    return Finding("W&B key", Level.WARN, what, remedy)

@@ -1,0 +1,296 @@
+"""The verbs that ask a running head: doctor --all, logs, stop, status --watch."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from urllib.parse import quote
+
+import anyio
+
+from agent.base.text import all_escaped
+from agent.checks.finding import Finding, Level, node_list
+from agent.control.ask import (
+    OTHER_VERSION,
+    UNKNOWN_FORMAT_ERRORS,
+    NoStatus,
+    ask,
+    ask_with_key,
+    failure_reason,
+    find_head,
+    follow_status,
+    status_text,
+)
+from agent.control.view import changes, duration_text, one_line, without_clocks
+from agent.plan.show import finding_line
+from agent.runtime.waiting import NotYet, TimedOutError, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from agent.control.ask import HttpAnswer
+    from agent.control.view import Status
+
+HEAD = "head"
+OUTAGE_LIMIT = 15.0
+"""A killed agent is started again within 2 s, later on a busy machine."""
+_RETRY_PAUSE = 0.5
+_JOB, _AGENT = "job", "agent"
+_STOP_MARGIN = 10.0
+"""Seconds beyond the head's grace, in which it writes and sends the verdict."""
+GONE_AFTER = 15.0
+"""Seconds without a status after which the head counts as gone; it sends one every 5 s."""
+
+
+def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
+    """Print all nodes' findings; return 0, 78 where a check fails, 69 if no head answers."""
+    found = find_head(environ)
+    if found is None:
+        return 69
+    _, where, settings = found
+    answer = ask_with_key(f"http://{where}/findings", settings, log_root)
+    if answer.status != 200:
+        why = failure_reason(answer, "findings are told")
+        print(f"pod-agent: {where} told nothing: {why}", file=sys.stderr)
+        return 69
+    try:
+        data = all_escaped(json.loads(answer.body))
+        lines = list(_finding_lines(data))
+        failed = any(row["level"] == Level.FAIL.value for row in _rows(data))
+    except (KeyError, TypeError, ValueError):
+        print("pod-agent: an agent of another version answers", file=sys.stderr)
+        return 69
+    print(json.dumps({"ok": not failed, **data}, indent=2) if as_json else "\n".join(lines))
+    return 78 if failed else 0
+
+
+def _rows(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [*data["between"], *data["findings"]]
+
+
+def _finding_lines(data: Mapping[str, Any]) -> Iterator[str]:
+    count = len(data["nodes"])
+    for row in _rows(data):
+        finding = Finding(row["check"], Level(row["level"]), row["what"], row["remedy"])
+        of = node_list(row["nodes"], count) if "nodes" in row else "between nodes"
+        yield f"{finding_line(finding)} [{of}]"
+    for name in data["unknown"]:
+        yield f"   of {name} nothing is known: no agent runs there"
+
+
+class _LogPosition(NamedTuple):
+    """Where the next part of a log starts, and whether the run has its verdict."""
+
+    next: int | None
+    over: bool
+
+
+def show_logs(environ: Mapping[str, str], log_root: Path, words: list[str], *, follow: bool) -> int:
+    """Print a log; return 0, or 69 where no head answers or it has no such log."""
+    found = find_head(environ)
+    if found is None:
+        return 69
+    status, where, settings = found
+    node, name = _node_and_log(words, status)
+    url = f"http://{where}/logs/{quote(node, safe='')}/{quote(name, safe='')}"
+    answer = ask_with_key(url, settings, log_root)
+    if answer.status != 200:
+        print(f"pod-agent: {where}: {failure_reason(answer, 'logs are shown')}", file=sys.stderr)
+        return 69
+    part = _print_part(answer)
+    if not follow:
+        return 0
+    if part.next is None:
+        what = f"the log of {node} comes as its last lines only, which cannot be followed"
+        print(f"pod-agent: {what}", file=sys.stderr)
+        return 0
+    return _follow_log(part, where, lambda after: ask_with_key(url + after, settings, log_root))
+
+
+def _follow_log(part: _LogPosition, where: str, ask: Callable[[str], HttpAnswer]) -> int:
+    """Print new parts until the run is over; a head that is restarted is back within seconds."""
+    silent_since: float | None = None
+    while True:
+        answer = ask(f"?after={part.next}")
+        if answer.status == 200:
+            part, silent_since = _print_part(answer), None
+            continue
+        if part.over and not answer.status:  # the head is gone and the log complete
+            return 0
+        now = time.monotonic()
+        silent_since = now if silent_since is None else silent_since
+        if now >= silent_since + OUTAGE_LIMIT:
+            why = failure_reason(answer, "logs are shown")
+            what = (
+                f"the head's agent gave no more of the log for {OUTAGE_LIMIT:g} s, and no verdict"
+            )
+            print(f"pod-agent: {where}: {what}: giving up ({why})", file=sys.stderr)
+            return 69
+        time.sleep(_RETRY_PAUSE)  # for a person only; nothing waits on it
+
+
+def _print_part(answer: HttpAnswer) -> _LogPosition:
+    """Print a part of a log."""
+    data = json.loads(answer.body)
+    print(data["text"], end="", flush=True)
+    return _LogPosition(data["next"], data.get("over", False))
+
+
+def _node_and_log(words: list[str], status: Mapping[str, Any]) -> tuple[str, str]:
+    """Return node and log from the arguments: one that is no node's name is a log's."""
+    if len(words) == 2:
+        return words[0], words[1]
+    nodes = {str(node.get("name")) for node in status.get("nodes", [])}
+    if not words:
+        return HEAD, _JOB
+    if words[0] in nodes:
+        return words[0], _AGENT
+    return (HEAD, _JOB) if words[0] == HEAD else (HEAD, words[0])
+
+
+def stop(environ: Mapping[str, str], log_root: Path) -> int:
+    """End the run as SIGTERM on the head would; return 0 after its end, 69 if no head answers."""
+    found = find_head(environ)
+    if found is None:
+        return 69
+    status, where, settings = found
+    answer = ask_with_key(f"http://{where}/stop", settings, log_root, post=True)
+    if answer.status != 200:
+        why = failure_reason(answer, "a run is stopped")
+        print(f"pod-agent: {where} was not stopped: {why}", file=sys.stderr)
+        return 69
+    within = float(json.loads(answer.body)["within"]) + _STOP_MARGIN
+    print(f"pod-agent: run {status.get('run_id')} is told to end", file=sys.stderr)
+    return anyio.run(_wait_for_end, where, within)
+
+
+async def _wait_for_end(where: str, limit: float) -> int:
+    async def gone() -> bool | NotYet:
+        answer = await anyio.to_thread.run_sync(lambda: ask(f"http://{where}/livez", limit=2.0))
+        return NotYet("it still answers") if answer.status else True
+
+    try:
+        await until(gone, limit)
+    except TimedOutError:
+        print(f"pod-agent: {where} still answers after {limit:g} s", file=sys.stderr)
+        return 69
+    return 0
+
+
+class Screen(Protocol):
+    """Where the status of a run is shown."""
+
+    def show(self, status: Status) -> None:
+        """Show a status."""
+
+    def show_outage(self, why: str) -> None:
+        """Show why the head does not answer."""
+
+
+def watch_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
+    """Show the run until its end (0) or until its head is gone (69)."""
+    found = find_head(environ)
+    if found is None:
+        return 69
+    status, where, settings = found
+    with _open_screen(as_json=as_json) as screen:
+        code, message = _show_until_end(
+            screen, where, follow_status(where, status, settings, log_root)
+        )
+    if message:
+        print(message, file=sys.stderr)
+    return code
+
+
+def _show_until_end(
+    screen: Screen,
+    where: str,
+    statuses: Iterable[Status | NoStatus],
+    clock: Callable[[], float] = time.monotonic,
+) -> tuple[int, str]:
+    """Show each status; return the exit code and a message."""
+    received, phase = clock(), ""
+    for status in statuses:
+        if isinstance(status, NoStatus):
+            silence = clock() - received
+            why = f"{where} does not answer: {status.reason}"
+            if silence > GONE_AFTER:
+                gone = f"pod-agent: the head is gone: {why}"
+                return 69, f"{gone}; {duration_text(silence)} ago it was {one_line(phase)}"
+            screen.show_outage(why)
+            continue
+        received = clock()
+        try:
+            screen.show(status)
+            phase = str(status["phase"])
+            is_over = phase == "leaving" and bool(status.get("verdict"))
+        except UNKNOWN_FORMAT_ERRORS:
+            return 69, OTHER_VERSION
+        if is_over:
+            return 0, ""
+    return 69, ""
+
+
+@contextmanager
+def _open_screen(*, as_json: bool) -> Iterator[Screen]:
+    """Open the screen to use: JSON, live on a terminal with rich, or lines."""
+    if as_json:
+        yield JsonScreen()
+        return
+    if sys.stdout.isatty():
+        try:
+            from agent.control.rich_view import LiveScreen  # noqa: PLC0415 - rich, where it is installed
+        except ImportError:
+            pass
+        else:
+            live = LiveScreen()
+            if live.can_show:
+                with live:
+                    yield live
+                live.show_last()
+                return
+    yield LineScreen()
+
+
+class JsonScreen:
+    """Prints each changed status as a line of JSON."""
+
+    def __init__(self) -> None:
+        self._before: object = None
+
+    def show(self, status: Status) -> None:
+        """Print a status that differs in more than its clocks."""
+        content = without_clocks(status)
+        if content != self._before:
+            self._before = content
+            print(json.dumps(status), flush=True)
+
+    def show_outage(self, why: str) -> None:
+        """Print nothing: the last line stays the newest."""
+
+
+class LineScreen:
+    """Prints the status once, then a line for each change."""
+
+    def __init__(self) -> None:
+        self._before: Status | None = None
+        self._is_silent = False
+
+    def show(self, status: Status) -> None:
+        """Print the changes."""
+        lines = [status_text(status)] if self._before is None else changes(self._before, status)
+        if self._is_silent:
+            lines.insert(0, "the head answers again")
+        self._before, self._is_silent = status, False
+        for line in lines:
+            print(line, flush=True)
+
+    def show_outage(self, why: str) -> None:
+        """Print the reason once per outage."""
+        if not self._is_silent:
+            self._is_silent = True
+            print(one_line(why), flush=True)

@@ -1,0 +1,424 @@
+"""The head's `decide`: (state, event, time) to (state, actions), and the order of its steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.text import listed
+from agent.decisions import values
+from agent.decisions.attempts import Attempt, DriverSignaled, submission_id_of
+from agent.decisions.head import fleet, probes, retry, services, shares, waits
+from agent.decisions.head import state as h
+from agent.decisions.head.boot import booting
+from agent.decisions.head.end import on_later_head, on_stop, stopping
+from agent.decisions.head.fleet import Fleet, Worker, liveness_of
+from agent.decisions.head.run import judging, resuming, running, submitting
+from agent.decisions.head.state import HeadEvent, HeadPhase, HeadState
+from agent.decisions.head.waits import pending_waits, service_title, with_service
+from agent.decisions.values import (
+    HERE,
+    Item,
+    LogLine,
+    Outage,
+    ServiceGone,
+    ServiceReady,
+    ServiceWaits,
+    Step,
+    StepOver,
+    StopAsked,
+    Uploading,
+)
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from agent.decisions.head.retry import Decision
+    from agent.decisions.head.state import HeadAction, Key
+
+
+_MAX_OUTAGES = 200
+
+
+def first_state(goal: h.HeadGoal) -> HeadState:
+    """Return the state in which the head starts."""
+    number = goal.first_attempt
+    state = HeadState(
+        goal=goal,
+        attempt=Attempt(submission_id_of(goal.run_id, number, goal.submission_id), number),
+        ray=Item(Step.READY) if goal.by_torchrun else Item(),
+        fleet=Fleet(by_report=goal.by_torchrun),
+        steps={
+            (HERE, step.name): Item().ready() if step.name in goal.finished_steps else Item()
+            for step in goal.steps
+        },
+        step_queues=services.first_step_queues(goal),
+        required=goal.expected_workers,
+        leftovers=dict.fromkeys(goal.former_workers, 0.0),
+    )
+    for spec in goal.services:
+        if spec.where.includes(goal.rank, is_head=True):
+            state = with_service(state, (HERE, spec.name), services.first_item(goal))
+    own = [key for key, item in state.steps.items() if item.step is Step.PENDING]
+    state = services.hold_back(state, [*own, *state.services.items], state.attempt.began)
+    return (
+        state
+        if goal.resumed_attempt is None
+        else h.resume_from_snapshot(state, goal.resumed_attempt)
+    )
+
+
+def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Apply one event; return the new state and the actions to carry out.
+
+    The steps, in their order:
+
+    1. A head that is leaving only applies the event.
+    2. A stop signal and a later head of this run end the run: the job first, see `end`.
+    3. The event changes the state: `apply_event`.
+    4. Deadlines and losses that follow from it: silent agents, absent shares, a hung Ray.
+    5. Orders to workers: services, prepare steps, probes.
+    6. The phase decides what comes next: `_BY_PHASE`.
+    7. What was blocked by a dependency starts.
+    8. A snapshot that changed is saved before any other action.
+    """
+    after, actions = _decide_event(state, event, now)
+    snapshot = h.snapshot_of(after)
+    if snapshot is not None and h.snapshot_changed(state, snapshot):
+        # first, so that an agent that is killed while it acts leaves a record of the decision
+        actions = (h.SaveSnapshot(snapshot), *actions)
+    return after, actions
+
+
+def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
+    if before.phase is HeadPhase.LEAVING:  # the outcome stands
+        return apply_event(before, event, now), ()
+    if isinstance(event, StopAsked):  # ends the run in every phase
+        return on_stop(before, event, now)
+    if isinstance(event, h.LaterHead):  # likewise: two heads must not run one job
+        return on_later_head(before, event, now)
+    state = apply_event(before, event, now)
+    state = replace(state, fleet=state.fleet.expire_silent(now))
+    # an absent worker's share is absent too
+    state = shares.recount_absent(before, state)
+    # before any step below changes the state: messages compare what the event alone changed
+    logged = messages(before, state, event)
+    # a Ray that hangs too long is a lost Ray, which the phase handles
+    state = waits.expire_hang(state, now)
+    # before the phase decides: it blames a recent loss for a job that fails
+    state = retry.record_losses(state, departed_nodes(before, state, event), now)
+    state, service_orders = services.order_services(state, event, now)
+    state, step_orders = services.order_steps(state, event, now)
+    has_new_count = state.fleet.alive is not before.fleet.alive
+    state, probe_orders = probes.advance_probes(state, event, now, is_count_new=has_new_count)
+    state, phase_actions = _BY_PHASE[state.phase](state, event, now)
+    actions = (*logged, *service_orders, *step_orders, *probe_orders, *phase_actions)
+    if state.phase is HeadPhase.LEAVING:  # nothing starts any more
+        return state, actions
+    # last: the phase may have made ready what others depend on
+    state, starts = services.start_unblocked(before, state, event, now)
+    state, unblocked = services.order_unblocked_steps(before, state)
+    return state, (*actions, *starts, *unblocked)
+
+
+_BY_PHASE = {
+    HeadPhase.RESUMING: resuming,
+    HeadPhase.BOOTING: booting,
+    HeadPhase.SUBMITTING: submitting,
+    HeadPhase.RUNNING: running,
+    HeadPhase.JUDGING: judging,
+    HeadPhase.STOPPING: stopping,
+}
+
+
+def deadline(state: HeadState) -> float | None:
+    """Return when `decide` must run again even if no event arrives; None for never."""
+    if state.phase is HeadPhase.LEAVING:
+        return None
+    times = [wait.deadline for wait in pending_waits(state)]
+    if state.phase is HeadPhase.BOOTING and not times:
+        times.append(state.phase_since)  # no wait at all: go on at once
+    if state.phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
+        dead = state.services.ended.values()
+        times += [item.restart_at for item in dead if item.restart_at is not None]
+        alone = services.service_node_deadline(state)
+        times += [] if alone is None else [alone]
+    times += [
+        at for at in (state.probes.samples_due, state.probes.early_samples_at) if at is not None
+    ]
+    if state.fleet.silence_check_at is not None:
+        times.append(state.fleet.silence_check_at)
+    silent_by = shares.silent_shares_deadline(state)
+    if state.phase is HeadPhase.STOPPING and silent_by is not None:
+        times.append(silent_by)
+    if (
+        state.below_required_since is not None
+        and state.phase is HeadPhase.RUNNING
+        and state.goal.has_job
+    ):
+        times.append(state.below_required_since + state.goal.limits[planned.NODE])
+    return min(times, default=None)
+
+
+def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  # noqa: C901, PLR0911, PLR0912 - one case, one return
+    """Return the state after an event, without what follows from it."""
+    match event:
+        case h.RayNodes(nodes):  # Ray is up once the head's own node is listed
+            head = next((node.ip for node in nodes if node.is_head and node.alive), None)
+            ray = state.ray if head is None else state.ray.ready()
+            sizes = {node.ip: node.size for node in nodes if node.alive}
+            fleet = state.fleet.with_ray_nodes(nodes)
+            return replace(state, ray=ray, ray_head_ip=head, node_sizes=sizes, fleet=fleet)
+        case h.GcsOpen():
+            evidence = "GCS answered, the head's node is not in it yet"
+            is_pending = state.ray.step is Step.PENDING
+            ray = replace(state.ray, evidence=evidence) if is_pending else state.ray
+            return replace(state, gcs_answers=True, ray=ray)
+        case h.HeadRaySilent(evidence):
+            return replace(state, ray=replace(state.ray, evidence=evidence))
+        case h.RayGone(evidence, memory):
+            ray = state.ray.lost(evidence)
+            return replace(state, ray=ray, last_ray_exit=evidence, oom_evidence=memory)
+        case h.RayHangs():
+            return waits.apply_hang(state, event, now)
+        case h.WorkerIntroduced(key, _, facts, findings):
+            return replace(state, fleet=state.fleet.with_facts(key, facts, findings))
+        case h.Cleared(over, left) if over == state.attempt.number - 1:
+            return replace(state, own_leftovers=f"{left} cannot be ended" if left else None)
+        case h.CheckpointSeen(_, step, path):
+            return replace(state, newest_checkpoint=step, resumes_from=path)
+        case h.WorkerReported(worker):
+            return shares.apply_share_report(_apply_report(state, worker, now), worker, now)
+        case h.OwnShareOver(over):
+            return shares.apply_share_end(state, HERE, over.attempt, over.end, now)
+        case h.WorkerSilent(key, evidence, ray_answers):
+            fleet = state.fleet.mark_silent(key, evidence, now, is_lost=not ray_answers)
+            return replace(state, fleet=fleet)
+        case h.WorkerReplaced(key):
+            return _forget_worker(state, key)
+        case StepOver(name, failure, node):
+            item = state.steps.get((node, name))
+            if item is None:
+                return state
+            item = item.lost(failure) if failure else item.ready()
+            return replace(state, steps={**state.steps, (node, name): item})
+        case ServiceReady(name, node, generation):
+            return _apply_service_state(state, (node, name), generation, (Step.READY, ""), now)
+        case ServiceWaits(name, evidence, node, generation):
+            return _apply_service_state(
+                state, (node, name), generation, (Step.PENDING, evidence), now
+            )
+        case ServiceGone(name, evidence, node, generation):
+            return _apply_service_state(state, (node, name), generation, (Step.LOST, evidence), now)
+        case h.JobHeard(job, report) if job == state.attempt.id:
+            return replace(state, attempt=state.attempt.with_status(now, report))
+        case DriverSignaled(job) if job == state.attempt.id:
+            return replace(state, attempt=replace(state.attempt, signaled=True))
+        case h.Submitted(job) if job == state.attempt.id:
+            return replace(state, attempt=state.attempt.with_status(now, None))
+        case h.NodesAsked(job, silent) if job == state.attempt.id and silent:
+            why = "; ".join(f"{name}: {evidence}" for name, evidence in silent.items())
+            if state.goal.ray_is_given:  # a network policy may keep them out of reach
+                return replace(state, attempt=replace(state.attempt, unreachable_nodes=why))
+            attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
+            return replace(state, attempt=attempt, last_loss=f"lost {why}", last_loss_at=now)
+        case h.SubmitWaits(job, evidence) if job == state.attempt.id:
+            ray, upload = replace(state.ray, evidence=evidence), values.end_upload(state.upload)
+            return replace(state, ray=ray, upload=upload)
+        case Uploading(job) if job == state.attempt.id:
+            return replace(state, upload=values.apply_upload(state.upload, event, now))
+        case _:
+            return state
+
+
+def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
+    """Return whether the run may still need the state of an agent, even of one that left."""
+    worker = state.fleet.workers.get(key)
+    if worker is None:
+        return False
+    is_away = (
+        worker.has_left
+        or worker.refused
+        or now >= worker.last_report_at + state.goal.limits[planned.NODE]
+    )
+    if not is_away or state.fleet.counts(worker):
+        return True
+    return (
+        key in state.leftovers
+        or key in state.shares.by_node
+        or key in state.services.node_of.values()
+    )
+
+
+def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
+    """Apply a worker's report: its own state and that of the services it runs."""
+    before = state.fleet.workers.get(worker.key)
+    state = replace(state, fleet=state.fleet.with_report(worker))
+    state = retry.apply_cleared(state, worker)
+    for report in worker.items:
+        key = (worker.key, report.name)
+        item = state.services.get(key)
+        if item is not None:
+            if report.generation > item.generation:  # an earlier head ordered this start
+                state = with_service(state, key, replace(item, generation=report.generation))
+            state = _apply_service_state(
+                state, key, report.generation, (report.step, report.evidence), now
+            )
+    stays = worker.service_only and state.phase is HeadPhase.RUNNING  # then its grace counts
+    if worker.has_left and not stays and not (before and before.has_left):
+        return _forget_services(state, worker.key)
+    return state
+
+
+def _forget_worker(state: HeadState, key: str) -> HeadState:
+    """Remove an agent that ended, with its services and probes."""
+    worker = state.fleet.workers.get(key)
+    left = {name: since for name, since in state.leftovers.items() if name != key}
+    state = replace(state, leftovers=left) if len(left) < len(state.leftovers) else state
+    fleet = state.fleet.without_agent(key)
+    is_elsewhere = worker is None or worker.ip in fleet.agent_at or worker.ip in fleet.node_ids
+    probes = state.probes.without_node(key, "" if worker is None or is_elsewhere else worker.ip)
+    given_up = frozenset(one for one in state.abandoned_services if one[0] != key)
+    state = replace(state, fleet=fleet, probes=probes, abandoned_services=given_up)
+    return _forget_services(state, key)
+
+
+def _forget_services(state: HeadState, key: str) -> HeadState:
+    """Remove the services of a worker that left: no wait covers them any more."""
+    left = state.services
+    for spec in state.goal.services:
+        left = left.without((key, spec.name))
+    return replace(state, services=left)
+
+
+def _apply_service_state(
+    state: HeadState, key: Key, generation: int | None, change: tuple[Step, str], now: float
+) -> HeadState:
+    item = state.services.get(key)
+    if item is None or generation not in (None, item.generation):
+        return state  # a report about an earlier start
+    new = _with_step(item, *change)
+    if new == item:
+        return state
+    return with_service(_record_outage(state, key, item, new, now), key, new)
+
+
+def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float) -> HeadState:
+    """Record the start or the end of an outage of a service that was ready."""
+    worker = state.fleet.workers.get(key[0])
+    outage = Outage(key[1], key[0] if worker is None else worker.name, now)
+    if old.step is Step.READY and new.step is not Step.READY:
+        return replace(state, outages=(*state.outages, outage)[-_MAX_OUTAGES:])
+    if new.step is not Step.READY or not old.was_ready:
+        return state
+    ended = tuple(
+        replace(one, until=now) if _is_same_outage(one, outage) else one for one in state.outages
+    )
+    return replace(state, outages=ended)
+
+
+def _is_same_outage(one: Outage, other: Outage) -> bool:
+    return one.until is None and (one.service, one.node) == (other.service, other.node)
+
+
+def _with_step(item: Item, step: Step, evidence: str) -> Item:
+    if step is Step.READY:
+        return item.ready()
+    return item.lost(evidence) if step is Step.LOST else replace(item, evidence=evidence)
+
+
+def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[HeadAction]:
+    """Return the log lines for what an event changed."""
+    found: list[HeadAction] = [*waits.hang_messages(before, after, event)]
+    if isinstance(event, StepOver) and before.steps != after.steps:
+        items = after.steps.values()
+        if all(item.step is Step.READY for item in items):
+            found.append(LogLine(f"{listed(name for _, name in after.steps)}: done"))
+    if after.services is not before.services:
+        found += [
+            LogLine(f"{service_title(after, key)} answers")
+            for key in _services_to_compare(event)
+            if _is_ready(after.services, key) and not _is_ready(before.services, key)
+        ]
+    if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
+        worker = after.fleet.workers[event.key]
+        former = fleet.liveness_of(before.fleet, before.fleet.workers[event.key])
+        if fleet.liveness_of(after.fleet, worker) != former:
+            found.append(LogLine(_silence_message(after.fleet, worker), "warning"))
+    if isinstance(event, Uploading) and after.upload is not before.upload:
+        found += values.upload_messages(before.upload, event)
+    was, are = before.fleet.alive, after.fleet.alive
+    if was is not are:
+        changed = _addresses_to_compare(before, after, event)
+        ray = "" if after.goal.by_torchrun else " Ray"
+        joined = [ip for ip in changed if ip in are and ip not in was]
+        found += [LogLine(f"{are[ip]} joined{ray}") for ip in joined]
+        found += [LogLine(_spare_message(are[ip])) for ip in joined if _is_spare(after, ip)]
+        left = [ip for ip in changed if ip in was and ip not in are]
+        found += [
+            LogLine(f"{was[ip]} left{ray}{_contradiction_at(after, ip)}", "warning") for ip in left
+        ]
+    return found
+
+
+def _is_spare(state: HeadState, ip: str) -> bool:
+    """Return whether the worker at an address is not part of the running attempt."""
+    attempt, alive = state.attempt, state.fleet.alive
+    if state.phase not in {HeadPhase.SUBMITTING, HeadPhase.RUNNING} or not state.goal.has_job:
+        return False
+    if not attempt.workers:
+        return len(alive) > state.required
+    return ip not in attempt.workers and alive[ip] not in attempt.lost_workers.values()
+
+
+def _spare_message(name: str) -> str:
+    return f"{name} is one more than the running attempt needs: unused until another begins"
+
+
+def _contradiction_at(state: HeadState, ip: str) -> str:
+    """Return the contradiction between GCS, which lost a node, and its agent, which reports."""
+    worker = state.fleet.workers.get(state.fleet.agent_at.get(ip, ""))
+    if worker is None or not worker.joined:
+        return ""
+    liveness = fleet.liveness_of(state.fleet, worker)
+    contradiction = liveness.contradiction if liveness.agent_answers else ""
+    return f", though {contradiction}" if contradiction else ""
+
+
+def _silence_message(fleet: Fleet, worker: Worker) -> str:
+    """Return the log line for a node whose agent stopped reporting."""
+    liveness = liveness_of(fleet, worker)
+    doubt = liveness.contradiction or "nor does its Ray answer"
+    return f"{worker.label} is silent, {liveness.evidence}; {doubt}"
+
+
+def departed_nodes(before: HeadState, after: HeadState, event: HeadEvent) -> dict[str, str]:
+    """Return the nodes that counted before and no longer do: address to name."""
+    was, are = before.fleet.alive, after.fleet.alive
+    if was is are:
+        return {}
+    changed = _addresses_to_compare(before, after, event)
+    return {ip: was[ip] for ip in changed if ip in was and ip not in are}
+
+
+def _addresses_to_compare(before: HeadState, after: HeadState, event: HeadEvent) -> Iterable[str]:
+    """Return the addresses whose count an event may have changed."""
+    if isinstance(event, h.WorkerReported):  # comparing all is too slow for thousands of workers
+        earlier = before.fleet.workers.get(event.worker.key)
+        return {event.worker.ip, earlier.ip if earlier else event.worker.ip}
+    return {**before.fleet.alive, **after.fleet.alive}
+
+
+def _services_to_compare(event: HeadEvent) -> Iterable[Key]:
+    """Return the services that an event may have made ready."""
+    if isinstance(event, ServiceReady):
+        return ((event.node, event.name),)
+    if isinstance(event, h.WorkerReported):
+        return [(event.worker.key, item.name) for item in event.worker.items]
+    return ()
+
+
+def _is_ready(services: h.ServiceTable, key: Key) -> bool:
+    item = services.get(key)
+    return item is not None and item.step is Step.READY

@@ -1,0 +1,439 @@
+"""Values that head and worker decisions share: waits, orders, items, probes and uploads."""
+
+from __future__ import annotations
+
+from dataclasses import field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from agent.base.text import mib
+from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from agent.base.outcome import Outcome
+    from agent.base.ranges import Bytes, Count, Line, Name, Required, Seconds
+    from agent.checks.all_reduce import AllReduceShare
+    from agent.checks.finding import Finding
+    from agent.work.torchrun import ShareOrder
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A wait: what for, its deadline, and the last evidence."""
+
+    key: str
+    """The key of the planned wait."""
+    what: str
+    deadline: float
+    source: str | Callable[[], str] = ""
+    """The evidence, or a function that computes it."""
+    is_following: bool = False
+    """True if it only follows a job or head that runs: no log line announces it."""
+    progress: float | None = None
+    """The fraction that is done, if known: logged as it grows."""
+
+    @property
+    def evidence(self) -> str:
+        """Return the last evidence."""
+        return self.source if isinstance(self.source, str) else self.source()
+
+    def sentence(self, now: float, evidence: str | None = None) -> str:
+        """Return the log line: what is missing, the evidence, the time left."""
+        left = max(0, round(self.deadline - now))
+        evidence = self.evidence if evidence is None else evidence
+        why = f", {evidence}" if evidence else ""
+        return f"waiting for {self.what}{why} ({left} s left)"
+
+    def to_dict(self, now: float) -> dict[str, object]:
+        """Return it as /status has it."""
+        left = round(self.deadline - now, 1)
+        data = {"what": self.what, "evidence": self.evidence, "seconds_left": left}
+        more = {} if self.progress is None else {"share": round(self.progress, 3)}
+        return {**data, "following": self.is_following, **more}
+
+    def is_over(self, now: float) -> bool:
+        """Return whether the deadline has passed."""
+        return now >= self.deadline
+
+
+@dataclass(frozen=True)
+class LogLine:
+    """A line for the log."""
+
+    sentence: str
+    level: str = "info"
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed."""
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """A signal asks this node to stop."""
+
+    signum: int
+
+
+class OrderKind(str, Enum):
+    """What a head may order a worker to do; all but STOP name an entry of the worker's own plan."""
+
+    START_SERVICE = "start-service"
+    RUN_STEP = "run-step"
+    SEND_LOG = "send-log"
+    PROBE = "probe"
+    RUN_SHARE = "run-part"
+    STOP_SHARE = "stop-part"
+    STOP = "stop"
+
+
+@dataclass(frozen=True)
+class Order:
+    """An order to a worker: names and numbers, never a command, path, environment or URL."""
+
+    by: str
+    """The id of the head's agent: each agent counts its orders from 1."""
+    number: Count
+    """Counts the orders to one worker, so that none is carried out twice."""
+    kind: OrderKind
+    name: str = ""
+    generation: Count = 1
+    """Counts a service's starts; for a share, the number of the attempt."""
+    seat: ShareOrder | None = None
+    """The share to start, if the order starts one."""
+    at: str = ""
+    """The address of the node to probe; '' for the head."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """This node's checks forbid the run, or the job does not fit the nodes that joined."""
+
+    outcome: Outcome
+
+
+HERE = "head"
+"""Names the head's own node where a worker's node has its agent's id."""
+
+RESTARTS_FORGOTTEN_AFTER = 600.0
+"""Restarts are forgotten after this many seconds without one: four a week are no crash loop."""
+MAX_RESTART_PAUSE = 30.0
+
+
+class Step(str, Enum):
+    """The state of something that must become ready."""
+
+    PENDING = "pending"
+    READY = "ready"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One thing that must become ready: Ray, a service, a prepare step."""
+
+    step: Step = Step.PENDING
+    evidence: str = ""
+    restarts: int = 0
+    """The restarts that still count."""
+    was_ready: bool = False
+    """True once it was ready, whatever happened later."""
+    deadline: float | None = None
+    """When it must be ready, if the plan's limit does not count from the attempt's beginning."""
+    started_at: float = 0.0
+    """When it was started, if it was blocked before."""
+    generation: int = 1
+    """Counts its starts: reports about an earlier start are dropped."""
+    restarted_at: float | None = None
+    """When it was last restarted."""
+    restart_at: float | None = None
+    """When it is to be restarted, if it has ended."""
+
+    def ready(self) -> Item:
+        """Return it as ready."""
+        return replace(
+            self, step=Step.READY, evidence="", was_ready=True, deadline=None, restart_at=None
+        )
+
+    def lost(self, evidence: str) -> Item:
+        """Return it as ended or failed."""
+        return replace(self, step=Step.LOST, evidence=evidence)
+
+    def recent_restarts(self, now: float) -> int:
+        """Return how many restarts count: none after a long time without one."""
+        quiet = (
+            self.restarted_at is not None and now >= self.restarted_at + RESTARTS_FORGOTTEN_AFTER
+        )
+        return 0 if quiet else self.restarts
+
+    def restart_pause(self, now: float) -> float:
+        """Return the seconds before its next restart: 0 at first, then doubling."""
+        before = self.recent_restarts(now)
+        return 0.0 if before == 0 else min(MAX_RESTART_PAUSE, 2.0 ** (before - 1))
+
+    def restarting(self, now: float, within: float | None = None) -> Item:
+        """Return it as restarted; it must be ready `within` so many seconds."""
+        return replace(
+            self,
+            step=Step.PENDING,
+            restarts=self.recent_restarts(now) + 1,
+            generation=self.generation + 1,
+            restarted_at=now,
+            restart_at=None,
+            deadline=None if within is None else now + within,
+        )
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A period in which a service that was ready did not answer, on the run's clock."""
+
+    service: str
+    node: str
+    """The worker by name, or HERE."""
+    since: float
+    until: float | None = None
+    """None while it lasts."""
+
+
+@dataclass(frozen=True)
+class ItemReport:
+    """A worker's report about a service or step that it was ordered to run."""
+
+    name: Name
+    step: Step
+    evidence: str = ""
+    generation: Count = 1
+
+
+@dataclass(frozen=True)
+class ServiceReady:
+    """A service answered a real request; a `generation` of None stands for the current one."""
+
+    name: str
+    node: str = HERE
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class ServiceWaits:
+    """A service does not answer correctly yet."""
+
+    name: str
+    evidence: str
+    node: str = HERE
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class ServiceGone:
+    """A service's process ended."""
+
+    name: str
+    evidence: str
+    node: str = HERE
+    generation: int | None = None
+
+
+@dataclass(frozen=True)
+class StepOver:
+    """A prepare step ended; `failure` is '' on success."""
+
+    name: str
+    failure: str = ""
+    node: str = HERE
+
+
+SCORE = "score"
+"""One scoring request to the reward server."""
+REACH = "reach"
+"""A connection to another node's Ray."""
+SAMPLE = "sample"
+"""Some MB from another node's agent: the bandwidth of the link."""
+ALL_REDUCE = "all-reduce"
+"""One node's part in an all-reduce over all GPUs; its order has the node's share."""
+PROBES = (SCORE, REACH, SAMPLE)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of one probe."""
+
+    probe: Required
+    at: str
+    """The address of the probed node; '' for the head."""
+    evidence: str = ""
+    """Why it failed; '' on success."""
+    seconds: Seconds = 0.0
+    """How long it took: the shortest of several tries."""
+    size: Bytes = 0
+    """The bytes received in that time, for a bandwidth sample."""
+    words: str = ""
+    """More about the result; only for probes of the head itself."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The head's own node finished a probe."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """The all-reduce before the job: its members, deadline and results."""
+
+    deadline: float
+    shares: tuple[tuple[str, AllReduceShare], ...]
+    """The members by node, in the order of ranks."""
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    lost: tuple[str, ...] = ()
+    """Members that were lost meanwhile."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Which probes were ordered, and their results."""
+
+    score_asked: frozenset[str] = frozenset()
+    """Nodes that were asked to request a score."""
+    open_scores: Mapping[str, float] = field(default_factory=dict)
+    """Those that have not answered yet, with their deadlines."""
+    reach_asked: frozenset[tuple[str, str]] = frozenset()
+    """Ordered reachability probes: (node, address)."""
+    samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
+    """Ordered bandwidth samples: (node, address) to the result, None while it is pending."""
+    awaited_samples: tuple[tuple[str, str], ...] = ()
+    """The pending samples, so that a report need not scan all of them."""
+    early_samples_at: float | None = None
+    """When workers that joined begin to measure, if others are still missing."""
+    samples_due: float | None = None
+    """When the samples are evaluated; None if none are due."""
+    all_had_joined: bool = False
+    """True once samples were ordered with all workers joined."""
+    slow_links: Finding | None = None
+    """The last finding about slow links."""
+    findings: tuple[Finding, ...] = ()
+
+    def without_node(self, key: str, ip: str) -> Probes:
+        """Remove an agent that ended; `ip` is its address, or '' if another node has it."""
+
+        def stays(pair: tuple[str, str]) -> bool:
+            return pair[0] != key and (not ip or pair[1] != ip)
+
+        return replace(
+            self,
+            score_asked=self.score_asked - {key},
+            open_scores={node: until for node, until in self.open_scores.items() if node != key},
+            reach_asked=frozenset(filter(stays, self.reach_asked)),
+            samples={pair: one for pair, one in self.samples.items() if stays(pair)},
+            awaited_samples=tuple(filter(stays, self.awaited_samples)),
+        )
+
+
+_SHOWN = 160
+
+
+@dataclass(frozen=True)
+class Known:
+    """A known line that was found in the job's output."""
+
+    key: Required
+    line: Line
+    cause: Line
+    what_to_do: Line
+    is_noise: bool = False
+
+    def sentence(self, node: str = "") -> str:
+        """Return the message, with the name of another node."""
+        if self.is_noise:
+            return f"noise in the job's output, to be looked past ({self.shown!r}): {self.cause}"
+        where = f" on {node}" if node else ""
+        return f"the job's output{where} tells: {self.cause} ({self.shown!r}). {self.what_to_do}"
+
+    @property
+    def shown(self) -> str:
+        """Return the line, shortened."""
+        return self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
+
+
+PACKING, SENDING = "packing", "sending"
+
+
+@dataclass(frozen=True)
+class Uploading:
+    """Progress of an upload to Ray; a short upload sends only the last one."""
+
+    id: str
+    """The id of the attempt."""
+    folder: str
+    files: int = 0
+    """0 if they were not counted."""
+    size: int = 0
+    """Bytes of the package; 0 if not known yet."""
+    stage: str = PACKING
+    done: int = 0
+    """Bytes read while packing, or sent."""
+    seconds: float = 0.0
+    """Seconds since it began."""
+    is_over: bool = False
+
+
+@dataclass(frozen=True)
+class UploadProgress:
+    """The state of an upload on the head."""
+
+    last: Uploading
+    is_under_way: bool = True
+    """False once the upload or its submission is over."""
+    most_sent: int = 0
+    """The most bytes sent so far; another try starts at 0."""
+    moved_at: float = 0.0
+    """When the most bytes sent last increased."""
+
+    @property
+    def evidence(self) -> str:
+        """Return the progress as text."""
+        last = self.last
+        if last.stage == SENDING and last.size:
+            return f"sending {last.folder}: {mib(last.done)} of {mib(last.size)}"
+        read = f": {mib(last.done)} read" if last.done else ""
+        return f"packing {last.folder}{read}"
+
+    @property
+    def fraction(self) -> float | None:
+        """Return the fraction that is sent; None while packing."""
+        last = self.last
+        return last.done / last.size if last.stage == SENDING and last.size else None
+
+
+def apply_upload(before: UploadProgress | None, last: Uploading, now: float) -> UploadProgress:
+    """Apply progress of an upload."""
+    if before is None or before.last.id != last.id:
+        before = UploadProgress(last, moved_at=now)
+    sent = last.done if last.stage == SENDING else 0
+    moved = now if sent > before.most_sent else before.moved_at
+    return UploadProgress(last, not last.is_over, max(sent, before.most_sent), moved)
+
+
+def end_upload(before: UploadProgress | None) -> UploadProgress | None:
+    """Mark an upload as over: its progress does not count for the next try."""
+    return None if before is None else replace(before, is_under_way=False)
+
+
+def upload_messages(before: UploadProgress | None, last: Uploading) -> Iterator[LogLine]:
+    """Yield the log lines at the start and the end of an upload; a short one has only the end."""
+    what = ", ".join(filter(None, (_files(last.files), mib(last.size) if last.size else "")))
+    if last.is_over:
+        text = f"{what}, in {last.seconds:.2g} s" if what else f"in {last.seconds:.2g} s"
+        yield LogLine(f"uploaded {last.folder} to Ray: {text}")
+    elif before is None or (before.last.id, before.last.folder) != (last.id, last.folder):
+        yield LogLine(f"uploading {last.folder} to Ray{f': {what}' if what else ''}")
+
+
+def _files(count: int) -> str:
+    return f"{count} file{'s' if count > 1 else ''}" if count else ""

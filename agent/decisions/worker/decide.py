@@ -1,0 +1,611 @@
+"""The worker's `decide`: (state, event, time) to (state, actions), by phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.outcome import Kind, Outcome, stopped
+from agent.base.text import is_ip, listed
+from agent.decisions.values import (
+    ALL_REDUCE,
+    PROBES,
+    Item,
+    ItemReport,
+    LogLine,
+    Order,
+    OrderKind,
+    Refused,
+    ServiceGone,
+    ServiceReady,
+    ServiceWaits,
+    Step,
+    StepOver,
+    StopAsked,
+    Wait,
+)
+from agent.decisions.worker import fence
+from agent.decisions.worker.state import (
+    EndWorker,
+    HeadSilent,
+    HeadSpoke,
+    Ordered,
+    RayExited,
+    RayStep,
+    RayUp,
+    RunOwnStep,
+    RunProbe,
+    SendLog,
+    StartOwnService,
+    StartRay,
+    StartShare,
+    StopRay,
+    StopShare,
+    SurvivingRay,
+    WorkerAction,
+    WorkerEvent,
+    WorkerGoal,
+    WorkerPhase,
+    WorkerRaySilent,
+    WorkerState,
+)
+from agent.plan import waits as planned
+from agent.work.prepare import ordered_steps
+from agent.work.torchrun import ShareOver
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from agent.work.prepare import PrepareStep
+
+
+def hold_back(state: WorkerState, names: frozenset[str]) -> WorkerState:
+    """Block those of these steps that depend on steps of this node which are not done."""
+    waiting = {
+        step.name
+        for step in state.goal.steps
+        if step.name in names and _unmet_dependencies(state, step)
+    }
+    return replace(state, blocked=state.blocked | waiting)
+
+
+def start_unblocked(decision: Decision, now: float) -> Decision:
+    """Start blocked steps whose dependencies are done; their time starts now."""
+    state, actions = decision
+    if not state.blocked or state.fenced or state.phase is WorkerPhase.LEAVING:
+        return decision
+    steps = [step for step in state.goal.steps if step.name in state.blocked]
+    ready = [step for step in steps if not _unmet_dependencies(state, step)]
+    items = {step.name: Item(deadline=now + step.within) for step in ready}
+    left = state.blocked - items.keys()
+    state = replace(state, steps={**state.steps, **items}, blocked=left)
+    return state, (*actions, *(RunOwnStep(step.name) for step in ready))
+
+
+def first_messages(state: WorkerState) -> Iterator[LogLine]:
+    """Yield the log lines for what is blocked at the start."""
+    for step in state.goal.steps:
+        if step.name in state.blocked:
+            yield LogLine(f"{step.name} waits for {listed(_unmet_dependencies(state, step))}")
+
+
+def dependency_waits(state: WorkerState, until: float) -> Iterator[Wait]:
+    """Yield a wait for each blocked step; `until` is when it must have started."""
+    for step in state.goal.steps:
+        if step.name in state.blocked:
+            missing = listed(_unmet_dependencies(state, step))
+            yield Wait(step.name, step.name, until, f"not started, waits for {missing}")
+
+
+def turn_evidence(state: WorkerState) -> str:
+    """Return what ordered steps depend on; '' if they only wait for their turn."""
+    steps = [step for step in state.goal.steps if step.name in state.awaiting_order and step.after]
+    text = "; ".join(f"{step.name} waits for {listed(step.after)}" for step in steps)
+    return f"{text}; {state.evidence}" if text else ""
+
+
+def _unmet_dependencies(state: WorkerState, step: PrepareStep) -> list[str]:
+    found = (name for name in step.after if name in state.steps)
+    return [name for name in found if state.steps[name].step is not Step.READY]
+
+
+def apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
+    state: WorkerState, event: WorkerEvent, now: float
+) -> WorkerState:
+    """Return the state after an event, without what follows from it."""
+    match event:
+        case HeadSpoke() if event.held:
+            waits_too = "it holds the verdict of an earlier run, and is to be started again"
+            return replace(state, evidence=waits_too, ray_ready=False, has_agent=True)
+        case HeadSpoke() if event.epoch is None and state.has_agent:
+            gone = "its agent is gone, though Ray's GCS still answers"
+            return replace(
+                state, evidence=gone, last_reached_at=now, unreached_since=None, fenced=False
+            )
+        case HeadSpoke() if event.epoch is None and state.goal.by_torchrun:
+            bare = "no agent answers there, only a port that is open"
+            return replace(state, evidence=event.refusal or bare)
+        case HeadSpoke():
+            last = event.phase or ("Ray's GCS answers" if event.ray_ready else "no word")
+            is_new = state.phase is WorkerPhase.JOINING and event.ray_ready and not state.ray_ready
+            return replace(
+                state,
+                phase_since=now if is_new else state.phase_since,  # the join's time starts here
+                head_is_silent=False,
+                last_reached_at=now,
+                unreached_since=None,
+                fenced=False,
+                head_attempt=event.attempt,
+                run_id=event.run_id if state.phase is WorkerPhase.FINDING else state.run_id,
+                last_reply_at=now,
+                evidence=f"the head last said: {last}",
+                head_phase=event.phase,
+                head_ip=event.ip,
+                ray_ready=event.ray_ready,
+                is_plain_head=event.epoch is None,
+                has_agent=event.epoch is not None,
+                given_rank=state.given_rank if event.rank is None else event.rank,
+            )
+        case HeadSilent(evidence):
+            following = state.phase is WorkerPhase.FOLLOWING
+            ready = state.ray_ready and following
+            since = now if state.unreached_since is None else state.unreached_since
+            state = replace(state, evidence=evidence, ray_ready=ready, head_is_silent=True)
+            return replace(state, unreached_since=since)
+        case WorkerRaySilent(evidence):
+            return replace(state, raylet_evidence=evidence)
+        case RayUp() if state.ray is RayStep.STARTING:  # not one that is being stopped
+            return replace(state, ray=RayStep.UP, ray_evidence="", raylet_evidence="")
+        case RayExited(evidence):
+            return replace(state, ray=RayStep.DOWN, ray_evidence=evidence)
+        case StepOver(name, failure) if name in state.steps:
+            item = state.steps[name]
+            item = item.lost(failure) if failure else item.ready()
+            return replace(state, steps={**state.steps, name: item})
+        case ShareOver() if event.attempt == state.share_attempt:
+            lost = event.end.by_order and event.attempt == state.fenced_attempt
+            end = replace(event.end, lost=True) if lost else event.end
+            return replace(state, share_over=replace(event, end=end))
+        case ServiceReady(name, _, generation):
+            return _with_service(state, name, generation, Step.READY, "")
+        case ServiceWaits(name, evidence, _, generation):
+            return _with_service(state, name, generation, Step.PENDING, evidence)
+        case ServiceGone(name, evidence, _, generation):
+            return _with_service(state, name, generation, Step.LOST, evidence)
+        case _:
+            return state
+
+
+def _with_service(
+    state: WorkerState, name: str, generation: int | None, step: Step, evidence: str
+) -> WorkerState:
+    """Set the state of a service; the head decides what follows."""
+    item = state.services.get(name)
+    if item is None or generation not in (None, item.generation):
+        return state
+    new = replace(item, step=step, evidence=evidence)
+    return replace(state, services={**state.services, name: new})
+
+
+LOG_SILENCE_AFTER = 2.0
+"""Seconds of silence before it is logged: on a bad link single calls fail."""
+
+
+def silence_messages(
+    state: WorkerState, event: WorkerEvent, now: float
+) -> tuple[WorkerState, tuple[LogLine, ...]]:
+    """Log once that the head does not answer, and that it answers again."""
+    since = state.unreached_since
+    if state.phase is not WorkerPhase.FOLLOWING:  # in other phases the wait itself is logged
+        return replace(state, silence_logged=False), ()
+    if isinstance(event, HeadSpoke) and since is None and state.silence_logged:
+        answers = LogLine(f"the head {state.goal.head} answers again")
+        return replace(state, silence_logged=False), (answers,)
+    late = since is not None and now >= since + LOG_SILENCE_AFTER
+    if not isinstance(event, HeadSilent) or not late or state.silence_logged:
+        return state, ()
+    left = round(state.last_reply_at + state.goal.limits[planned.SILENT_HEAD] - now)
+    silent = f"the head {state.goal.head} is silent ({state.evidence})"
+    leaves = f"this node leaves unless it answers within {max(0, left)} s (AGENT_HEAD_GRACE)"
+    return replace(state, silence_logged=True), (LogLine(f"{silent}: {leaves}", "warning"),)
+
+
+RETRY_PAUSE = 0.5
+_MAX_REPLY_HOLD = 15.0
+"""The longest that a head delays a reply: a killed agent's last reply may be this old."""
+Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
+
+
+def first_state(
+    goal: WorkerGoal, kept: SurvivingRay | None = None, *, has_agent: bool = False
+) -> WorkerState:
+    """Return the state in which the worker starts; with a surviving Ray it follows at once.
+
+    Its node never left the cluster: the head must count it neither as lost nor as cleared.
+    `has_agent` if a head's agent had answered the killed agent.
+    """
+    if kept is None:
+        awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
+        steps = {step.name: Item() for step in goal.steps}
+        state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
+        return hold_back(state, frozenset(steps) - awaiting)
+    return WorkerState(
+        goal,
+        phase=WorkerPhase.FOLLOWING,
+        evidence="not asked yet by the agent that goes on",
+        head_ip=kept.head_ip,
+        epoch=kept.epoch,
+        has_agent=True,
+        steps={step.name: Item().ready() for step in goal.steps},  # they are done before a join
+        ray=RayStep.UP,
+        run_id=kept.run_id,
+        ray_attempt=kept.attempt,
+        last_reached_at=-_MAX_REPLY_HOLD if kept.unreached_since is None else kept.unreached_since,
+        unreached_since=kept.unreached_since,
+        has_joined_before=True,
+    )
+
+
+def item_reports(state: WorkerState) -> tuple[ItemReport, ...]:
+    """Return the reports about ordered services and steps, and steps that others depend on."""
+    goal = state.goal
+    needed = {name for step in goal.steps for name in step.after}
+    needed |= {name for spec in goal.services for name in spec.after}
+    needed |= {step.name for step in ordered_steps(goal.steps)}
+    steps = {name: item for name, item in state.steps.items() if name in needed}
+    items = {**state.services, **steps}
+    return tuple(
+        ItemReport(name, item.step, item.evidence, item.generation) for name, item in items.items()
+    )
+
+
+def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    """Apply one event; return the new state and the actions to carry out."""
+    if state.phase is WorkerPhase.LEAVING:
+        return state, ()
+    if isinstance(event, StopAsked):
+        return _leave(state, stopped(event.signum, expected=state.goal.without_job))
+    if isinstance(event, Refused):
+        return _leave(state, event.outcome, head_must_hear=True)
+    if isinstance(event, Ordered):
+        return _carry_out(state, event, now)
+    before, state = state, apply_event(state, event, now)
+    state, log = silence_messages(state, event, now)
+    # a verdict or a failed step ends the worker in any phase; else the phase decides
+    decision = _end_in_any_phase(state, event, now) or _BY_PHASE[state.phase](state, event, now)
+    # the head has begun a later attempt: the share of the former one must not run beside it
+    decision = fence.stop_outdated_share(before, decision)
+    # the head is reached again: rerun what the fence stopped
+    decision = fence.rerun_interrupted_steps(decision, now)
+    decision = start_unblocked(decision, now)
+    # last, so that it also stops what was started above
+    state, actions = fence.apply_fence(decision, now)
+    return state, (*log, *actions)
+
+
+def deadline(state: WorkerState) -> float | None:
+    """Return when `decide` must run again even if no event arrives; None for never."""
+    if state.phase is WorkerPhase.LEAVING:
+        return None
+    times = [wait.deadline for wait in pending_waits(state)]
+    until = fence.deadline(state)
+    times += [] if until is None else [until]
+    if state.phase is WorkerPhase.JOINING and state.retry_at is not None and state.ray_ready:
+        times.append(state.retry_at)
+    return min(times, default=None)
+
+
+def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
+    """Return all waits of the current phase, with deadline and evidence."""
+    goal, found = state.goal, []
+    if state.phase is WorkerPhase.LEAVING:
+        return ()
+    if state.awaiting_order:
+        until = _turn_deadline(state)
+        what = f"the head to have {listed(sorted(state.awaiting_order))} run here"
+        found.append(Wait("turn", what, until, turn_evidence(state) or state.evidence))
+    running = state.running_steps
+    if running:
+        until = min(state.steps[name].deadline or _step_limit(state, name) for name in running)
+        found.append(Wait(planned.PREPARE, listed(running), until))
+    if state.blocked:
+        found += dependency_waits(state, _turn_deadline(state))
+    if state.phase is WorkerPhase.FINDING and (not state.ray_ready or state.service_only):
+        silent_at = (
+            state.last_reply_at + goal.limits[planned.SILENT_HEAD] if state.last_reply_at else 0.0
+        )
+        until = max(goal.limits[planned.HEAD], silent_at)
+        found.append(Wait(planned.HEAD, f"the head {goal.head}", until, state.evidence))
+    if state.phase is WorkerPhase.JOINING:
+        found.append(_join_wait(state))
+    if state.phase is WorkerPhase.FOLLOWING:
+        until = state.last_reply_at + goal.limits[planned.SILENT_HEAD]
+        what = f"word from the head {goal.head}"
+        found.append(Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
+    return tuple(found)
+
+
+def _step_limit(state: WorkerState, name: str) -> float:
+    """Return the limit of a prepare step."""
+    return next(step.within for step in state.goal.steps if step.name == name)
+
+
+def _turn_deadline(state: WorkerState) -> float:
+    """Return when every blocked or ordered step must have started."""
+    longest = max(step.within for step in state.goal.steps)
+    limits = state.goal.limits
+    return max(longest, limits.get(planned.PREPARE, longest)) + limits.get(planned.BEFORE, 0.0)
+
+
+def _join_wait(state: WorkerState) -> Wait:
+    """Return the wait of a join: for this node's Ray, or first for the head to answer again."""
+    limits, head = state.goal.limits, f"the head {state.goal.head}"
+    if state.has_joined_before and state.head_is_silent:
+        until = state.last_reply_at + limits[planned.SILENT_HEAD]
+        return Wait(planned.SILENT_HEAD, f"{head} to come back", until, state.evidence)
+    if state.has_joined_before and not state.ray_ready:
+        until = state.phase_since + limits[planned.HEAD]
+        return Wait(planned.HEAD, f"Ray at {head}", until, state.evidence)
+    until = max(limits[planned.HEAD], state.phase_since + limits[planned.JOIN])
+    why = state.ray_evidence or state.raylet_evidence
+    return Wait(planned.JOIN, "Ray on this node to join", until, why)
+
+
+def _carry_out(  # noqa: PLR0911 - one order, one return
+    state: WorkerState, event: Ordered, now: float
+) -> Decision:
+    """Carry out an order once, if it names an entry of this worker's own plan."""
+    order, last = event.order, state.last_order
+    if last is not None and last.by == order.by and order.number <= last.number:
+        return state, ()
+    state = replace(state, last_order=order)
+    services = {spec.name for spec in state.goal.services}
+    if order.kind is OrderKind.STOP:
+        why = f"the head {state.goal.head} had this node stop"
+        # a stop is the expected end of a cluster without a job
+        code = 0 if state.goal.without_job else 143
+        return _leave(state, Outcome(Kind.STOPPED, code, why, culprit="head"))
+    if order.kind is OrderKind.SEND_LOG:  # the reader checks the log's name
+        return state, (SendLog(order.name),)
+    if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
+        return state, (RunProbe(order.name, order.at),)
+    if order.kind is OrderKind.PROBE and order.name == ALL_REDUCE and order.seat is not None:
+        return state, (RunProbe(order.name, "", order.seat),)
+    if order.kind is OrderKind.START_SERVICE and order.name in services:
+        return _start_service(state, order, last)
+    if order.kind is OrderKind.RUN_STEP and order.name in state.steps:
+        return _run_step(state, order.name, now)
+    if order.kind is OrderKind.RUN_SHARE and state.goal.by_torchrun and order.seat is not None:
+        state = replace(state, share_attempt=order.generation, share_over=None)
+        return state, (StartShare(order.generation, order.seat),)
+    if order.kind is OrderKind.STOP_SHARE and state.goal.by_torchrun:
+        return state, (StopShare(),)
+    refused = f"an order of the head's is refused: this node's plan has no {order.name!r} to run"
+    return state, (LogLine(refused, "warning"),)
+
+
+def _start_service(state: WorkerState, order: Order, last: Order | None) -> Decision:
+    """Start a service, unless it runs already and a restarted head orders it again."""
+    known = state.services.get(order.name)
+    is_other_head = last is not None and last.by != order.by
+    if is_other_head and known is not None and known.step is not Step.LOST:
+        return state, ()
+    item = Item(generation=order.generation)
+    state = replace(state, services={**state.services, order.name: item})
+    return state, (StartOwnService(order.name, order.generation),)
+
+
+def _run_step(state: WorkerState, name: str, now: float) -> Decision:
+    if name in state.running_steps or name in state.interrupted_steps:
+        return state, ()  # it runs, or will after the fence
+    item = Item(deadline=now + _step_limit(state, name))
+    steps, awaiting = {**state.steps, name: item}, state.awaiting_order - {name}
+    waiting = state.blocked - {name}
+    return replace(state, steps=steps, awaiting_order=awaiting, blocked=waiting), (
+        RunOwnStep(name),
+    )
+
+
+def _end_by_reply(state: WorkerState, event: HeadSpoke) -> Decision | None:
+    """Leave if the head's reply ends this worker: verdict, another run, or refusal."""
+    if event.verdict is not None:
+        return _leave(state, event.verdict)
+    if event.run_id and _is_of_another_run(state, event):
+        why = f"the head {state.goal.head} began another run: {event.run_id}, not {state.run_id}"
+        return _end(state, 75, why, "head")
+    if event.refusal:
+        return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
+    return None
+
+
+def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Decision | None:
+    by_reply = _end_by_reply(state, event) if isinstance(event, HeadSpoke) else None
+    if by_reply is not None:
+        return by_reply
+    for name, item in state.steps.items():
+        if item.step is Step.LOST:
+            end = Outcome(Kind.UNAVAILABLE, 69, f"{name} failed: {item.evidence}", culprit=name)
+            return _leave(state, end, head_must_hear=True)
+        if name in state.awaiting_order:
+            if now < _turn_deadline(state):
+                continue
+            reason = f"{name} never came in time: {state.evidence}"
+            return _end(state, 69, reason, name)
+        if name in state.running_steps and now >= (item.deadline or _step_limit(state, name)):
+            reason = f"{name} never came in time: it still runs"
+            end = Outcome(Kind.UNAVAILABLE, 69, reason, culprit=name)
+            return _leave(state, end, head_must_hear=True)
+    return None
+
+
+def _is_of_another_run(state: WorkerState, event: HeadSpoke) -> bool:
+    belongs = state.phase is not WorkerPhase.FINDING and bool(state.run_id)
+    return belongs and not event.held and event.run_id != state.run_id
+
+
+def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    if isinstance(event, HeadSpoke) and event.epoch is not None and not event.held:
+        state = replace(state, epoch=event.epoch)
+    if state.is_plain_head and state.ray_ready and state.awaiting_order:
+        return _run_steps_without_agent(state, now)
+    if state.service_only and state.epoch is not None and not state.preparing:
+        state = replace(
+            state,
+            phase=WorkerPhase.FOLLOWING,
+            phase_since=now,
+            last_reply_at=max(state.last_reply_at, now),
+        )
+        return state, (LogLine("this node joins no Ray: it is there for a service only"),)
+    late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
+    if late is not None:
+        return _end(state, 69, f"{late.what} never came in time: {late.evidence}", late.what)
+    if state.ray_ready and not state.preparing and not state.service_only:
+        return (
+            _follow_without_ray(state, now) if state.goal.by_torchrun else _start_join(state, now)
+        )
+    return state, ()
+
+
+def _run_steps_without_agent(state: WorkerState, now: float) -> Decision:
+    """Run all steps: the head has no agent that could order them.
+
+    Steps on other nodes cannot be waited for, since no agent reports them.
+    """
+    state = hold_back(state, state.awaiting_order)
+    actions: tuple[WorkerAction, ...] = ()
+    for step in state.goal.steps:
+        if step.name in state.awaiting_order - state.blocked:
+            state, more = _run_step(state, step.name, now)
+            actions += more
+    return replace(state, awaiting_order=frozenset()), actions
+
+
+def _follow_without_ray(state: WorkerState, now: float) -> Decision:
+    """Follow a head without Ray, which orders this node's share once all have reported."""
+    state = replace(
+        state,
+        phase=WorkerPhase.FOLLOWING,
+        phase_since=now,
+        last_reply_at=max(state.last_reply_at, now),
+    )
+    return state, (LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})"),)
+
+
+def _start_join(state: WorkerState, now: float) -> Decision:
+    head_ip = state.head_ip
+    assert head_ip is not None  # noqa: S101 - Ray is ready only after a reply
+    if state.phase is not WorkerPhase.JOINING:
+        state = replace(state, phase=WorkerPhase.JOINING, phase_since=now, tries=0)
+    tries = state.tries + 1
+    state = replace(state, ray=RayStep.STARTING, raylet_evidence="", retry_at=None, tries=tries)
+    state = replace(state, ray_attempt=state.head_attempt)
+    kind = "a plain Ray head" if state.is_plain_head else "the head"
+    again = f" (try {state.tries})" if state.tries > 1 else ""
+    log = LogLine(f"joining Ray at {kind} {state.goal.head} ({head_ip}){again}")
+    return state, (log, StartRay(head_ip))
+
+
+def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    if state.ray is RayStep.UP:
+        replied_at = max(state.last_reply_at, now)
+        state = replace(
+            state,
+            phase=WorkerPhase.FOLLOWING,
+            phase_since=now,
+            last_reply_at=replied_at,
+            retry_at=None,
+        )
+        state = replace(state, has_joined_before=True)
+        return state, (LogLine("Ray is up on this node: following the head"),)
+    if _is_new_epoch(state, event):
+        return _rejoin(state, event, now)
+    if _join_wait(state).is_over(now):
+        return _end_join(state, _join_wait(state))
+    if state.ray is RayStep.DOWN and state.retry_at is None:
+        return _schedule_join_retry(state, now)
+    if state.retry_at is not None and now >= state.retry_at and state.ray_ready:
+        return _start_join(state, now)
+    return state, ()
+
+
+def _schedule_join_retry(state: WorkerState, now: float) -> Decision:
+    if state.fenced:  # the fence stopped it
+        return replace(state, retry_at=now), ()
+    log = LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
+    return replace(state, retry_at=now + RETRY_PAUSE), (log,)
+
+
+def _end_join(state: WorkerState, late: Wait) -> Decision:
+    if late.key == planned.JOIN:
+        why = late.evidence or "no word from `ray start`"
+        return _end(state, 69, f"Ray on this node could not join: {why}", "ray")
+    return _end(state, 75, f"waited for {late.what} in vain: {late.evidence}", "head")
+
+
+def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    if _is_new_epoch(state, event):
+        return _rejoin(state, event, now)
+    if (
+        state.service_only
+        and state.ray is RayStep.DOWN
+        and now < state.last_reply_at + _grace(state)
+    ):
+        return state, ()
+    if now >= state.last_reply_at + _grace(state):
+        silent = round(now - state.last_reply_at)
+        why = f"the head {state.goal.head} has been silent for {silent} s ({state.evidence})"
+        return _end(state, 75, why, "head")
+    if state.ray is RayStep.DOWN and not state.goal.by_torchrun:
+        if state.is_plain_head:
+            return _end(state, 75, f"Ray was lost: {state.ray_evidence}", "ray")
+        log = LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
+        state = replace(
+            state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=now + RETRY_PAUSE
+        )
+        return replace(state, ray_ready=state.ray_ready and not state.head_is_silent), (log,)
+    return state, ()
+
+
+def _grace(state: WorkerState) -> float:
+    return state.goal.limits[planned.SILENT_HEAD]
+
+
+def _is_new_epoch(state: WorkerState, event: WorkerEvent) -> bool:
+    return (
+        isinstance(event, HeadSpoke) and not event.held and event.epoch not in (None, state.epoch)
+    )
+
+
+def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
+    """Follow a restarted head: leave its old Ray and join the new one."""
+    assert isinstance(event, HeadSpoke)  # noqa: S101 - only a reply has an epoch
+    if state.service_only:
+        log = LogLine("the head was restarted: following it", "warning")
+        return replace(state, epoch=event.epoch), (log,)
+    if state.goal.by_torchrun:
+        log = LogLine("the head was restarted: following it", "warning")
+        return replace(state, epoch=event.epoch), (log, StopShare())
+    log = LogLine("the head's Ray was restarted: leaving the old and joining the new", "warning")
+    state = replace(state, epoch=event.epoch, phase=WorkerPhase.JOINING, phase_since=now, tries=0)
+    if state.ray is RayStep.DOWN:
+        return replace(state, retry_at=now), (log,)
+    stops = () if state.ray is RayStep.STOPPING else (StopRay(),)
+    return replace(state, ray=RayStep.STOPPING), (log, *stops)
+
+
+def _end(state: WorkerState, code: int, reason: str, culprit: str) -> Decision:
+    kind = {69: Kind.UNAVAILABLE, 75: Kind.LOST, 78: Kind.REFUSED}[code]
+    return _leave(state, Outcome(kind, code, reason, culprit=culprit))
+
+
+def _leave(state: WorkerState, outcome: Outcome, *, head_must_hear: bool = False) -> Decision:
+    outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
+    leave = EndWorker(outcome, head_must_hear)
+    return replace(state, phase=WorkerPhase.LEAVING, verdict=outcome), (leave,)
+
+
+_BY_PHASE = {
+    WorkerPhase.FINDING: _finding,
+    WorkerPhase.JOINING: _joining,
+    WorkerPhase.FOLLOWING: _following,
+}

@@ -1,0 +1,192 @@
+"""Queries the GPU driver: state, errors and utilization."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from agent.node.facts import MIB, Driver, DriverGpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+
+_IDLE = 5
+"""Percent up to which a GPU counts as idle."""
+_CARD = re.compile(r"card(\d+)")
+_JSON = re.compile(r"^[\[{]", re.MULTILINE)
+
+GpuUtilization = dict[int, int]
+"""Percent by GPU number; GPUs that report none are left out."""
+
+
+class Tool(NamedTuple):
+    """A tool that reports the utilization of GPUs."""
+
+    argv: tuple[str, ...]
+    read: Callable[[str], GpuUtilization]
+    """Parses its output; raises ValueError for anything else."""
+
+
+def busy_gpu(uses: GpuUtilization) -> str:
+    """Return a busy GPU with its utilization, or ''."""
+    return next((f"GPU {gpu} at {use} %" for gpu, use in uses.items() if use >= _IDLE), "")
+
+
+def busy_nvidia(text: str) -> GpuUtilization:
+    """Read nvidia-smi's list."""
+    cells = (line.split(",") for line in text.splitlines() if line.count(",") == 1)
+    return {int(gpu): int(use) for gpu, use in cells if use.strip().isdigit()}
+
+
+def busy_rocm(text: str) -> GpuUtilization:
+    """Read rocm-smi's JSON."""
+    uses = {card: about.get("gpu use (%)", "") for card, about in cards(text).items()}
+    return {card: int(use) for card, use in uses.items() if use.isdigit()}
+
+
+def busy_amd(text: str) -> GpuUtilization:
+    """Read amd-smi's JSON: a list of GPUs, which newer ones have under `gpu_data`."""
+    data = json_in(text)
+    found = data.get("gpu_data") if isinstance(data, dict) else data
+    return dict(_busy_amd_card(found)) if isinstance(found, list) else {}
+
+
+def _busy_amd_card(gpus: list[Any]) -> Iterator[tuple[int, int]]:
+    for gpu in gpus:
+        with suppress(KeyError, TypeError, ValueError):  # one that does not tell says "N/A"
+            yield int(gpu["gpu"]), int(gpu["usage"]["gfx_activity"]["value"])
+
+
+TOOLS: Mapping[str, tuple[Tool, ...]] = {
+    "nvidia": (
+        Tool(
+            ("nvidia-smi", "--query-gpu=index,utilization.gpu", "--format=csv,noheader,nounits"),
+            busy_nvidia,
+        ),
+    ),
+    "amd": (
+        Tool(("rocm-smi", "--showuse", "--json"), busy_rocm),
+        Tool(("amd-smi", "metric", "--usage", "--json"), busy_amd),
+    ),
+}
+"""Tools by GPU vendor; the first one that works is used."""
+
+
+def cards(text: str) -> dict[int, dict[str, str]]:
+    """Return the values of each card in rocm-smi's JSON, with names in lower case."""
+    data = json_in(text)
+    found = data.items() if isinstance(data, dict) else ()
+    return {
+        int(card[1]): {str(key).lower(): str(value) for key, value in about.items()}
+        for name, about in found
+        if (card := _CARD.fullmatch(name)) is not None and isinstance(about, dict)
+    }
+
+
+def json_in(text: str) -> Any:  # noqa: ANN401 - whatever a tool says
+    """Parse a tool's JSON, after possible warnings; raises ValueError without JSON."""
+    begin = _JSON.search(text)
+    if begin is None:
+        raise ValueError("no JSON")
+    return json.loads(text[begin.start() :])
+
+
+_LIMIT = 20.0
+"""Seconds; without the persistence daemon the driver initializes each GPU first."""
+_FIELDS = "index,name,memory.total,ecc.errors.uncorrected.volatile.total"
+_NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
+_AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
+_KERNEL_LOG = Path("/dev/kmsg")
+_MOST_LOG = 8 << 20
+_XID = re.compile(r"NVRM: (Xid [^\n]{1,120})")
+
+
+def ask_driver(
+    maker: str, path: str | None = None, limit: float = _LIMIT, log: Path = _KERNEL_LOG
+) -> Driver | None:
+    """Return the report of the driver's tool; None without GPUs."""
+    if not maker:
+        return None
+    command = _NVIDIA if maker == "nvidia" else _AMD
+    tool = command[0]
+    found = shutil.which(tool, path=path)
+    if found is None:
+        return Driver(tool, fault="not installed here")
+    text, fault = _output([found, *command[1:]], limit)
+    if fault:
+        return Driver(tool, fault=fault)
+    try:
+        gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
+    except ValueError:
+        return Driver(tool, fault=f"it says {text.strip().splitlines()[:1]}, which is no list")
+    return Driver(tool, gpus, events=xids(log) if maker == "nvidia" else ())
+
+
+def _output(argv: list[str], limit: float) -> tuple[str, str]:
+    """Return a tool's output, or why there is none."""
+    child = subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    try:
+        text, _ = child.communicate(timeout=limit)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        with suppress(
+            subprocess.TimeoutExpired
+        ):  # a process that hangs in the driver cannot be killed
+            child.communicate(timeout=1)
+        return "", f"no answer within {limit:g} s: the driver hangs"
+    if child.returncode:
+        message = next((line for line in text.splitlines() if line.strip()), "no message")
+        return "", f"exit code {child.returncode}: {message.strip()}"
+    return text, ""
+
+
+def driver_of_nvidia(text: str) -> tuple[DriverGpu, ...]:
+    """Parse nvidia-smi's list; raises ValueError for anything else."""
+    rows = [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line]
+    return tuple(
+        DriverGpu(int(index), name, _whole(memory), _whole(errors))
+        for index, name, memory, errors in rows
+    )
+
+
+def driver_of_amd(text: str) -> tuple[DriverGpu, ...]:
+    """Parse rocm-smi's JSON; raises ValueError for anything else."""
+    return tuple(
+        DriverGpu(
+            card,
+            about.get("card series", "AMD GPU"),
+            _whole(about.get("vram total memory (b)", "")) // MIB,
+        )
+        for card, about in cards(text).items()
+    )
+
+
+def _whole(text: str) -> int:
+    """Parse a number; 0 for anything else, such as `[N/A]`."""
+    return int(text) if text.isdigit() else 0
+
+
+def xids(log: Path = _KERNEL_LOG) -> tuple[str, ...]:
+    """Return GPU errors in the kernel log, which few containers may read."""
+    read = bytearray()
+    with suppress(OSError):  # no permission, or the end of the log
+        handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            while len(read) < _MOST_LOG and (record := os.read(handle, 8192)):
+                read += record
+        finally:
+            os.close(handle)
+    return tuple(_XID.findall(read.decode(errors="replace")))

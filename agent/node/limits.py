@@ -1,0 +1,173 @@
+"""Limits of this container: cgroups, processes, threads."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.base.errors import UnavailableError
+from agent.base.value import dataclass
+from agent.node.facts import Room
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+PROC, BASE = Path("/proc"), Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class OomKills:
+    """The number of processes that the OOM killer has killed."""
+
+    number: int
+    of_container: bool
+
+
+def folders(kind: str, proc: Path = PROC, base: Path = BASE) -> Iterator[Path]:
+    """Yield the folders with limits of one kind, from our own cgroup to the root.
+
+    A container often sees its own cgroup as the root: then only the root exists.
+    """
+    try:
+        lines = (proc / "self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, kinds, path = line.split(":", 2)
+        if kinds and kind not in kinds.split(","):
+            continue
+        roots = (base / kind, base / kinds) if kinds else (base,)
+        root = next((one for one in roots if one.is_dir()), roots[0])
+        place = root / path.lstrip("/")
+        yield from (f for f in (place, *place.parents) if f == root or root in f.parents)
+
+
+def cpus(proc: Path = PROC, base: Path = BASE) -> int:
+    """Return the CPUs that this pod may use; Ray ignores a container's quota and cpuset."""
+    limits = [float(len(os.sched_getaffinity(0)))]
+    for folder in folders("cpuset", proc, base):
+        for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
+            with suppress(OSError, ValueError):
+                limits.append(float(_count_of_list((folder / name).read_text())))
+    for folder in folders("cpu", proc, base):
+        with suppress(OSError, ValueError):
+            quota, period = (folder / "cpu.max").read_text().split()
+            limits.append(int(quota) / int(period))
+        with suppress(OSError, ValueError):
+            quota_v1 = int((folder / "cpu.cfs_quota_us").read_text())
+            if quota_v1 > 0:
+                limits.append(quota_v1 / int((folder / "cpu.cfs_period_us").read_text()))
+    return max(1, int(min(limits)))
+
+
+def _count_of_list(text: str) -> int:
+    """Count a kernel list such as `0-3,8`."""
+    return sum(last - first + 1 for first, last in ranges(text))
+
+
+def ranges(text: str) -> tuple[tuple[int, int], ...]:
+    """Parse a kernel list such as `0-3,8`; raises ValueError for anything else."""
+    parts = (part.partition("-") for part in text.strip().split(","))
+    return tuple((int(first), int(last or first)) for first, _, last in parts)
+
+
+def memory(machine: int, proc: Path = PROC, base: Path = BASE) -> int:
+    """Return the bytes of memory that this pod may use."""
+    limits = [machine]
+    for folder in folders("memory", proc, base):
+        for name in ("memory.max", "memory.limit_in_bytes"):
+            with suppress(OSError, ValueError):
+                limits.append(int((folder / name).read_text()))
+    return min(limits)
+
+
+def oom_kills(proc: Path = PROC, base: Path = BASE) -> OomKills:
+    """Return the count of OOM kills in our cgroup, or on the machine if it is unknown.
+
+    cgroup v1 has it in memory.oom_control, v2 in memory.events. Both count every killed process of
+    the cgroup, even if the whole machine had run out of memory.
+    """
+    for folder in folders("memory", proc, base):
+        for name in ("memory.events", "memory.oom_control"):
+            with suppress(OSError, ValueError, KeyError):
+                return OomKills(_field((folder / name).read_text(), "oom_kill"), of_container=True)
+    with suppress(OSError, ValueError, KeyError):
+        return OomKills(_field((proc / "vmstat").read_text(), "oom_kill"), of_container=False)
+    return OomKills(0, of_container=False)
+
+
+def _field(text: str, name: str) -> int:
+    """Return a number from lines such as `oom 3`; raises KeyError if it is missing."""
+    return int(dict(line.split(maxsplit=1) for line in text.splitlines() if " " in line)[name])
+
+
+def pids(proc: Path = PROC, base: Path = BASE) -> Iterator[tuple[int, int]]:
+    """Yield current number and limit of processes and threads for each cgroup with a limit."""
+    for folder in folders("pids", proc, base):
+        with suppress(OSError, ValueError):  # "max" means no limit
+            most = int((folder / "pids.max").read_text())
+            yield int((folder / "pids.current").read_text()), most
+
+
+def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
+    """Return how many more processes and threads may start; None without a limit."""
+    found = [
+        Room(most - now, f"pids.max is {most}, {now} in use") for now, most in pids(proc, base)
+    ]
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY and uid != 0:  # it does not apply to root
+        found.append(Room(soft, f"`ulimit -u` is {soft}"))
+    return min(found, key=lambda one: one.left, default=None)
+
+
+_NO_THREAD = "can't start new thread"
+"""The message of Python's RuntimeError, which has no errno."""
+
+
+class ProcessLimitError(UnavailableError):
+    """A limit of processes, threads or memory prevents the start of a process."""
+
+
+@contextmanager
+def starting(what: str) -> Iterator[None]:
+    """Convert an error of starting `what` into one that names limit and remedy."""
+    try:
+        yield
+    except (OSError, RuntimeError, MemoryError) as error:
+        limit_error = process_limit_error(what, error)
+        if limit_error is None:
+            raise
+        raise limit_error from None
+
+
+def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | None:
+    """Return a ProcessLimitError if this error means that a limit is reached."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number == errno.EAGAIN or _NO_THREAD in str(error):
+        why = f"no room for another process or thread ({_limits() or 'a limit of the system'})"
+        remedy = (
+            "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or end what fills it; fewer "
+            "CPUs (AGENT_NUM_CPUS) start fewer of Ray's processes"
+        )
+    elif number == errno.ENOMEM or isinstance(error, MemoryError):
+        why = "no memory for another process"
+        remedy = "Give the container more memory, or end what fills it"
+    else:
+        return None
+    return ProcessLimitError(f"{what} could not be started", why=why, remedy=remedy, culprit=what)
+
+
+def _limits() -> str:
+    """Describe the limits of processes and threads, and their use."""
+    found = []
+    for now, most in pids():
+        found.append(f"pids.max is {most}, {now} in use")
+    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
+    if soft != resource.RLIM_INFINITY:
+        found.append(f"`ulimit -u` is {soft}")
+    return "; ".join(found)

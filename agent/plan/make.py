@@ -1,0 +1,391 @@
+"""Makes the plan: every decision that is possible before anything starts."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.base.errors import Problem, SettingsError
+from agent.base.own_command import own_command
+from agent.base.ports import Ports, port_map
+from agent.base.value import dataclass
+from agent.checks import misspelling_findings, recipe, run_checks
+from agent.checks.recipe import job_program
+from agent.node.facts import supports_token_auth
+from agent.node.variables import visible_devices
+from agent.plan.listeners import listeners, port_clashes
+from agent.plan.plan import (
+    ALL_REDUCE,
+    BRIDGE,
+    PREFLIGHT_LOG,
+    RAY,
+    RAY_LOG,
+    Plan,
+    PlannedProcess,
+    address_of,
+    log_root,
+    stop_budget,
+)
+from agent.plan.ray_start import OwnRay
+from agent.plan.services import (
+    all_services,
+    is_here,
+    may_be_here,
+    with_reward,
+    without_service_nodes,
+)
+from agent.plan.waits import PREFLIGHT_LIMIT, planned_waits
+from agent.settings.jobs import TORCHRUN, known_job, launcher
+from agent.settings.ray_args import TEMP_DIR, VARIABLE
+from agent.topology.platform_info import GivenRay
+from agent.work import prepare
+from agent.work.checkpoints import folder_of
+from agent.work.job import COMMAND, Job, plan_recipe, recipe_input, version_of
+from agent.work.prepare import prepare_steps
+from agent.work.recipes.recipe import NodeSize, UnknownVersionError
+from agent.work.services import NO_FILE
+from agent.work.where import HEAD_IP
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.checks.finding import Finding
+    from agent.node.facts import Facts
+    from agent.node.upload import UploadSize
+    from agent.plan.plan import Launch
+    from agent.plan.torchrun import Torchrun
+    from agent.settings.jobs import KnownJob
+    from agent.settings.load import Loaded
+    from agent.settings.model import Settings
+    from agent.topology.resolve import Topology
+    from agent.work.job import RecipeJob
+    from agent.work.prepare import PrepareStep
+    from agent.work.services import ServicesFile, ServiceSpec
+
+
+ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
+PREFLIGHT_RESULT = "preflight.json"
+GPUS = "{gpus}"
+"""Placeholder for the GPUs of every node, known once all have joined."""
+
+
+def preflight_processes(
+    topology: Topology, facts: Facts, ports: Ports
+) -> tuple[PlannedProcess, ...]:
+    """Return the process of the all-reduce before the job."""
+    if topology.given_ray is not None or topology.is_idle:
+        return ()
+    argv = (
+        *(
+            facts.job_python,
+            str(ALL_REDUCE_PROGRAM),
+            "--address",
+            HEAD_IP,
+            "--port",
+            str(ports.last_worker),
+        ),
+        *("--node", "{rank}", "--gpus", GPUS, "--within", f"{PREFLIGHT_LIMIT:g}"),
+        *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
+        *(("--host",) if topology.is_head else ()),
+    )
+    return (PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG),)
+
+
+def recipe_findings(
+    known: KnownJob, facts: Facts, settings: Settings, topology: Topology, folder: str
+) -> tuple[Finding, ...]:
+    """Check framework and disk for a recipe."""
+    found = recipe.framework(known, facts, settings, topology)
+    if not known.needs:
+        return found
+    disk = (*recipe.checkpoints_on_volume(facts, folder), *recipe.checkpoint_space(facts, folder))
+    return (*found, *disk)
+
+
+def size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
+    """Return the resources of this node."""
+    gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
+    cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
+    return NodeSize(gpus, cpus, topology.platform.memory or facts.memory)
+
+
+def recipe_for_plan(
+    known: KnownJob, settings: Settings, topology: Topology, facts: Facts, folder: str
+) -> RecipeJob:
+    """Plan a recipe for the expected nodes; raises SettingsError if no cluster fits it."""
+    try:
+        version = version_of(known, facts.framework).version
+    except UnknownVersionError:  # a check reports it and refuses the run
+        version = version_of(known, None).version
+    nodes = (size_of(settings, topology, facts),) * (topology.expected_workers + 1)
+    python = facts.job_python
+    return plan_recipe(known, recipe_input(known, settings, version, folder, python, nodes))
+
+
+def recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tuple[str, ...]:
+    """Return notes on the recipe for the user."""
+    given, found = topology.given_ray, []
+    if known.reward == "unused" and settings.reward not in {None, "off"}:
+        found.append(f"{known.name} calls no reward server; yours runs beside it")
+    if given is not None and known.framework:
+        whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
+        found.append(f"{whose}: the job names its Python and the agent's files by their paths")
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class PlannedJob:
+    """The job as far as it is known before anything starts."""
+
+    job: Job | None
+    """None without a job, and on a worker where Ray runs it."""
+    recipe: RecipeJob | None = None
+    """On every node, since each sets the recipe's environment variables."""
+    findings: tuple[Finding, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def planned_job(
+    loaded: Loaded, topology: Topology, facts: Facts, runtime_env: dict[str, object]
+) -> PlannedJob:
+    """Plan the job; raises SettingsError if no cluster fits its recipe."""
+    settings, command = loaded.settings, loaded.command
+    known = known_job(settings, command)
+    folder = checkpoint_folder(settings, command)
+    runs_here = topology.is_head or launcher(settings, command) == "torchrun"
+    if command is not None and runs_here:
+        return PlannedJob(Job(COMMAND, command, runtime_env, folder))
+    if known is None or topology.is_idle:
+        return PlannedJob(None)
+
+    recipe = recipe_for_plan(known, settings, topology, facts, folder)
+    if not runs_here:
+        return PlannedJob(None, recipe)
+    argv = () if recipe.expected_command is None else recipe.expected_command.argv
+    found = recipe_findings(known, facts, settings, topology, folder)
+    job = Job(known.name, argv, runtime_env, folder, recipe)
+    return PlannedJob(job, recipe, found, recipe_notes(known, settings, topology))
+
+
+def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
+    """Return the absolute folder for the job's checkpoints, or '' without a job."""
+    known = known_job(settings, command)
+    if command is None and known is None:
+        return ""
+    name = COMMAND if known is None else known.name
+    logs = str(log_root(settings).absolute())
+    return str(Path(folder_of(settings, logs, name, command)).expanduser())
+
+
+_LONGEST_TEMP_DIR = 107 - 62
+
+
+def new_run_id() -> str:
+    """Return an id for a run without one from the platform."""
+    return time.strftime("%Y%m%d-%H%M%S", time.gmtime()) + "-" + secrets.token_hex(2)
+
+
+def make_plan(  # noqa: PLR0913 - all inputs of a plan
+    loaded: Loaded,
+    topology: Topology,
+    facts: Facts,
+    environ: Mapping[str, str],
+    runtime_env: dict[str, object],
+    file: ServicesFile = NO_FILE,
+    upload: UploadSize | None = None,
+) -> Plan:
+    """Make the plan of this node."""
+    settings, claim = loaded.settings, topology.platform
+    services = () if topology.is_idle else all_services(settings, loaded.command, facts, file)
+    topology = without_service_nodes(topology, settings, services)
+    here = tuple(s for s in services if is_here(s.where, topology))
+    alone = tuple(spec for spec in here if spec.alone)
+    all_steps = _steps(settings, topology, file, facts, alone)
+    steps = tuple(step for step in all_steps if is_here(step.where, topology))
+    has_ray = not alone
+    ports = _ports(settings, topology, loaded.command)
+    guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
+    ray = OwnRay(
+        settings,
+        replace(facts, cpus=min(facts.cpus, claim.cpus or facts.cpus)),
+        ports,
+        temp_dir(facts, claim.job_id),
+        settings.dashboard_host or ("0.0.0.0" if guarded else "127.0.0.1"),  # noqa: S104 - guarded
+        claim.memory,
+    )
+    torchrun = _torchrun(settings, facts, ports, environ)
+    launch: Launch = topology.given_ray or torchrun or ray
+    effective = replace(loaded, settings=with_reward(settings, file))
+    planned = planned_job(effective, topology, facts, runtime_env)
+    job = planned.job
+    if job is not None and upload is not None:
+        job = replace(job, upload=upload)
+    return Plan(
+        settings=settings,
+        topology=topology,
+        facts=facts,
+        environ=environ,
+        command=loaded.command,
+        address=address_of(topology, settings, facts),
+        ports=ports,
+        launch=launch,
+        job=job,
+        recipe_env={} if planned.recipe is None else planned.recipe.env,
+        steps=steps,
+        all_steps=all_steps,
+        services=here,
+        possible_services=tuple(s for s in services if may_be_here(s.where, topology)),
+        all_services=services,
+        processes=(
+            *_processes(launch, topology, facts, has_job=job is not None, has_ray=has_ray),
+            *_preflight(settings, topology, facts, ports),
+        ),
+        budget=stop_budget(settings.stop_grace),
+        waits=planned_waits(settings, topology, all_steps, services, has_job=job is not None),
+        listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),
+        findings=(
+            *run_checks(facts, settings, topology),
+            *job_program(facts, settings, topology),
+            *planned.findings,
+            *misspelling_findings(loaded.misspelled),
+        ),
+        notes=(
+            *loaded.ignored,
+            *claim.notes,
+            *_notes(settings, topology, facts, environ),
+            *planned.notes,
+        ),
+        on_done=settings.on_done or _default_on_done(topology, facts),
+    )
+
+
+def _torchrun(
+    settings: Settings, facts: Facts, ports: Ports, environ: Mapping[str, str]
+) -> Torchrun | None:
+    """Return the torchrun of this node, if it starts the job."""
+    if launcher(settings, None) != TORCHRUN:
+        return None
+    from agent.plan.torchrun import Torchrun  # noqa: PLC0415 - most runs need none of it
+    from agent.work.torchrun import gpus_of, processes  # noqa: PLC0415 - same
+
+    count = processes(gpus_of(settings, facts.gpus, environ), settings)
+    return Torchrun(facts.job_python, ports.gcs, count, stop_budget(settings.stop_grace).job - 1.0)
+
+
+def temp_dir(facts: Facts, job_id: str | None = None) -> str:
+    """Return Ray's temp dir, which only this user, and on a shared host only this job, uses.
+
+    Socket paths have at most 107 bytes, 62 of which Ray's session needs.
+    """
+    path = f"{private_folder(facts, job_id)}/ray"
+    if len(os.fsencode(path)) > _LONGEST_TEMP_DIR:
+        expected = f"a path shorter by {len(os.fsencode(path)) - _LONGEST_TEMP_DIR}: Ray's sockets "
+        given = f"{TEMP_DIR}={facts.temp}, below which Ray's sessions would be in {path}"
+        expected += "lie below it, and their paths end at 107 bytes"
+        raise SettingsError((Problem(VARIABLE, given, expected),))
+    return path
+
+
+def private_folder(facts: Facts, job_id: str | None = None) -> str:
+    """Return the private folder that contains Ray's temp dir.
+
+    Ray sets the mode of its temp dir to 0777 at each start (2.40 to 2.60), so the folder around it
+    has to keep other users out.
+    """
+    user = "" if facts.uid == 0 else f"-{facts.uid}"
+    job = "" if job_id is None else f"-j{job_id}"
+    return f"{facts.temp.rstrip('/')}/pod-agent{user}{job}"
+
+
+def _steps(
+    settings: Settings,
+    topology: Topology,
+    file: ServicesFile,
+    facts: Facts,
+    alone: tuple[ServiceSpec, ...],
+) -> tuple[PrepareStep, ...]:
+    """Return the prepare steps of the run, including this node's fetch of the model.
+
+    A node that only runs a service needs no model, unless the service depends on it.
+    """
+    if topology.is_idle:
+        return ()
+    fetch: tuple[PrepareStep, ...] = ()
+    named = (word for spec in alone for word in (*(spec.argv or ()), *spec.after))
+    wanted = not alone or any(prepare.NAME in word for word in named)
+    its_disk = topology.given_ray is None or topology.given_ray.session is not None
+    if wanted and its_disk:
+        fetch = prepare.fetch_steps(settings, facts.ray, is_here=facts.model_is_here)
+    return prepare_steps(settings, (*fetch, *file.steps))
+
+
+def _preflight(
+    settings: Settings, topology: Topology, facts: Facts, ports: Ports
+) -> tuple[PlannedProcess, ...]:
+    """Return the process of the all-reduce before the job, if AGENT_PREFLIGHT is set."""
+    if settings.preflight is None:
+        return ()
+    return preflight_processes(topology, facts, ports)
+
+
+def _processes(
+    launch: Launch, topology: Topology, facts: Facts, *, has_job: bool, has_ray: bool
+) -> tuple[PlannedProcess, ...]:
+    """Return the agent's own processes here: Ray, and on the head the bridge to Ray.
+
+    torchrun is not among them: the head orders it once all nodes have joined.
+    """
+    if topology.is_idle or not has_ray or not isinstance(launch, OwnRay | GivenRay):
+        return ()
+    ray: tuple[PlannedProcess, ...] = ()
+    if isinstance(launch, OwnRay):
+        argv = launch.command(is_head=topology.is_head)
+        ray = (PlannedProcess(RAY, "ray", argv, RAY_LOG),)
+    if not topology.is_head:
+        return ray
+    bridge = own_command(facts.ray.executable, "ray-bridge", launch.gcs, launch.dashboard)
+    label = "submit" if has_job else "watch"
+    return (*ray, PlannedProcess(BRIDGE, label, tuple(bridge), "ray-bridge.log"))
+
+
+def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | None) -> Ports:
+    """Return the ports of this node; raises SettingsError where they conflict."""
+    base = topology.platform.ports
+    problems = port_clashes(settings, command, base, topology.given_ray)
+    if problems:
+        raise SettingsError(problems)
+    return port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
+
+
+def _default_on_done(topology: Topology, facts: Facts) -> str:
+    return "hold" if topology.platform.restarts_containers and facts.is_first_process else "exit"
+
+
+def _notes(
+    settings: Settings, topology: Topology, facts: Facts, environ: Mapping[str, str]
+) -> tuple[str, ...]:
+    given = topology.given_ray
+    if topology.is_idle:
+        return ()
+    if given is not None:
+        whose = f"the job's environment is that of {given.owner}'s pods"
+        there = "WANDB_API_KEY and NCCL_* belong there"
+        grace = "RAY_JOB_STOP_WAIT_TIME_S on the head's (without it a stopped job has 3 s)"
+        elsewhere = "AGENT_PREPARE runs in this pod, not on Ray's head: on a shared disk it helps"
+        notes = (f"{whose}: {there}, {grace}",)
+        return (*notes, elsewhere) if settings.prepare and given.session is None else notes
+    gpus = visible_devices(environ, facts.gpu_maker, facts.ray.version)
+    hub = prepare.fetch_note(settings, facts.ray, is_here=facts.model_is_here)
+    return tuple(filter(None, (_wandb_note(settings, facts), gpus.note, hub)))
+
+
+def _wandb_note(settings: Settings, facts: Facts) -> str:
+    if settings.wandb_api_key is not None:
+        return ""
+    if facts.wandb_login:
+        return "WANDB_API_KEY is not set: W&B has this machine's `wandb login`"
+    return "WANDB_API_KEY is not set: W&B stays offline"

@@ -1,0 +1,323 @@
+"""The summary of a run that `explain` prints, and the phases that `/status` shows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from agent.base.errors import PreflightError
+from agent.base.text import listed
+from agent.base.value import dataclass
+from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
+from agent.decisions.values import HERE, ServiceGone, ServiceReady
+from agent.decisions.worker.state import WorkerPhase
+from agent.record.events import (
+    EVENTS_FILE,
+    FORMER_EVENTS_FILE,
+    Began,
+    ByeHeard,
+    Ended,
+    PhaseEntered,
+    Waited,
+    WaitsOver,
+    read_events,
+)
+from agent.record.files import read_small, seconds_between
+from agent.record.run_folder import OUTCOME_FILE
+from agent.record.run_record import RUN_FILE, NoRecord, RunRecord
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from pathlib import Path
+
+    from agent.decisions.head.state import HeadEvent, HeadState
+
+
+MOST_SPANS = 32
+"""Phases kept of each node: the first one and the latest."""
+_MOST_LINES = 10
+_MOST_WAITS = 3
+_MOST_NAMES = 4
+_SHORTEST = 0.05
+"""Shorter times, in seconds, are left out."""
+
+TimedEvent = tuple[float, object]
+"""An event and its time on the agent's clock."""
+
+
+# --- phases in /status ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Span:
+    """A phase and when it began; it ends where the next one begins."""
+
+    phase: str
+    start: float
+
+
+class Timeline:
+    """The phases of the head and of each worker; the cost per event is constant."""
+
+    def __init__(self) -> None:
+        self.phases: list[Span] = []
+        """The head's own."""
+        self.nodes: dict[str, list[Span]] = {}
+        """By the key of a worker's agent."""
+
+    def add(self, event: HeadEvent, state: HeadState, now: float) -> None:
+        """Add what an event changed; `state` is the state after it."""
+        _enter(self.phases, state.phase.value, state.phase_since)
+        if isinstance(event, WorkerReported):
+            worker = event.worker
+            phase = "left" if worker.has_left else worker.phase
+            _enter(self.nodes.setdefault(worker.key, []), phase, now)
+        elif isinstance(event, WorkerSilent) and event.key in self.nodes:
+            _enter(self.nodes[event.key], "silent", now)
+        elif isinstance(event, WorkerReplaced):
+            self.nodes.pop(event.key, None)
+
+
+def _enter(spans: list[Span], phase: str, now: float) -> None:
+    if spans and spans[-1].phase == phase:
+        return
+    spans.append(Span(phase, now))
+    if len(spans) > MOST_SPANS:
+        del spans[1]
+
+
+# --- explain -------------------------------------------------------------------------------------
+
+
+def explain(folder: Path) -> list[str]:
+    """Summarize a run's folder, or the folder of one node in it, in at most ten lines."""
+    nodes, record = _read(folder)
+    if not nodes:
+        raise PreflightError(
+            f"{folder} holds no run",
+            why=f"neither it nor a folder in it has {EVENTS_FILE}",
+            remedy="Name a run's folder, or set AGENT_LOG_DIR to the folder that holds the runs",
+            culprit="RUN FOLDER",
+        )
+    head = record.head if isinstance(record, RunRecord) else ""
+    nodes.sort(key=lambda node: (node.name != head, not node.is_head, node.name))
+    first, others = nodes[0], nodes[1:]
+    lines = [
+        _opening(first, record),
+        *_phases(first.agents),
+        *_waits(first.agents[-1], is_over=first.outcome is not None),
+        *_joined(first),
+        *_services(first),
+        *_attempts(record),
+        *_others(first, others),
+        *_end(first),
+    ]
+    short = lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 2], *lines[-2:]]
+    return [_printable(line) for line in short]
+
+
+@dataclass(frozen=True)
+class AgentEvents:
+    """The events of one agent process, timed by its own clock."""
+
+    began: Began
+    events: tuple[TimedEvent, ...]
+
+    @property
+    def end(self) -> float:
+        """Return the time of the last event."""
+        return self.events[-1][0] if self.events else 0.0
+
+
+@dataclass(frozen=True)
+class NodeHistory:
+    """The records of one node."""
+
+    name: str
+    agents: tuple[AgentEvents, ...]
+    """One for each start of the node's agent."""
+    outcome: Mapping[str, object] | None
+    """The content of outcome.json; None without one."""
+
+    @property
+    def is_head(self) -> bool:
+        """Say whether the node was the run's head."""
+        return any(agent.began.role == "head" for agent in self.agents)
+
+    def events(self) -> Iterator[TimedEvent]:
+        """Yield the events of all agents in their order."""
+        for agent in self.agents:
+            yield from agent.events
+
+
+def _read(folder: Path) -> tuple[list[NodeHistory], RunRecord | NoRecord]:
+    """Read the nodes of a run and the head's record."""
+    is_node = any((folder / name).is_file() for name in (EVENTS_FILE, FORMER_EVENTS_FILE))
+    run = folder.resolve().parent if is_node else folder
+    try:
+        paths = [folder] if is_node else sorted(p for p in folder.iterdir() if p.is_dir())
+    except OSError:
+        paths = []
+    nodes = [NodeHistory(p.resolve().name, _by_agent(read_events(p)), _outcome(p)) for p in paths]
+    return [node for node in nodes if node.agents], RunRecord.read(run / RUN_FILE)
+
+
+def _by_agent(events: Iterable[TimedEvent]) -> tuple[AgentEvents, ...]:
+    """Split events by the agent that recorded them; a rotated file begins no new agent."""
+    agents: list[tuple[Began, list[TimedEvent]]] = []
+    for at, event in events:
+        if isinstance(event, Began):
+            if not agents or agents[-1][0].started_at != event.started_at:
+                agents.append((event, []))
+        elif agents:
+            agents[-1][1].append((at, event))
+    return tuple(AgentEvents(began, tuple(events)) for began, events in agents)
+
+
+def _outcome(folder: Path) -> Mapping[str, object] | None:
+    try:
+        data = json.loads(read_small(folder / OUTCOME_FILE))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return data if isinstance(data, dict) else None
+
+
+def _printable(line: str) -> str:
+    """Make one printable line of any recorded text."""
+    return "".join(sign if sign.isprintable() else " " for sign in " ".join(line.split()))
+
+
+def _opening(node: NodeHistory, record: RunRecord | NoRecord) -> str:
+    first, last = node.agents[0], node.agents[-1]
+    run_id = record.run_id if isinstance(record, RunRecord) else last.began.run_id
+    took = seconds_between(first.began.started_at, last.began.started_at) + last.end
+    role = "head" if node.is_head else "worker"
+    starts = len(node.agents)
+    again = f"; its agent was started {starts} times" if starts > 1 else ""
+    return (
+        f"run {run_id or 'without an id'}, recorded by the {role} {node.name}: began "
+        f"{first.began.started_at or 'at an unknown time'}, lasted {_time(took)}{again}"
+    )
+
+
+def _phases(agents: tuple[AgentEvents, ...]) -> list[str]:
+    """Return the total time in each phase."""
+    spent: dict[str, float] = {}
+    for agent in agents:
+        phase = (HeadPhase.BOOTING if agent.began.role == "head" else WorkerPhase.FINDING).value
+        since = 0.0
+        for at, event in agent.events:
+            if isinstance(event, PhaseEntered):
+                spent[phase] = spent.get(phase, 0.0) + at - since
+                phase, since = event.phase, at
+        spent[phase] = spent.get(phase, 0.0) + agent.end - since
+    times = [f"{name} {_time(seconds)}" for name, seconds in spent.items() if seconds >= _SHORTEST]
+    return [f"phases: {', '.join(times)}"] if times else []
+
+
+def _waits(agent: AgentEvents, *, is_over: bool) -> list[str]:
+    """Return the longest waits, each with its last evidence; unfinished ones first."""
+    since: dict[str, tuple[float, str]] = {}
+    waits: list[tuple[float, str, str, bool]] = []
+    for at, event in agent.events:
+        if isinstance(event, Waited):
+            begun, evidence = since.get(event.what, (at, ""))
+            since[event.what] = (begun, event.evidence or evidence)
+        elif isinstance(event, WaitsOver):
+            for what in event.what:
+                begun, evidence = since.pop(what, (at, ""))
+                waits.append((at - begun, what, evidence, True))
+    waits += [(agent.end - at, what, evidence, False) for what, (at, evidence) in since.items()]
+    waits.sort(key=lambda wait: (wait[3], -wait[0]))
+    unfinished = ", in vain" if is_over else " so far"
+    return [
+        f"waited for {what} {_time(seconds)}{'' if is_done else unfinished}"
+        + (f"; last: {evidence}" if evidence else "")
+        for seconds, what, evidence, is_done in waits[:_MOST_WAITS]
+        if seconds >= _SHORTEST or not is_done
+    ]
+
+
+def _joined(node: NodeHistory) -> list[str]:
+    """Return the nodes that joined, the slowest first, and those that left, with the cause."""
+    joined: dict[str, float] = {}
+    left: dict[str, str] = {}
+    for at, event in node.events():
+        if isinstance(event, WorkerReported) and event.worker.joined:
+            joined.setdefault(event.worker.name, at)
+        elif isinstance(event, ByeHeard):
+            left[event.node] = event.cause
+    slowest = sorted(joined.items(), key=lambda one: -one[1])
+    return [
+        *_first_names("joined", [f"{name} after {_time(at)}" for name, at in slowest], "sooner"),
+        *_first_names("left", [f"{name} ({cause})" for name, cause in left.items()], "more"),
+    ]
+
+
+def _first_names(what: str, names: list[str], rest: str) -> list[str]:
+    more = f" and {len(names) - _MOST_NAMES} {rest}" if len(names) > _MOST_NAMES else ""
+    return [f"{what}: {', '.join(names[:_MOST_NAMES])}{more}"] if names else []
+
+
+def _services(node: NodeHistory) -> list[str]:
+    """Return the services that failed, how often, and whether they were ready again."""
+    failed: dict[str, tuple[int, str, bool]] = {}
+    for _, event in node.events():
+        if not isinstance(event, ServiceGone | ServiceReady):
+            continue
+        name = event.name if event.node == HERE else f"{event.name} on {event.node}"
+        if isinstance(event, ServiceGone):
+            count = failed.get(name, (0, "", False))[0]
+            failed[name] = (count + 1, event.evidence, False)
+        elif name in failed:
+            failed[name] = (*failed[name][:2], True)
+    texts = [
+        f"{name} failed {f'{count} times' if count > 1 else 'once'} ({evidence}), "
+        + ("and was ready again" if is_ready else "and was not ready again")
+        for name, (count, evidence, is_ready) in failed.items()
+    ]
+    return [f"services: {'; '.join(texts)}"] if texts else []
+
+
+def _attempts(record: RunRecord | NoRecord) -> list[str]:
+    if isinstance(record, NoRecord) or not record.attempts:
+        return []
+    last = record.attempts[-1]
+    length = "not over" if last.end is None else _time(seconds_between(last.start, last.end))
+    code = "" if last.exit_code is None else f", exit code {last.exit_code}"
+    before = [f"attempt {one.number}: {one.reason or 'over'}" for one in record.attempts[:-1]]
+    return [f"job: {'; '.join([*before[-2:], f'attempt {last.number}: {length}{code}'])}"]
+
+
+def _others(first: NodeHistory, others: list[NodeHistory]) -> list[str]:
+    """Name the nodes of a shared folder whose exit code differs from the first one's."""
+    code = (first.outcome or {}).get("exit_code")
+    different = [
+        f"{node.name} with {(node.outcome or {}).get('exit_code', 'no outcome')}"
+        for node in others
+        if (node.outcome or {}).get("exit_code") != code
+    ]
+    return [f"different exit codes: {listed(different[:_MOST_NAMES])}"] if different else []
+
+
+def _end(node: NodeHistory) -> list[str]:
+    outcome = node.outcome
+    if outcome is None:
+        has_ended = any(isinstance(event, Ended) for _, event in node.agents[-1].events)
+        why = "it could not be written" if has_ended else "the agent still runs, or was killed"
+        return [f"no {OUTCOME_FILE}: {why}"]
+    end = (
+        f"end: {outcome.get('kind')}, exit code {outcome.get('exit_code')}: {outcome.get('reason')}"
+    )
+    remedy = outcome.get("remedy")
+    return [end, f"remedy: {remedy}"] if remedy else [end]
+
+
+def _time(seconds: float) -> str:
+    """Return a duration in its two largest units."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60} h {minutes % 60} min"

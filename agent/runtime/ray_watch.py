@@ -1,0 +1,254 @@
+"""Watch Ray's own processes and the kernel's OOM killer."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import anyio
+
+from agent.node import limits
+from agent.plan.waits import HANG_LIMIT
+from agent.runtime import driver
+from agent.runtime.descendants import children_of
+from agent.runtime.waiting import NotYet, until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from agent.runtime.best_effort import BestEffort
+    from agent.runtime.process import Child
+
+
+REQUIRED_PROCESSES = ("gcs_server", "raylet")
+"""Processes without which the node is lost; Ray restarts all others."""
+STOPPED_LIMIT = HANG_LIMIT
+_STEP = 0.5
+_RAY_EXIT_LIMIT = 1.5
+"""If `ray start` detects it too, it exits within a second and logs more."""
+_ENDED_STATES, STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
+
+_HELPERS_STEP = 1.0
+_RAYLET, _FORKSERVER = "/raylet", "multiprocessing.forkserver"
+_DASHBOARD = "/dashboard/dashboard.py"
+_NAMES = {
+    _DASHBOARD: "dashboard",
+    "ray-dashboard-JobHead-": "dashboard's part for jobs",
+    "ray::DashboardAgent": "dashboard's agent",
+    "ray::RuntimeEnvAgent": "agent for runtime_env",
+}
+"""Names by a part of the command line; the second is a separate process in newer Rays only."""
+_MAX_ARGUMENTS = 1000
+_BOOT_CHECKS = 60
+"""Checks that search for missing helpers each time; then only every tenth does."""
+_CHECK_EVERY = 10
+OOM_RECENT = 60.0
+"""An end this soon after an OOM kill is attributed to it."""
+
+
+class RayProcess(NamedTuple):
+    """A process of Ray and its last state."""
+
+    pid: int
+    state: str
+
+
+class RayState(NamedTuple):
+    """The result of one check of Ray's processes."""
+
+    gone: str = ""
+    """Why this Ray is lost, or ''."""
+    stopped: str = ""
+    """Which process is stopped (SIGSTOP), or ''."""
+
+
+class RayPartsState:
+    """Ray's processes found so far, and since when one is stopped."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, int] = {}
+        self._stopped_since: dict[str, float] = {}
+
+    def update(self, found: Mapping[str, RayProcess], now: float) -> RayState:
+        """Record one check: a process that existed before must exist and run."""
+        for name in REQUIRED_PROCESSES:
+            part = found.get(name)
+            if part is not None:
+                self._known[name] = part.pid
+                self._record(name, part, now)
+            if name in self._known and (part is None or part.state in _ENDED_STATES):
+                return RayState(gone=f"its {name} (pid {self._known[name]}) is gone")
+        for name, since in self._stopped_since.items():
+            what = f"its {name} (pid {self._known[name]}) is stopped"
+            seconds = now - since
+            if seconds >= STOPPED_LIMIT:
+                return RayState(gone=f"{what} for {round(seconds)} s")
+            return RayState(stopped=what)
+        return RayState()
+
+    def _record(self, name: str, part: RayProcess, now: float) -> None:
+        if part.state in STOPPED_STATES:
+            self._stopped_since.setdefault(name, now)
+        else:
+            self._stopped_since.pop(name, None)
+
+
+class RayParts:
+    """Watches the processes of one `ray start`, and stops it when one is lost."""
+
+    def __init__(
+        self, child: Child, clock: Callable[[], float], warn: Callable[[str], None]
+    ) -> None:
+        self._child = child
+        self._clock = clock
+        self._warn = warn
+        self.evidence = ""
+        """Why it was stopped, or ''."""
+
+    async def watch(self) -> None:
+        """Watch until one is gone or stopped for too long; then stop this Ray."""
+        state, warned = RayPartsState(), ""
+
+        async def check() -> str | NotYet:
+            nonlocal warned
+            if self._child.is_stopping:
+                return NotYet()
+            result = state.update(ray_processes(self._child.pid), self._clock())
+            if result.stopped and result.stopped != warned:
+                self._warn(f"{result.stopped}: Ray is taken for lost after {STOPPED_LIMIT:g} s")
+            warned = result.stopped
+            return result.gone or NotYet()
+
+        self.evidence = await until(check, None, step=_STEP, longest=_STEP)
+        with anyio.move_on_after(_RAY_EXIT_LIMIT):
+            await self._child.wait()
+        await self._child.stop(0.0)
+
+    async def end_sentence(self, code: int) -> str:
+        """Return a sentence with how this Ray ended."""
+        end = f"`ray start` ended, {await self._child.end_sentence(code)}"
+        return f"{self.evidence}; {end}" if self.evidence else end
+
+
+def ray_processes(pid: int) -> dict[str, RayProcess]:
+    """Return the required processes of Ray among a process's children."""
+    found: dict[str, RayProcess] = {}
+    for child in children_of(pid):
+        with suppress(OSError, IndexError):
+            stat = Path(f"/proc/{child}/stat").read_text(encoding="utf-8", errors="replace")
+            name, state = stat.partition("(")[2].rpartition(")")[0], stat.rpartition(")")[2].split()
+            if name in REQUIRED_PROCESSES:
+                found[name] = RayProcess(child, state[0])
+    return found
+
+
+async def watch_helpers(
+    child: Child, emit: Callable[[str, bool], None], best_effort: BestEffort
+) -> None:
+    """Emit changes of which helper of a `ray start` is stopped ('': none), and if a job runs."""
+    emitted, helpers = ("", False), RayHelpers(child.pid)
+
+    async def check() -> None:
+        nonlocal emitted
+        stopped = "" if child.is_stopping else helpers.stopped()
+        runs = stopped != "" and await anyio.to_thread.run_sync(driver.any_driver_runs)
+        if (stopped, runs) != emitted:
+            emitted = (stopped, runs)
+            emit(*emitted)
+
+    async def turn() -> NotYet:
+        await best_effort("a look at what of Ray is stopped", check)
+        return NotYet()
+
+    await until(turn, None, step=_HELPERS_STEP, longest=_HELPERS_STEP)
+
+
+class RayHelpers:
+    """Checks the helpers of one `ray start`; their pids are cached, since a search takes 5 ms."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._known: dict[int, str] = {}
+        self._checks = 0
+
+    def stopped(self) -> str:
+        """Return which helper is stopped; '' for none."""
+        states = {pid: _state_of(pid) for pid in self._known}
+        is_whole = len(self._known) == len(_NAMES) and all(states.values())
+        self._checks += 1
+        if not is_whole and (self._checks <= _BOOT_CHECKS or self._checks % _CHECK_EVERY == 0):
+            self._known = dict(_found_below(self._pid))
+            states = {pid: _state_of(pid) for pid in self._known}
+        pid = next((pid for pid, state in states.items() if state in STOPPED_STATES), None)
+        return "" if pid is None else f"its {self._known[pid]} (pid {pid}) is stopped"
+
+
+def _found_below(pid: int) -> Iterator[tuple[int, str]]:
+    """Yield pids and names of the helpers, at any depth."""
+    for child in children_of(pid):
+        line = _command_line(child)
+        name = next((name for mark, name in _NAMES.items() if mark in line), None)
+        if name is not None:
+            yield child, name
+        if any(mark in line for mark in (_RAYLET, _FORKSERVER, _DASHBOARD)):
+            yield from _found_below(child)
+
+
+def _state_of(pid: int) -> str:
+    """Return a process's state letter; '' if it is gone."""
+    with suppress(OSError, IndexError):
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        return stat.rpartition(")")[2].split()[0]
+    return ""
+
+
+def _command_line(pid: int) -> str:
+    """Return the start of a process's command line."""
+    with suppress(OSError), Path(f"/proc/{pid}/cmdline").open("rb") as file:
+        return file.read(_MAX_ARGUMENTS).decode(errors="replace").replace("\0", " ")
+    return ""
+
+
+class MemoryWatch:
+    """Counts OOM kills since the agent's start."""
+
+    def __init__(
+        self,
+        count: Callable[[], limits.OomKills] = limits.oom_kills,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._count = count
+        self._clock = clock
+        self.kills = count()
+        self._grew_at: float | None = None
+        self._last_sentence = ""
+
+    def poll(self) -> str:
+        """Return a sentence if there were OOM kills since the last poll, else ''."""
+        now = self._count()
+        more = now.number - self.kills.number
+        self.kills = now
+        if more <= 0:
+            return ""
+        self._grew_at, self._last_sentence = self._clock(), oom_sentence(now, more)
+        return self._last_sentence
+
+    def recent(self) -> str:
+        """Return that sentence for a minute, unless another container's process may be meant."""
+        self.poll()
+        if (
+            self._grew_at is None
+            or not self.kills.of_container
+            or self._clock() - self._grew_at > OOM_RECENT
+        ):
+            return ""
+        return self._last_sentence
+
+
+def oom_sentence(kills: limits.OomKills, more: int) -> str:
+    """Return a sentence with what ran out of memory and what was killed."""
+    where = "this container" if kills.of_container else "this machine"
+    what = "a process" if more == 1 else f"{more} processes"
+    return f"{where} ran out of memory: the kernel's OOM killer ended {what} of it"

@@ -1,0 +1,181 @@
+"""KubeRay: its operator starts and stops Ray, so the agent only submits the job."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from agent.base.text import in_url, reached_at
+from agent.settings.model import TOKEN_MODE
+from agent.topology.platform_info import (
+    GivenRay,
+    PlatformInfo,
+    parse_host,
+    platform_error,
+    read_host,
+    require,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from agent.settings.model import Settings
+
+
+NAME = "kuberay"
+OWNER = "KubeRay"
+START_COMMAND = "KUBERAY_GEN_RAY_START_CMD"
+"""The command that the operator runs in a Ray container (since KubeRay 1.0)."""
+WORKER_HEAD = "FQ_RAY_IP"
+"""The name of the head's service, set on workers only."""
+OPERATOR_VARIABLES = (START_COMMAND, WORKER_HEAD, "RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
+"""Variables of the operator; one of the last two alone may come from Ray's autoscaler."""
+DASHBOARD, SUBMISSION = "RAY_DASHBOARD_ADDRESS", "RAY_JOB_SUBMISSION_ID"
+"""Set in the submitter pod of a RayJob."""
+ENTRYPOINT_MARKER = "RAY_JOB_CONFIG_JSON_ENV_VAR"
+"""Set by Ray for a job's entrypoint."""
+K8S_TOKEN = "RAY_ENABLE_K8S_TOKEN_AUTH"  # noqa: S105 - a variable's name
+"""Set where Ray accepts Kubernetes tokens, which Ray's client finds by itself."""
+GCS_PORT, DASHBOARD_PORT = 6379, 8265
+SESSIONS = "/tmp/ray"
+
+
+def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a Ray container of KubeRay, or the submitter of a RayJob.
+
+    With AGENT_HEAD the agent starts a Ray of its own instead.
+    """
+    if settings.head is not None:
+        return None
+    if environ.get(DASHBOARD) and environ.get(SUBMISSION):
+        return _submitter(environ, settings)
+    found = [name for name in OPERATOR_VARIABLES if name in environ]
+    if not found or found in (["RAY_CLUSTER_NAME"], ["RAY_NODE_TYPE_NAME"]):
+        return None
+    start = _words(environ.get(START_COMMAND, ""))
+    if "--head" in start or (not start and WORKER_HEAD not in environ):
+        return _head(environ, settings, start)
+    return _worker(environ)
+
+
+def _submitter(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
+    address = environ[DASHBOARD].strip()
+    parts = urlsplit(address if "://" in address else f"http://{address}")
+    try:
+        name, port = parts.hostname or "", parts.port
+    except ValueError:
+        raise platform_error(DASHBOARD, repr(address), "the dashboard's host and port") from None
+    head = parse_host(name, DASHBOARD)
+    shown = in_url(head)
+    port = settings.dashboard_port or port or DASHBOARD_PORT
+    submission = environ[SUBMISSION].strip()
+    return _submitter_info(
+        settings,
+        GivenRay(
+            owner=OWNER,
+            gcs_host=head,
+            gcs_port=settings.ray_port or GCS_PORT,
+            dashboard=f"{parts.scheme}://{shown}:{port}",
+            submission_id=submission,
+            asks_token=_asks_token(environ),
+        ),
+        (f"{DASHBOARD}={address}", f"{SUBMISSION}={submission}"),
+    )
+
+
+def _head(environ: Mapping[str, str], settings: Settings, start: list[str]) -> PlatformInfo:
+    gcs = settings.ray_port or _number(start, "--port", GCS_PORT)
+    port = settings.dashboard_port or _number(start, "--dashboard-port", DASHBOARD_PORT)
+    listens = _flag(start, "--dashboard-host") or "0.0.0.0"  # noqa: S104 - compared
+    near = in_url(reached_at(listens))
+    by = f"{START_COMMAND} has --head" if start else f"no {WORKER_HEAD}"
+    return _submitter_info(
+        settings,
+        GivenRay(
+            owner=OWNER,
+            gcs_host="127.0.0.1",
+            gcs_port=gcs,
+            dashboard=f"http://{near}:{port}",
+            session=_flag(start, "--temp-dir") or SESSIONS,
+            asks_token=_asks_token(environ),
+        ),
+        (*_cluster(environ), by),
+    )
+
+
+def _submitter_info(settings: Settings, ray: GivenRay, evidence: tuple[str, ...]) -> PlatformInfo:
+    """Describe the node that submits the job; no variable holds the number of workers."""
+    if settings.expected_workers is None:
+        seen = f"nothing, in a pod of KubeRay ({', '.join(evidence)})"
+        wanted = (
+            "the number of Ray's worker pods (replicas of all worker groups), which KubeRay does "
+            "not pass to pods; or AGENT_HEAD on every pod, for a Ray of the agent's own"
+        )
+        raise platform_error("EXPECTED_WORKERS", seen, wanted)
+    return PlatformInfo(
+        name=NAME,
+        is_head=True,
+        evidence=evidence,
+        role_is_proven=True,
+        has_ranks=True,
+        run_id=ray.submission_id,
+        single_node=settings.expected_workers == 0,
+        given_ray=ray,
+    )
+
+
+def _worker(environ: Mapping[str, str]) -> PlatformInfo:
+    """Describe a worker, which needs no agent."""
+    head = require(read_host(environ, WORKER_HEAD), WORKER_HEAD, "the name of the head's service")
+    evidence = (*_cluster(environ), f"{WORKER_HEAD}={head}")
+    if ENTRYPOINT_MARKER in environ:
+        raise platform_error(
+            "entrypointNumCpus + entrypointNumGpus + entrypointResources",
+            f"the agent as a RayJob's entrypoint on a worker ({', '.join(evidence)})",
+            "none of them, so that Ray runs the entrypoint on the head; or the agent in "
+            "submitterPodTemplate",
+        )
+    return PlatformInfo(
+        name=NAME,
+        is_head=False,
+        evidence=evidence,
+        role_is_proven=True,
+        has_ranks=True,
+        head_host=head,
+        given_ray=GivenRay(OWNER, head, GCS_PORT, f"http://{head}:{DASHBOARD_PORT}"),
+    )
+
+
+def _asks_token(environ: Mapping[str, str]) -> bool:
+    kubernetes_own = environ.get(K8S_TOKEN, "").strip().lower() in {"1", "true"}
+    return environ.get(TOKEN_MODE, "").strip() == "token" and not kubernetes_own
+
+
+def _cluster(environ: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(
+        f"{name}={environ[name]}"
+        for name in ("RAY_CLUSTER_NAME", "RAY_NODE_TYPE_NAME")
+        if environ.get(name)
+    )
+
+
+def _words(command: str) -> list[str]:
+    """Split the generated command as a shell does; by spaces if its quotes do not match."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return command.split()
+
+
+def _flag(words: list[str], name: str) -> str | None:
+    return next((w.partition("=")[2] for w in words if w.startswith(f"{name}=")), None)
+
+
+def _number(words: list[str], name: str, default: int) -> int:
+    text = _flag(words, name)
+    if text is None:
+        return default
+    if text.isascii() and text.isdigit() and 0 < int(text) < 65_536:
+        return int(text)
+    raise platform_error(START_COMMAND, f"{name}={text}", "a port's number")

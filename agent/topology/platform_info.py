@@ -1,0 +1,221 @@
+"""What a platform's environment variables say about a node."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, TypeVar
+
+from agent.base.errors import Problem, SettingsError
+from agent.base.ports import DEFAULTS, PortBase
+from agent.base.text import in_url, is_loopback
+from agent.base.value import dataclass
+from agent.settings import values
+from agent.settings.jobs import launcher
+from agent.settings.model import TOKEN_MODE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from agent.settings.model import Settings
+
+
+Value = TypeVar("Value", int, str)
+
+
+@dataclass(frozen=True)
+class PlatformInfo:
+    """A node as its platform describes it, before the user's settings are applied."""
+
+    name: str
+    is_head: bool
+    evidence: tuple[str, ...]
+    role_variable: str = "RAY_WORKER"
+    """The variables to name where the user's settings contradict the platform."""
+    role_is_proven: bool = False
+    """True if the environment determines the role; False if it is a default."""
+    has_ranks: bool = False
+    head_host: str | None = None
+    must_own_head_host: bool = False
+    node_name: str | None = None
+    own_names: tuple[str, ...] = ()
+    rank: int | None = None
+    nodes: int | None = None
+    gpus_per_node: int | None = None
+    cpus: int | None = None
+    """CPUs of this node allotted to the job, where jobs share nodes."""
+    memory: int | None = None
+    """Bytes of memory allotted to the job, where jobs share nodes."""
+    run_id: str | None = None
+    job_id: str | None = None
+    """An id of this job that is unique on its host."""
+    interface: str | None = None
+    reported_address: str | None = None
+    """This node's address as the platform reports it; it may not be one of its own."""
+    ports: PortBase = DEFAULTS
+    owns_machine: bool = False
+    restarts_containers: bool = False
+    """True if the platform restarts a container whose first process has ended."""
+    single_node: bool = False
+    """True if nothing indicates a second node."""
+    given_ray: GivenRay | None = None
+    """The Ray that the platform starts and stops, if it does."""
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RankVariables:
+    """A platform that sets a rank, a node count and the head's address: one row of a table."""
+
+    name: str
+    rank: str
+    nodes: str
+    head: str
+    gpus: str | None = None
+    run_id: tuple[str, ...] = ()
+    """The first of these that is set is the run id."""
+    detected_by: frozenset[str] = frozenset()
+    """The platform is detected if any of these is set."""
+    numbered_nodes: bool = False
+    """True if nodes are named by rank, such as node0."""
+    owns_machine: bool = True
+    """True in a container of our own, where any running Ray is a stale one of ours."""
+
+
+def info_by_rank(
+    environ: Mapping[str, str], names: RankVariables, head: str | None = None, main_rank: int = 0
+) -> PlatformInfo:
+    """Describe a node by its rank; `head` is the head's host, if no single variable holds it."""
+    nodes = require(read_number(environ, names.nodes, 1), names.nodes, "the number of nodes")
+    rank = require(read_number(environ, names.rank, 0, nodes - 1), names.rank, "this node's rank")
+    many, is_head = nodes > 1, rank == main_rank
+    head = head if head is not None or not many else read_host(environ, names.head)
+    if head is not None and is_loopback(head):
+        if many and not is_head:
+            given = f"{head} on the node of rank {rank}"
+            raise platform_error(
+                names.head, given, "an address of the head that other nodes can reach"
+            )
+        head = None  # the head's own loopback address, useless to other nodes
+    if many and not is_head:
+        head = require(head, names.head, "the head's address")
+    evidence = [f"{names.rank}={rank}", f"{names.nodes}={nodes}"]
+    if many and head is not None:
+        evidence.append(f"{names.head}={head}")
+    return PlatformInfo(
+        name=names.name,
+        is_head=is_head,
+        evidence=tuple(evidence),
+        role_variable=f"RAY_WORKER + {names.rank}",
+        role_is_proven=True,
+        has_ranks=True,
+        head_host=head if many else None,
+        own_names=(head,) if is_head and many and head is not None else (),
+        rank=rank,
+        nodes=nodes,
+        gpus_per_node=None if names.gpus is None else read_number(environ, names.gpus),
+        run_id=next((environ[name] for name in names.run_id if environ.get(name)), None),
+        single_node=not many,
+        node_name=f"node{rank}" if names.numbered_nodes else None,
+        owns_machine=names.owns_machine,
+    )
+
+
+def require(value: Value | None, name: str, what: str) -> Value:
+    """Return a value, or raise SettingsError if the platform did not set it."""
+    if value is None:
+        raise platform_error(name, "nothing", f"{what}, which is set beside the others")
+    return value
+
+
+def platform_error(variable: str, got: str, expected: str) -> SettingsError:
+    """Return the error for an invalid variable of the platform."""
+    return SettingsError((Problem(variable, got, expected),))
+
+
+def read_number(
+    environ: Mapping[str, str], name: str, low: int = 0, high: int | None = None
+) -> int | None:
+    """Read a number from a platform's variable; raises SettingsError for anything else."""
+    text = environ.get(name)
+    if text is None:
+        return None
+    if re.fullmatch(r"\d{1,9}", text.strip()):
+        value = int(text)
+        if value >= low and (high is None or value <= high):
+            return value
+    most = "" if high is None else f" and at most {high}"
+    raise platform_error(name, repr(text), f"a whole number of at least {low}{most}")
+
+
+def read_host(environ: Mapping[str, str], name: str) -> str | None:
+    """Read a host from a platform's variable; None if it is unset or empty."""
+    text = environ.get(name, "").strip()
+    return parse_host(text, name) if text else None
+
+
+def parse_host(text: str, name: str) -> str:
+    """Validate a host from a variable that may hold several."""
+    try:
+        return values.host(text)
+    except ValueError as error:
+        raise platform_error(name, repr(text), str(error)) from None
+
+
+def read_hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """Read a list of hosts, one per line."""
+    return tuple(parse_host(line, name) for line in environ.get(name, "").split())
+
+
+@dataclass(frozen=True)
+class GivenRay:
+    """A Ray that the platform starts and stops: its addresses."""
+
+    owner: str
+    """Who starts and stops it."""
+    gcs_host: str
+    gcs_port: int
+    dashboard: str
+    """The URL of its dashboard, to which jobs are submitted."""
+    session: str | None = None
+    """The folder of Ray's sessions; None if its head is another machine."""
+    submission_id: str | None = None
+    """The submission id that the owner expects; None if the agent may choose."""
+    asks_token: bool = False
+    """True if it requires a token."""
+
+    @property
+    def gcs(self) -> str:
+        """Return the address of its GCS."""
+        return f"{in_url(self.gcs_host)}:{self.gcs_port}"
+
+
+def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
+    """Yield a problem for every setting that has no effect on a Ray the agent does not start."""
+    owner = given.owner
+    flags = {
+        "AGENT_NUM_CPUS": settings.num_cpus is not None,
+        "AGENT_NUM_GPUS": settings.num_gpus is not None,
+        "AGENT_RESOURCES": bool(settings.resources),
+        "AGENT_RAY_ARGS": bool(settings.ray_args),
+        "AGENT_DASHBOARD_HOST": settings.dashboard_host is not None,
+    }
+    names = " + ".join(name for name, is_set in flags.items() if is_set)
+    if names:
+        expected = f"nothing here, but rayStartParams of the pods' group in {owner}"
+        yield Problem(names, f"a value, though Ray is started by {owner}", expected)
+    if settings.debug_ray != "0":
+        flag = "RAY_DEBUG=legacy" if settings.debug_ray == "1" else "RAY_DEBUG_POST_MORTEM=1"
+        expected = f"nothing here, but {flag} in the environment of the pods' groups"
+        yield Problem("DEBUG_RAY", f"a value, though Ray is started by {owner}", expected)
+    if launcher(settings, None) != "ray":
+        asked = f"{launcher(settings, None)!r}, though the nodes are {owner}'s, with Ray on them"
+        yield Problem("AGENT_LAUNCHER", asked, "ray; or pods of their own, without Ray")
+    if settings.prepare_each is not None:
+        expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
+        yield Problem("AGENT_PREPARE_EACH", f"a command, but no agent on {owner}'s nodes", expected)
+    if settings.preflight is not None:
+        asked = f"{settings.preflight!r}, though no agent is on {owner}'s nodes"
+        yield Problem("AGENT_PREFLIGHT", asked, "unset")
+    if given.asks_token and settings.ray_auth_token is None:
+        expected = f"the token of {owner}'s Ray (key auth_token of the secret named as the cluster)"
+        yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)

@@ -1,0 +1,284 @@
+"""Platforms that set a rank, a node count and an address: one row for each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from agent.base.ports import PortBase
+from agent.topology.platform_info import (
+    PlatformInfo,
+    RankVariables,
+    info_by_rank,
+    parse_host,
+    platform_error,
+    read_hosts,
+    read_number,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.settings.model import Settings
+
+
+DSTACK = RankVariables(
+    name="dstack",
+    rank="DSTACK_NODE_RANK",
+    nodes="DSTACK_NODES_NUM",
+    head="DSTACK_MASTER_NODE_IP",
+    gpus="DSTACK_GPUS_PER_NODE",
+    run_id=("DSTACK_RUN_ID", "DSTACK_RUN_NAME"),
+    detected_by=frozenset({"DSTACK_NODE_RANK", "DSTACK_NODES_NUM"}),  # also on a single node
+    numbered_nodes=True,
+)
+SKYPILOT = RankVariables(
+    name="skypilot",
+    rank="SKYPILOT_NODE_RANK",
+    nodes="SKYPILOT_NUM_NODES",
+    head="SKYPILOT_NODE_IPS",
+    gpus="SKYPILOT_NUM_GPUS_PER_NODE",
+    run_id=("SKYPILOT_TASK_ID",),
+    numbered_nodes=True,
+    owns_machine=False,  # SkyPilot's own Ray runs on this machine
+)
+# SkyPilot's Ray (0.5 to 0.8): GCS 6380, dashboard 8266, workers from 11002 on, and Ray's defaults
+# for the rest, such as 10001 for the client.
+SKYPILOT_PORTS = PortBase(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
+SKYPILOT_NOTE = (
+    f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and 8266 "
+    "(AGENT_PORT, the same on every node, moves ours)"
+)
+
+
+def detect_skypilot(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+    """Detect a task of SkyPilot."""
+    if not {SKYPILOT.rank, SKYPILOT.head} & environ.keys():
+        return None
+    addresses = read_hosts(environ, SKYPILOT.head)
+    info = info_by_rank(environ, SKYPILOT, head=addresses[0] if addresses else None)
+    if addresses and len(addresses) != info.nodes:
+        counted = f"{len(addresses)} addresses beside {SKYPILOT.nodes}={info.nodes}"
+        raise platform_error(SKYPILOT.head, counted, "one address a line for each node")
+    return replace(
+        info,
+        evidence=(
+            *info.evidence[:2],
+            *(f"{SKYPILOT.head} begins with {host}" for host in [info.head_host] if host),
+        ),
+        ports=SKYPILOT_PORTS,
+        notes=(SKYPILOT_NOTE,),
+    )
+
+
+LWS = RankVariables(
+    name="lws",
+    rank="LWS_WORKER_INDEX",  # set by LWS itself from 0.6 on; before, by the downward API
+    nodes="LWS_GROUP_SIZE",
+    head="LWS_LEADER_ADDRESS",
+    detected_by=frozenset({"LWS_WORKER_INDEX", "LWS_GROUP_SIZE", "LWS_LEADER_ADDRESS"}),
+)
+
+
+def detector(row: RankVariables) -> Callable[[Mapping[str, str], Settings], PlatformInfo | None]:
+    """Return the function that detects the platform of a row by `detected_by`."""
+
+    def detect(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+        return info_by_rank(environ, row) if row.detected_by & environ.keys() else None
+
+    return detect
+
+
+# PET_NPROC_PER_NODE counts processes: GPUs on a GPU pod, CPUs on another, `auto` by default.
+KUBEFLOW_TRAINER = RankVariables(
+    name="kubeflow-trainer",
+    rank="PET_NODE_RANK",
+    nodes="PET_NNODES",
+    head="PET_MASTER_ADDR",
+)
+
+
+def detect_kubeflow_trainer(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+    """Detect a pod of Kubeflow Trainer: it sets rank and head address as PET_*.
+
+    PyTorchJob v1 also sets PET_NODE_RANK, but MASTER_ADDR without the prefix.
+    """
+    if KUBEFLOW_TRAINER.head not in environ and (
+        KUBEFLOW_TRAINER.rank not in environ or "MASTER_ADDR" in environ
+    ):
+        return None
+    return info_by_rank(environ, KUBEFLOW_TRAINER)
+
+
+PYTORCHJOB_BY_WORLD_SIZE = RankVariables(
+    name="pytorchjob", rank="RANK", nodes="WORLD_SIZE", head="MASTER_ADDR"
+)
+"""Operators before 1.7, where WORLD_SIZE counts pods."""
+PYTORCHJOB_BY_PET = RankVariables(
+    name="pytorchjob", rank="PET_NODE_RANK", nodes="PET_NNODES", head="MASTER_ADDR"
+)
+"""Operators from 1.7 on, where WORLD_SIZE counts processes and PET_NNODES pods."""
+
+PYTORCHJOB_EVIDENCE = {"KUBERNETES_SERVICE_HOST", "MASTER_ADDR", "RANK", "WORLD_SIZE"}
+PYTORCHJOB_ELASTIC = "PET_RDZV_ENDPOINT"
+
+
+def detect_pytorchjob(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a pod of a PyTorchJob: on Kubernetes, with all three variables of the operator."""
+    if "RUNPOD_POD_ID" in environ or "LOCAL_RANK" in environ:
+        return None  # a RunPod pod, or a process of torchrun, which sets RANK by process
+    by_pet = {PYTORCHJOB_BY_PET.rank, PYTORCHJOB_BY_PET.nodes} <= environ.keys()
+    if environ.keys() >= PYTORCHJOB_EVIDENCE:
+        return info_by_rank(environ, PYTORCHJOB_BY_PET if by_pet else PYTORCHJOB_BY_WORLD_SIZE)
+    if {"KUBERNETES_SERVICE_HOST", PYTORCHJOB_ELASTIC} <= environ.keys() and settings.head is None:
+        elastic = f"{PYTORCHJOB_ELASTIC}={environ[PYTORCHJOB_ELASTIC]}"
+        given = f"{elastic} without a rank (an elastic PyTorchJob)"
+        raise platform_error(
+            "AGENT_HEAD",
+            given,
+            "the head's host in AGENT_HEAD on every pod, or a fixed number of pods",
+        )
+    return None
+
+
+AWS_BATCH = RankVariables(
+    name="aws-batch",
+    rank="AWS_BATCH_JOB_NODE_INDEX",
+    nodes="AWS_BATCH_JOB_NUM_NODES",
+    head="AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS",  # not set on the main node itself
+    numbered_nodes=True,
+)
+AWS_BATCH_MAIN = "AWS_BATCH_JOB_MAIN_NODE_INDEX"
+
+
+def detect_aws_batch(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+    """Detect a multi-node job of AWS Batch; its other jobs set no node index."""
+    if AWS_BATCH.rank not in environ:
+        return None
+    last = (read_number(environ, AWS_BATCH.nodes, 1) or 1) - 1
+    main = read_number(environ, AWS_BATCH_MAIN, 0, last) or 0
+    info = info_by_rank(environ, AWS_BATCH, main_rank=main)
+    return replace(
+        info,
+        evidence=(*info.evidence, f"{AWS_BATCH_MAIN}={main}"),
+        run_id=_aws_batch_run_id(environ),
+    )
+
+
+def _aws_batch_run_id(environ: Mapping[str, str]) -> str | None:
+    """Return the job's id without the node index that AWS Batch appends."""
+    job = environ.get("AWS_BATCH_JOB_ID", "").partition("#")[0]
+    retries = (read_number(environ, "AWS_BATCH_JOB_ATTEMPT", 1) or 1) - 1
+    return f"{job}-r{retries}" if job and retries else job or None
+
+
+HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
+
+
+def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
+    """Detect a host of a SageMaker training job."""
+    if not {HOSTS, CURRENT} & environ.keys():
+        return None
+    hosts = _sagemaker_hosts(environ.get(HOSTS, ""))
+    current = environ.get(CURRENT, "").strip()
+    if current not in hosts:
+        raise platform_error(
+            CURRENT, repr(current), f"one of the hosts of {HOSTS}: {', '.join(hosts)}"
+        )
+    many, rank = len(hosts) > 1, hosts.index(current)
+    return PlatformInfo(
+        name="sagemaker",
+        is_head=rank == 0,
+        evidence=(f"{CURRENT}={current}", f"{HOSTS}={json.dumps(hosts)}"),
+        role_variable=f"RAY_WORKER + {CURRENT}",
+        role_is_proven=True,
+        has_ranks=True,
+        head_host=hosts[0] if many else None,
+        node_name=current,
+        own_names=(current,) if many else (),
+        rank=rank,
+        nodes=len(hosts),
+        gpus_per_node=read_number(environ, "SM_NUM_GPUS"),
+        run_id=environ.get("TRAINING_JOB_NAME") or None,
+        interface=environ.get("SM_NETWORK_INTERFACE_NAME") or None,
+        owns_machine=True,
+        single_node=not many,
+    )
+
+
+def _sagemaker_hosts(text: str) -> list[str]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, list) or not found or not all(isinstance(h, str) for h in found):
+        raise platform_error(HOSTS, repr(text), 'a JSON list of hosts such as ["algo-1", "algo-2"]')
+    hosts = sorted(parse_host(name, HOSTS) for name in found)
+    if len(set(hosts)) < len(hosts):
+        raise platform_error(HOSTS, repr(text), "every host once")
+    return hosts
+
+
+TORCHRUN = RankVariables(
+    name="torchrun", rank="NODE_RANK", nodes="NNODES", head="MASTER_ADDR", numbered_nodes=True
+)
+
+
+def detect_torchrun(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect a node by address, rank and node count, as for torchrun.
+
+    A node count of 1 is ignored, since images set all three for their own torchrun. HEAD_POD_ID
+    takes precedence: the user sets it for this agent only.
+    """
+    if not {TORCHRUN.rank, TORCHRUN.nodes, TORCHRUN.head} <= environ.keys() or settings.head_pod_id:
+        return None
+    if read_number(environ, TORCHRUN.nodes, 1) == 1:
+        return None
+    on_runpod = "RUNPOD_POD_ID" in environ
+    info = info_by_rank(environ, TORCHRUN)
+    return replace(info, owns_machine=on_runpod, restarts_containers=on_runpod)
+
+
+LABEL, PORT = "VAST_CONTAINERLABEL", "VAST_TCP_PORT_"
+
+
+def detect_vast(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
+    """Detect an instance of Vast.ai; CONTAINER_ID alone is not enough."""
+    label = environ.get(LABEL) or environ.get("CONTAINER_ID")
+    if LABEL not in environ and not any(name.startswith(PORT) for name in environ):
+        return None
+    evidence = f"{LABEL}={label}" if label else f"{PORT}*"
+    if settings.head is not None:
+        return PlatformInfo(
+            "vast",
+            is_head=False,
+            evidence=(f"AGENT_HEAD={settings.head}", evidence),
+            owns_machine=True,
+        )
+    wants_more = settings.ray_worker is True or bool(settings.expected_workers)
+    if wants_more:
+        raise platform_error(
+            "AGENT_HEAD",
+            f"nothing, on an instance of Vast.ai ({evidence}), which has no ranks",
+            "the head's address in AGENT_HEAD, the same on every instance, in a network where "
+            "ports are not remapped (instances of one cluster or overlay)",
+        )
+    return PlatformInfo(
+        "vast", is_head=True, evidence=(evidence,), owns_machine=True, single_node=True
+    )
+
+
+def detect_plain(_environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
+    """Describe a node of no known platform."""
+    if settings.head is not None:
+        return PlatformInfo("plain", is_head=False, evidence=(f"AGENT_HEAD={settings.head}",))
+    expected = settings.expected_workers
+    if settings.ray_worker is None and not expected:
+        return PlatformInfo(
+            "single",
+            is_head=True,
+            evidence=("no platform, no AGENT_HEAD: one machine",),
+            single_node=True,
+        )
+    return PlatformInfo("plain", is_head=True, evidence=("no platform",), single_node=True)

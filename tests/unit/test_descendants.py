@@ -1,0 +1,83 @@
+"""Orphans: adopted, reaped, and ended; a signal goes to the process that was meant."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from agent.runtime import descendants
+
+ADOPTION = """
+import os, subprocess, sys, time
+import anyio, psutil
+from agent.runtime import descendants
+
+descendants.become_subreaper()
+# A shell that ends at once leaves two: one of another session, and one that ends by itself.
+subprocess.run(["sh", "-c", "setsid sleep 1000 & (sleep 0.1; exit 3) &"], check=True)
+adopted = psutil.Process().children()
+assert len(adopted) == 2, adopted
+assert anyio.run(descendants.stop_descendants, 20.0) == []
+assert psutil.Process().children() == []
+"""
+
+
+def test_orphans_are_ended_and_reaped() -> None:
+    """Whatever their session, none of them is left, not even as a zombie."""
+    done = subprocess.run([sys.executable, "-c", ADOPTION], check=False, timeout=60)
+    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("has_pidfd", [True, False])
+def test_a_signal_never_reaches_another_of_the_same_pid(
+    monkeypatch: pytest.MonkeyPatch, *, has_pidfd: bool
+) -> None:
+    """Who is meant is told by pid and start time; another's is as good as none."""
+    if not has_pidfd:
+
+        def refuse(_pid: int) -> int:
+            raise OSError
+
+        monkeypatch.setattr(descendants, "open_pidfd", refuse)
+    with subprocess.Popen(["sleep", "1000"]) as child:
+        meant, other = psutil.Process(child.pid), psutil.Process(child.pid)
+        # A former owner of this pid, as psutil remembers who it was.
+        monkeypatch.setattr(other, "_ident", (other.pid, meant.create_time() - 60))
+        with pytest.raises(psutil.NoSuchProcess):
+            descendants.send_to(other, signal.SIGKILL)
+        assert child.poll() is None
+        descendants.send_to(meant, signal.SIGTERM)
+        assert child.wait(20) == -signal.SIGTERM
+
+
+def test_the_dead_are_not_signalled() -> None:
+    """A process that was reaped is told as gone."""
+    with subprocess.Popen(["true"]) as child:
+        process = psutil.Process(child.pid)
+    with pytest.raises(psutil.NoSuchProcess):
+        descendants.send_to(process, signal.SIGTERM)
+    assert not os.path.exists(f"/proc/{child.pid}")  # noqa: PTH110 - a name, not a file
+
+
+def test_what_carries_a_mark_is_killed_and_nothing_else() -> None:
+    """A rank whose torchrun is gone is known by what it was told to meet by."""
+    environ = {**os.environ, "RUN_ID": "run-1"}
+    started = [
+        subprocess.Popen(["sleep", "1000"], env={**environ, "RUN_ID": mark}, start_new_session=True)
+        for mark in ("run-1", "run-2")
+    ]
+    try:
+        (name,) = descendants.kill_marked("RUN_ID", "run-1".__eq__)
+        assert name == f"sleep (pid {started[0].pid})"
+        assert started[0].wait(10) == -signal.SIGKILL
+        assert started[1].poll() is None
+        assert descendants.kill_marked("RUN_ID", "run-1".__eq__) == []
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
