@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 from typing import TYPE_CHECKING
 
@@ -108,22 +110,40 @@ def _following(port: int, root: Path) -> tuple[threading.Thread, list[int]]:
     return thread, codes
 
 
+class Output(io.StringIO):
+    """A stdout that can be waited for; `capsys` loses what is printed while it is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written = threading.Condition()
+
+    def write(self, text: str) -> int:
+        """Write, and wake a test that waits."""
+        with self._written:
+            count = super().write(text)
+            self._written.notify_all()
+        return count
+
+    def wait_for(self, text: str) -> None:
+        """Wait until a text was written."""
+        with self._written:
+            assert self._written.wait_for(lambda: text in self.getvalue(), SECONDS)
+
+
 def test_an_agent_that_is_started_again_goes_on_with_the_log(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another agent listens at the same port a moment later; after the verdict its end is ours."""
+    output = Output()
+    monkeypatch.setattr(sys, "stdout", output)
     leave_key(tmp_path, KEY)
-    shown = ""
     with a_head(log=_first_life) as head:
         thread, codes = _following(head.port, tmp_path)
-        while "one\n" not in shown and thread.is_alive():
-            shown += capsys.readouterr().out
+        output.wait_for("one\n")
     with a_head(log=_second_life, port=head.port):
-        while "two\n" not in shown and thread.is_alive():
-            shown += capsys.readouterr().out
+        output.wait_for("two\n")
     thread.join(SECONDS)
-    told = capsys.readouterr()
-    assert (codes, shown + told.out, told.err) == ([0], "one\ntwo\n", "")
+    assert (codes, output.getvalue(), capsys.readouterr().err) == ([0], "one\ntwo\n", "")
 
 
 def test_an_agent_that_stays_away_is_given_up(
@@ -131,14 +151,14 @@ def test_an_agent_that_stays_away_is_given_up(
 ) -> None:
     """Without a verdict nobody knows whether the run has ended: that is said, and is no success."""
     monkeypatch.setattr(verbs, "OUTAGE_LIMIT", 1.0)
+    output = Output()
+    monkeypatch.setattr(sys, "stdout", output)
     leave_key(tmp_path, KEY)
-    shown = ""
     with a_head(log=_first_life) as head:
         thread, codes = _following(head.port, tmp_path)
-        while "one\n" not in shown and thread.is_alive():
-            shown += capsys.readouterr().out
+        output.wait_for("one\n")
     thread.join(SECONDS)
-    assert (codes, shown) == ([69], "one\n")
+    assert (codes, output.getvalue()) == ([69], "one\n")
     told = capsys.readouterr().err
     assert "gave no more of the log for 1 s, and no verdict: giving up (connection refused" in told
 
