@@ -1,4 +1,4 @@
-"""Slurm's real daemons in the pods of a lab: munge and slurmd on each, slurmctld on the first."""
+"""Slurm's real daemons in the pods of a lab: slurmctld on the first, slurmd on each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stands in for the frameworks where a recipe is run: their arguments, placement, checkpoints.
+"""Stand-ins for the frameworks of recipes: their arguments, placement and checkpoints.
 
 `install` lays out packages of their names, whose programs end here. Each reads its arguments as
 strictly as the real one, asks Ray for the same kind of placement, asks the reward server in the

@@ -1,4 +1,4 @@
-"""Disks for the pods of a lab: small ones that fill up, and one that takes no write any more."""
+"""Disks for the pods of a lab: small ones that fill up, and one that blocks every write."""
 
 from __future__ import annotations
 

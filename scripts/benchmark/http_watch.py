@@ -1,4 +1,4 @@
-"""Tells when a URL begins and ceases to answer as wanted: argv is URL, what is wanted, a body.
+"""Report when a URL starts and stops answering as wanted: argv is URL, expected text, body.
 
 Runs in a pod; a line for each change: 1 or 0, and time.monotonic(), which all pods share.
 """

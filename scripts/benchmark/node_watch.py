@@ -1,4 +1,4 @@
-"""Tells when nodes come and go in Ray: argv is GCS's address.
+"""Report when nodes join and leave Ray: argv is the address of GCS.
 
 Runs in a pod; a line for each living node that is new: its address, and time.monotonic(), which all
 pods share. Once those that are there already are told, it says so.

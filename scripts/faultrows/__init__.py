@@ -1,1 +1,1 @@
-"""Faults: which scenarios show what follows from each kind of death, and what was seen of them."""
+"""Faults: which scenarios prove what follows from each kind of failure, and their results."""

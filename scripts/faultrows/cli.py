@@ -1,4 +1,4 @@
-"""The command line: which rows, and what was seen before."""
+"""The command line: which rows to run, and what earlier runs found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of faults: what dies, what follows, and the scenarios that show it."""
+"""The table of faults: what fails, what follows, and the scenarios that prove it."""
 
 from __future__ import annotations
 

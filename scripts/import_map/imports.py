@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 ORDER_IN = "tests/unit/test_architecture.py"
-"""Where the order of the folders stands, in `ROOMS`: the test that guards it."""
+"""Where the order of the folders stands, in `FOLDERS`: the test that guards it."""
 PROGRAM = "cli"
 """Stands for the files that lie in no folder: the command line."""
 
@@ -47,13 +47,13 @@ def read_house(root: Path) -> House:
 
 
 def _order(text: str) -> tuple[str, ...]:
-    """Return `ROOMS` of the test of the architecture."""
+    """Return `FOLDERS` of the test of the architecture."""
     for node in ast.parse(text).body:
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "ROOMS":
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FOLDERS":
             words = [w for w in ast.walk(node.value) if isinstance(w, ast.Constant)]
             words.sort(key=lambda word: (word.lineno, word.col_offset))
             return tuple(str(word.value) for word in words)
-    raise ValueError(f"{ORDER_IN} has no ROOMS")
+    raise ValueError(f"{ORDER_IN} has no FOLDERS")
 
 
 def _imported(tree: ast.AST, rooms: tuple[str, ...]) -> Iterator[str]:

@@ -1,1 +1,1 @@
-"""Every recipe judged by the frameworks' own parsers, and some of them run for real."""
+"""Check every recipe with the frameworks' own parsers, and run some of them for real."""

@@ -1,4 +1,4 @@
-"""Agents in the pods of the lab with a recipe by its name, and a framework in the pods' Python."""
+"""Agents in the pods of the lab with a recipe, and a framework in the pods' Python."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was found: one JSON file a part, kept between runs, and the table of them all."""
+"""The findings: one JSON file for each part, stored between runs, and the table of them all."""
 
 from __future__ import annotations
 

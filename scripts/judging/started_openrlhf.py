@@ -1,4 +1,4 @@
-"""OpenRLHF, which wants GPUs, started for real by its recipe's name on this machine without any.
+"""Start OpenRLHF for real by its recipe's name, on a machine without GPUs.
 
 Parser, checks, placement group, actors and data are OpenRLHF's own up to the first use of a GPU.
 Two modules cannot be there without CUDA, and have stand-ins: flash-attn, which OpenRLHF imports

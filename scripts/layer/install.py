@@ -1,4 +1,4 @@
-"""Put the agent over a framework's image; the Dockerfile calls this, once in each of its stages.
+"""Install the agent over a framework's image: the Dockerfile calls it once in each stage.
 
 install.py agent HOME [PYTHON]   make HOME, the agent's own environment, beside the image's PYTHON
 install.py ray HOME VERSION      give that Python what it lacks of Ray, and check: nothing moved

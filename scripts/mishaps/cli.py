@@ -1,4 +1,4 @@
-"""The command line: which seeds, how long each, and what was seen before."""
+"""The command line: which seeds, how long each, and what earlier runs found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does mishaps to pods, undoes them, and tells which of them hit anything."""
+"""Apply faults to pods, undo them, and report which of them had an effect."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job that chaos runs: an actor on every node, each seen alive; it ends when it is told to.
+"""The job that chaos runs: an actor on every node; it ends when a file asks it to.
 
 argv: a folder that all pods see. Every process of an attempt writes there, several times a second,
 that it lives; the file `go` is the job's end. It stands alone: a pod runs it without the lab.

@@ -1,4 +1,4 @@
-"""What was seen of each seed: kept between runs, laid out as a table."""
+"""The results of each seed: stored between runs, printed as a table."""
 
 from __future__ import annotations
 

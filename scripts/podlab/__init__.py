@@ -1,4 +1,4 @@
-"""The pod lab: N pods on one Linux machine, for scenario tests with real processes and networks.
+"""The pod lab: N pods on one Linux machine, for scenarios with real processes and networks.
 
     with Lab(pods=3) as lab:                         # or names=["abc123", "def456"]
         head, *workers = lab.pods                    # also lab["pod0"], iteration

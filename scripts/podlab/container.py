@@ -1,4 +1,4 @@
-"""A container: a command as PID 1 of namespaces of its own, and what else is run inside them."""
+"""A container: a command as PID 1 in new namespaces, and what else is run inside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pods' DNS: dnsmasq in the hub, which knows the published names and nothing else.
+"""The pods' DNS: a dnsmasq in the hub that serves the published names only.
 
 A change is in force when publish or unpublish returns: we ask the server until it says so.
 """

@@ -1,4 +1,4 @@
-"""The lab: pods, their network and their DNS, made on entry and removed without trace at exit."""
+"""The lab: pods, their network and their DNS, created on entry and removed at exit."""
 
 from __future__ import annotations
 

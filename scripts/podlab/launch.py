@@ -1,4 +1,4 @@
-"""The step into a pod: a small process that makes or enters namespaces and runs one command there.
+"""Enter a pod: create or join its namespaces, then run one command there.
 
 The lab runs this file as a script, one process for each command. A binary such as unshare would
 do nearly the same, but hides the child's pid, ends in its own way when the child dies by a signal,

@@ -1,4 +1,4 @@
-"""What labs have left behind whose creators died too suddenly to clean up."""
+"""Remove what labs left behind whose creators were killed before they could clean up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a pod's file system looks like: the machine's own, with private places mounted over it."""
+"""A pod's file system: the machine's own, with private folders mounted over it."""
 
 from __future__ import annotations
 

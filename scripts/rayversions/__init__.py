@@ -1,1 +1,1 @@
-"""Which Rays and Pythons the agent works with, found by running the lab's scenarios with each."""
+"""Find the versions of Ray and Python that the agent works with: run scenarios with each."""

@@ -1,4 +1,4 @@
-"""The command line: which pairs are tried, and the table of all that was ever seen."""
+"""The command line: which pairs to try, and the table of all results."""
 
 from __future__ import annotations
 

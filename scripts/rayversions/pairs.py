@@ -1,4 +1,4 @@
-"""What is tried: pairs of a Python and a Ray, the scenarios of each, and how they are written."""
+"""The pairs of Python and Ray to try, the scenarios of each, and their notation."""
 
 from __future__ import annotations
 

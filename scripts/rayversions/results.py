@@ -1,4 +1,4 @@
-"""What was seen of each pair: kept between runs, laid out as a table."""
+"""The results of each pair: stored between runs, printed as a table."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Writes docs/troubleshooting.md from what the agent itself knows."""
+"""Generate docs/troubleshooting.md from the agent's own tables."""

@@ -1,4 +1,4 @@
-"""The images, built once: Debian, Debian with a framework's libraries, and the agent over both."""
+"""The images, built once: Debian, Debian with a framework's libraries, the agent over both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The image: built over a base, nothing of which moves, and booted in the lab as a pod's own."""
+"""The image: built over a base that stays unchanged, and booted as a pod of the lab."""
 
 from __future__ import annotations
 

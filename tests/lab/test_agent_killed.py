@@ -1,4 +1,4 @@
-"""Only the agent dies (SIGKILL): another goes on in its stead, and nothing else notices."""
+"""Only the agent is killed: the next agent takes over, and the job is not disturbed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers that stopped: a whole agent whose stdout or stderr nobody reads still ends as it should.
+"""A stdout or stderr that nobody reads: the agent still ends as it should.
 
 The pod's first process is a small shell that holds the reading end of a fifo and never reads it.
 """

@@ -1,4 +1,4 @@
-"""A pod's clock that jumps by an hour, both ways: nothing that waits goes by the time of day."""
+"""A clock that jumps by an hour in both directions: no timeout follows the time of day."""
 
 from __future__ import annotations
 

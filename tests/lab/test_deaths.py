@@ -1,4 +1,4 @@
-"""Deaths under a running job: what is lost is named, and the job is made again where it may be."""
+"""Losses under a running job: the loss is named, and the job is submitted again if allowed."""
 
 from __future__ import annotations
 

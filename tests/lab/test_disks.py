@@ -1,4 +1,4 @@
-"""Disks that are full or stall: one clear word, and the job goes on to its own end."""
+"""Disks that are full or stall: one clear warning, and the job runs to its end."""
 
 from __future__ import annotations
 

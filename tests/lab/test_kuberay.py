@@ -1,4 +1,4 @@
-"""KubeRay in the lab: Ray is the operator's; the agent submits, follows, and leaves Ray alone."""
+"""KubeRay: the operator owns Ray; the agent submits, follows, and leaves Ray running."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Links that fail under a real Ray job: cut for a while or for good, one way only, slow and bad."""
+"""Links that fail under a job: cut briefly or for good, in one direction, slow and lossy."""
 
 from __future__ import annotations
 

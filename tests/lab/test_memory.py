@@ -1,4 +1,4 @@
-"""Memory that runs out, by Ray's own OOM killer and by the kernel's: said as such, not repeated.
+"""Memory that runs out, by Ray's OOM killer or the kernel's: named, and not retried.
 
 A version 1 memory cgroup stands for the container's limit; in it a process that grows has the
 kernel end another, which was offered to it.

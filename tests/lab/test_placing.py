@@ -1,4 +1,4 @@
-"""Where work lands and Ray keeps it: resources by node, flags of `ray start`, partial clusters."""
+"""Placement and Ray's settings: resources per node, flags of `ray start`, partial clusters."""
 
 from __future__ import annotations
 

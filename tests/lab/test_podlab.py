@@ -1,4 +1,4 @@
-"""The pod lab itself: what the scenarios rely on, shown with real namespaces, without Ray."""
+"""The pod lab itself: what the scenarios rely on, with real namespaces and without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The pod lab's network: what the scenarios rely on, shown with real namespaces, without Ray."""
+"""The pod lab's network: what the scenarios rely on, with real namespaces, without Ray."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes end to end: sized from what joined, scored, kept, and gone on from."""
+"""Recipes end to end: sized for the nodes that joined, scored, saved, and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table: role, phase and signal, and what becomes of the run: its code, its time, its rest.
+"""A table of role, phase and signal: the exit code, the time, and what is left running.
 
 SIGTERM and SIGHUP end it with 143, SIGINT with 130, on every node, and its last line names the
 signal; what was held ends with its verdict. SIGKILL hits the agent alone: its small parent starts

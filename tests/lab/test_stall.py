@@ -1,4 +1,4 @@
-"""A job that hangs: its stacks are brought from every node, once, and a person is told."""
+"""A job that hangs: every node's stacks are collected once, and a warning is logged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torchrun: one on each pod, no Ray; the first failed rank's code is everybody's, whatever ends.
+"""torchrun: one on each pod, no Ray; the first failed rank's code is every node's.
 
 Torch itself is no dependency of ours: `stand_in/torch` starts processes as torchrun does. With a
 Python that has torch, in POD_AGENT_TORCH_PYTHON, test_torchrun_real.py runs the real one.

@@ -1,4 +1,4 @@
-"""torchrun for real, on CPUs by gloo, where POD_AGENT_TORCH_PYTHON names a Python that has torch.
+"""Real torchrun by gloo on CPUs, where POD_AGENT_TORCH_PYTHON names a Python with torch.
 
 Torch is a gigabyte and no dependency of ours, so the default suite runs a stand-in:
 test_torchrun.py. This file holds the stand-in to what the real one does.

@@ -1,4 +1,4 @@
-"""torchrun: what a worker's share writes counts as the head's does, and its stacks come along."""
+"""torchrun: a worker's output counts like the head's, and its stacks are collected."""
 
 from __future__ import annotations
 

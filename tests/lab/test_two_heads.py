@@ -1,4 +1,4 @@
-"""Two heads of one run, where the disk's lock was lost: the later one goes on, the other leaves."""
+"""Two heads of one run after the disk's lock was lost: the later one stays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions: what a Ray cannot do is found at the start and said; run by scripts/versions."""
+"""Versions: the agent refuses what a Ray cannot do; run by scripts/versions."""
 
 from __future__ import annotations
 

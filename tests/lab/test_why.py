@@ -1,4 +1,4 @@
-"""Why: a run that fails says it at once, and tells its story afterwards."""
+"""A run that fails names its cause at once, and `explain` summarizes it afterwards."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from agent.settings.model import KNOWN_NAMES
 from import_map.__main__ import main, wanted
 from import_map.imports import House, read_house
 from import_map.picture import draw
-from unit.test_architecture import BUNDLED, ROOMS, ROOT
+from unit.test_architecture import BUNDLED, FOLDERS, ROOT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,7 +44,7 @@ def test_a_stale_file_is_named(
 def test_the_picture_has_every_folder_in_its_order() -> None:
     """The order is that of the test which guards it; the programs apart stand outside of it."""
     house = read_house(ROOT)
-    assert house.rooms == (*ROOMS, BUNDLED, "cli")
+    assert house.rooms == (*FOLDERS, BUNDLED, "cli")
     assert house.apart == (BUNDLED,)
     assert all(house.purposes[room] for room in house.rooms)
     assert wanted(ROOT) == wanted(ROOT)
@@ -54,7 +54,7 @@ def test_the_picture_is_text_for_light_and_dark() -> None:
     """It is well-formed, its words are words, and it heeds the reader's colours."""
     text = draw(read_house(ROOT))
     words = [e.text for e in ET.fromstring(text).iter("{http://www.w3.org/2000/svg}text")]  # noqa: S314 - our own
-    assert set(ROOMS) <= set(words)
+    assert set(FOLDERS) <= set(words)
     assert "@media (prefers-color-scheme: dark)" in text
     assert "dot back" not in text
 

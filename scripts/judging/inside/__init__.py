@@ -1,1 +1,1 @@
-"""What runs in the suite's own environments, beside a framework's package: nothing of the agent."""
+"""Programs for the environments of the frameworks: they import nothing of the agent."""

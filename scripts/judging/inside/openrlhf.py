@@ -1,4 +1,4 @@
-"""OpenRLHF's own command line, run as far as its placement: argparse, asserts, engines, actors."""
+"""Run OpenRLHF's own command line up to the placement: parser, asserts, engines, actors."""
 
 from __future__ import annotations
 

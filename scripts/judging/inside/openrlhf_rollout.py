@@ -1,4 +1,4 @@
-"""One rollout of OpenRLHF's own `train_ppo_ray`, in the place of the training that wants GPUs.
+"""Run one rollout of OpenRLHF's `train_ppo_ray` without its training, which needs GPUs.
 
 Its program runs as it is, up to the trainer: parser, checks, placement group, engines, actors. The
 trainer is replaced, since it trains after the first use of a GPU. What stands in its place loads

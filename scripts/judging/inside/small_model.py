@@ -1,4 +1,4 @@
-"""Makes what is trained for real: a Qwen2 of two layers, its tokenizer, and sums that end in 7."""
+"""Make a model to train for real: a two-layer Qwen2, its tokenizer, and sums as data."""
 
 from __future__ import annotations
 

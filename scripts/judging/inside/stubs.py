@@ -1,4 +1,4 @@
-"""Stand-ins for heavy modules that a parser's file imports and never needs before it has judged."""
+"""Stubs of heavy modules that a parser's file imports but does not use for parsing."""
 
 from __future__ import annotations
 

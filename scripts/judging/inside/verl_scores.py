@@ -1,4 +1,4 @@
-"""verl's own reward workers under a recipe's own arguments: what they score, told in one line.
+"""Score answers by verl's own reward workers, configured by a recipe's own arguments.
 
 main_ppo starts these workers only after those that need a GPU; here they are started alone, on
 the run's Ray, by verl's code, and load the reward function that the arguments name.

@@ -1,4 +1,4 @@
-"""Stands in for torchrun, with its static rendezvous: flags, ranks, signals and words of 2.13.
+"""A stand-in for torchrun: flags, ranks, signals and messages of 2.13, static rendezvous.
 
     python -m torch.distributed.run --nnodes 2 --node_rank 0 … train.py ARG…
 
