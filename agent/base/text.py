@@ -26,6 +26,13 @@ def listed(names: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
+def first_names(names: Iterable[str], most: int = 4) -> str:
+    """Join the first names, and count the others: `a, b and 3 more`."""
+    everything = [*names]
+    more = len(everything) - most
+    return listed(everything if more <= 0 else [*everything[:most], f"{more} more"])
+
+
 def mib(size: int) -> str:
     """Format a size in MiB or KiB."""
     return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"

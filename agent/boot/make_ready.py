@@ -18,8 +18,9 @@ import psutil
 
 from agent.base.outcome import STARTING, Kind, Outcome
 from agent.base.value import dataclass
+from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
-from agent.checks.machine import WANTED_FILES, free_ports, temp_dir
+from agent.checks.machine import WANTED_FILES
 from agent.node.addresses import taken_ports
 from agent.node.limits import oom_kills
 from agent.node.read import read_folder
@@ -65,13 +66,14 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
         _remove_stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
     running = frozenset[str]() if left is None else left.names
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(running)))
-    busy = free_ports(facts, plan.settings, plan.topology)
-    failed = [f for f in plan.failed() if f.check != busy.check]
+    busy = run_checks(facts, plan.settings, plan.topology, only=PORTS)
+    failed = [f for f in plan.failed() if f.check != PORTS]
     if not failed and plan.own_ray is not None:
         made = secure_folder(plan.own_ray.session, plan.facts)
         if made is not None:
-            failed = [temp_dir(replace(plan.facts, ray_temp=made), plan.settings, plan.topology)]
-    return _refusal([*failed, busy] if busy.level is Level.FAIL else failed)
+            facts = replace(facts, ray_temp=made)
+            failed = [*run_checks(facts, plan.settings, plan.topology, only=TEMP_DIR)]
+    return _refusal([*failed, *(one for one in busy if one.level is Level.FAIL)])
 
 
 def secure_folder(temp: str, facts: Facts) -> Folder | None:

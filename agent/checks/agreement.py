@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.text import listed
+from agent.base.text import first_names, listed
 from agent.base.value import dataclass
 from agent.checks.finding import Finding, Level
 from agent.node.pythons import CUDA, NCCL, TORCH
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 
 MAX_CLOCK_DIFFERENCE = 5.0
 """In seconds: a hello may take three, a larger difference comes from the clock."""
-_MOST_NAMED = 4
 _LONGEST_VALUE = 80
 _ABSENT = "not installed"
 _UNSET = "not set"
@@ -149,7 +148,7 @@ def _clocks(nodes: Nodes) -> Iterator[Finding]:
     ]
     if differences:
         remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"
-        yield Finding("clock", Level.WARN, listed(_first_names(differences)), remedy)
+        yield Finding("clock", Level.WARN, first_names(differences), remedy)
 
 
 def _differing(
@@ -179,14 +178,9 @@ def _groups(values: Sequence[tuple[str, str]]) -> list[tuple[str, list[str]]]:
 
 def _differences(groups: list[tuple[str, list[str]]]) -> str:
     *odd, (usual, others) = groups
-    parts = [f"{_short(value)} on {listed(_first_names(names))}" for value, names in odd]
+    parts = [f"{_short(value)} on {first_names(names)}" for value, names in odd]
     rest = others[0] if len(others) == 1 else f"the {len(others)} others"
     return ", ".join([*parts, f"{_short(usual)} on {rest}"])
-
-
-def _first_names(names: list[str]) -> list[str]:
-    more = len(names) - _MOST_NAMED
-    return names if more <= 0 else [*names[:_MOST_NAMED], f"{more} more"]
 
 
 def _short(value: str) -> str:

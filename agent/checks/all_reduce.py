@@ -6,7 +6,7 @@ import json
 from statistics import median
 from typing import TYPE_CHECKING
 
-from agent.base.text import listed
+from agent.base.text import first_names
 from agent.base.value import dataclass
 from agent.checks.finding import Finding, Level
 
@@ -91,9 +91,7 @@ def _stuck(stages: Sequence[str], nodes: Sequence[str]) -> str:
 
 
 def _named(nodes: Sequence[str]) -> str:
-    names = [*dict.fromkeys(nodes)]
-    more = len(names) - _MOST_NAMED
-    return listed(names if more <= 0 else [*names[:_MOST_NAMED], f"{more} more"])
+    return first_names(dict.fromkeys(nodes), _MOST_NAMED)
 
 
 def _speed(

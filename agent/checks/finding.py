@@ -1,17 +1,20 @@
-"""The result of a check, and the findings of many nodes in one table."""
+"""The input and the result of a check, and the findings of many nodes in one table."""
 
 from __future__ import annotations
 
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.text import listed
+from agent.base.text import first_names
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from agent.base.ranges import Required
+    from agent.node.facts import Facts
+    from agent.settings.model import Settings
+    from agent.topology.resolve import Topology
 
 
 class Level(str, Enum):
@@ -36,8 +39,40 @@ class Finding:
         return f"{self.check}: {self.what}" + (f". {self.remedy}" if self.remedy else "")
 
 
+@dataclass(frozen=True)
+class CheckedNode:
+    """The input of every check."""
+
+    facts: Facts
+    settings: Settings
+    topology: Topology
+
+    @property
+    def is_alone(self) -> bool:
+        """Return whether the run has no other node."""
+        return self.topology.is_head and self.topology.expected_workers == 0
+
+
+Result = tuple[Level, str, str]
+"""Level, observation and remedy."""
+
+
+def ok(what: str) -> Result:
+    """Return the result of a check that passes."""
+    return Level.OK, what, ""
+
+
+def warn(what: str, remedy: str) -> Result:
+    """Return the result of a check that only warns."""
+    return Level.WARN, what, remedy
+
+
+def fail(what: str, remedy: str) -> Result:
+    """Return the result of a check that refuses the run."""
+    return Level.FAIL, what, remedy
+
+
 _ORDER = (Level.FAIL, Level.WARN, Level.OK)
-_MOST_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -70,5 +105,4 @@ def node_list(nodes: Sequence[str], count: int) -> str:
     """List the nodes of a row; `count` is the number of all nodes."""
     if len(nodes) == count:
         return "all nodes" if count > 1 else nodes[0]
-    more = len(nodes) - _MOST_NAMED
-    return listed(nodes if more <= 0 else [*nodes[:_MOST_NAMED], f"{more} more"])
+    return first_names(nodes)

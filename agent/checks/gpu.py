@@ -1,19 +1,17 @@
-"""Checks of GPUs: driver access, health, and Ray's count of them."""
+"""Checks of GPUs: number, driver access, selection, health, and Ray's count of them."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.text import listed
+from agent.base.text import first_names
 from agent.base.value import dataclass
-from agent.checks.finding import Finding, Level
+from agent.checks.finding import Finding, Level, fail, ok, warn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from agent.node.facts import Facts
-    from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
+    from agent.checks.finding import CheckedNode, Result
 
 
 _VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -23,61 +21,74 @@ _RESTART = (
 )
 
 
-def driver_access(facts: Facts, settings: Settings, _topology: Topology) -> Finding:
+def gpus(node: CheckedNode) -> Result:
+    """A container that lost its GPUs looks healthy, but the job waits for them forever."""
+    count, promised = node.facts.gpus, node.topology.platform.gpus_per_node
+    if node.settings.num_gpus is not None or not promised or count >= promised:
+        return ok(f"{count} found")
+    return warn(
+        f"{count} found, {promised} promised by {node.topology.platform.name}",
+        "Restart the pod; set AGENT_NUM_GPUS if this is the intended number",
+    )
+
+
+def driver_access(node: CheckedNode) -> Result:
     """A container that lost its GPUs says 'Failed to initialize NVML: Unknown Error'."""
-    if not facts.gpu_fault:
-        return Finding("GPU driver", Level.OK, "accessible" if facts.gpus else "no GPUs here")
-    level = Level.OK if settings.num_gpus == 0 else Level.FAIL
-    what = f"{facts.gpus} GPUs are present, but their driver refuses access ({facts.gpu_fault})"
-    return Finding("GPU driver", level, what, _RESTART if level is Level.FAIL else "")
+    count, fault = node.facts.gpus, node.facts.gpu_fault
+    if not fault:
+        return ok("accessible" if count else "no GPUs here")
+    what = f"{count} GPUs are present, but their driver refuses access ({fault})"
+    return ok(what) if node.settings.num_gpus == 0 else fail(what, _RESTART)
 
 
-def chosen_gpus(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+def visible_devices(node: CheckedNode) -> Result:
+    """Ray, verl and vLLM exit on two different selections of AMD GPUs."""
+    if not node.facts.gpu_contradiction:
+        return ok("one selection, or all of them")
+    return fail(
+        node.facts.gpu_contradiction,
+        "Select AMD GPUs by HIP_VISIBLE_DEVICES alone: unset ROCR_VISIBLE_DEVICES and "
+        "CUDA_VISIBLE_DEVICES",
+    )
+
+
+def chosen_gpus(node: CheckedNode) -> Result:
     """CUDA hides every GPU after the first number that it does not find."""
-    asked = facts.variables.get(_VARIABLE)
-    if asked is None or facts.gpu_maker != "nvidia":
-        return Finding("chosen GPUs", Level.OK, "all of them")
-    chosen = [word.strip() for word in asked.split(",")]
-    missing = [word for word in chosen if word.isdigit() and int(word) >= facts.gpus]
-    if asked.strip() in _NONE:
-        what = f"{_VARIABLE}={asked!r} hides all {facts.gpus} GPUs"
+    facts, value = node.facts, node.facts.variables.get(_VARIABLE)
+    if value is None or facts.gpu_maker != "nvidia":
+        return ok("all of them")
+    numbers = [word.strip() for word in value.split(",")]
+    missing = [word for word in numbers if word.isdigit() and int(word) >= facts.gpus]
+    if value.strip() in _NONE:
+        what = f"{_VARIABLE}={value!r} hides all {facts.gpus} GPUs"
     elif missing:
-        what = f"{_VARIABLE}={asked} names GPU {', '.join(missing)}, of {facts.gpus} from 0 on"
+        what = f"{_VARIABLE}={value} names GPU {', '.join(missing)}, of {facts.gpus} from 0 on"
     else:
-        return Finding("chosen GPUs", Level.OK, f"{_VARIABLE}={asked}")
-    return Finding("chosen GPUs", Level.WARN, what, f"Unset {_VARIABLE}, or correct it")
+        return ok(f"{_VARIABLE}={value}")
+    return warn(what, f"Unset {_VARIABLE}, or correct it")
 
 
-def gpu_health(facts: Facts, _settings: Settings, _topology: Topology) -> Finding:
+def gpu_health(node: CheckedNode) -> Result:
     """The driver may report fewer GPUs than have device files, or memory errors."""
-    driver = facts.driver
+    driver, count = node.facts.driver, node.facts.gpus
     if driver is None:
-        why = "not queried here; `doctor` queries it" if facts.gpus else "no GPUs here"
-        return Finding("GPU health", Level.OK, why)
-    broken = [
-        f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in driver.gpus if gpu.errors
-    ]
-    broken += [f"the kernel's log has {event!r}" for event in driver.events[-2:]]
+        return ok("not queried here; `doctor` queries it" if count else "no GPUs here")
     if driver.fault:
-        what = f"{driver.tool}: {driver.fault}"
-        return Finding("GPU health", Level.FAIL if facts.gpus else Level.WARN, what, _RESTART)
-    if len(driver.gpus) != facts.gpus:
-        what = (
-            f"{driver.tool} reports {len(driver.gpus)} of the {facts.gpus} GPUs with device files"
-        )
-        return Finding("GPU health", Level.WARN, what, _RESTART)
+        level = fail if count else warn
+        return level(f"{driver.tool}: {driver.fault}", _RESTART)
+    found = driver.gpus
+    if len(found) != count:
+        what = f"{driver.tool} reports {len(found)} of the {count} GPUs with device files"
+        return warn(what, _RESTART)
+    broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in found if gpu.errors]
+    broken += [f"the kernel's log has {event!r}" for event in driver.events[-2:]]
     if broken:
-        return Finding("GPU health", Level.WARN, "; ".join(broken), "Change the machine")
-    names = ", ".join(dict.fromkeys(_model(gpu.name, gpu.memory) for gpu in driver.gpus))
-    return Finding("GPU health", Level.OK, f"{len(driver.gpus)} x {names}")
-
-
-def _model(name: str, memory: int) -> str:
-    return f"{name} ({memory} MiB)" if memory else name
+        return warn("; ".join(broken), "Change the machine")
+    models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in found)
+    return ok(f"{len(found)} x {', '.join(dict.fromkeys(models))}")
 
 
 CHECK = "Ray's GPUs"
-_MOST_NAMED = 4
 _REMEDY = (
     "Run `pod-agent doctor` there, which queries the driver; or set AGENT_NUM_GPUS to the number "
     "of GPUs for Ray on each node (0: none)"
@@ -105,7 +116,5 @@ def gpus_missing_in_ray(nodes: Sequence[GpuCount]) -> tuple[Finding, ...]:
 
 
 def _finding(ray: int, here: int, names: list[str]) -> Finding:
-    more = len(names) - _MOST_NAMED
-    where = listed(names if more <= 0 else [*names[:_MOST_NAMED], f"{more} more"])
-    level = Level.WARN if ray else Level.FAIL
-    return Finding(CHECK, level, f"Ray counts {ray or 'none'} of the {here} on {where}", _REMEDY)
+    what = f"Ray counts {ray or 'none'} of the {here} on {first_names(names)}"
+    return Finding(CHECK, Level.WARN if ray else Level.FAIL, what, _REMEDY)

@@ -5,113 +5,104 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.ports import port_map, single_ports
-from agent.base.text import listed
+from agent.base.text import first_names, listed
 from agent.base.value import dataclass
-from agent.checks.finding import Finding, Level
+from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.variables import INTERFACES, PROXIES, STALE_ADDRESSES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from agent.node.facts import Facts
-    from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
+    from agent.checks.finding import CheckedNode, Result
 
 
 _NCCL = INTERFACES[0]
 _LOOPBACK = "lo"
 
 
-def ephemeral_ports(facts: Facts, settings: Settings, topology: Topology) -> Finding:
-    """The kernel may use a port of ours for an outgoing connection before Ray binds it."""
-    base = topology.platform.ports
+def ephemeral_ports(node: CheckedNode) -> Result:
+    """The kernel may use a port of the run for an outgoing connection before Ray binds it."""
+    facts, settings = node.facts, node.settings
+    base = node.topology.platform.ports
     ports = port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
     single = sorted({*single_ports(ports).values(), settings.reward_port})
-    wanted = [(port, port) for port in single] + [(ports.first_worker, ports.last_worker)]
     first, last = facts.ephemeral_ports
+    wanted = [(port, port) for port in single] + [(ports.first_worker, ports.last_worker)]
     risky = [
-        one for one in wanted if one[1] >= first and one[0] <= last and not _is_reserved(facts, one)
+        (low, high)
+        for low, high in wanted
+        if (high >= first and low <= last)
+        and not any(a <= low and high <= b for a, b in facts.reserved_ports)
     ]
     if not risky:
-        return Finding("port range", Level.OK, f"ours lie outside {first}-{last}")
-    named = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in risky)
-    return Finding(
-        "port range",
-        Level.WARN,
-        f"this machine gives {first}-{last} to outgoing connections, ports of ours among them "
-        f"({named}): one may be taken when Ray needs it",
-        f"Keep them out of it: `sysctl -w net.ipv4.ip_local_reserved_ports={named}` (on the host, "
-        "or as the container's sysctl)",
+        return ok(f"all ports of the run are outside {first}-{last}")
+    named = ",".join(str(low) if low == high else f"{low}-{high}" for low, high in risky)
+    return warn(
+        f"this machine uses {first}-{last} for outgoing connections, which include ports of the "
+        f"run ({named}): one may be in use when Ray needs it",
+        f"Reserve them: `sysctl -w net.ipv4.ip_local_reserved_ports={named}` (on the host, or as "
+        "the container's sysctl)",
     )
 
 
-def _is_reserved(facts: Facts, wanted: tuple[int, int]) -> bool:
-    return any(a <= wanted[0] and wanted[1] <= b for a, b in facts.reserved_ports)
-
-
-def named_interfaces(facts: Facts, _settings: Settings, topology: Topology) -> Finding:
+def named_interfaces(node: CheckedNode) -> Result:
     """NCCL and Gloo fail late if the interface that the user set does not exist."""
-    alone = topology.is_head and topology.expected_workers == 0
-    for name in INTERFACES:
-        asked = facts.variables.get(name)
-        if not asked:
-            continue
-        found = _interfaces_for(name, asked, facts)
-        carrying = ", ".join(one for one, has in facts.interfaces.items() if has) or "none"
+    facts = node.facts
+    given = {name: facts.variables[name] for name in INTERFACES if facts.variables.get(name)}
+    present = [name for name, addresses in facts.interfaces.items() if addresses]
+    for name, value in given.items():
+        found = [one for one in present if _selects(name, value, one)]
         if not found:
-            what = f"{name}={asked} names no interface of this node (it has: {carrying})"
-        elif not alone and all(one == _LOOPBACK for one in found):
-            what = f"{name}={asked} is loopback, by which no other node is reached"
+            own = ", ".join(present) or "none"
+            what = f"{name}={value} names no interface of this node (it has: {own})"
+        elif not node.is_alone and all(one == _LOOPBACK for one in found):
+            what = f"{name}={value} is loopback, which does not reach other nodes"
         else:
             continue
-        remedy = f"Unset {name} (the interface of this node's address is then taken), or name one"
-        return Finding("interfaces", Level.FAIL if facts.gpus else Level.WARN, what, remedy)
-    given = [name for name in INTERFACES if facts.variables.get(name)]
-    what = f"as set by {' and '.join(given)}" if given else "that of this node's address"
-    return Finding("interfaces", Level.OK, what)
+        level = fail if facts.gpus else warn
+        remedy = f"Unset {name} (the interface of this node's address is then used), or name one"
+        return level(what, remedy)
+    return ok(f"as set by {' and '.join(given)}" if given else "that of this node's address")
 
 
-def _interfaces_for(name: str, asked: str, facts: Facts) -> list[str]:
-    """Return the interfaces with an address that a variable selects."""
-    present = [one for one, addresses in facts.interfaces.items() if addresses]
+def _selects(name: str, value: str, interface: str) -> bool:
+    """Return whether a variable selects an interface.
+
+    NCCL's names are prefixes, after `=` whole names, and after `^` those to exclude.
+    """
     if name != _NCCL:
-        return [one for one in present if one in asked.split(",")]
-    words, ends = asked.lstrip("^="), asked.startswith(("^=", "="))
-    chosen = [one for one in present if _matches(one, words.split(","), exactly=ends)]
-    return [one for one in present if one not in chosen] if asked.startswith("^") else chosen
+        return interface in value.split(",")
+    words = value.lstrip("^=").split(",")
+    if value.startswith(("^=", "=")):
+        matches = interface in words
+    else:
+        matches = interface.startswith(tuple(words))
+    return matches != value.startswith("^")
 
 
-def _matches(interface: str, words: Iterable[str], *, exactly: bool) -> bool:
-    """Return whether NCCL's words match an interface: by prefix, or `exactly` after `=`."""
-    return any(interface == word if exactly else interface.startswith(word) for word in words)
-
-
-def proxies(facts: Facts, _settings: Settings, topology: Topology) -> Finding:
+def proxies(node: CheckedNode) -> Result:
     """A proxy between the nodes breaks gRPC and the dashboard."""
     known = {word for name in PROXIES for word in (name, name.upper())}
-    named = [name for name in facts.variables if name in known]
+    named = [name for name in node.facts.variables if name in known]
     if not named:
-        return Finding("proxies", Level.OK, "none")
-    which = f"{', '.join(named)} set"
-    if topology.given_ray is None:
-        return Finding("proxies", Level.OK, f"{which}; no_proxy is extended by head and node")
-    return Finding(
-        "proxies",
-        Level.WARN,
-        f"{which} here, and perhaps in {topology.given_ray.owner}'s pods: it breaks Ray there",
+        return ok("none")
+    which, given = f"{', '.join(named)} set", node.topology.given_ray
+    if given is None:
+        return ok(f"{which}; head and node are added to no_proxy")
+    return warn(
+        f"{which} here, and perhaps in {given.owner}'s pods: it breaks Ray there",
         "Name the nodes' network in no_proxy of those pods",
     )
 
 
-def leftovers(facts: Facts, _settings: Settings, topology: Topology) -> Finding:
+def leftovers(node: CheckedNode) -> Result:
     """An address of another Ray makes processes connect to it."""
-    named = [name for name in STALE_ADDRESSES if facts.variables.get(name)]
-    if not named or topology.given_ray is not None:
-        return Finding("leftovers", Level.OK, "no address of another Ray")
-    addresses = ", ".join(f"{name}={facts.variables[name]}" for name in named)
-    return Finding(
-        "leftovers",
-        Level.WARN,
+    variables = node.facts.variables
+    named = [name for name in STALE_ADDRESSES if variables.get(name)]
+    if not named or node.topology.given_ray is not None:
+        return ok("no address of another Ray")
+    addresses = ", ".join(f"{name}={variables[name]}" for name in named)
+    return warn(
         f"{addresses}: not passed on to Ray and the job, which use this run's addresses",
         f"Unset {' and '.join(named)}",
     )
@@ -168,16 +159,12 @@ def _between(slow: Mapping[frozenset[str], float], measured: int) -> str:
     names = sorted(frozenset.union(*pairs))
     if common:
         (one,) = common
-        return f"{one} and {_first_words([name for name in names if name != one])}"
+        return f"{one} and {first_names(name for name in names if name != one)}"
     if len(pairs) == measured:
         return f"all {len(names)} nodes"
-    return _first_words([f"{a} and {b}" for a, b in map(sorted, pairs)], "; ")
-
-
-def _first_words(words: Sequence[str], between: str = "") -> str:
-    more = len(words) - _MOST_NAMED
-    shown = [*words] if more <= 0 else [*words[:_MOST_NAMED], f"{more} more"]
-    return between.join(shown) if between else listed(shown)
+    named = [" and ".join(sorted(pair)) for pair in pairs[:_MOST_NAMED]]
+    more = len(pairs) - len(named)
+    return "; ".join([*named, *([f"{more} more"] if more else [])])
 
 
 def _mbps(rate: float) -> str:

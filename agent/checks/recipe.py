@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from agent.checks.finding import Finding, Level
+from agent.checks.finding import Finding, Level, ok, warn
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import UnknownVersionError, version_list, version_text
 
 if TYPE_CHECKING:
+    from agent.checks.finding import CheckedNode, Result
     from agent.node.facts import Facts
     from agent.settings.jobs import KnownJob
     from agent.settings.model import Settings
@@ -38,29 +39,28 @@ def framework(
         chosen = version_of(known, found)
     except UnknownVersionError as error:
         what = f"{known.framework} in {found.folder} is not one that {known.name} can use: {error}"
-        remedy = "Install one of these, or give the command of your own after --"
+        remedy = "Install one of these, or give your own command after --"
         return (Finding(FRAMEWORK, Level.FAIL, what, remedy),)
     if chosen.warning:
         what = f"{known.framework} {chosen.warning}"
-        remedy = "If it refuses an argument, give the command of your own after --"
+        remedy = "If it refuses an argument, give your own command after --"
         return (Finding(FRAMEWORK, Level.WARN, what, remedy),)
     name = f"{known.framework} {found.version}".strip()
     return (Finding(FRAMEWORK, Level.OK, f"{name} in {found.folder}"),)
 
 
+def _may_be_installed_later(settings: Settings) -> bool:
+    """Return whether a part of the run may provide a missing program or framework."""
+    uploads = settings.runtime_env or settings.working_dir
+    return bool(uploads or settings.prepare or settings.prepare_each or settings.services)
+
+
 def _missing(known: KnownJob, facts: Facts, settings: Settings, topology: Topology) -> Finding:
     """Report a missing framework: a failure unless the run may still install it."""
     what = f"{known.framework} is not installed for {facts.job_python}"
-    may_come = (
-        settings.runtime_env,
-        settings.working_dir,
-        settings.prepare,
-        settings.prepare_each,
-        settings.services,
-    )
     elsewhere = topology.given_ray is not None
     versions = recipe_of(known).VERSIONS
-    if elsewhere or any(may_come):
+    if elsewhere or _may_be_installed_later(settings):
         newest = f": the arguments are those of {version_text(versions[-1])}" if versions else ""
         remedy = "Put the same version here, so that the arguments are its own"
         return Finding(FRAMEWORK, Level.WARN, f"{what} here{newest}", remedy if versions else "")
@@ -97,15 +97,8 @@ JOB = "job"
 
 def job_program(facts: Facts, settings: Settings, topology: Topology) -> tuple[Finding, ...]:
     """A missing program would fail with exit code 127, only after the boot."""
-    may_come = (
-        settings.runtime_env,
-        settings.working_dir,
-        settings.prepare,
-        settings.prepare_each,
-        settings.services,
-    )
     elsewhere = not topology.is_head or topology.given_ray is not None
-    if not facts.program_fault or elsewhere or any(may_come):
+    if not facts.program_fault or elsewhere or _may_be_installed_later(settings):
         return ()
     remedy = (
         "Correct the command after --, put its program on PATH, or provide it by "
@@ -118,19 +111,19 @@ _MIN_KEY_LENGTH = 40
 _KEY_CHARACTERS = re.compile(r"[\w-]+", re.ASCII)
 
 
-def wandb_key(facts: Facts, settings: Settings, _topology: Topology) -> Finding:
+def wandb_key(node: CheckedNode) -> Result:
     """W&B refuses a malformed key only when the job starts to log, long after the boot."""
-    secret = settings.wandb_api_key
+    secret = node.settings.wandb_api_key
     if secret is None:
-        what = "W&B has this machine's login" if facts.wandb_login else "none: W&B stays offline"
-        return Finding("W&B key", Level.OK, what)
+        login = node.facts.wandb_login
+        return ok("W&B has this machine's login" if login else "none: W&B stays offline")
     before, _, after = secret.reveal().partition("-")
-    own = after or before
-    if not _KEY_CHARACTERS.fullmatch(own):
+    key = after or before
+    if not _KEY_CHARACTERS.fullmatch(key):
         what = "it has characters other than letters, digits, dashes and underscores"
-    elif len(own) < _MIN_KEY_LENGTH:
-        what = f"it has {len(own)} characters; W&B's have {_MIN_KEY_LENGTH} or more"
+    elif len(key) < _MIN_KEY_LENGTH:
+        what = f"it has {len(key)} characters; W&B's have {_MIN_KEY_LENGTH} or more"
     else:
-        return Finding("W&B key", Level.OK, "well-formed")
-    remedy = "Copy WANDB_API_KEY anew from W&B's settings, or unset it: W&B then stays offline"
-    return Finding("W&B key", Level.WARN, what, remedy)
+        return ok("well-formed")
+    remedy = "Copy WANDB_API_KEY again from W&B's settings, or unset it: W&B then stays offline"
+    return warn(what, remedy)

@@ -91,13 +91,13 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.WARN,
         "RAY_AUTH_TOKEN is not set",
     ),
-    "token": ("token", TOKEN, MACHINE, Level.OK, "ask for it"),
+    "token": ("token", TOKEN, MACHINE, Level.OK, "required by"),
     "token, first ray": (
         "token",
         TOKEN,
         with_ray(MACHINE, version="2.52.0"),
         Level.OK,
-        "ask for it",
+        "required by",
     ),
     "token, old ray": ("token", TOKEN, OLD, Level.FAIL, "no token auth"),
     "token, old ray, insisted": ("token", TOKEN | INSIST, OLD, Level.WARN, "no token auth"),
@@ -192,7 +192,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.WARN,
         "64 MiB, 60 MiB free",
     ),
-    "one choice of GPUs": ("visible GPUs", {}, MACHINE, Level.OK, "one choice"),
+    "one choice of GPUs": ("visible GPUs", {}, MACHINE, Level.OK, "one selection"),
     "two choices of GPUs": (
         "visible GPUs",
         {},
@@ -216,7 +216,7 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         {},
         replace(MACHINE, ray_temp=replace(OURS, is_folder=False)),
         Level.FAIL,
-        "/tmp/pod-agent, where Ray is to keep its sockets and logs, is a link",
+        "/tmp/pod-agent, the folder for Ray's sockets and logs, is a link",
     ),
     "another's temp dir": (
         "temp dir",
@@ -240,20 +240,20 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         Level.FAIL,
         "'/home/me/my work/.venv/bin/python' contains a space",
     ),
-    "gpus as promised": ("GPUs", {**PODS, "RUNPOD_GPU_COUNT": "8"}, POD, Level.OK, "8 seen"),
+    "gpus as promised": ("GPUs", {**PODS, "RUNPOD_GPU_COUNT": "8"}, POD, Level.OK, "8 found"),
     "gpus lost": (
         "GPUs",
         {**PODS, "RUNPOD_GPU_COUNT": "8"},
         replace(POD, gpus=7),
         Level.WARN,
-        "7 seen, 8 promised by runpod",
+        "7 found, 8 promised by runpod",
     ),
     "gpus by hand": (
         "GPUs",
         {**PODS, "RUNPOD_GPU_COUNT": "8", "AGENT_NUM_GPUS": "7"},
         replace(POD, gpus=7),
         Level.OK,
-        "7 seen",
+        "7 found",
     ),
     "ports not looked at": ("ports", {}, MACHINE, Level.OK, "not checked"),
     "ports free": ("ports", {}, replace(MACHINE, taken_ports={}), Level.OK, "free"),
@@ -278,9 +278,11 @@ def test_findings(
 
 
 def test_every_check_is_run_and_tested() -> None:
-    """`examine` gives one finding a check, each with a name of its own and a row above."""
+    """Each check returns one finding, has a unique name, and has a row in a test's table."""
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
-    assert len(names) == len(set(names)) == len(CHECKS)
+    assert len(names) == len(set(names))
+    elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
+    assert {*names, *elsewhere} == {check.name.format(temp=MACHINE.temp) for check in CHECKS}
     from unit.test_more_checks import ROWS as MORE  # noqa: PLC0415 - it imports from here
 
     assert set(names) == {row[0] for row in (*ROWS.values(), *MORE.values())}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.boot.make_ready import secure_folder
-from agent.checks.machine import temp_dir
+from agent.checks import TEMP_DIR, run_checks
 from agent.node.read import read_folder
 from unit.worlds import MACHINE, settings_of, topology_of
 
@@ -26,7 +26,7 @@ def make_ours(place: Path) -> str:
     """Make the folder around this temp dir ours; return what is wrong with it."""
     found = secure_folder(f"{place}/ray", US)
     facts = replace(US, ray_temp=found)
-    finding = temp_dir(facts, settings_of({}), topology_of({}))
+    (finding,) = run_checks(facts, settings_of({}), topology_of({}), only=TEMP_DIR)
     return finding.what if found is not None else ""
 
 

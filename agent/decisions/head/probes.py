@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind, Outcome
-from agent.base.text import listed
+from agent.base.text import first_names, listed
 from agent.checks.agreement import agreement
 from agent.checks.all_reduce import NAME, AllReduceShare, all_reduce_result
 from agent.checks.finding import Finding, Level
@@ -154,9 +154,7 @@ def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
     """Return a finding about links without a sample in time."""
     if not ways:
         return None
-    more = len(ways) - _MAX_LINKS_NAMED
-    named = [f"{one} and {other}" for one, other in ways[:_MAX_LINKS_NAMED]]
-    between = listed(named if more <= 0 else [*named, f"{more} more"])
+    between = first_names((f"{one} and {other}" for one, other in ways), _MAX_LINKS_NAMED)
     limit = f"{planned.SAMPLE_LIMIT:g} s"
     what = f"no sample within {limit} of the bandwidth between {between}"
     return Finding(CHECK, Level.WARN, what, "Look whether these nodes are busy, or their network")
@@ -461,9 +459,7 @@ def _report_findings(
 
 
 def _names(state: HeadState, keys: list[str]) -> str:
-    more = len(keys) - _MAX_NAMED
-    names = [_name(state, key) for key in keys[:_MAX_NAMED]]
-    return listed(names if more <= 0 else [*names, f"{more} more"])
+    return first_names((_name(state, key) for key in keys), _MAX_NAMED)
 
 
 def _name(state: HeadState, node: str) -> str:
