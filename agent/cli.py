@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from agent import __version__
 from agent.base.errors import AgentError, SettingsError
 from agent.boot import plan_input
+from agent.record.background import FLUSH_LIMIT, finish_all
 from agent.record.log import say
-from agent.record.writer import FLUSH_LIMIT, finish_all
 from agent.runtime import parent
 from agent.runtime.signals import exit_now, make_streams_safe, run_within
 from agent.settings import load

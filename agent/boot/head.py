@@ -346,7 +346,9 @@ class HeadAgent:
         if isinstance(link, TorchrunLink):
             self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
             return
-        self._run.node.reset_output()  # a killed agent passed on an earlier attempt's output
+        self._run.node.update(
+            passed_on=0, copied=0
+        )  # a killed agent passed on an earlier attempt's output
         self._output, mirror = start_job_output(
             self._run, job_id, made.entrypoint, self._status.job_lines
         )
@@ -400,7 +402,7 @@ class HeadAgent:
             drain = partial(self._output.finish, self._plan.budget.output)
             await anyio.to_thread.run_sync(drain)
             self._output = None
-            self._run.node.reset_output()  # of the next attempt
+            self._run.node.update(passed_on=0, copied=0)  # of the next attempt
 
     async def _shut_down(self, reports: Reports, link: Link, outcome: Outcome) -> Outcome:
         """Send the verdict to the workers and stop everything, within the grace."""

@@ -50,7 +50,7 @@ def start_job_output(
         source = mirror = run.folder.file(f"ray-job.{safe_name(job_id)}.log")
     else:
         source = driver_log(session, job_id)
-        run.node.set_session(str(source.parents[1]))
+        run.node.update(session=str(source.parents[1]))
     rest = PreambleFilter(job_id, command_line) if command_line else PreambleFilter.disabled()
     known = run.node.record
     output = JobOutput(

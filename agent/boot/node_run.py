@@ -126,12 +126,12 @@ class NodeRun:
         self.surviving = left
         """The processes of a killed agent that this one replaces."""
         own = folder.own if left is None else folder.own.continuing(left.record)
-        self.node = NodeRecorder(own, partial(folder.held, NODE), _warn, disk_alarm)
+        self.node = NodeRecorder(own, partial(folder.held, NODE), disk_alarm)
         disk_alarm.set_folder(lambda: folder.path)
         self.best_effort = BestEffort()
         """Runs optional tasks: their failures never end the run."""
         self.memory = MemoryWatch()
-        self.node.set_oom_kills(self.memory.kills.number)
+        self.node.update(oom_kills=self.memory.kills.number)
         log_to_file(partial(folder.file, "agent.log"))
         self.node.start()
 
@@ -144,9 +144,7 @@ class NodeRun:
         role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.held, events.EVENTS_FILE)
-        recorder = EventRecorder(events.EventLog(where, self.redactor.clean, began), self.now)
-        recorder.start()
-        return recorder
+        return EventRecorder(events.EventLog(where, self.redactor.clean, began), self.now)
 
     @cached_property
     def stats(self) -> NodeStats:
@@ -194,8 +192,8 @@ class NodeRun:
 
     def close(self) -> None:
         """Write the remaining records, and close the folder."""
-        self._recorder.close()
-        self.node.close()
+        self._recorder.finish()
+        self.node.finish()
         self.folder.close()
 
     def join_run(self, run_id: str) -> None:
@@ -203,7 +201,7 @@ class NodeRun:
         before, self.run_id = self.folder.path, run_id
         self.folder.move_to_run(run_id)
         if self.folder.path != before:
-            self.node.set_run(run_id)
+            self.node.update(run_id=run_id)
 
     def log(self, line: LogLine) -> None:
         """Log a line of the decisions."""
@@ -218,7 +216,7 @@ class NodeRun:
             if evidence:
                 _warn(evidence)
                 on_memory()
-            self.node.set_oom_kills(self.memory.kills.number)
+            self.node.update(oom_kills=self.memory.kills.number)
 
         async def turn() -> NotYet:
             await self.best_effort("a look at disk and memory", look)

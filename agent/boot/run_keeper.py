@@ -13,8 +13,9 @@ from agent.decisions.attempts import is_loss, retries_exhausted
 from agent.decisions.head import state as h
 from agent.decisions.head.state import LaterHead, RunRemembered
 from agent.plan import waits as planned
-from agent.record.disk_thread import LatestWriter
+from agent.record.background import ItemWriter
 from agent.record.files import FileLock, iso_time, safe_name
+from agent.record.log import disk_alarm
 from agent.record.run_record import (
     RUN_FILE,
     RUN_LOCK,
@@ -152,7 +153,7 @@ class RunKeeper:
         memory: str = "",
     ) -> None:
         self._root = root
-        self._writer: LatestWriter[RunRecord] = LatestWriter("run.json", self._write)
+        self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
         self._lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
         new = RunRecord(chosen.run_id, fingerprint, 0)
@@ -356,7 +357,7 @@ class RunKeeper:
 
     def close(self) -> None:
         """Write what is pending, as far as the disk allows."""
-        self._writer.close()
+        self._writer.finish()
 
     def _write(self, record: RunRecord) -> OSError | None:
         """Write the record, unless a later head of this run has written it."""

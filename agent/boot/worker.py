@@ -83,11 +83,10 @@ def record_reachability(run: NodeRun, before: WorkerState, after: WorkerState) -
     The epoch is recorded from the first reply on: it shows that the head has an agent.
     """
     if after.phase is WorkerPhase.FINDING and after.epoch != before.epoch:
-        run.node.set_epoch(after.epoch or 0, after.head_ip or "", 0)
+        run.node.update(epoch=after.epoch or 0, head_ip=after.head_ip or "", attempt=0)
     if before.unreached_since != after.unreached_since:
-        run.node.set_unreached(
-            0.0 if after.unreached_since is None else run.started + after.unreached_since
-        )
+        since = after.unreached_since
+        run.node.update(unreached=0.0 if since is None else run.started + since)
 
 
 def make_hello(plan: Plan, last: Reply | None, attempt: int, clean: Callable[[str], str]) -> Hello:
@@ -324,7 +323,7 @@ class WorkerAgent:
         env, epoch = plan.environment(node_ip, head_ip), self._state.epoch or 0
         if self._run.surviving is not None and self._run.surviving.record.epoch != epoch:
             self._run.surviving.end_ray()
-        self._run.node.set_epoch(epoch, head_ip, self._state.ray_attempt)
+        self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
         self._ray = await self._run.start(process.name, argv, env, process.log)
         tasks.start_soon(self._watch_ray, self._ray, node_ip)
 

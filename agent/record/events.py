@@ -6,14 +6,14 @@ import json
 import math
 import os
 import re
-from collections import deque
 from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
 from agent.base.value import dataclass
 from agent.record import codec
-from agent.record.disk_thread import DiskThread
+from agent.record.background import ItemWriter
+from agent.record.log import disk_alarm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -315,34 +315,29 @@ _MAX_QUEUED = 5_000
 """Events queued for a stalled disk; beyond that, the oldest are dropped and counted."""
 
 
-class EventRecorder(DiskThread):
-    """Queues events from any thread, with their times, and writes them in its own thread."""
+class EventRecorder:
+    """Queues events from any thread, with their times, and writes them in the background."""
 
     def __init__(self, log: EventLog, clock: Callable[[], float]) -> None:
-        super().__init__(EVENTS_FILE)
         self._log = log
         self._clock = clock
-        self._events: deque[tuple[float, object]] = deque()
-        self._lost = 0
+        self._writer = ItemWriter(EVENTS_FILE, self._write, disk_alarm, most=_MAX_QUEUED)
+        self._writer.start()
 
     def add(self, event: object) -> None:
         """Queue an event."""
-        with self._changed:
-            self._events.append((self._clock(), event))
-            if len(self._events) > _MAX_QUEUED:
-                self._events.popleft()
-                self._lost += 1
-            self._changed.notify()
+        self._writer.put((self._clock(), event))
 
-    def _next(self) -> Callable[[], OSError | None] | None:
-        if not self._events:
-            return None
-        if self._lost:
-            dropped = Unrecorded("events", f"{self._lost} were lost here: the disk stalled")
-            self._lost = 0
-            self._events.appendleft((self._events[0][0], dropped))
-        at, event = self._events.popleft()
-        return lambda: self._log.append(at, event)
+    def finish(self) -> None:
+        """Write the rest, for at most a second."""
+        self._writer.finish()
+
+    def _write(self, item: tuple[float, object]) -> OSError | None:
+        at, event = item
+        lost, self._writer.lost = self._writer.lost, 0
+        if lost:
+            self._log.append(at, Unrecorded("events", f"{lost} were lost here: the disk stalled"))
+        return self._log.append(at, event)
 
 
 _REMINDER = 30.0

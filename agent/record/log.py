@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import sys
-import threading
-import time
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from agent.record.writer import Writer, appending
+from agent.record.background import DiskAlarm, Writer, appending
 from agent.settings.redact import Redactor
 
 if TYPE_CHECKING:
@@ -19,73 +17,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from structlog.typing import EventDict, Processor
-
-    from agent.record.writer import Sink
-
-
-STALLED_AFTER = 10.0
-"""Seconds after which a write is reported as stalled; a slow disk is faster."""
-_FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
-_REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
-_STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
-
-
-class DiskAlarm:
-    """Logs one line when the first of several writers fails and one when all recovered."""
-
-    def __init__(self, say: Callable[[str, str], None]) -> None:
-        self._say = say
-        self._changed = threading.Lock()
-        self._folder: Callable[[], Path] | None = None
-        self._failing: dict[str, str] = {}
-        self._stalled: set[str] = set()
-        self._watched: dict[str, Callable[[], float | None]] = {}
-
-    def set_folder(self, folder: Callable[[], Path]) -> None:
-        """Set the folder to name in log lines; it may move."""
-        self._folder = folder
-
-    def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
-        """Check a writer for stalled writes by the start of its current write."""
-        with self._changed:
-            self._watched = {**self._watched, name: busy_since}
-
-    def watch_sink(self, name: str, place: Sink) -> None:
-        """Check a sink for stalled writes."""
-        self.watch(name, lambda: place.busy_since)
-
-    def report(self, name: str, why: str, remedy: str = _REMEDY) -> None:
-        """Record why a file cannot be written, or its recovery by ''."""
-        with self._changed:
-            before = bool(self._failing)
-            if why:
-                self._failing[name] = why
-            else:
-                self._failing.pop(name, None)
-            after = bool(self._failing)
-        if before == after:
-            return
-        place = name if self._folder is None else str(self._folder())
-        if after:
-            first = "" if self._folder is None else f" ({name})"
-            line = f"{place} cannot be written: {why}{first}. {_FOLLOWS}. {remedy}"
-        else:
-            line = f"{place} can be written again"
-        self._say(line, "warning")
-
-    def check(self, now: float | None = None) -> None:
-        """Report writes that stall, and stalled writes that ended."""
-        now = time.monotonic() if now is None else now
-        for name, busy_since in self._watched.items():
-            since = busy_since()
-            if since is not None and now - since > STALLED_AFTER:
-                if name not in self._stalled:
-                    self._stalled.add(name)
-                    self.report(name, f"a write takes longer than {STALLED_AFTER:g} s", _STALLS)
-            elif name in self._stalled:
-                self._stalled.discard(name)
-                self.report(name, "")
-
 
 _COLOURS = {"warning": "\033[33m", "error": "\033[31m"}
 _MARKS = {"warning": "WARN", "error": "ERROR"}

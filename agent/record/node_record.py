@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from agent.base.value import dataclass
+from agent.record.background import ItemWriter
 from agent.record.files import (
     LockHolder,
     error_text,
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping
     from contextlib import AbstractContextManager
 
-    from agent.record.log import DiskAlarm
+    from agent.record.background import DiskAlarm
 
 
 _T = TypeVar("_T")
@@ -440,154 +441,87 @@ _TOUCH = 30.0
 """Seconds between touches, by which other machines see that the agent runs."""
 _MOST = 200
 """Processes kept, the newest ones: restarted services must not fill the record."""
+_COUNTERS = {"passed_on": 0, "copied": 0, "unreached": 0.0, "oom_kills": 0}
+"""Fields that may be lost with the machine's power: they are written every `_STEP`, unsynced."""
 
 
 class NodeRecorder:
-    """Writes changes of a node's record in its own thread; callers never wait for the disk."""
+    """Writes changes of a node's record in the background; callers never wait for the disk."""
 
     def __init__(
         self,
         record: NodeRecord,
         where: Callable[[], AbstractContextManager[Path]],
-        log: Callable[[str], None],
         disk: DiskAlarm,
     ) -> None:
-        self._record = record
+        self.record = record
+        """The record with all changes, written or not."""
         self._where = where
-        self._log = log
-        self._changed = threading.Condition()
-        self._urgent = True
-        self._dirty = True
-        self._is_closing = False
-        self._failed = False
-        self._disk = disk
-        self._busy_since: float | None = None
-        disk.watch(NODE_FILE, lambda: self._busy_since)
-        self._thread = threading.Thread(target=self._run, name="node record", daemon=True)
-
-    @property
-    def record(self) -> NodeRecord:
-        """Return the record with all changes, written or not."""
-        return self._record
+        self._lock = threading.Lock()
+        self._written: NodeRecord | None = None
+        self._writer = ItemWriter(NODE_FILE, self._write, disk, step=_STEP, repeat=_TOUCH)
+        self._writer.put(record)
 
     def start(self) -> None:
         """Start the thread."""
-        try:
-            self._thread.start()
-        except RuntimeError as error:  # pids.max
-            self._log(f"node.json is not written: {error}")
+        self._writer.start()
 
     def add_process(self, name: str, pid: int) -> None:
         """Add a process; one that has exited already is skipped."""
         process = process_of(name, pid)
         if process is not None:
-            with self._changed:
-                others = [one for one in self._record.started if one.pid != pid][-_MOST + 1 :]
-                self._change(replace(self._record, started=(*others, process)), urgent=True)
+            others = [one for one in self.record.started if one.pid != pid][-_MOST + 1 :]
+            self.update(started=(*others, process))
 
     def remove_process(self, pid: int) -> None:
         """Remove a process that has exited."""
-        with self._changed:
-            others = tuple(one for one in self._record.started if one.pid != pid)
-            self._change(replace(self._record, started=others), urgent=True)
-
-    def set_session(self, folder: str) -> None:
-        """Set the folder of Ray's session."""
-        with self._changed:
-            self._change(replace(self._record, session=folder), urgent=True)
-
-    def set_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
-        """Set the head's epoch, address and attempt that this node's Ray belongs to."""
-        new = replace(self._record, epoch=epoch, head_ip=head_ip, attempt=attempt)
-        with self._changed:
-            self._change(new, urgent=True)
-
-    def set_unreached(self, since: float) -> None:
-        """Set the start of the time without contact to the head; 0 with contact."""
-        with self._changed:
-            self._change(replace(self._record, unreached=since), urgent=False)
-
-    def set_run(self, run_id: str) -> None:
-        """Set the run id."""
-        with self._changed:
-            self._change(replace(self._record, run_id=run_id), urgent=True)
+        self.update(started=tuple(one for one in self.record.started if one.pid != pid))
 
     def add_done_step(self, name: str) -> None:
         """Add a finished prepare step."""
-        with self._changed:
-            done = (*self._record.done, name)
-            self._change(replace(self._record, done=done), urgent=True)
+        self.update(done=(*self.record.done, name))
 
     def set_passed_on(self, count: int) -> None:
-        """Set the total bytes of the job's output written to stdout."""
-        with self._changed:
-            self._change(replace(self._record, passed_on=count), urgent=False)
+        """Set the total bytes of the job's output written to stdout; called in its thread."""
+        self.update(passed_on=count)
 
     def set_copied(self, count: int) -> None:
-        """Set the total bytes of the job's output written to job.log."""
-        with self._changed:
-            self._change(replace(self._record, copied=count), urgent=False)
+        """Set the total bytes of the job's output written to job.log; called in its thread."""
+        self.update(copied=count)
 
-    def reset_output(self) -> None:
-        """Reset the byte counts for the output of another attempt."""
-        with self._changed:
-            self._change(replace(self._record, passed_on=0, copied=0), urgent=False)
+    def update(self, **changes: object) -> None:
+        """Change fields of the record."""
+        with self._lock:
+            record = replace(self.record, **changes)  # type: ignore[arg-type]  # names of its fields
+            if record != self.record:
+                self.record = record
+                self._writer.put(record, urgent=not changes.keys() <= _COUNTERS.keys())
 
-    def set_oom_kills(self, oom_kills: int) -> None:
-        """Set the number of processes ended by the OOM killer."""
-        with self._changed:
-            self._change(replace(self._record, oom_kills=oom_kills), urgent=False)
-
-    def close(self, limit: float = 1.0) -> None:
+    def finish(self, limit: float = 1.0) -> None:
         """Write that this agent ended in good order, for at most `limit` seconds."""
-        with self._changed:
-            self._is_closing = True
-            self._change(replace(self._record, ended=True), urgent=True)
-        if self._thread.is_alive():
-            self._thread.join(limit)
+        self.update(ended=True)
+        self._writer.finish(limit)
 
-    def _change(self, record: NodeRecord, *, urgent: bool) -> None:
-        if record == self._record:
-            self._changed.notify()
-            return
-        self._record, self._dirty = record, True
-        self._urgent = self._urgent or urgent
-        self._changed.notify()
-
-    def _run(self) -> None:
-        last = -_STEP
-        while True:
-            with self._changed:
-                while (left := self._left(last)) > 0:
-                    self._changed.wait(left)
-                record, durable, must_write = self._record, self._urgent, self._dirty
-                self._urgent = self._dirty = False
-                is_closing = self._is_closing
-            self._busy_since = time.monotonic()
-            self._write(record, durable=durable, must_write=must_write)
-            self._busy_since = None
-            last = time.monotonic()
-            if is_closing:
-                return
-
-    def _left(self, last: float) -> float:
-        """Return the seconds until the next write or touch."""
-        if self._urgent or self._is_closing:
-            return 0.0
-        return last + (_STEP if self._dirty else _TOUCH) - time.monotonic()
-
-    def _write(self, record: NodeRecord, *, durable: bool, must_write: bool) -> None:
+    def _write(self, record: NodeRecord) -> OSError | None:
+        """Write the record, or touch the file where nothing changed."""
+        before, self._written = self._written, None
         with self._where() as path:
-            if not must_write and not self._failed and self._touch(path):
-                return
-            error = record.write(path, durable=durable)
-        self._failed = error is not None
-        self._disk.report(NODE_FILE, "" if error is None else error_text(error))
+            if record == before and _touched(path):
+                error = None
+            else:
+                durable = before is None or _uncounted(record) != _uncounted(before)
+                error = record.write(path, durable=durable)
+        self._written = record if error is None else None
+        return error
 
-    @staticmethod
-    def _touch(path: Path) -> bool:
-        try:
-            os.utime(path)
-        except OSError:
-            return False
-        return True
+
+def _uncounted(record: NodeRecord) -> NodeRecord:
+    return replace(record, **_COUNTERS)  # type: ignore[arg-type]  # names of its fields
+
+
+def _touched(path: Path) -> bool:
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True

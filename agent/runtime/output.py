@@ -12,9 +12,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from agent.record.background import Background, Sink, appending
 from agent.record.log import disk_alarm, say
-from agent.record.writer import Sink, appending
-from agent.runtime.keepalive import repeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -104,11 +103,12 @@ def driver_log(sessions: str, job_id: str) -> Path:
     return Path(sessions, "session_latest").resolve() / "logs" / f"job-driver-{job_id}.log"
 
 
-class OutputCopy:
+class OutputCopy(Background):
     """Copies the source to one sink, in a thread: a blocked sink stalls only its own copy."""
 
     def __init__(  # noqa: PLR0913 - one copy's source, sink and callbacks
         self,
+        name: str,
         source: Path,
         preamble: PreambleFilter,
         sink: ByteSink,
@@ -117,6 +117,7 @@ class OutputCopy:
         warn: Callable[[str], None],
         on_passed: Callable[[int], None] | None = None,
     ) -> None:
+        super().__init__(name)
         self.on_passed = on_passed
         self._source = source
         self._filter = preamble
@@ -124,22 +125,20 @@ class OutputCopy:
         self._skip = skip
         self._step = step
         self._warn = warn
-        self._over = threading.Event()
+        self._former: threading.Thread | None = None
         self.passed_on = skip
 
-    def start(self, name: str, former: threading.Thread | None) -> threading.Thread:
+    def start(self) -> str:
         """Start the thread; it first waits for the former one of the same sink."""
-        thread = threading.Thread(target=self._run, args=(former,), name=name, daemon=True)
-        thread.start()
-        return thread
+        self._former = _copying.get(self.name)
+        why = super().start()
+        if self._thread is not None:
+            _copying[self.name] = self._thread
+        return why
 
-    def end(self) -> None:
-        """Stop after what is in the source now."""
-        self._over.set()
-
-    def _run(self, former: threading.Thread | None) -> None:
-        if former is not None:
-            former.join()
+    def _run(self) -> None:
+        if self._former is not None:
+            self._former.join()
         try:
             self._copy_all()
         except OSError as error:  # a disk error
@@ -166,9 +165,10 @@ class OutputCopy:
 
     def _wait_for_source(self) -> BinaryIO | None:
         """Wait until the source exists; None if it never did."""
-        for _ in repeat(self._over, self._step):
+        while not self._closing:
             if source := self._open():
                 return source
+            self._pause(self._step)
         source = self._open()
         if source is None and not self._source.parent.is_dir():
             self._warn(f"the job's output cannot be read: {self._source.parent} is not there")
@@ -190,16 +190,17 @@ class OutputCopy:
             chunk = self._read(source, min(_CHUNK, left))
             left -= len(chunk)
             self._filter.feed(chunk)
-            if not chunk and self._over.wait(self._step):  # the bridge may be writing it again
+            if not chunk and not self._pause(self._step):  # the bridge may be writing it again
                 break
         self._filter.drop_held()
         return source.seek(self._skip)
 
     def _chunks(self, source: BinaryIO) -> Iterator[bytes]:
         """Yield chunks until the end is requested, then what the source had at that time."""
-        for _ in repeat(self._over, self._step):
-            while not self._over.is_set() and (chunk := self._read(source, _CHUNK)):
+        while not self._closing:
+            while not self._closing and (chunk := self._read(source, _CHUNK)):
                 yield chunk
+            self._pause(self._step)
         left = os.fstat(source.fileno()).st_size - source.tell()
         while left > 0 and (chunk := self._read(source, min(_CHUNK, left))):
             left -= len(chunk)
@@ -216,13 +217,7 @@ class OutputCopy:
         self._warn(f"the job's output cannot be read: {error.strerror} ({self._source})")
 
     def _write(self, chunk: bytes) -> bool:
-        return not chunk or self._sink.write(chunk, self._may_retry)
-
-    def _may_retry(self, pause: float) -> bool:
-        if self._over.is_set():
-            return False
-        self._over.wait(pause)
-        return True
+        return not chunk or self._sink.write(chunk, self._pause)
 
 
 class OutputCopies:
@@ -231,34 +226,31 @@ class OutputCopies:
     def __init__(self) -> None:
         self._warned: set[str] = set()
         self._lock = threading.Lock()
-        self._copies: dict[str, OutputCopy] = {}
-        self._threads: list[threading.Thread] = []
+        self._copies: list[OutputCopy] = []
 
     def add_watcher(
         self, source: Path, preamble: PreambleFilter, watcher: ByteSink, begins: int
     ) -> None:
         """Copy the output to a watcher, from an offset on."""
-        copier = OutputCopy(source, preamble, watcher, begins, _COPY_STEP, self._warn)
-        self._copies["job watcher"] = copier
+        self._copies.append(
+            OutputCopy("job watcher", source, preamble, watcher, begins, _COPY_STEP, self._warn)
+        )
 
     def start(self) -> None:
         """Start copying."""
-        for name, copier in self._copies.items():
-            try:
-                _writers[name] = copier.start(name, _writers.get(name))
-            except RuntimeError as error:  # pids.max
-                say(f"the job's output cannot be passed on: {error}", "warning")
+        for copier in self._copies:
+            why = copier.start()
+            if why:
+                say(f"the job's output cannot be passed on: {why}", "warning")
                 return
-            self._threads.append(_writers[name])
 
     def finish(self, limit: float) -> None:
         """Copy the rest, for at most `limit` seconds."""
         until = time.monotonic() + limit
-        for copier in self._copies.values():
-            copier.end()
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
-        for copier in self._copies.values():
+        for copier in self._copies:
+            copier.close()
+        for copier in self._copies:
+            copier.finish(until - time.monotonic())
             copier.on_passed = None  # the offsets belong to the next attempt now
 
     def _warn(self, sentence: str) -> None:
@@ -295,15 +287,19 @@ class JobOutput(OutputCopies):
     ) -> None:
         super().__init__()
         stdout = Sink(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
-        self._to_stdout = OutputCopy(source, preamble, stdout, skip, _STEP, self._warn, on_passed)
-        self._copies["job output"] = self._to_stdout
+        self._to_stdout = OutputCopy(
+            "job output", source, preamble, stdout, skip, _STEP, self._warn, on_passed
+        )
+        self._copies.append(self._to_stdout)
         if copy is not None:
             file = Sink(appending(copy), partial(disk_alarm.report, copy.name))
-            disk_alarm.watch_sink(copy.name, file)
-            copier = OutputCopy(
-                source, preamble.copy(), file, copied, _COPY_STEP, self._warn, on_copied
+            disk_alarm.watch(copy.name, file.busy_since)
+            of_file = preamble.copy()
+            self._copies.append(
+                OutputCopy(
+                    *("job.log", source, of_file, file, copied, _COPY_STEP, self._warn, on_copied)
+                )
             )
-            self._copies["job.log"] = copier
         if watcher is not None:
             self.add_watcher(source, preamble.copy(), watcher, begins)
 
@@ -316,5 +312,5 @@ class JobOutput(OutputCopies):
         say(f"{name} {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
 
 
-_writers: dict[str, threading.Thread] = {}
-"""The current or last thread of each sink."""
+_copying: dict[str, threading.Thread] = {}
+"""The current or last thread of each sink, by name."""

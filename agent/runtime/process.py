@@ -26,8 +26,8 @@ from agent.base.outcome import name_of_code, shell_code
 from agent.base.text import without_controls
 from agent.base.value import dataclass
 from agent.node.limits import starting
+from agent.record.background import Writer, appending
 from agent.record.log import disk_alarm
-from agent.record.writer import Writer, appending
 from agent.runtime import descendants
 from agent.runtime.waiting import in_thread
 

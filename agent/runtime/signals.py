@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from anyio import TASK_STATUS_IGNORED
 
+from agent.record.background import FLUSH_LIMIT, finish_all
 from agent.record.log import say
-from agent.record.writer import FLUSH_LIMIT, finish_all
 from agent.runtime import descendants, parent
 from agent.runtime.first_signals import NOTICES, ignore_signals, set_handler
 

@@ -119,7 +119,7 @@ resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
 if os.getuid() == 0:  # whom no such limit holds
     os.setuid(65534)
 anyio.run(look)
-from agent.record.writer import finish_all
+from agent.record.background import finish_all
 finish_all()
 os._exit(0)
 """

@@ -7,9 +7,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.record import disk_thread
-from agent.record.disk_thread import LatestWriter
-from agent.record.log import STALLED_AFTER, DiskAlarm
+from agent.record import background
+from agent.record.background import STALLED_AFTER, DiskAlarm, ItemWriter
 
 if TYPE_CHECKING:
     import pytest
@@ -66,7 +65,7 @@ def test_what_was_put_is_waited_for_but_not_on_a_disk_that_stalls() -> None:
         written.append(value)
         return OSError(28, "No space left on device") if value == 2 else None
 
-    latest: LatestWriter[int] = LatestWriter("run.json", write)
+    latest: ItemWriter[int] = ItemWriter("run.json", write, DiskAlarm(print))
     latest.put(1)
     latest.settle()  # its thread was not started: nobody will write it
     assert written == []
@@ -81,12 +80,12 @@ def test_what_was_put_is_waited_for_but_not_on_a_disk_that_stalls() -> None:
     stalls.set()
     latest.settle(60)
     assert written[-1] == 3
-    latest.close()
+    latest.finish()
 
 
 def test_what_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest value reaches the disk once it has room, though nothing new comes."""
-    monkeypatch.setattr(disk_thread, "_RETRY_AFTER", 0.02)
+    monkeypatch.setattr(background, "_RETRY_AFTER", 0.02)
     written: list[int] = []
     refusals = [OSError(28, "No space left on device")] * 3
 
@@ -96,12 +95,12 @@ def test_what_could_not_be_written_is_tried_again(monkeypatch: pytest.MonkeyPatc
         written.append(value)
         return None
 
-    latest = LatestWriter("run.json", write)
+    latest = ItemWriter("run.json", write, DiskAlarm(print))
     latest.start()
     latest.put(5)
     until = time.monotonic() + 20
     while not written:
         assert time.monotonic() < until
         time.sleep(0.01)  # a step of the wait above
-    latest.close()
+    latest.finish()
     assert written == [5]

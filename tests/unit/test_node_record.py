@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.record.background import DiskAlarm
 from agent.record.files import FileLock, LockHolder
-from agent.record.log import DiskAlarm
 from agent.record.node_record import (
     NODE_FILE,
     FoundFolder,
@@ -351,7 +351,7 @@ class Kept:
         self._hold = hold or nullcontext()
         disk = DiskAlarm(lambda sentence, _level: self.said.append(sentence))
         own = own_record("pod0", "run-1")
-        self.recorder = NodeRecorder(own, self._where, self.said.append, disk)
+        self.recorder = NodeRecorder(own, self._where, disk)
         self.recorder.start()
 
     @contextmanager
@@ -372,13 +372,13 @@ def test_processes_are_recorded_at_once(tmp_path: Path) -> None:
     with sleeper() as process:
         kept.recorder.add_process("sleep", process.pid)
         kept.recorder.add_process("gone", 2**22 + 1)
-        kept.recorder.set_session("/tmp/ray/session_1")
-        kept.recorder.set_run("run-2")
+        kept.recorder.update(session="/tmp/ray/session_1")
+        kept.recorder.update(run_id="run-2")
         await_true(lambda: kept.read() == kept.recorder.record)
         assert kept.recorder.record.started == (process,)
         assert kept.recorder.record.session == "/tmp/ray/session_1"
         kept.recorder.remove_process(process.pid)
-        kept.recorder.close()
+        kept.recorder.finish()
     written = kept.read()
     assert written is not None
     assert (written.started, written.run_id, written.ended) == ((), "run-2", True)
@@ -393,7 +393,7 @@ def test_a_counter_is_written_now_and_then(tmp_path: Path) -> None:
         kept.recorder.set_passed_on(count)
     await_true(lambda: getattr(kept.read(), "passed_on", 0) == 99_999)
     assert kept.writes <= 3 + (time.monotonic() - began) / 0.5
-    kept.recorder.close()
+    kept.recorder.finish()
 
 
 def test_a_disk_that_stalls_holds_nobody_up(tmp_path: Path) -> None:
@@ -404,8 +404,8 @@ def test_a_disk_that_stalls_holds_nobody_up(tmp_path: Path) -> None:
         began = time.monotonic()
         for count in range(1000):
             kept.recorder.set_passed_on(count)
-            kept.recorder.set_session(str(count))
-        kept.recorder.close(0.1)
+            kept.recorder.update(session=str(count))
+        kept.recorder.finish(0.1)
         assert time.monotonic() - began < 2.0
         assert kept.read() is None
     await_true(lambda: kept.read() is not None)
@@ -415,9 +415,9 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
     """A record that cannot be written is a word, not an end."""
     kept = Kept(tmp_path / "gone")
     for count in range(3):
-        kept.recorder.set_session(str(count))
+        kept.recorder.update(session=str(count))
         await_true(lambda count=count: kept.writes > count)  # type: ignore[misc] # bound early
-    kept.recorder.close()
+    kept.recorder.finish()
     (told,) = kept.said
     assert told.startswith("node.json cannot be written: No such file or directory. ")
 
@@ -425,9 +425,9 @@ def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
 def test_what_is_started_does_not_add_up() -> None:
     """A service that dies a thousand times leaves a bounded record."""
     disk, nowhere = DiskAlarm(print), lambda: nullcontext(Path("none"))
-    recorder = NodeRecorder(own_record("a", "b"), nowhere, print, disk)
+    recorder = NodeRecorder(own_record("a", "b"), nowhere, disk)
     fake = tuple(StartedProcess("x", pid, 1) for pid in range(-300, 0))
-    recorder = NodeRecorder(replace(recorder.record, started=fake), nowhere, print, disk)
+    recorder = NodeRecorder(replace(recorder.record, started=fake), nowhere, disk)
     recorder.add_process("python", os.getpid())
     assert len(recorder.record.started) == 200
     assert recorder.record.started[-1].pid == os.getpid()

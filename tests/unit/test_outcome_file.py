@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from agent.base.outcome import Kind, Outcome
 from agent.boot import run
 from agent.record import node_record, run_folder
-from agent.record.log import DiskAlarm
+from agent.record.background import DiskAlarm
 from agent.record.run_folder import OutageRecord, RunFolder, read_outcome, write_outcome
 from agent.record.run_record import AttemptRecord
 from agent.runtime import parent

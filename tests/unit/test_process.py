@@ -17,7 +17,7 @@ import psutil
 import pytest
 from anyio.streams.buffered import BufferedByteReceiveStream
 
-from agent.record.log import DiskAlarm
+from agent.record.background import DiskAlarm
 from agent.runtime import descendants, process
 from agent.runtime.process import Child, adopt, start_time
 from agent.runtime.waiting import NotYet, until

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.record.writer import Writer, appending
+from agent.record.background import Writer, appending
 from scenario import await_true
 
 if TYPE_CHECKING:

@@ -88,7 +88,7 @@ class Agent:
                     self.machine.steps.discard(running)
                 raise
             running.succeeds()
-            self.node.note(done=(*self.node.record.done, step.name))
+            self.node.update(done=(*self.node.record.done, step.name))
             return ""
 
     def serve(self, name: str, generation: int) -> None:

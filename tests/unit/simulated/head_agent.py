@@ -76,7 +76,7 @@ class HeadAgent(Agent):
             node.end_ray()
         if not goes_on_with_ray:
             keeper.new_epoch(machine.name)
-        node.note(run_id=keeper.run_id)
+        node.update(run_id=keeper.run_id)
         if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
             self._start_ray()
         self.state = head.first_state(make_goal(plan, keeper, node.now(), node.finished_steps))
@@ -244,7 +244,7 @@ class HeadAgent(Agent):
                 self.reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
             case h.AdoptRun(run_id, attempts, epoch):
                 self.keeper.adopt_run(run_id, attempts, epoch)
-                self.node.note(run_id=run_id)
+                self.node.update(run_id=run_id)
                 await self.keeper.flush()
             case h.Retry(ended):
                 await self._clear_away(ended)

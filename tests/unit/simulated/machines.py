@@ -287,7 +287,7 @@ class LateFile(Generic[T]):
     Stands for the thread that writes `run.json`.
     """
 
-    def __init__(self, name: str, write: Callable[[T], object]) -> None:
+    def __init__(self, name: str, write: Callable[[T], object], _disk: object) -> None:
         self._name, self._write = name, write
         self._machine = HERE.get()
         self._agent = self._machine.agent
@@ -332,7 +332,7 @@ class LateFile(Generic[T]):
         while self._value is not None and self._machine.world.now < until:  # noqa: ASYNC110 - a disk has no event
             await asyncio.sleep(0.01)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Write what waits."""
         self.flush()
 
@@ -370,7 +370,7 @@ class NodeLife:
             self.end_ray()
             for service in [*machine.services.values()]:
                 service.end("ended")
-        self._file: LateFile[NodeRecord] = LateFile("node.json", self._write)
+        self._file: LateFile[NodeRecord] = LateFile("node.json", self._write, None)
         self._file.put(self.record)
 
     @property
@@ -380,7 +380,7 @@ class NodeLife:
     def _write(self, record: NodeRecord) -> None:
         self.machine.files[self._path] = json.dumps(record.to_dict())
 
-    def note(self, **changed: Any) -> None:  # noqa: ANN401 - fields of the record
+    def update(self, **changed: Any) -> None:  # noqa: ANN401 - fields of the record
         """Change the record."""
         self.record = replace(self.record, **changed)
         self._file.put(self.record)
@@ -388,15 +388,7 @@ class NodeLife:
     def started_ray(self) -> None:
         """Note that Ray was started here."""
         others = tuple(one for one in self.record.started if one.name != RAY)
-        self.note(started=(*others, StartedProcess(RAY, self.machine.world.count(), 1)))
-
-    def set_epoch(self, epoch: int, head_ip: str, attempt: int) -> None:
-        """Note to which Ray of the head's the one here belongs."""
-        self.note(epoch=epoch, head_ip=head_ip, attempt=attempt)
-
-    def set_unreached(self, since: float) -> None:
-        """Note since when the head is out of reach."""
-        self.note(unreached=since)
+        self.update(started=(*others, StartedProcess(RAY, self.machine.world.count(), 1)))
 
     @property
     def finished_steps(self) -> tuple[str, ...]:

@@ -49,7 +49,7 @@ SEAMS: dict[str, object] = {
     "agent.control.client.source_towards": net.source_towards,
     "agent.boot.watch.port_answers": net.port_answers,
     "agent.boot.watch.reply_evidence": net.reply_evidence,
-    "agent.boot.run_keeper.LatestWriter": LateFile,
+    "agent.boot.run_keeper.ItemWriter": LateFile,
     "agent.record.run_record.read_small": _read,
     "agent.record.run_record.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,

@@ -138,7 +138,7 @@ class WorkerAgent(Agent):
 
     def _start_ray(self, head_ip: str) -> None:
         epoch, machine = self.state.epoch or 0, self.machine
-        self.node.set_epoch(epoch, head_ip, self.state.ray_attempt)
+        self.node.update(epoch=epoch, head_ip=head_ip, attempt=self.state.ray_attempt)
         at = self.world.at(head_ip)
         if at is None or at.cluster is None or machine.raylet is not None:
             self.inbox.put(w.RayExited("no head there"))
@@ -183,4 +183,4 @@ class WorkerAgent(Agent):
         self.reply = reply
         if reply.run_id != self.node.record.run_id:
             self.node.run_id = reply.run_id
-            self.node.note(run_id=reply.run_id)
+            self.node.update(run_id=reply.run_id)

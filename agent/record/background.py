@@ -1,0 +1,490 @@
+"""Background writing: one thread and one bounded queue for each destination.
+
+Callers never wait for a blocked pipe or disk, and a blocked destination stalls only its own thread.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import math
+import os
+import select
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from agent.record.files import error_text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+T = TypeVar("T")
+
+MAX_QUEUED = 1 << 20
+"""Bytes queued for a blocked destination."""
+FLUSH_LIMIT = 1.0
+"""Longest time the process waits for all writers at its exit, in seconds."""
+_PIECE = 1 << 16
+_STUCK_AFTER = 2.0
+"""A write that takes longer, in seconds, counts as stuck."""
+_SURE = 4096
+"""Bytes that a ready pipe accepts without blocking (PIPE_BUF)."""
+_PAUSES = (1.0, 2.0, 5.0)
+"""Seconds between retries; the last one repeats."""
+_NOBODY_READS = {errno.EPIPE, errno.EBADF}
+STALLED_AFTER = 10.0
+"""Seconds after which a write is reported as stalled; a slow disk is faster."""
+_RETRY_AFTER = 15.0
+"""Seconds until an item that could not be written is tried again."""
+_FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
+_REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
+_STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
+_open_writers: list[Writer] = []
+
+
+def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
+    """Return an opener that appends to a file; a path that may change is a function."""
+
+    def opened() -> int:
+        place = path() if callable(path) else path
+        return os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+
+    return opened
+
+
+class Sink:
+    """A lazily opened descriptor, used by one thread, which it may block forever.
+
+    A failed write is retried, so that writing resumes once a disk has room. `trouble` is called
+    with the error at the first failure and with '' after recovery. A closed pipe is no failure.
+    """
+
+    def __init__(self, opener: Callable[[], int], trouble: Callable[[str], None]) -> None:
+        self._opener = opener
+        self._trouble = trouble
+        self._fd: int | None = None
+        self._left = False
+        self._failures = 0
+        self._busy_since: float | None = None
+
+    def busy_since(self) -> float | None:
+        """Return the start of the current write on the monotonic clock; None without one."""
+        return self._busy_since
+
+    def write(self, data: bytes, may_try_again: Callable[[float], bool]) -> bool:
+        """Write all data; return False if `may_try_again` stopped the retries."""
+        rest = memoryview(data)
+        while rest and not self._left:
+            written = self._write_some(rest)
+            rest = rest[written or 0 :]
+            if written is None and not self._left and not may_try_again(self._pause()):
+                return False
+        if self._failures and not self._left:
+            self._failures = 0
+            self._trouble("")
+        return True
+
+    @property
+    def is_failing(self) -> bool:
+        """Return whether the last write failed."""
+        return self._failures > 0
+
+    def is_ready(self) -> bool:
+        """Return whether a few bytes can be written without blocking."""
+        if self._fd is None:
+            self._fd = self._opener()
+        return self._poll(0)
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _pause(self) -> float:
+        return _PAUSES[min(self._failures, len(_PAUSES)) - 1]
+
+    def _write_some(self, data: memoryview) -> int | None:
+        """Write some bytes; return how many, or None on failure."""
+        self._busy_since = time.monotonic()
+        try:
+            if self._fd is None:
+                self._fd = self._opener()
+            return os.write(self._fd, data)
+        except BlockingIOError:  # another process made the pipe non-blocking
+            self._poll(None)
+            return 0
+        except OSError as error:
+            self._record_failure(error)
+            return None
+        finally:
+            self._busy_since = None
+
+    def _poll(self, limit: float | None) -> bool:
+        assert self._fd is not None  # noqa: S101 - it was opened
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        return bool(poll.poll(limit))
+
+    def _record_failure(self, error: OSError) -> None:
+        if error.errno in _NOBODY_READS:
+            self._left = True
+            return
+        if error.errno == errno.ESTALE:  # a network disk that came back as another
+            self.close()
+        self._failures += 1
+        if self._failures == 1:
+            self._trouble(error_text(error))
+
+
+class Background(ABC):
+    """A daemon thread that writes until it is closed."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        # A re-entrant lock: a signal handler may log while its thread holds it.
+        self._changed = threading.Condition()
+        self._closing = False
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def _run(self) -> None:
+        """Write until `_closing` is set and nothing is left; runs in the thread."""
+
+    def start(self) -> str:
+        """Start the thread; return why there is none (pids.max), or ''."""
+        with self._changed:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name=self.name, daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:
+                    return str(error)
+                self._thread = thread
+        return ""
+
+    def close(self) -> None:
+        """Make the thread write the rest and end, without retries."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+
+    def finish(self, limit: float = FLUSH_LIMIT) -> None:
+        """Write the rest, for at most `limit` seconds."""
+        self.close()
+        if self._thread is not None:
+            self._thread.join(max(0.0, limit))
+
+    def _pause(self, seconds: float) -> bool:
+        """Wait, at most until `close`; return False if it was closed before."""
+        with self._changed:
+            if self._closing:
+                return False
+            self._changed.wait_for(lambda: self._closing, seconds)
+        return True
+
+
+class Writer(Background):
+    """Writes lines to one destination, in order.
+
+    While the destination is blocked, the oldest queued lines are dropped; one line in their place
+    says how many.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        opener: Callable[[], int] | None = None,
+        *,
+        most: int = MAX_QUEUED,
+        lost: Callable[[int], str] = "({} lines were lost here)".format,
+        trouble: Callable[[str], None] = lambda _why: None,
+    ) -> None:
+        super().__init__(name)
+        self.encoding = "utf-8"
+        self._most = most
+        self._lost_line = lost
+        self._trouble = trouble
+        self._sink: Sink | None = None
+        self._lines: deque[bytes] = deque()
+        self._waiting = 0
+        """Bytes in the queue."""
+        self._in_hand = 0
+        """Bytes that the thread is writing."""
+        self._lost = 0
+        if opener is not None:
+            self.open(opener)
+
+    def busy_since(self) -> float | None:
+        """Return when the current write began; None without one."""
+        return None if self._sink is None else self._sink.busy_since()
+
+    @property
+    def is_idle(self) -> bool:
+        """Return whether everything queued is written."""
+        with self._changed:
+            return not self._waiting and not self._in_hand
+
+    @property
+    def is_behind(self) -> bool:
+        """Return whether the destination is too slow, but neither stuck nor failing."""
+        since = self.busy_since()
+        is_stuck = since is not None and time.monotonic() - since > _STUCK_AFTER
+        return self._waiting > self._most // 2 and not is_stuck and not self.is_failing
+
+    @property
+    def is_failing(self) -> bool:
+        """Return whether the last write failed."""
+        return self._sink is not None and self._sink.is_failing
+
+    @property
+    def is_open(self) -> bool:
+        """Return whether the writer has a destination."""
+        return self._sink is not None
+
+    def open(self, opener: Callable[[], int]) -> None:
+        """Set the destination, for lines queued before too; the thread opens it."""
+        self._sink = Sink(opener, self._on_trouble)
+        _open_writers.append(self)
+        if self._lines:
+            self._write_queue()
+
+    def put(self, line: str) -> None:
+        """Queue one line, without its line end; return at once."""
+        self.put_bytes(self._encoded(line))
+
+    def put_bytes(self, data: bytes) -> None:
+        """Queue bytes as they are; return at once."""
+        with self._changed:
+            self._lines.append(data)
+            self._waiting += len(data)
+            while self._waiting > self._most:
+                dropped = self._lines.popleft()
+                self._waiting -= len(dropped)
+                self._lost += dropped.count(b"\n") or 1
+            self._changed.notify()
+        if self._thread is None:
+            self._write_queue()
+
+    def close(self) -> None:
+        """Make the thread write the queue and end, without retries."""
+        super().close()
+        if self._thread is None and not self._lines:
+            self._forget()
+
+    def finish(self, limit: float = FLUSH_LIMIT) -> None:
+        """Write the queue, for at most `limit` seconds."""
+        self.close()
+        if self._thread is None and self._lines:
+            self._write_queue()
+        super().finish(limit)
+
+    def _on_trouble(self, why: str) -> None:
+        """Report a failure, except while closing: nothing is logged after the last line."""
+        if not self._closing:
+            self._trouble(why)
+
+    def _encoded(self, line: str) -> bytes:
+        return f"{line}\n".encode(self.encoding, errors="backslashreplace")
+
+    def _write_queue(self) -> None:
+        """Start the thread; without one, write here as far as the destination does not block."""
+        sink = self._sink
+        if sink is None or not self.start():
+            return
+        try:
+            while sink.is_ready() and (data := self._take(_SURE, wait=False)):
+                sink.write(data, lambda _pause: False)
+                self._in_hand = 0
+        except OSError:
+            return  # the rest stays queued
+
+    def _run(self) -> None:
+        assert self._sink is not None  # noqa: S101 - no thread is started before
+        while data := self._take(_PIECE, wait=True):
+            if not self._sink.write(data, self._pause):
+                break
+            self._in_hand = 0
+        self._sink.close()
+        self._forget()
+
+    def _forget(self) -> None:
+        """Remove this writer from those that the process waits for at its exit."""
+        with suppress(ValueError):
+            _open_writers.remove(self)
+
+    def _take(self, most: int, *, wait: bool) -> bytes:
+        """Take lines out of the queue; return nothing once the writer is closed."""
+        taken = []
+        with self._changed:
+            while wait and not self._lines and not self._lost and not self._closing:
+                self._changed.wait()
+            lost, self._lost = self._lost, 0
+            while self._lines and most > 0:
+                taken.append(self._lines.popleft())
+                most -= len(taken[-1])
+            self._in_hand = sum(map(len, taken))
+            self._waiting -= self._in_hand
+        if lost:
+            taken.insert(0, self._encoded(self._lost_line(lost)))
+        return b"".join(taken)
+
+
+class ItemWriter(Background, Generic[T]):
+    """Writes items one by one: the newest only, or up to `most` that wait.
+
+    `write` returns an error instead of raising it; the disk alarm reports it. An item that could
+    not be written is tried again, unless there is a newer one.
+    """
+
+    def __init__(  # noqa: PLR0913 - what to write, and when
+        self,
+        name: str,
+        write: Callable[[T], OSError | None],
+        disk: DiskAlarm,
+        *,
+        most: int = 1,
+        step: float = 0.0,
+        repeat: float | None = None,
+    ) -> None:
+        """Write items that are not urgent every `step` seconds, and the last one every `repeat`."""
+        super().__init__(name)
+        self._write = write
+        self._disk = disk
+        self._step = step
+        self._repeat = repeat
+        self._items: deque[T] = deque(maxlen=most)
+        self._has_new = False
+        self._is_urgent = False
+        self._again = 0.0
+        """Seconds from the last write to the next one of the same item."""
+        self._last = -step
+        """When the last write ended."""
+        self._busy_since: float | None = None
+        self.lost = 0
+        """Items dropped since the last one written: the queue was full."""
+        disk.watch(name, lambda: self._busy_since)
+
+    def start(self) -> str:
+        """Start the thread; without one nothing is written, and a line says so."""
+        why = super().start()
+        if why:
+            self._disk.say(f"{self.name} is not written: {why}", "warning")
+        return why
+
+    def put(self, item: T, *, urgent: bool = True) -> None:
+        """Queue an item; return at once."""
+        with self._changed:
+            if self._has_new and len(self._items) == self._items.maxlen:
+                self.lost += 1
+            self._items.append(item)
+            self._has_new = True
+            self._is_urgent = self._is_urgent or urgent
+            self._changed.notify_all()
+
+    def settle(self, limit: float = 0.5) -> None:
+        """Wait until a write of the newest item was tried, for at most `limit` seconds."""
+        with self._changed:
+            if self._thread is not None:
+                self._changed.wait_for(
+                    lambda: not self._has_new and self._busy_since is None, limit
+                )
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closing and (left := self._left()) > 0:
+                    self._changed.wait(None if left == math.inf else left)
+                if not self._items:
+                    return
+                item = self._items.popleft()
+                self._has_new = self._is_urgent = bool(self._items)
+                self._busy_since = time.monotonic()
+            error = self._write(item)
+            with self._changed:
+                self._last, self._busy_since = time.monotonic(), None
+                again = self._repeat if error is None else _RETRY_AFTER
+                if again is not None and not self._items and not self._closing:
+                    self._items.append(item)
+                    self._again = again
+                self._changed.notify_all()
+            self._disk.report(self.name, "" if error is None else error_text(error))
+
+    def _left(self) -> float:
+        """Return the seconds until the next write."""
+        if self._is_urgent:
+            return 0.0
+        if not self._items:
+            return math.inf
+        return self._last + (self._step if self._has_new else self._again) - time.monotonic()
+
+
+class DiskAlarm:
+    """Logs one line when the first of several writers fails and one when all recovered."""
+
+    def __init__(self, say: Callable[[str, str], None]) -> None:
+        self.say = say
+        self._changed = threading.Lock()
+        self._folder: Callable[[], Path] | None = None
+        self._failing: dict[str, str] = {}
+        self._stalled: set[str] = set()
+        self._watched: dict[str, Callable[[], float | None]] = {}
+
+    def set_folder(self, folder: Callable[[], Path]) -> None:
+        """Set the folder to name in log lines; it may move."""
+        self._folder = folder
+
+    def watch(self, name: str, busy_since: Callable[[], float | None]) -> None:
+        """Check a writer for stalled writes by the start of its current write."""
+        with self._changed:
+            self._watched = {**self._watched, name: busy_since}
+
+    def report(self, name: str, why: str, remedy: str = _REMEDY) -> None:
+        """Record why a file cannot be written, or its recovery by ''."""
+        with self._changed:
+            before = bool(self._failing)
+            if why:
+                self._failing[name] = why
+            else:
+                self._failing.pop(name, None)
+            after = bool(self._failing)
+        if before == after:
+            return
+        place = name if self._folder is None else str(self._folder())
+        if after:
+            first = "" if self._folder is None else f" ({name})"
+            line = f"{place} cannot be written: {why}{first}. {_FOLLOWS}. {remedy}"
+        else:
+            line = f"{place} can be written again"
+        self.say(line, "warning")
+
+    def check(self, now: float | None = None) -> None:
+        """Report writes that stall, and stalled writes that ended."""
+        now = time.monotonic() if now is None else now
+        for name, busy_since in self._watched.items():
+            since = busy_since()
+            if since is not None and now - since > STALLED_AFTER:
+                if name not in self._stalled:
+                    self._stalled.add(name)
+                    self.report(name, f"a write takes longer than {STALLED_AFTER:g} s", _STALLS)
+            elif name in self._stalled:
+                self._stalled.discard(name)
+                self.report(name, "")
+
+
+def finish_all(limit: float = FLUSH_LIMIT) -> None:
+    """Flush all writers of lines, for at most `limit` seconds in total."""
+    until = time.monotonic() + limit
+    writers: Sequence[Writer] = tuple(_open_writers)
+    for writer in writers:
+        writer.close()
+    for writer in writers:
+        writer.finish(until - time.monotonic())
+
+
+atexit.register(finish_all)
