@@ -121,7 +121,6 @@ class HeadAgent:
         else:
             self._inbox.put(Refused(head_port.name_head_in_refusal(plan, started.refusal)))
         from agent.boot.head_server import make_site  # noqa: PLC0415 - aiohttp, while Ray boots
-        from agent.boot.live_view import show_live  # noqa: PLC0415 - same
         from agent.boot.stall import StallWatch  # noqa: PLC0415 - same
         from agent.boot.watch import SilenceWatch  # noqa: PLC0415 - same
         from agent.control.reports import (  # noqa: PLC0415 - same
@@ -154,7 +153,6 @@ class HeadAgent:
         tasks.start_soon(watch.run)
         tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
         tasks.start_soon(watch_for_later_head, run, self._keeper, self._inbox.put)
-        tasks.start_soon(run.best_effort, "live view", show_live, self._status, plan.settings.log)
         runner = await site.open([*started.local_sockets, *started.sockets])
         try:
             outcome = await self._decide(tasks, reports, link)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 import anyio
 
 from agent.base.outcome import Kind, Outcome
+from agent.base.text import mib
 from agent.base.value import dataclass
 from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.state import CheckpointSeen
@@ -132,8 +133,8 @@ class Submission:
     runtime_env: dict[str, object]
     messages: tuple[LogLine, ...] = ()
     """Log lines for the user."""
-    upload: Mapping[str, object] | None = None
-    """The uploaded folder with its number of files and bytes, where they were counted."""
+    upload: str = ""
+    """The uploaded folder with its number of files and its size, where they were counted."""
 
 
 async def make_submission(  # noqa: PLR0913 - all that it rests on
@@ -184,11 +185,11 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     return Submission(command_line, runtime_env, tuple(messages), _upload(job))
 
 
-def _upload(job: Job) -> dict[str, object] | None:
+def _upload(job: Job) -> str:
     if job.upload is None:
-        return None
-    folder = str(job.runtime_env["working_dir"])
-    return {"folder": folder, "files": job.upload.files, "size": job.upload.size}
+        return ""
+    files = f"{job.upload.files} file{'s' if job.upload.files > 1 else ''}"
+    return f"{job.runtime_env['working_dir']} to Ray: {files}, {mib(job.upload.size)}"
 
 
 def _with_env(

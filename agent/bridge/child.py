@@ -8,8 +8,7 @@ import socket
 import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,7 +16,6 @@ from agent.bridge.ray_calls import (
     GcsJobs,
     GcsNodes,
     Jobs,
-    UploadMeter,
     import_ray,
     is_final,
     last_finished,
@@ -25,7 +23,7 @@ from agent.bridge.ray_calls import (
 from agent.runtime.keepalive import repeat, set_keepalive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 _HEARTBEAT = 5.0
 _NODES_STEP = 0.1
@@ -33,8 +31,6 @@ _NODES_STEP_WITH_JOB = 1.0
 _JOB_STEP = 0.2
 _OUTPUT_STEP = 0.5
 _GCS_STEP = 2.0
-_UPLOAD_STEP = 2.0
-"""Interval of progress events; a shorter upload has one at its end."""
 _DASHBOARD_SILENT_AFTER = 10.0
 """After this many seconds without an answer of the dashboard, GCS is asked."""
 _DEAD_PEER_LIMIT = 30.0
@@ -159,8 +155,7 @@ class Bridge:
             try:
                 self._jobs = self._jobs or Jobs(self._dashboard)
                 if not follows and job_id not in self._cancelled:
-                    with self._upload_reported(command) as upload:
-                        self._jobs.submit_once(command, upload)
+                    self._jobs.submit_once(command)
                 elif not self._jobs.has_job(job_id):
                     self._send_unknown(job_id, follows=follows)
                     return False
@@ -183,24 +178,6 @@ class Bridge:
             self._send(event="never-submitted", id=job_id)
         else:
             self._send_submit_failed(job_id, "stopped before Ray took it", cancelled=True)
-
-    @contextmanager
-    def _upload_reported(self, command: Mapping[str, Any]) -> Iterator[UploadMeter]:
-        """Send the progress of a job's upload at an interval."""
-        upload = UploadMeter(
-            command["upload"], partial(self._send, event="upload", id=command["id"])
-        )
-        is_over = threading.Event()
-
-        def send() -> None:
-            while not is_over.wait(_UPLOAD_STEP):
-                upload.report()
-
-        self._start(send)
-        try:
-            yield upload
-        finally:
-            is_over.set()
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
         """Copy the driver's log to a file; if that fails the job goes on."""

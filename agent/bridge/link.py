@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import anyio
@@ -10,7 +11,6 @@ from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
-from agent.decisions.values import Uploading
 from agent.decisions.verdict import JobReport
 from agent.node.limits import ProcessLimitError
 from agent.record.log import say
@@ -46,6 +46,8 @@ class RayLink:
         self._restarted = False
         self._stops_accepted: dict[str, anyio.Event] = {}
         """By job id: set once Ray has accepted the stop."""
+        self._uploads: dict[str, tuple[str, float]] = {}
+        """By job id: the upload under way for the log, and when it began."""
         self._last_finished: float | None = None
         self._tasks_received = anyio.Event()
 
@@ -96,12 +98,15 @@ class RayLink:
         entrypoint: str,
         runtime_env: Mapping[str, object],
         mirror: Path | None = None,
-        upload: Mapping[str, object] | None = None,
+        upload: str = "",
     ) -> None:
         """Submit and follow a job; write its output to `mirror` if given.
 
-        `upload` is the measured size of its working_dir.
+        `upload` names its working_dir and the measured size, for the log.
         """
+        if upload:
+            say(f"uploading {upload}")
+            self._uploads[job_id] = upload, time.monotonic()
         self.forget(job_id)  # an earlier `follow` may not have found it
         await self._add_command(
             do="submit",
@@ -109,7 +114,6 @@ class RayLink:
             entrypoint=entrypoint,
             runtime_env=runtime_env,
             mirror=None if mirror is None else str(mirror),
-            upload=upload,
         )
 
     async def follow(self, job_id: str, mirror: Path | None = None) -> None:
@@ -170,10 +174,17 @@ class RayLink:
                 self._last_finished = data["finished"]
                 self._tasks_received.set()
             else:
+                if data["event"] == "submitted":
+                    self._log_upload_end(str(data["id"]))
                 self._emit(parse_event(data))
 
+    def _log_upload_end(self, job_id: str) -> None:
+        if job_id in self._uploads:
+            upload, began = self._uploads.pop(job_id)
+            say(f"uploaded {upload}, in {time.monotonic() - began:.2g} s")
 
-def parse_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one case, one return
+
+def parse_event(data: Mapping[str, Any]) -> h.HeadEvent:
     """Convert one line of the bridge into an event for the head."""
     match data["event"]:
         case "nodes":
@@ -192,9 +203,6 @@ def parse_event(data: Mapping[str, Any]) -> h.HeadEvent:  # noqa: PLR0911 - one 
             return h.Submitted(str(data["id"]))
         case "never-submitted":
             return h.NeverSubmitted(str(data["id"]))
-        case "upload":
-            values = {key: value for key, value in data.items() if key != "event"}
-            return Uploading(**values)
         case "submit-failed":
             return h.SubmitWaits(
                 str(data["id"]), data["evidence"], data["final"], data["cancelled"]

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
-import time
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
-
-PACKING, SENDING = "packing", "sending"
-_CHUNK = 1 << 16
 
 _RPC_LIMIT = 5.0
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
@@ -23,115 +17,6 @@ _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20
 _MAX_MESSAGE = 6_000
 """Characters of a message's end that are kept."""
-
-
-class UploadMeter:
-    """Measures the upload of one submission; used by two threads."""
-
-    def __init__(self, known: Mapping[str, Any] | None, send: Callable[..., None]) -> None:
-        self._known = dict(known or {})
-        """The working_dir as the agent measured it: folder, files, bytes."""
-        self._send = send
-        self._folder = str(self._known.get("folder", ""))
-        self._sent: CountedReader | None = None
-        self._lock = threading.Lock()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._began, self._read = time.monotonic(), bytes_read()
-
-    def report(self) -> None:
-        """Send the progress, if there is an upload."""
-        with self._lock:
-            self._report(is_over=False)
-
-    def start_packing(self, folder: object) -> None:
-        """Note the folder that is packed."""
-        with self._lock:
-            self._folder, self._sent = str(folder), None
-
-    def start_sending(self, package: bytes) -> CountedReader:
-        """Return a package as a request body that counts the bytes sent."""
-        with self._lock:
-            self._sent = CountedReader(package)
-            return self._sent
-
-    def finish(self) -> None:
-        """Send the end of one upload; the next one starts from zero."""
-        with self._lock:
-            self._report(is_over=True)
-            self._folder, self._sent = "", None
-            self._reset()
-
-    def _report(self, *, is_over: bool) -> None:
-        if not self._folder:
-            return
-        known = self._known if self._folder == self._known.get("folder") else {}
-        sent = self._sent
-        self._send(
-            folder=self._folder,
-            files=known.get("files", 0),
-            size=known.get("size", 0) if sent is None else len(sent),
-            stage=PACKING if sent is None else SENDING,
-            done=max(0, bytes_read() - self._read) if sent is None else sent.count,
-            seconds=round(time.monotonic() - self._began, 3),
-            is_over=is_over,
-        )
-
-
-class CountedReader:
-    """A request body that counts the bytes read from it."""
-
-    def __init__(self, content: bytes) -> None:
-        self._content = memoryview(content)
-        self.count = 0
-
-    def __len__(self) -> int:
-        """Return the whole length, for the header."""
-        return len(self._content)
-
-    def read(self, size: int = -1) -> bytes:
-        """Return the next chunk."""
-        end = len(self) if size < 0 else self.count + size
-        chunk = bytes(self._content[self.count : end])
-        self.count += len(chunk)
-        return chunk
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield chunks; `requests` reads a body only if it is iterable."""
-        while chunk := self.read(_CHUNK):
-            yield chunk
-
-
-def meter_uploads(client: Any, upload: Callable[[], UploadMeter | None]) -> None:  # noqa: ANN401 - Ray's, untyped
-    """Patch a client, so that it reports what it packs and sends to the current meter."""
-    pack, ask = getattr(client, "_upload_package", None), getattr(client, "_do_request", None)
-    if not callable(pack) or not callable(ask):
-        return
-
-    def packed(uri: str, folder: object, *args: object, **kwargs: object) -> object:
-        now = upload()
-        if now is None:
-            return pack(uri, folder, *args, **kwargs)
-        now.start_packing(folder)
-        made = pack(uri, folder, *args, **kwargs)
-        now.finish()
-        return made
-
-    def asked(method: str, endpoint: str, *args: object, **kwargs: object) -> object:
-        now, data = upload(), kwargs.get("data")
-        if now is not None and method == "PUT" and isinstance(data, bytes):
-            kwargs["data"] = now.start_sending(data)
-        return ask(method, endpoint, *args, **kwargs)
-
-    client._upload_package, client._do_request = packed, asked  # noqa: SLF001 - see above
-
-
-def bytes_read() -> int:
-    """Return the bytes this process has read from files; 0 if unknown."""
-    with suppress(OSError, ValueError, IndexError):
-        return int(Path("/proc/self/io").read_text(encoding="ascii").split()[1])
-    return 0
 
 
 def import_ray() -> None:
@@ -180,15 +65,9 @@ class Jobs:
         from ray.job_submission import JobSubmissionClient  # noqa: PLC0415 - as late as can be
 
         self._client = JobSubmissionClient(dashboard)
-        self._upload: UploadMeter | None = None
-        meter_uploads(self._client, lambda: self._upload)
 
-    def submit_once(self, job: Mapping[str, Any], upload: UploadMeter | None = None) -> None:
-        """Submit a job unless its id exists: after a lost answer no second job may start.
-
-        `upload` measures what is packed and sent.
-        """
-        self._upload = upload
+    def submit_once(self, job: Mapping[str, Any]) -> None:
+        """Submit a job unless its id exists: after a lost answer no second job may start."""
         try:
             self._client.submit_job(
                 entrypoint=job["entrypoint"],
@@ -200,8 +79,6 @@ class Jobs:
                 self._client.get_job_info(job["id"])
                 return
             raise
-        finally:
-            self._upload = None
 
     def has_job(self, job_id: str) -> bool:
         """Return whether Ray has a job of this id; raises where Ray does not answer."""

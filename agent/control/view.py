@@ -80,9 +80,7 @@ class View:
         return sum(section.height for section in self.sections)
 
 
-def view_of(
-    status: Status, height: int, age: float = 0.0, outage: str = "", *, with_tail: bool = True
-) -> View:
+def view_of(status: Status, height: int, age: float = 0.0, outage: str = "") -> View:
     """Return the view of a status of `age` seconds ago that fits into `height` lines.
 
     `outage` is why there is no newer status. Raises KeyError, TypeError, ValueError or
@@ -94,7 +92,7 @@ def view_of(
     left -= waits.height
     services = _services(status, age, min(_MAX_SERVICES, left))
     left -= services.height
-    lines = [*status.get("job_tail", [])] if with_tail else []
+    lines = [*status.get("job_tail", [])]
     tail_least = min(len(lines), _MIN_TAIL) + bool(lines)
     nodes = _nodes(status, age, left - tail_least if left > 2 * tail_least else left)
     left -= nodes.height
@@ -142,7 +140,6 @@ def _waits(status: Status, age: float, most: int) -> Section:
         left = wait["seconds_left"] - age
         # boot, submission and stop: the wait started with the phase
         share = in_phase / max(0.1, in_phase + left) if status["phase"] != _RUNNING else None
-        share = wait.get("share", share)
         remaining = f"{duration_text(left)} left"
         cells = (
             short_name(wait["what"]),

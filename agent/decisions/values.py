@@ -6,11 +6,10 @@ from dataclasses import field, replace
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.text import mib
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
     from agent.base.outcome import Outcome
     from agent.base.ranges import Bytes, Count, Line, Name, Required, Seconds
@@ -31,8 +30,6 @@ class Wait:
     """The evidence, or a function that computes it."""
     is_following: bool = False
     """True if it only follows a job or head that runs: no log line announces it."""
-    progress: float | None = None
-    """The fraction that is done, if known: logged as it grows."""
 
     @property
     def evidence(self) -> str:
@@ -50,8 +47,7 @@ class Wait:
         """Return it as /status has it."""
         left = round(self.deadline - now, 1)
         data = {"what": self.what, "evidence": self.evidence, "seconds_left": left}
-        more = {} if self.progress is None else {"share": round(self.progress, 3)}
-        return {**data, "following": self.is_following, **more}
+        return {**data, "following": self.is_following}
 
     def is_over(self, now: float) -> bool:
         """Return whether the deadline has passed."""
@@ -359,81 +355,3 @@ class Known:
     def shown(self) -> str:
         """Return the line, shortened."""
         return self.line if len(self.line) <= _SHOWN else f"{self.line[:_SHOWN]}…"
-
-
-PACKING, SENDING = "packing", "sending"
-
-
-@dataclass(frozen=True)
-class Uploading:
-    """Progress of an upload to Ray; a short upload sends only the last one."""
-
-    id: str
-    """The id of the attempt."""
-    folder: str
-    files: int = 0
-    """0 if they were not counted."""
-    size: int = 0
-    """Bytes of the package; 0 if not known yet."""
-    stage: str = PACKING
-    done: int = 0
-    """Bytes read while packing, or sent."""
-    seconds: float = 0.0
-    """Seconds since it began."""
-    is_over: bool = False
-
-
-@dataclass(frozen=True)
-class UploadProgress:
-    """The state of an upload on the head."""
-
-    last: Uploading
-    is_under_way: bool = True
-    """False once the upload or its submission is over."""
-    most_sent: int = 0
-    """The most bytes sent so far; another try starts at 0."""
-    moved_at: float = 0.0
-    """When the most bytes sent last increased."""
-
-    @property
-    def evidence(self) -> str:
-        """Return the progress as text."""
-        last = self.last
-        if last.stage == SENDING and last.size:
-            return f"sending {last.folder}: {mib(last.done)} of {mib(last.size)}"
-        read = f": {mib(last.done)} read" if last.done else ""
-        return f"packing {last.folder}{read}"
-
-    @property
-    def fraction(self) -> float | None:
-        """Return the fraction that is sent; None while packing."""
-        last = self.last
-        return last.done / last.size if last.stage == SENDING and last.size else None
-
-
-def apply_upload(before: UploadProgress | None, last: Uploading, now: float) -> UploadProgress:
-    """Apply progress of an upload."""
-    if before is None or before.last.id != last.id:
-        before = UploadProgress(last, moved_at=now)
-    sent = last.done if last.stage == SENDING else 0
-    moved = now if sent > before.most_sent else before.moved_at
-    return UploadProgress(last, not last.is_over, max(sent, before.most_sent), moved)
-
-
-def end_upload(before: UploadProgress | None) -> UploadProgress | None:
-    """Mark an upload as over: its progress does not count for the next try."""
-    return None if before is None else replace(before, is_under_way=False)
-
-
-def upload_messages(before: UploadProgress | None, last: Uploading) -> Iterator[LogLine]:
-    """Yield the log lines at the start and the end of an upload; a short one has only the end."""
-    what = ", ".join(filter(None, (_files(last.files), mib(last.size) if last.size else "")))
-    if last.is_over:
-        text = f"{what}, in {last.seconds:.2g} s" if what else f"in {last.seconds:.2g} s"
-        yield LogLine(f"uploaded {last.folder} to Ray: {text}")
-    elif before is None or (before.last.id, before.last.folder) != (last.id, last.folder):
-        yield LogLine(f"uploading {last.folder} to Ray{f': {what}' if what else ''}")
-
-
-def _files(count: int) -> str:
-    return f"{count} file{'s' if count > 1 else ''}" if count else ""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
+    from agent.work.job import Job
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
 
@@ -55,6 +56,9 @@ HANG = "hang"
 NEVER_LATE = {PAUSE, PROBE}
 """Waits after which the run continues."""
 SUBMIT_LIMIT = 120.0
+"""For a submission; an upload of a working_dir has more time by its size."""
+UPLOAD_RATE = 512 << 10
+"""Bytes a second of the slowest upload for which a submission waits."""
 SILENCE_LIMIT = 120.0
 JOIN_LIMIT = 120.0
 ASK_LIMIT = 5.0
@@ -86,8 +90,7 @@ def planned_waits(
     topology: Topology,
     steps: tuple[PrepareStep, ...],
     services: tuple[ServiceSpec, ...],
-    *,
-    has_job: bool,
+    job: Job | None,
 ) -> tuple[PlannedWait, ...]:
     """Return the waits of this node, in the order of a run.
 
@@ -96,7 +99,7 @@ def planned_waits(
     if topology.is_idle:
         return ()
     return tuple(
-        _on_the_head(settings, topology, steps, services, has_job=has_job)
+        _on_the_head(settings, topology, steps, services, job)
         if topology.is_head
         else _on_a_worker(settings, topology, steps, services)
     )
@@ -107,8 +110,7 @@ def _on_the_head(
     topology: Topology,
     steps: tuple[PrepareStep, ...],
     services: tuple[ServiceSpec, ...],
-    *,
-    has_job: bool,
+    job: Job | None,
 ) -> Iterator[PlannedWait]:
     given = topology.given_ray
     by_torchrun = launcher(settings, None) == "torchrun"
@@ -129,15 +131,17 @@ def _on_the_head(
         yield PlannedWait(PROBE, "each node's probe of the reward server", PROBE_LIMIT, FIXED)
     if settings.preflight is not None and given is None:
         yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", PREFLIGHT_LIMIT, FIXED)
-    if has_job and by_torchrun:
+    if job is not None and by_torchrun:
         yield PlannedWait(SUBMIT, "torchrun to be started here", SUBMIT_LIMIT, FIXED)
         reports = "every node's report after the job failed on one"
         yield PlannedWait(JOB, reports, FAILURE_REPORTS_LIMIT, FIXED)
-    elif has_job:
+    elif job is not None:
         accepted = "Ray to accept the job, from the first try"
-        yield PlannedWait(SUBMIT, accepted, SUBMIT_LIMIT, FIXED)
+        size = 0 if job.upload is None else job.upload.size
+        limit = SUBMIT_LIMIT + size / UPLOAD_RATE
+        yield PlannedWait(SUBMIT, accepted, limit, FIXED)
         yield PlannedWait(JOB, "the job's status from Ray", SILENCE_LIMIT, FIXED)
-    if has_job and settings.stall:
+    if job is not None and settings.stall:
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")

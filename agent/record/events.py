@@ -341,8 +341,6 @@ class EventRecorder:
 
 
 _REMINDER = 30.0
-_PROGRESS = 5.0
-"""Seconds between log lines about a wait with progress."""
 _QUIET = 2.0
 
 
@@ -398,8 +396,7 @@ class WaitLog:
         kind = re.sub(r"\d+", "", evidence)
         if last is not None:
             last.checked_at = now
-            has_progress = wait.progress is not None and evidence != last.evidence
-            again = last.logged_at + (_PROGRESS if has_progress else _REMINDER)
+            again = last.logged_at + _REMINDER
             if kind == last.kind and now < again:
                 return again
         self._logged[wait.what] = _LoggedWait(kind, evidence, now, now)

@@ -83,7 +83,6 @@ def become_parent(*, of_a_run: bool) -> int | None:
         crashes = [at for at in crashes if time.monotonic() - at < CRASH_WINDOW] + [
             time.monotonic()
         ]
-        _regain_terminal()
         name = signal.Signals(-status).name
         if len(crashes) > MAX_CRASHES:
             _say(f"the agent was ended by {name} {len(crashes)} times: giving up")
@@ -212,13 +211,6 @@ def _children() -> list[int]:
 
 def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, int(value), 0, 0, 0)
-
-
-def _regain_terminal() -> None:
-    """Reset the scroll region that a killed agent set on the terminal."""
-    with suppress(OSError):
-        if os.isatty(2):
-            os.write(2, b"\0337\033[r\0338")
 
 
 def _say(sentence: str) -> None:

@@ -25,15 +25,8 @@ if TYPE_CHECKING:
     from anyio.abc import TaskStatus
 
 
-_exit_hooks: list[Callable[[], object]] = []
-
 _MAX_PENDING = 2
 """Pending signals of one kind; two, since a second SIGINT has its own meaning."""
-
-
-def before_exit(act: Callable[[], object]) -> None:
-    """Register a function for `exit_now`, called before the log is flushed."""
-    _exit_hooks.append(act)
 
 
 def exit_now(code: int) -> None:
@@ -41,8 +34,6 @@ def exit_now(code: int) -> None:
 
     Neither a thread stuck in the resolver nor a pipe without a reader delays it.
     """
-    for act in _exit_hooks:
-        act()
     flushing = _start_thread(_flush_streams)
     finish_all(FLUSH_LIMIT)
     if flushing is not None:

@@ -215,8 +215,8 @@ def test_a_lost_pod_and_a_killed_agent(cluster: Cluster) -> None:
 
 @pytest.mark.slow
 @pytest.mark.pods(3)
-def test_an_upload_is_told_as_it_goes(cluster: Cluster) -> None:
-    """Over a slow network: what is sent, how far it is, how long it took; the job has it then."""
+def test_an_upload_is_logged(cluster: Cluster) -> None:
+    """Over a slow network: one line with its size before, one with its duration after."""
     operator = Operator(cluster, {})
     for container in (operator.head, operator.worker):
         operator.start_ray(container)
@@ -232,10 +232,6 @@ def test_an_upload_is_told_as_it_goes(cluster: Cluster) -> None:
     assert agent.stdout() == f"{60 << 20} weights.bin\n"
     said = agent.stderr()
     begun = said.index("uploading /tmp/code to Ray: 2 files, 60 MiB")
-    sent = [int(n) for n in re.findall(r"sending /tmp/code: (\d+) MiB of 60 MiB", said)]
-    assert len(sent) >= 2
-    assert sent == sorted({*sent})
     assert begun < said.index("uploaded /tmp/code to Ray: 2 files, 60 MiB, in ")
     small = operator.submitter("true", own={"AGENT_WORKING_DIR": "/tmp/small"}, name="rl-2")
     assert small.wait(BOOT) == 0, small.tail()
-    assert small.stderr().count("/tmp/small to Ray") == 1

@@ -1,4 +1,4 @@
-"""At a terminal: the live view below what the job writes, over a whole run."""
+"""`status --watch` at a terminal, over a whole run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PREPARES = "echo 40% of it; while [ ! -e /tmp/prepared ]; do sleep 0.1; done"
 
 
 class Shown:
-    """What a terminal has shown of some bytes."""
+    """The screen of a terminal after some bytes, and its history."""
 
     def __init__(self, written: str) -> None:
         self._screen = pyte.HistoryScreen(COLUMNS, ROWS, history=5000)
@@ -50,37 +50,35 @@ class Shown:
 
 @pytest.mark.slow
 @pytest.mark.pods(2)
-def test_the_view_stays_below_the_job_s_lines(cluster: Cluster) -> None:
-    """The log and the job's lines scroll by whole; phases, nodes and waits stay at the foot."""
+def test_the_view_follows_a_run(cluster: Cluster) -> None:
+    """The view shows phases, waits, nodes and the job's lines; at the end, the verdict."""
     cluster.env |= {EACH: PREPARES, "AGENT_REWARD": "builtin"}
-    command = ["python3", "-c", ON_A_TERMINAL, AGENT, "run", "--", "sh", "-c", JOB]
+    head = cluster.agent(0, "sh", "-c", JOB)
     pod = cluster.pods[0]
-    own = {"RUNPOD_POD_ID": pod.name, "TERM": "xterm-256color"}
-    head = pod.start(command, env={**cluster.env, **own})
-    cluster.started.append(head)
-    await_true("the view", lambda: "─" * 50 in head.stdout(), BOOT)
-    booting = Shown(head.stdout()).screen()
-    assert any(line.startswith("workers") and "[" in line for line in booting), booting
+    await_true("the agent's port", lambda: "starting Ray" in head.stderr(), BOOT)
+    command = ["python3", "-c", ON_A_TERMINAL, AGENT, "status", "--watch"]
+    watch = pod.start(command, env={**cluster.env, "TERM": "xterm-256color"})
+    cluster.started.append(watch)
+
+    def screen() -> list[str]:
+        return Shown(watch.stdout()).screen()
+
+    await_true("the view", lambda: any(line.startswith("workers") for line in screen()), BOOT)
+    assert any(line.startswith("workers") and "[" in line for line in screen()), screen()
     worker = cluster.agent(1, "sh", "-c", JOB)
-    said = f"{EACH}: 40% of it"  # told by the worker with its beats, and by the head's own steps
-    await_true("progress", lambda: any(said in x for x in Shown(head.stdout()).screen()), BOOT)
-    shown = Shown(head.stdout()).screen()
-    assert any(line.startswith(f"{EACH} ") and "40% of it" in line for line in shown), shown
+    progress = f"{EACH}: 40% of it"  # in the worker's reports, and of the head's own step
+    await_true("progress", lambda: any(progress in line for line in screen()), BOOT)
     for each in cluster.pods:
         (each.tmp / "prepared").touch()
-    await_true("half a line", lambda: "half" in Shown(head.stdout()).screen(), BOOT)
-    running = Shown(head.stdout()).screen()
-    at = running.index("half")
-    assert running[at - 6 : at] == [f"line {number} of the job" for number in range(1, 7)]
-    assert "nodes: 1 worker: 1 joined" in running[at:], running
+    await_true("the job's lines", lambda: any("line 6 of the job" in x for x in screen()), BOOT)
+    assert "nodes: 1 worker: 1 joined" in screen(), screen()
     asked = head.exec([AGENT, "status", "--json"], env=cluster.env, timeout=30)
     (reward,) = json.loads(asked.stdout)["services"]
     assert sum(reward["latency"]["counts"]) >= 1, reward
 
     (pod.tmp / "go").touch()
     assert ends([head, worker]) == [0, 0]
-    last = Shown(head.stdout())
-    assert "half and half" in last.all()
-    assert last.screen()[-1].endswith("done: the job succeeded (exit code 0)")
-    assert not any(line.startswith("─") for line in last.all())
-    assert not head.stderr()  # all of it is on the terminal
+    assert watch.wait(30) == 0
+    assert any("the job succeeded" in line for line in Shown(watch.stdout()).all())
+    assert "half and half" in head.stdout()
+    assert "\x1b" not in head.stdout()

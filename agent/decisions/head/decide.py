@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.text import listed
-from agent.decisions import values
 from agent.decisions.attempts import Attempt, DriverSignaled, submission_id_of
 from agent.decisions.head import fleet, probes, retry, services, shares, waits
 from agent.decisions.head import state as h
@@ -27,7 +26,6 @@ from agent.decisions.values import (
     Step,
     StepOver,
     StopAsked,
-    Uploading,
 )
 from agent.plan import waits as planned
 
@@ -224,10 +222,7 @@ def apply_event(state: HeadState, event: HeadEvent, now: float) -> HeadState:  #
             attempt = replace(state.attempt, lost_nodes=(*state.attempt.lost_nodes, *silent))
             return replace(state, attempt=attempt, last_loss=f"lost {why}", last_loss_at=now)
         case h.SubmitWaits(job, evidence) if job == state.attempt.id:
-            ray, upload = replace(state.ray, evidence=evidence), values.end_upload(state.upload)
-            return replace(state, ray=ray, upload=upload)
-        case Uploading(job) if job == state.attempt.id:
-            return replace(state, upload=values.apply_upload(state.upload, event, now))
+            return replace(state, ray=replace(state.ray, evidence=evidence))
         case _:
             return state
 
@@ -346,8 +341,6 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
         former = fleet.liveness_of(before.fleet, before.fleet.workers[event.key])
         if fleet.liveness_of(after.fleet, worker) != former:
             found.append(LogLine(_silence_message(after.fleet, worker), "warning"))
-    if isinstance(event, Uploading) and after.upload is not before.upload:
-        found += values.upload_messages(before.upload, event)
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
         changed = _addresses_to_compare(before, after, event)

@@ -25,8 +25,6 @@ from agent.decisions.values import (
     StepOver,
     StopAsked,
     Tick,
-    Uploading,
-    UploadProgress,
 )
 from agent.work.recipes.recipe import NodeSize
 
@@ -467,8 +465,6 @@ class HeadState:
     """The shares of an attempt that torchrun starts."""
     probes: Probes = field(default_factory=Probes)
     """The probes between nodes before the job."""
-    upload: UploadProgress | None = None
-    """The progress of the last upload of a working_dir."""
     preflight: Preflight | None = None
     """The all-reduce before the job, once it started."""
     differences: tuple[Finding, ...] = ()
@@ -692,7 +688,6 @@ HeadEvent = (
     | Submitted
     | NeverSubmitted
     | SubmitWaits
-    | Uploading
     | JobHeard
     | DriverSignaled
     | NodesAsked

@@ -246,15 +246,10 @@ def _resuming_waits(state: HeadState) -> Iterator[Wait]:
 
 
 def submit_wait(state: HeadState) -> Wait:
-    """Return the wait for a submission; progress of an upload extends its deadline."""
-    upload, limit = state.upload, state.goal.limits[planned.SUBMIT]
-    if upload is None or upload.last.id != state.attempt.id:
-        who = "torchrun to start" if state.goal.by_torchrun else _RAY_TAKES_JOB
-        return Wait(planned.SUBMIT, who, state.phase_since + limit, state.ray.evidence)
-    until = max(state.phase_since, upload.moved_at) + limit
-    if not upload.is_under_way:
-        return Wait(planned.SUBMIT, _RAY_TAKES_JOB, until, state.ray.evidence)
-    return Wait(planned.SUBMIT, _RAY_TAKES_JOB, until, upload.evidence, progress=upload.fraction)
+    """Return the wait for a submission."""
+    until = state.phase_since + state.goal.limits[planned.SUBMIT]
+    who = "torchrun to start" if state.goal.by_torchrun else _RAY_TAKES_JOB
+    return Wait(planned.SUBMIT, who, until, state.ray.evidence)
 
 
 def _submitting_waits(state: HeadState) -> Iterator[Wait]:
