@@ -26,8 +26,7 @@ from agent.settings import load, ray_args
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
-from agent.topology.platforms import detect_platform
-from agent.topology.resolve import Topology, resolve
+from agent.topology.resolve import Topology, detect_platform, resolve
 from agent.work.services import NO_FILE
 
 if TYPE_CHECKING:

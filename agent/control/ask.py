@@ -16,7 +16,7 @@ from agent.base.value import dataclass
 from agent.node.limits import starting
 from agent.record import run_folder
 from agent.settings import load
-from agent.topology.platforms import port_base
+from agent.topology.resolve import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -41,7 +41,7 @@ from agent.plan.services import (
 from agent.plan.waits import PREFLIGHT_LIMIT, planned_waits
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.ray_args import TEMP_DIR, VARIABLE
-from agent.topology.platform_info import GivenRay
+from agent.topology.claim import GivenRay
 from agent.work import prepare
 from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, Job, plan_recipe, recipe_input, version_of

@@ -9,7 +9,7 @@ from agent.base.value import dataclass
 from agent.checks.finding import Finding, Level
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
-from agent.topology.platform_info import GivenRay
+from agent.topology.claim import GivenRay
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

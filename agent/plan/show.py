@@ -10,7 +10,7 @@ from agent.base.text import listed, mib
 from agent.checks.finding import Level
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
-from agent.topology.platform_info import GivenRay
+from agent.topology.claim import GivenRay
 from agent.work.where import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:

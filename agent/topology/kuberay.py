@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from agent.base.text import in_url, reached_at
 from agent.settings.model import TOKEN_MODE
-from agent.topology.platform_info import (
+from agent.topology.claim import (
     GivenRay,
     PlatformInfo,
     parse_host,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from agent.base.ports import PortBase
-from agent.topology.platform_info import (
+from agent.topology.claim import (
     PlatformInfo,
     RankVariables,
     info_by_rank,

@@ -1,138 +1,62 @@
-"""The role of this node and the address of its head, with the evidence."""
+"""The role of this node and the address of its head, from the platform and the settings."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.errors import Problem, SettingsError
+from agent.base.errors import SettingsError
+from agent.base.ports import DEFAULTS
 from agent.base.value import dataclass
-from agent.topology.platform_info import settings_without_effect
-from agent.topology.platforms import detect_platform
+from agent.topology import kuberay, ranked, runpod, slurm
+from agent.topology.conflicts import conflicts
+from agent.topology.ranked import DSTACK, LWS, detector
 from agent.topology.runpod import own_pod
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
+    from agent.base.ports import PortBase
     from agent.node.facts import Facts
     from agent.settings.model import Settings
-    from agent.topology.platform_info import GivenRay, PlatformInfo
+    from agent.topology.claim import GivenRay, PlatformInfo
+
+    Detector = Callable[[Mapping[str, str], Settings], PlatformInfo | None]
+
+PLATFORMS: tuple[tuple[str, Detector], ...] = (
+    # Platforms that run on other platforms come first: the variables of both are set.
+    ("dstack", detector(DSTACK)),  # also on RunPod's pods, which have no ranks
+    ("skypilot", ranked.detect_skypilot),  # also on RunPod, Kubernetes and Slurm
+    # srun passes on the caller's environment, such as that of a cloud's login node.
+    ("slurm", slurm.detect_slurm),
+    ("runpod-cluster", runpod.detect_runpod_cluster),  # before "runpod": its nodes are pods, too
+    # Kubernetes: KubeRay first, since it decides where Ray already runs.
+    ("kuberay", kuberay.detect_kuberay),
+    ("lws", detector(LWS)),
+    ("kubeflow-trainer", ranked.detect_kubeflow_trainer),
+    ("pytorchjob", ranked.detect_pytorchjob),  # after Trainer, which also sets PET_NODE_RANK
+    ("aws-batch", ranked.detect_aws_batch),
+    ("sagemaker", ranked.detect_sagemaker),
+    # General variables, which the platforms above may also set for their jobs. On platforms
+    # without ranks the user must have set them, so they come before those.
+    ("torchrun", ranked.detect_torchrun),
+    ("runpod", runpod.detect_runpod),
+    ("vast", ranked.detect_vast),
+    ("plain", ranked.detect_plain),  # matches everything else
+)
+"""To add a platform with a rank variable, add a row to `ranked` and a line here."""
 
 
-def conflicts(  # noqa: PLR0913 - everything that can contradict
-    settings: Settings,
-    platform: PlatformInfo,
-    facts: Facts,
-    own_pod: str | None,
-    *,
-    is_head: bool,
-    head_host: str | None,
-) -> tuple[Problem, ...]:
-    """Return a problem for every contradiction between settings, platform and facts."""
-    return (
-        *_worker_without_head(settings, platform, is_head=is_head, head_host=head_host),
-        *_role_against_platform(settings, platform, is_head=is_head),
-        *_head_address(settings, platform, facts, is_head=is_head),
-        *_head_against_rank(settings, platform, facts),
-        *_pod_against_rank(settings, platform, own_pod),
-    )
+def detect_platform(environ: Mapping[str, str], settings: Settings) -> PlatformInfo:
+    """Return the node as the first matching platform describes it."""
+    return next(filter(None, (detect(environ, settings) for _, detect in PLATFORMS)))
 
 
-def _worker_without_head(
-    settings: Settings, platform: PlatformInfo, *, is_head: bool, head_host: str | None
-) -> Iterator[Problem]:
-    if is_head or head_host is not None or platform.given_ray is not None:
-        return  # _role_against_platform reports RAY_WORKER=1 where the platform starts Ray
-    role = () if settings.ray_worker is None else ("RAY_WORKER=1",)
-    yield Problem(
-        "HEAD_POD_ID + AGENT_HEAD",
-        f"neither, on a worker ({', '.join((*role, *platform.evidence))})",
-        "HEAD_POD_ID (RunPod) or AGENT_HEAD, so that a worker finds its head",
-    )
-
-
-def _role_against_platform(
-    settings: Settings, platform: PlatformInfo, *, is_head: bool
-) -> Iterator[Problem]:
-    """Check RAY_WORKER against a proven role; with AGENT_HEAD it may override a rank."""
-    if settings.ray_worker is None or not platform.role_is_proven or platform.is_head == is_head:
-        return
-    if settings.head is not None and platform.has_ranks:
-        return
-    sides = " and ".join((f"RAY_WORKER={int(settings.ray_worker)}", *platform.evidence))
-    yield Problem(
-        platform.role_variable,
-        f"a contradiction: {sides}",
-        "one of the two: unset RAY_WORKER, or correct the other",
-    )
-
-
-def _head_address(
-    settings: Settings, platform: PlatformInfo, facts: Facts, *, is_head: bool
-) -> Iterator[Problem]:
-    """Check AGENT_HEAD against this node's addresses and HEAD_POD_ID."""
-    head = settings.head
-    if head is None or not facts.can_resolve(head):
-        return
-    owns = facts.is_own(head)
-    mine = ", ".join(facts.addresses()) or "none found"
-    if settings.ray_worker is not None and owns != is_head:
-        does = "is" if owns else "is not"
-        yield Problem(
-            "RAY_WORKER + AGENT_HEAD",
-            f"a contradiction: RAY_WORKER={int(settings.ray_worker)}, but AGENT_HEAD={head} "
-            f"{does} an address of this node ({mine})",
-            "RAY_WORKER=0 on the head alone, or RAY_WORKER unset",
-        )
-    elif settings.head_pod_id is not None and platform.role_is_proven and owns != platform.is_head:
-        does = "is" if owns else "is not"
-        yield Problem(
-            "HEAD_POD_ID + AGENT_HEAD",
-            f"two heads: {', '.join(platform.evidence)}, but AGENT_HEAD={head} {does} an address "
-            f"of this node ({mine})",
-            "one of the two",
-        )
-
-
-def _head_against_rank(
-    settings: Settings, platform: PlatformInfo, facts: Facts
-) -> Iterator[Problem]:
-    """Check AGENT_HEAD against the rank: a mismatch means two heads, or none."""
-    head = settings.head
-    if head is None or not platform.has_ranks or settings.ray_worker is not None:
-        return
-    owns = facts.is_own(head)
-    if owns != platform.is_head and (owns or facts.can_resolve(head)):
-        does = "is" if owns else "is not"
-        mine = ", ".join(facts.addresses()) or "none found"
-        yield Problem(
-            platform.role_variable.replace("RAY_WORKER", "AGENT_HEAD"),
-            f"a contradiction: {_evidence_and_role(platform)}, but AGENT_HEAD={head} {does} an "
-            f"address of this node ({mine})",
-            "AGENT_HEAD unset, as the platform sets the head; or RAY_WORKER set beside it on "
-            "every node",
-        )
-
-
-def _pod_against_rank(
-    settings: Settings, platform: PlatformInfo, own_pod: str | None
-) -> Iterator[Problem]:
-    """Check HEAD_POD_ID against the rank; RAY_WORKER with AGENT_HEAD overrides both."""
-    head_pod = settings.head_pod_id
-    overridden = settings.ray_worker is not None and settings.head is not None
-    if head_pod is None or not platform.has_ranks or overridden:
-        return
-    if own_pod is None or (own_pod == head_pod) != platform.is_head:
-        here = f"RUNPOD_POD_ID={own_pod}" if own_pod else "no RUNPOD_POD_ID"
-        yield Problem(
-            platform.role_variable.replace("RAY_WORKER", "HEAD_POD_ID"),
-            f"a contradiction: HEAD_POD_ID={head_pod} with {here}, "
-            f"but {_evidence_and_role(platform)}",
-            "HEAD_POD_ID unset, as the platform sets the head",
-        )
-
-
-def _evidence_and_role(platform: PlatformInfo) -> str:
-    return f"{', '.join(platform.evidence)} ({'head' if platform.is_head else 'worker'})"
+def port_base(environ: Mapping[str, str], settings: Settings) -> PortBase:
+    """Return the default ports of this platform; the usual ones if its variables are invalid."""
+    try:
+        return detect_platform(environ, settings).ports
+    except SettingsError:
+        return DEFAULTS
 
 
 @dataclass(frozen=True)
@@ -180,11 +104,9 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     is_head, why = _role(settings, platform, facts)
     head_host, host_evidence = _head_host(settings, platform)
     pod = own_pod(environ)
-    problems = [*conflicts(settings, platform, facts, pod, is_head=is_head, head_host=head_host)]
-    if platform.given_ray is not None and is_head:
-        problems += settings_without_effect(settings, platform.given_ray)
+    problems = conflicts(settings, platform, facts, pod, is_head=is_head, head_host=head_host)
     if problems:
-        raise SettingsError(tuple(problems))
+        raise SettingsError(problems)
     return Topology(
         platform=platform,
         is_head=is_head,

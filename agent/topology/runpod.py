@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.topology.platform_info import PlatformInfo, RankVariables, info_by_rank, read_number
+from agent.topology.claim import PlatformInfo, RankVariables, info_by_rank, read_number
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.ports import ports_for_job
 from agent.base.value import dataclass
-from agent.topology.platform_info import (
+from agent.topology.claim import (
     PlatformInfo,
     RankVariables,
     info_by_rank,
@@ -20,7 +20,7 @@ from agent.topology.platform_info import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from agent.settings.model import Settings
 
@@ -28,104 +28,65 @@ if TYPE_CHECKING:
 LARGEST = 65_536
 """The most hosts of a list; a larger range is a mistake."""
 
-_TEXT = re.compile(r"[A-Za-z0-9._-]+")
-_RANGE = re.compile(r"([0-9]{1,18})(?:-([0-9]{1,18}))?")
+_NUMBERS = r"[0-9]{1,18}(?:-[0-9]{1,18})?"
+_ENTRY = re.compile(rf"(?:[A-Za-z0-9._-]|\[{_NUMBERS}(?:,{_NUMBERS})*\])+")
+_PART = re.compile(r"\[([^\]]*)\]|[^\[]+")
+_COMMA_OUTSIDE_BRACKETS = re.compile(r",(?![^\[]*\])")
 
 
 class NodelistError(ValueError):
-    """An invalid list of hosts: what is wrong, and where."""
-
-    def __init__(self, text: str, at: int, what: str) -> None:
-        super().__init__(f"{what} at character {at + 1} of {text!r}")
-        self.text = text
-        self.at = at
-        self.what = what
+    """An invalid list of hosts."""
 
 
 def expand(text: str) -> tuple[str, ...]:
-    """Return the hosts of a list in order."""
-    entries = [_parts(text, at, entry) for at, entry in _split(text)]
-    count = sum(prod(_size(part) for part in parts) for parts in entries)
+    """Return the hosts of a list such as `gpu-[01-03,07],b2`, in order."""
+    entries = [_parts(entry) for entry in _COMMA_OUTSIDE_BRACKETS.split(text)]
+    count = sum(prod(map(_size, parts)) for parts in entries)
     if count > LARGEST:
-        raise NodelistError(text, 0, f"{count} hosts, more than {LARGEST},")
-    return tuple(
-        "".join(words)
-        for parts in entries
-        for words in product(*(tuple(_numbers(part)) for part in parts))
-    )
+        raise NodelistError(f"{count} hosts in {text!r}, more than {LARGEST}")
+    return tuple("".join(words) for parts in entries for words in product(*map(_numbers, parts)))
 
 
-_Ranges = tuple[tuple[str, str], ...]
-_Part = str | _Ranges  # fixed text, or the ranges of a bracket by first and last number
+_Part = str | list[tuple[str, str]]
+"""Fixed text, or the ranges of a bracket by first and last number."""
 
 
-def _split(text: str) -> Iterator[tuple[int, str]]:
-    """Split a list at the commas outside its brackets."""
-    begin, depth = 0, 0
-    for at, letter in enumerate(text):
-        if letter == "[":
-            depth += 1
-            if depth > 1:
-                raise NodelistError(text, at, "a bracket within a bracket")
-        elif letter == "]":
-            depth -= 1
-            if depth < 0:
-                raise NodelistError(text, at, "a ] without its [")
-        elif letter == "," and depth == 0:
-            yield begin, text[begin:at]
-            begin = at + 1
-    if depth:
-        raise NodelistError(text, text.rindex("["), "a [ without its ]")
-    yield begin, text[begin:]
-
-
-def _parts(text: str, begin: int, entry: str) -> list[_Part]:
+def _parts(entry: str) -> list[_Part]:
     """Parse one entry into fixed text and brackets."""
-    if not entry:
-        raise NodelistError(text, begin, "no name")
+    if not _ENTRY.fullmatch(entry):
+        raise NodelistError(f"{entry!r}, which is no host name with ranges")
     parts: list[_Part] = []
-    for match in re.finditer(r"\[([^\]]*)\]|[^\[]+", entry):
-        at = begin + match.start()
-        if match[1] is not None:
-            parts.append(_ranges(text, at + 1, match[1]))
-        elif _TEXT.fullmatch(match[0]):
+    for match in _PART.finditer(entry):
+        if match[1] is None:
             parts.append(match[0])
-        else:
-            raise NodelistError(text, at, f"{match[0]!r}, which is no host name,")
+            continue
+        words = [word.partition("-") for word in match[1].split(",")]
+        ranges = [(low, high or low) for low, _, high in words]
+        if any(int(high) < int(low) for low, high in ranges):
+            raise NodelistError(f"{entry!r}, in which a range runs backwards")
+        parts.append(ranges)
     return parts
-
-
-def _ranges(text: str, begin: int, inside: str) -> _Ranges:
-    found = []
-    at = begin
-    for word in inside.split(","):
-        match = _RANGE.fullmatch(word)
-        if match is None:
-            raise NodelistError(text, at, f"{word!r} instead of a number or a range")
-        low, high = match[1], match[2] or match[1]
-        if int(high) < int(low):
-            raise NodelistError(text, at, f"the range {word}, which runs backwards,")
-        found.append((low, high))
-        at += len(word) + 1
-    return tuple(found)
 
 
 def _size(part: _Part) -> int:
     return 1 if isinstance(part, str) else sum(int(high) - int(low) + 1 for low, high in part)
 
 
-def _numbers(part: _Part) -> Iterator[str]:
+def _numbers(part: _Part) -> list[str]:
     if isinstance(part, str):
-        yield part
-        return
-    for low, high in part:
-        for number in range(int(low), int(high) + 1):
-            yield f"{number:0{len(low)}d}"
+        return [part]
+    return [
+        f"{number:0{len(low)}d}" for low, high in part for number in range(int(low), int(high) + 1)
+    ]
 
 
 JOB = "SLURM_JOB_ID"
 PORT_VARIABLES = "AGENT_RAY_PORT, AGENT_DASHBOARD_PORT and AGENT_PORT override them"
 START_EXAMPLE = "`srun --ntasks-per-node=1 python -m agent`"
+_ONE_STEP = (
+    f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); or "
+    "AGENT_HEAD on every node, or EXPECTED_WORKERS=0 for this node alone"
+)
 
 
 @dataclass(frozen=True)
@@ -152,12 +113,12 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         raise platform_error(JOB, repr(job), "the job's number")
     hosts = _hosts(environ, _first_set(environ, *JOBS))
     role_is_set = settings.head is not None or settings.expected_workers == 0
-    trouble = _why_not_one_step(environ, hosts)
-    if trouble is not None and not role_is_set:
-        raise platform_error(*trouble, _remedy())
-    if trouble is None and _is_step(environ):
+    not_one_step = _why_not_one_step(environ, hosts)
+    if not_one_step is not None and not role_is_set:
+        raise platform_error(*not_one_step, _ONE_STEP)
+    if not_one_step is None and _is_step(environ):
         _refuse_several_tasks(environ)
-    info = _info_without_rank(environ, job, hosts) if trouble else _info_with_rank(environ)
+    info = _info_without_rank(environ, job, hosts) if not_one_step else _info_with_rank(environ)
     return replace(
         info,
         gpus_per_node=_gpus(environ),
@@ -245,13 +206,6 @@ def _refuse_several_tasks(environ: Mapping[str, str]) -> None:
     if found:
         several = f"{', '.join(found)}: more than one task on a node"
         raise platform_error("SLURM_NTASKS", several, f"one agent per node: {START_EXAMPLE}")
-
-
-def _remedy() -> str:
-    return (
-        f"{START_EXAMPLE} over all nodes (in a container with every SLURM_* variable passed on); "
-        "or AGENT_HEAD on every node, or EXPECTED_WORKERS=0 for this node alone"
-    )
 
 
 def _first_set(environ: Mapping[str, str], *spans: SlurmScope) -> SlurmScope:

@@ -13,7 +13,7 @@ from agent.base.ports import DEFAULTS, Ports, port_map, port_map_conflicts, port
 from agent.plan.make import temp_dir
 from agent.settings import load
 from agent.topology import ranked
-from agent.topology.platforms import port_base
+from agent.topology.resolve import port_base
 from unit.captured import plan_of, read
 from unit.worlds import our_ray
 

@@ -41,31 +41,29 @@ def test_hosts(text: str) -> None:
 
 
 BROKEN = {
-    "": (1, "no name"),
-    "a,,b": (3, "no name"),
-    "a,": (3, "no name"),
-    "a[1-2": (2, "a [ without its ]"),
-    "a1-2]": (5, "a ] without its ["),
-    "a[1[2]]": (4, "a bracket within a bracket"),
-    "a[]": (3, "'' instead of a number or a range"),
-    "a[1-]": (3, "'1-' instead of a number or a range"),
-    "a[1,x]": (5, "'x' instead of a number or a range"),
-    "a[3-1]": (3, "the range 3-1, which runs backwards,"),
-    "b,a b": (3, "'a b', which is no host name,"),
-    "(null)": (1, "'(null)', which is no host name,"),
-    "a[0-999999999]": (1, "1000000000 hosts, more than 65536,"),
-    "a[0-999]b[0-999]": (1, "1000000 hosts, more than 65536,"),
+    "": "'', which is no host name with ranges",
+    "a,,b": "'', which is no host name with ranges",
+    "a,": "'', which is no host name with ranges",
+    "a[1-2": "'a[1-2', which is no host name with ranges",
+    "a1-2]": "'a1-2]', which is no host name with ranges",
+    "a[1[2]]": "'a[1[2]]', which is no host name with ranges",
+    "a[]": "'a[]', which is no host name with ranges",
+    "a[1-]": "'a[1-]', which is no host name with ranges",
+    "a[1,x]": "'a[1,x]', which is no host name with ranges",
+    "a[3-1]": "'a[3-1]', in which a range runs backwards",
+    "b,a b": "'a b', which is no host name with ranges",
+    "(null)": "'(null)', which is no host name with ranges",
+    "a[0-999999999]": "1000000000 hosts in 'a[0-999999999]', more than 65536",
+    "a[0-999]b[0-999]": "1000000 hosts in 'a[0-999]b[0-999]', more than 65536",
 }
 
 
 @pytest.mark.parametrize("text", BROKEN)
-def test_what_is_wrong_and_where(text: str) -> None:
-    """A broken list is refused with the place and the fault, before anything large is built."""
-    at, what = BROKEN[text]
+def test_an_invalid_list_is_refused(text: str) -> None:
+    """The error names the invalid entry, and is raised before anything large is built."""
     with pytest.raises(NodelistError) as caught:
         expand(text)
-    assert str(caught.value) == f"{what} at character {at} of {text!r}"
-    assert (caught.value.at, caught.value.what) == (at - 1, what)
+    assert str(caught.value) == BROKEN[text]
 
 
 NAME = st.text("abcxyz", min_size=1, max_size=4)
@@ -114,12 +112,11 @@ def test_every_list_is_spelled_out(case: tuple[str, list[str]]) -> None:
 
 
 @given(st.text("ab1,-[]0 ", max_size=12))
-def test_any_text_gives_hosts_or_an_error_that_says_where(text: str) -> None:
+def test_any_text_gives_hosts_or_a_nodelist_error(text: str) -> None:
     """There is no other exception, and no host with a bracket or a comma in it."""
     try:
         hosts = expand(text)
-    except NodelistError as error:
-        assert 0 <= error.at <= len(text)  # noqa: PT017 - either way is right
+    except NodelistError:
         return
     assert 1 <= len(hosts) <= LARGEST
     assert not any(set(host) & set("[], ") for host in hosts)

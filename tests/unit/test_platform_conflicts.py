@@ -80,7 +80,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "a broken nodelist": (
         "slurm-worker",
         {"SLURM_JOB_NODELIST": "gpu-[0,2-"},
-        ["SLURM_JOB_NODELIST", "character 5"],
+        ["SLURM_JOB_NODELIST", "no host name with ranges"],
     ),
     "a nodelist of another length": (
         "slurm-worker",
@@ -156,7 +156,7 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
     "an all-reduce without agents on the nodes": (
         "kuberay-head",
         {"AGENT_PREFLIGHT": "nccl"},
-        ["AGENT_PREFLIGHT", "no agent is on KubeRay's nodes"],
+        ["AGENT_PREFLIGHT", "no agent on KubeRay's nodes"],
     ),
     "KubeRay's token left out": (
         "kuberay-submitter-head",

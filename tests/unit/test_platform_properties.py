@@ -12,7 +12,7 @@ from agent.base.errors import SettingsError
 from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for
-from agent.topology.platforms import PLATFORMS, detect_platform
+from agent.topology.resolve import PLATFORMS, detect_platform
 from unit.captured import NAMES, machine, plan_of, read
 from unit.clusters import CLUSTERS, address, cluster
 from unit.worlds import our_ray

@@ -12,7 +12,7 @@ from agent.base.errors import SettingsError
 from agent.base.ports import port_map, port_map_conflicts
 from agent.boot import plan_input
 from agent.plan.listeners import port_clashes
-from agent.topology.platforms import detect_platform
+from agent.topology.resolve import detect_platform
 from unit.captured import changed, plan_of, read
 from unit.worlds import settings_of
 

@@ -1,4 +1,4 @@
-"""What a platform's environment variables say about a node."""
+"""A node as the environment variables of its platform describe it."""
 
 from __future__ import annotations
 
@@ -10,13 +10,9 @@ from agent.base.ports import DEFAULTS, PortBase
 from agent.base.text import in_url, is_loopback
 from agent.base.value import dataclass
 from agent.settings import values
-from agent.settings.jobs import launcher
-from agent.settings.model import TOKEN_MODE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from agent.settings.model import Settings
+    from collections.abc import Mapping
 
 
 Value = TypeVar("Value", int, str)
@@ -187,35 +183,3 @@ class GivenRay:
     def gcs(self) -> str:
         """Return the address of its GCS."""
         return f"{in_url(self.gcs_host)}:{self.gcs_port}"
-
-
-def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
-    """Yield a problem for every setting that has no effect on a Ray the agent does not start."""
-    owner = given.owner
-    flags = {
-        "AGENT_NUM_CPUS": settings.num_cpus is not None,
-        "AGENT_NUM_GPUS": settings.num_gpus is not None,
-        "AGENT_RESOURCES": bool(settings.resources),
-        "AGENT_RAY_ARGS": bool(settings.ray_args),
-        "AGENT_DASHBOARD_HOST": settings.dashboard_host is not None,
-    }
-    names = " + ".join(name for name, is_set in flags.items() if is_set)
-    if names:
-        expected = f"nothing here, but rayStartParams of the pods' group in {owner}"
-        yield Problem(names, f"a value, though Ray is started by {owner}", expected)
-    if settings.debug_ray != "0":
-        flag = "RAY_DEBUG=legacy" if settings.debug_ray == "1" else "RAY_DEBUG_POST_MORTEM=1"
-        expected = f"nothing here, but {flag} in the environment of the pods' groups"
-        yield Problem("DEBUG_RAY", f"a value, though Ray is started by {owner}", expected)
-    if launcher(settings, None) != "ray":
-        asked = f"{launcher(settings, None)!r}, though the nodes are {owner}'s, with Ray on them"
-        yield Problem("AGENT_LAUNCHER", asked, "ray; or pods of their own, without Ray")
-    if settings.prepare_each is not None:
-        expected = "AGENT_PREPARE, which runs once; or an init container in each pods' group"
-        yield Problem("AGENT_PREPARE_EACH", f"a command, but no agent on {owner}'s nodes", expected)
-    if settings.preflight is not None:
-        asked = f"{settings.preflight!r}, though no agent is on {owner}'s nodes"
-        yield Problem("AGENT_PREFLIGHT", asked, "unset")
-    if given.asks_token and settings.ray_auth_token is None:
-        expected = f"the token of {owner}'s Ray (key auth_token of the secret named as the cluster)"
-        yield Problem("RAY_AUTH_TOKEN", f"nothing beside {TOKEN_MODE}=token", expected)
