@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from agent.base.outcome import STARTING, Kind, Outcome
+from typing import TYPE_CHECKING, ClassVar
+
+from agent.base import ends
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.outcome import Outcome
 
 
 @dataclass(frozen=True)
@@ -22,8 +27,7 @@ class Problem:
 class AgentError(Exception):
     """An error that a user can cause; it is shown without a traceback."""
 
-    kind = Kind.BUG
-    exit_code = 70
+    end: ClassVar[ends.End]
 
     def __init__(self, what: str, *, why: str = "", remedy: str = "", culprit: str = "") -> None:
         super().__init__(what)
@@ -41,17 +45,20 @@ class AgentError(Exception):
         """Return reason and remedy in one line."""
         return f"{self.reason}. {self.remedy}" if self.remedy else self.reason
 
+    @property
+    def exit_code(self) -> int:
+        """Return the exit code of a verb that fails with this error."""
+        return self.outcome().exit_code
+
     def outcome(self) -> Outcome:
         """Return the outcome of a run that this error prevents from starting."""
-        code, reason = self.exit_code, self.reason
-        return Outcome(self.kind, code, reason, STARTING, self.culprit, self.remedy)
+        return self.end.outcome(reason=self.reason, culprit=self.culprit, remedy=self.remedy)
 
 
 class SettingsError(AgentError):
     """The settings are invalid; holds all problems at once."""
 
-    kind = Kind.REFUSED
-    exit_code = 78
+    end = ends.SETTINGS_INVALID
 
     def __init__(self, problems: tuple[Problem, ...], hints: tuple[str, ...] = ()) -> None:
         names = ", ".join(dict.fromkeys(problem.variable for problem in problems))
@@ -69,12 +76,10 @@ class SettingsError(AgentError):
 class PreflightError(AgentError):
     """This machine does not meet the requirements of the run."""
 
-    kind = Kind.REFUSED
-    exit_code = 78
+    end = ends.MACHINE_UNFIT
 
 
 class UnavailableError(AgentError):
     """Something that the run needs was not available in time."""
 
-    kind = Kind.UNAVAILABLE
-    exit_code = 69
+    end = ends.UNAVAILABLE

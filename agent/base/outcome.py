@@ -108,16 +108,6 @@ def name_of_code(code: int) -> str:
     return str(code)
 
 
-def stopped(signum: int, *, expected: bool) -> Outcome:
-    """Return the outcome of a run that a signal stopped.
-
-    The code is 0 where a stop is `expected` (AGENT_JOB=none), 130 after SIGINT, else 143.
-    """
-    name = name_of_signal(signum)
-    code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
-    return Outcome(Kind.STOPPED, 0 if expected else code, f"asked to stop by {name}", culprit=name)
-
-
 def name_of_signal(signum: int) -> str:
     """Name a signal: 'SIGHUP', or 'signal 37' for real-time signals."""
     try:

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from agent.base.outcome import Kind, Outcome
+from agent.base import ends
+from agent.base.outcome import Outcome
 from agent.base.text import mib
 from agent.base.value import dataclass
 from agent.decisions.attempts import DriverSignaled
@@ -170,9 +171,8 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     try:
         command = job.recipe.command(nodes)
     except MisfitError as error:
-        reason = f"{job.name} does not fit what joined ({_listed(nodes)}): {error}"
-        remedy = "Change what it says, or bring other nodes"
-        return _misfit(reason, "AGENT_JOB", remedy, state.attempt.number)
+        end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=_listed(nodes), error=error)
+        return _misfit(end, state.attempt.number)
     messages = [LogLine(note) for note in command.notes]
     if job.recipe.known.framework and not is_followed:
         ours = checkpoint_owner(job.recipe, world_size(nodes))
@@ -215,18 +215,15 @@ async def _checkpoints(
         )
         why = checkpoints.why_unusable(held, ours)
         if why:
-            reason = f"checkpoints in {folder}: {why}"
-            return _refused(reason, "AGENT_CHECKPOINTS", checkpoints.REMEDY)
+            return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
         why = checkpoints.why_not_resumable(held, ours)
         if why:
-            reason = f"checkpoints in {folder}: {why}"
-            return _misfit(reason, "AGENT_CHECKPOINTS", checkpoints.REMEDY, attempt)
+            return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
         fault = await anyio.to_thread.run_sync(
             run_folder.write_mark, folder, ours, abandon_on_cancel=True
         )
     if fault or held is None:
-        reason = f"no place for checkpoints: {folder}: {fault}"
-        return _refused(reason, "AGENT_CHECKPOINTS", "Name a folder that can be written")
+        return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=fault)
     return _about_resuming(folder, held, ours)
 
 
@@ -268,19 +265,14 @@ def _on_several_disks(plan: Plan, state: HeadState, folder: str) -> list[LogLine
     return [LogLine(f"{what}. Set AGENT_CHECKPOINTS to a shared one", "warning")]
 
 
-def _misfit(reason: str, culprit: str, remedy: str, attempt: int) -> Outcome:
+def _misfit(refusal: Outcome, attempt: int) -> Outcome:
     """Return the end where the nodes do not fit the job: refused, or lost in later attempts.
 
     An earlier attempt had fitting nodes, so a later run may succeed once they are back.
     """
     if attempt == 1:
-        return _refused(reason, culprit, remedy)
-    remedy = "Run again once the lost nodes are back"
-    return Outcome(Kind.LOST, 75, reason, "submitting", culprit, remedy)
-
-
-def _refused(reason: str, culprit: str, remedy: str) -> Outcome:
-    return Outcome(Kind.REFUSED, 78, reason, "submitting", culprit, remedy)
+        return refusal
+    return ends.NODES_NO_LONGER_FIT.outcome(reason=refusal.reason, culprit=refusal.culprit)
 
 
 def _listed(nodes: tuple[NodeSize, ...]) -> str:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import psutil
 
-from agent.base.outcome import STARTING, Kind, Outcome
+from agent.base import ends
 from agent.base.value import dataclass
 from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
@@ -34,6 +34,7 @@ from agent.settings.jobs import TORCHRUN
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
+    from agent.base.outcome import Outcome
     from agent.node.facts import Facts, Folder
     from agent.plan.plan import Plan
     from agent.record.run_folder import RunFolder
@@ -108,7 +109,7 @@ def _refusal(failed: list[Finding]) -> Outcome | None:
         return None
     reason = "; ".join(f"{f.check}: {f.what}" for f in failed)
     remedy = " ".join(dict.fromkeys(f"{f.remedy}." for f in failed if f.remedy)).rstrip(".")
-    return Outcome(Kind.REFUSED, 78, reason, STARTING, failed[0].check, remedy)
+    return ends.MACHINE_UNFIT.outcome(reason=reason, culprit=failed[0].check, remedy=remedy)
 
 
 def raise_open_files(hard: int) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base import ends
 from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import needs_shell_quoting
 from agent.base.text import is_ip, mib
@@ -278,7 +279,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
         return ()
     from agent.checks.recipe import CHECKPOINTS  # noqa: PLC0415 - as above
     from agent.record.run_folder import read_checkpoints  # noqa: PLC0415 - same
-    from agent.work.checkpoints import REMEDY, why_not_resumable, why_unusable  # noqa: PLC0415 - same
+    from agent.work.checkpoints import why_not_resumable, why_unusable  # noqa: PLC0415 - same
     from agent.work.job import checkpoint_owner, world_size  # noqa: PLC0415 - same
 
     held: list[FolderContents] = []
@@ -289,7 +290,8 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     why, level = why_unusable(held[0], ours), Level.FAIL
     if not why:  # the nodes that join decide
         why, level = why_not_resumable(held[0], ours), Level.WARN
-    return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", REMEDY),) if why else ()
+    remedy = ends.CHECKPOINTS_REFUSED.remedy
+    return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
 
 
 _LOOKUP_LIMIT = 2.0

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import ends
 from agent.base.errors import AgentError, PreflightError
-from agent.base.outcome import STARTING, Kind, Outcome, stopped
 from agent.boot import plan_input
 from agent.boot.make_ready import find_resumed_run, find_surviving_processes
 from agent.boot.node_run import WRITE_LIMIT, NodeRun
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
+    from agent.base.outcome import Outcome
     from agent.boot.make_ready import SurvivingProcesses
     from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
@@ -77,7 +78,7 @@ class PendingSignals:
 
     def outcome(self, *, expected: bool) -> Outcome:
         """Return the outcome of the stop request."""
-        return stopped(self._stops[0], expected=expected)
+        return ends.stopped(self._stops[0], expected=expected)
 
 
 _VERDICT_STANDS = "the agent was killed when its run was over: its verdict stands"
@@ -265,8 +266,7 @@ def bug(failure: Exception) -> Outcome:
     """Log an exception; return the outcome that asks for a bug report."""
     for line in "".join(traceback.format_exception(failure)).splitlines():
         say(line, "error")
-    remedy = "Please report it with agent.log"
-    return Outcome(Kind.BUG, 70, f"a bug in the agent: {_in_one_line(failure)}", remedy=remedy)
+    return ends.BUG.outcome(error=_in_one_line(failure))
 
 
 def _in_one_line(failure: BaseException) -> str:
@@ -294,8 +294,7 @@ def _idle(plan: Plan) -> Outcome:
     """Exit with 0 on a node that needs no agent: the container's next command must run."""
     given = plan.topology.given_ray
     owner = "the platform" if given is None else given.owner
-    reason = f"nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere"
-    return Outcome(Kind.DONE, 0, reason, STARTING)
+    return ends.IDLE_WORKER.outcome(owner=owner)
 
 
 def _agent_error_in(failure: BaseException) -> AgentError | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import ends
 from agent.decisions.attempts import is_loss, retries_exhausted
 from agent.decisions.head import state as h
 from agent.decisions.head.state import LaterHead, RunRemembered
@@ -267,7 +268,9 @@ class RunKeeper:
         """
         now, former = iso_time(time.time()), self.run_id
         lost = tuple(
-            AttemptRecord(number, f"{run_id}-{number}", now, now, "its head was lost", 75)
+            AttemptRecord(
+                number, f"{run_id}-{number}", now, now, ends.HEAD_LOST.reason, ends.HEAD_LOST.code
+            )
             for number in range(1, attempts + 1)
         )
         folder = self._root / safe_name(run_id)
@@ -373,9 +376,7 @@ class RunKeeper:
 def _oom_outcome(memory: str) -> Outcome | None:
     if not memory:
         return None
-    from agent.decisions.verdict import out_of_memory  # noqa: PLC0415 - few runs end so
-
-    return out_of_memory(memory)
+    return ends.OUT_OF_MEMORY.outcome(evidence=memory)
 
 
 def _epoch_above(record: RunRecord, root: Path) -> int:

@@ -6,12 +6,14 @@ from dataclasses import field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome
+from agent.base import ends
+from agent.base.outcome import Kind
 from agent.base.value import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from agent.base.outcome import Outcome
     from agent.decisions.verdict import JobReport
 
 
@@ -114,12 +116,10 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
     """
     if not tried:
         return None
-    last = tried[-1].reason
-    if len(tried) > retries:
-        count = "the only attempt was" if len(tried) == 1 else f"all {len(tried)} attempts were"
-        reason = f"{last}; {count} lost, and AGENT_JOB_RETRIES={retries} allows no other"
-        return _spent(reason, "Raise AGENT_JOB_RETRIES, or begin anew in another AGENT_LOG_DIR")
-    return None
+    if len(tried) <= retries:
+        return None
+    count = "the only attempt was" if len(tried) == 1 else f"all {len(tried)} attempts were"
+    return ends.RETRIES_EXHAUSTED.outcome(last=tried[-1].reason, count=count, retries=retries)
 
 
 def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:
@@ -133,20 +133,13 @@ def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Ou
     steps = [*(one.checkpoint for one in recent), newest]
     if any(_is_newer(then, later) for then, later in pairwise(steps)):
         return None
-    reason = f"no progress: {len(recent)} attempts in a row were lost within"
-    remedy = "Find out what takes the nodes or Ray away; begin anew in another AGENT_LOG_DIR"
-    each = f"{round(_SHORT / 60)} min each, without a newer checkpoint"
-    return _spent(f"{reason} {each}, the last: {recent[-1].reason}", remedy)
+    return ends.NO_PROGRESS.outcome(
+        count=len(recent), minutes=round(_SHORT / 60), last=recent[-1].reason
+    )
 
 
 def _is_newer(then: int | None, later: int | None) -> bool:
     return later is not None and (then is None or later > then)
-
-
-def _spent(reason: str, remedy: str) -> Outcome:
-    return Outcome(
-        Kind.LOST, 75, reason, culprit="attempts", remedy=remedy, attempts_are_used_up=True
-    )
 
 
 DIAGNOSTICS_PER_LIMIT = 10

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import re
+from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
+from agent.base import ends
+from agent.base.outcome import name_of_code, shell_code
 from agent.base.value import dataclass
+
+if TYPE_CHECKING:
+    from agent.base.outcome import Outcome
 
 TERMINAL = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
@@ -20,7 +25,6 @@ _AGENT_WORDS = re.compile(
     re.IGNORECASE,
 )
 """Messages of Ray 2.60 when its own runtime_env process fails, not the runtime_env."""
-MEMORY_REMEDY = "Give the pods more memory, or the job less to hold: fewer workers, smaller batches"
 _MEMORY_WORDS = re.compile(r"OutOfMemoryError|\bout of memory\b|low on memory", re.IGNORECASE)
 """The messages of Ray's OOM killer, CUDA and the C library."""
 
@@ -72,45 +76,27 @@ class JobReport:
 def verdict_of(report: JobReport, loss: str = "") -> Outcome:
     """Return the outcome of the run for the end of its job; `loss` names a node lost before."""
     after = f"; before that, {loss}" if loss else ""
-    code = report.driver_exit_code
     if report.succeeded:
-        return _job_outcome(Kind.DONE, 0, f"the job succeeded{after}")
+        return ends.JOB_SUCCEEDED.outcome(before=after)
     if report.status == "STOPPED":
-        return _job_outcome(Kind.STOPPED, 143, f"the job was stopped from outside{after}")
-    if code is not None and code != 0:
-        code = shell_code(code)
-        place = f" ({report.place})" if report.place else ""
-        message = f": {report.first_message_line}" if report.place and report.message else ""
-        how = f"failed with exit code {name_of_code(code)}{place}{message}"
-        if report.ran_out_of_memory:
-            by_kernel = f": {report.memory}" if report.memory else ""
-            how = f"ran out of memory (exit code {name_of_code(code)}){by_kernel}"
-        remedy = "Its output is in job.log"
-        return _job_outcome(Kind.JOB_FAILED, code, f"the job {how}{after}", remedy=remedy)
+        return ends.JOB_STOPPED.outcome(before=after)
+    if report.driver_exit_code:
+        return _failure_with_code(report, shell_code(report.driver_exit_code), after)
     if report.blames_runtime_env:
-        return Outcome(
-            Kind.REFUSED,
-            78,
-            f"the job's runtime_env could not be set up: {report.first_message_line}",
-            culprit="AGENT_RUNTIME_ENV",
-            remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
-        )
+        return ends.RUNTIME_ENV_FAILED.outcome(evidence=report.first_message_line)
     if report.ran_out_of_memory:
-        return out_of_memory(f"{report.memory or report.first_message_line}{after}")
-    return Outcome(
-        Kind.LOST,
-        75,
-        f"the job failed without an exit code of its own: {report.first_message_line}{after}",
-        culprit="job",
-    )
+        evidence = report.memory or report.first_message_line
+        return ends.OUT_OF_MEMORY.outcome(evidence=f"{evidence}{after}")
+    return ends.FAILED_WITHOUT_CODE.outcome(evidence=report.first_message_line, before=after)
 
 
-def out_of_memory(why: str) -> Outcome:
-    """Return the outcome of a job that ran out of memory: it is not retried."""
-    why = f"the job ran out of memory and is not tried again: {why}"
-    return _job_outcome(Kind.JOB_FAILED, 75, why, MEMORY_REMEDY)
-
-
-def _job_outcome(kind: Kind, code: int, reason: str, remedy: str = "") -> Outcome:
-    culprit = "" if kind is Kind.DONE else "job"
-    return Outcome(kind, code, reason, culprit=culprit, remedy=remedy, is_jobs_verdict=True)
+def _failure_with_code(report: JobReport, code: int, after: str) -> Outcome:
+    name = name_of_code(code)
+    if report.ran_out_of_memory:
+        details = f": {report.memory}" if report.memory else ""
+        return ends.JOB_OUT_OF_MEMORY.outcome(
+            code=code, code_name=name, details=details, before=after
+        )
+    details = f" ({report.place})" if report.place else ""
+    details += f": {report.first_message_line}" if report.place and report.message else ""
+    return ends.JOB_FAILED.outcome(code=code, code_name=name, details=details, before=after)

@@ -10,6 +10,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from agent.base import ends
 from agent.base.outcome import Outcome
 from agent.base.value import dataclass
 from agent.decisions.attempts import LostAttempt
@@ -127,7 +128,7 @@ class RunRecord:
         """
         if end is not None:
             return self.end_attempt(now, end.reason, end.exit_code)
-        return self.end_attempt(now, "its head was lost", 75)
+        return self.end_attempt(now, ends.HEAD_LOST.reason, ends.HEAD_LOST.code)
 
     def with_ending(self, end: Outcome) -> RunRecord:
         """Return the run with its decided outcome."""

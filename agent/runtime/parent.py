@@ -18,7 +18,8 @@ from agent.runtime.first_signals import SHELL_JOB_CONTROL, STOPS, record_stop_re
 MAX_CRASHES = 3
 """An agent killed more often within `CRASH_WINDOW` seconds is not restarted."""
 CRASH_WINDOW = 600.0
-GAVE_UP = 70
+GAVE_UP, NO_PROCESS = 70, 69
+"""The exit codes of AGENT_KILLED and NO_PROCESS in base/ends.py, which is not imported here."""
 _CRASHES = {
     *(signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT),
     *(signal.SIGILL, signal.SIGFPE),
@@ -123,7 +124,7 @@ def _fork(mask: set[int | signal.Signals], killed: tuple[int, ...]) -> tuple[int
         child = os.fork()
     except OSError as error:  # not even a second process: pids.max
         _say(f"no room for a process: {error.strerror}; raise pids.max")
-        os._exit(69)
+        os._exit(NO_PROCESS)
     if child:
         os.close(writing)
         os.set_blocking(reading, False)

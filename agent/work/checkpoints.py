@@ -30,9 +30,6 @@ CHECKPOINT_FILE = "pod-agent.json"
 TRACKER = "latest_checkpointed_iteration.txt"
 """verl's file with the step of its last complete checkpoint; without it verl starts at 0."""
 
-REMEDY = (
-    "Set another folder in AGENT_CHECKPOINTS, or move that one away to start from the beginning"
-)
 _STEP = re.compile(r"(?:global_step_?|checkpoint-)(\d{1,12})")
 _CANNOT_RESUME = {"search-r1"}
 _CANNOT_RESHARD = {"verl", "openrlhf", "openrlhf-m"}

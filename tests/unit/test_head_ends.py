@@ -190,7 +190,7 @@ ENDS: dict[str, tuple[h.HeadGoal, History, int, str, list[str]]] = {
         [(3, nodes()), (4, h.RayGone("exit 1"))],
         75,
         "ray",
-        ["Ray was lost: exit 1"],
+        ["Ray was lost on the head: exit 1"],
     ),
     "the job succeeds": (goal(), [*RUNNING, (9, job("SUCCEEDED", 0))], 0, "", ["succeeded"]),
     "the job fails": (goal(), [*RUNNING, (9, job("FAILED", 7))], 7, "job", ["exit code 7"]),

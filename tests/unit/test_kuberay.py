@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from agent.base import ends
 from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions.head.decide import first_state
-from agent.decisions.head.retry import ray_lost_outcome
 from agent.decisions.head.state import HeadPhase
 from agent.plan.show import render
 from agent.record.run_choice import ChosenRun
@@ -123,7 +123,7 @@ def test_only_the_first_attempt_has_the_rayjobs_id(tmp_path: Path, later: str) -
 
     keeper.record_submission(1, "rl-8h2pd")
     assert next_agents() == (HeadPhase.RESUMING, 1, "rl-8h2pd")
-    keeper.record_attempt_end(ray_lost_outcome("Ray was lost"))
+    keeper.record_attempt_end(ends.RAY_LOST_ON_HEAD.outcome(evidence="it exited"))
     assert next_agents() == (HeadPhase.BOOTING, 2, "rl-8h2pd-2")
     keeper.record_submission(2, later)
     assert next_agents() == (HeadPhase.RESUMING, 2, later)

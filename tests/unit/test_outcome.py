@@ -8,8 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.base.errors import AgentError, PreflightError, Problem, SettingsError, UnavailableError
-from agent.base.outcome import Kind, Outcome, name_of_code, shell_code, stopped
+from agent.base import ends
+from agent.base.ends import stopped
+from agent.base.errors import PreflightError, Problem, SettingsError, UnavailableError
+from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
 from agent.decisions.verdict import JobReport, verdict_of
 from agent.plan.plan import stop_budget
 
@@ -156,9 +158,8 @@ def test_errors_say_what_why_and_remedy() -> None:
     """One line has all three; each class has its exit code and kind."""
     error = PreflightError("no room", why="disk full", remedy="Make room", culprit="/tmp")
     assert error.sentence() == "no room: disk full. Make room"
-    assert (error.exit_code, error.kind) == (78, Kind.REFUSED)
-    assert (UnavailableError("x").exit_code, UnavailableError("x").kind) == (69, Kind.UNAVAILABLE)
-    assert (AgentError("x").exit_code, AgentError("x").kind) == (70, Kind.BUG)
+    assert error.end is ends.MACHINE_UNFIT
+    assert UnavailableError("x").end is ends.UNAVAILABLE
 
 
 def test_a_settings_error_counts_and_names() -> None:

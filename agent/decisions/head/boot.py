@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.base import ends
 from agent.decisions.head import probes, retry, services, shares
 from agent.decisions.head import state as h
-from agent.decisions.head.retry import leave, leave_with
+from agent.decisions.head.retry import leave
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.head.waits import pending_waits
 from agent.decisions.values import Item, LogLine, Refused, Step, Tick, Wait
@@ -33,7 +34,7 @@ def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
     if failed is not None:
         (_, name), item = failed
-        return leave_with(state, now, 69, f"{name} failed: {item.evidence}", name)
+        return leave(state, ends.STEP_FAILED.outcome(name=name, evidence=item.evidence), now)
     state, log, broken = services.restart_services(state, now)
     broken = broken or services.lost_service_node(state, now)
     if broken is not None:
@@ -70,9 +71,7 @@ def _check_waits(state: HeadState, now: float) -> Decision:
     late = next((wait for wait in pending if wait.is_over(now)), None)
     if late is not None:
         partial = _proceed_partially(state, late, now)
-        why = f"{late.what} never came in time: {late.evidence or 'no word'}"
-        code = retry.timeout_code(state, late)
-        after, actions = partial or leave_with(state, now, code, why, late.what)
+        after, actions = partial or leave(state, retry.timeout_outcome(state, late), now)
     else:
         after, actions = (_compare_before_long_wait if pending else _finish_boot)(state, now)
     return after, (*log, *actions)
@@ -113,7 +112,8 @@ def _start_ray_again(state: HeadState, now: float) -> Decision:
     what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
     is_late = now >= state.deadline_of(planned.HEAD) and not ray.was_ready
     if ray.restarts >= most or is_late:
-        return leave_with(state, now, 69, f"{what}: {ray.evidence}", "ray")
+        end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
+        return leave(state, end, now)
     again = Item(restarts=ray.restarts + 1)
     number = f"{again.restarts} of {most}"
     text = f"{what} ({ray.evidence}): try {number}"

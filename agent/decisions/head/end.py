@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome, stopped
+from agent.base import ends
+from agent.base.outcome import Outcome
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import retry, shares
 from agent.decisions.head import state as h
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
     """Handle SIGTERM or SIGINT: stop the job, then leave with the signal's exit code."""
-    outcome = stopped(event.signum, expected=not state.goal.has_job)
+    outcome = ends.stopped(event.signum, expected=not state.goal.has_job)
     if state.verdict is not None:
         return replace(state, verdict=_verdict_after_stop(state, outcome)), ()
     if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
@@ -50,9 +51,7 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
 
     On a given Ray the later head follows the same job, which is left running.
     """
-    why = f"superseded: a later head of run {state.goal.run_id} is at work ({event.told_by})"
-    remedy = "Nothing, if that one was meant; else give only one node the head's name"
-    end = Outcome(Kind.LOST, 75, why, culprit="head", remedy=remedy, is_superseded=True)
+    end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.told_by)
     if state.verdict is not None:
         return replace(state, verdict=_verdict_after_stop(state, end)), ()
     if (
@@ -61,7 +60,7 @@ def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
         or state.goal.ray_is_given
     ):
         return leave(state, end, now)
-    return stop_job(state, end, now, (LogLine(f"{why}: stopping the job here", "warning"),))
+    return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job here", "warning"),))
 
 
 def give_up_job(state: HeadState, outcome: Outcome, now: float) -> Decision:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome
+from agent.base import ends
 from agent.base.text import first_names, listed
 from agent.checks.agreement import agreement
 from agent.checks.all_reduce import NAME, AllReduceShare, all_reduce_result
@@ -37,6 +37,7 @@ from agent.work.torchrun import ShareOrder
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
 
@@ -167,10 +168,6 @@ def _can_answer(state: HeadState, key: str) -> bool:
 
 _HEAD_RESULT_WITHIN = 5.0
 """Seconds to wait for the head's own result, the most detailed one, after a node failed."""
-_PREFLIGHT_REMEDY = (
-    "preflight.log in each node's run folder has the output (NCCL_DEBUG=INFO makes it say more); "
-    "unset AGENT_PREFLIGHT to start the job all the same"
-)
 
 
 def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -254,8 +251,7 @@ def finish_preflight(
 def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
     """Return the outcome: 75 if a node was lost meanwhile, else 78."""
     if lost:
-        reason = f"{NAME}: the all-reduce was aborted: {listed(lost)} was lost"
-        return Outcome(Kind.LOST, 75, reason, culprit="node")
+        return ends.ALL_REDUCE_ABORTED.outcome(check=NAME, nodes=listed(lost))
     own = known.answers.get(HERE)
     names = {key: share.node for key, share in known.shares}
     failures = [
@@ -263,8 +259,7 @@ def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> 
     ]
     if failures and (own is None or not own.words):  # else the head's own result is more detailed
         failure = listed(failures)
-    reason = f"{NAME}: the all-reduce failed: {failure}"
-    return Outcome(Kind.REFUSED, 78, reason, culprit=NAME, remedy=_PREFLIGHT_REMEDY)
+    return ends.ALL_REDUCE_FAILED.outcome(check=NAME, failure=failure)
 
 
 def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
@@ -507,7 +502,7 @@ def compare_nodes(
     remedies = ". ".join(dict.fromkeys(one.remedy for one in failed))
     reason = f"the nodes do not agree: {text}" if {*failed} & {*differing} else text
     culprit = "agreement" if reason != text else failed[0].check
-    return state, log, Outcome(Kind.REFUSED, 78, reason, culprit=culprit, remedy=remedies)
+    return state, log, ends.NODES_DIFFER.outcome(reason=reason, check=culprit, remedy=remedies)
 
 
 def _gpu_counts(state: HeadState) -> Iterator[GpuCount]:

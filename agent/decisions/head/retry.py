@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from agent.base import ends
 from agent.base.outcome import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions.attempts import (
@@ -20,7 +21,7 @@ from agent.decisions.attempts import (
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
 from agent.decisions.values import LogLine, Step, Wait
-from agent.decisions.verdict import out_of_memory, verdict_of
+from agent.decisions.verdict import verdict_of
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
@@ -40,15 +41,9 @@ def leave(state: HeadState, outcome: Outcome, now: float) -> Decision:
     return state.enter(HeadPhase.LEAVING, now), (h.EndRun(outcome),)
 
 
-def leave_with(state: HeadState, now: float, code: int, reason: str, culprit: str) -> Decision:
-    """Leave with code 69 (unavailable), 75 (lost) or 78 (refused)."""
-    kind = {69: Kind.UNAVAILABLE, 75: Kind.LOST, 78: Kind.REFUSED}[code]
-    return leave(state, Outcome(kind, code, reason, culprit=culprit), now)
-
-
-def ray_lost_outcome(reason: str) -> Outcome:
-    """Return the outcome of a run that lost Ray: 75."""
-    return Outcome(Kind.LOST, 75, reason, culprit="ray")
+def ray_lost_outcome(state: HeadState) -> Outcome:
+    """Return the outcome of an attempt whose Ray on the head exited."""
+    return ends.RAY_LOST_ON_HEAD.outcome(evidence=state.ray.evidence)
 
 
 _FORMER_HEAD = "the former head"
@@ -202,7 +197,7 @@ def is_below_required(state: HeadState) -> bool:
 def recent_loss(state: HeadState, now: float) -> str:
     """Return the loss that may have caused a failure now, or ''."""
     if state.ray.step is Step.LOST:
-        return f"Ray was lost on the head: {state.ray.evidence}"
+        return ray_lost_outcome(state).reason
     recent = state.last_loss_at is not None and now < state.last_loss_at + _RECENT_LOSS_SECONDS
     return state.last_loss if recent else ""
 
@@ -231,7 +226,7 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     if state.lost_attempt_count >= state.goal.retries:
         return verdict_of(report, loss)
     why = verdict_of(report).reason
-    return Outcome(Kind.LOST, 75, f"{loss}, and {why}", culprit="node")
+    return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
 
 def next_attempt(
@@ -242,7 +237,7 @@ def next_attempt(
         return end
     memory = out_of_memory_nodes(state)
     if memory:
-        return out_of_memory(f"{end.reason}; {memory}")
+        return ends.OUT_OF_MEMORY.outcome(evidence=f"{end.reason}; {memory}")
     ended = state.attempt.ended_with(now, end)
     earlier = (*state.earlier_attempts, ended)
     tried = (*state.goal.lost_attempts, *(one.as_lost for one in earlier))
@@ -283,7 +278,7 @@ def adopt_run(
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
     """Continue the run that a worker reports; also return its end if no attempt is left."""
     state = expect_former_head(state, event.attempt, now)
-    tried = (LostAttempt(math.inf, "its head was lost"),) * event.attempt
+    tried = (LostAttempt(math.inf, ends.HEAD_LOST.reason),) * event.attempt
     number = event.attempt + 1
     attempt = replace(state.attempt, id=submission_id_of(event.run_id, number), number=number)
     goal = replace(state.goal, run_id=event.run_id, lost_attempts=tried, first_attempt=number)
@@ -296,11 +291,12 @@ def adopt_run(
     )
 
 
-def timeout_code(state: HeadState, late: Wait) -> int:
-    """Return the exit code of a timeout: 75 for what an earlier attempt had, else 69."""
+def timeout_outcome(state: HeadState, late: Wait) -> Outcome:
+    """Return the outcome of a wait that is over: lost if an earlier attempt had it."""
     gone = {planned.WORKERS, planned.HEAD, planned.CLEAR}
     had_it = state.attempt.number > 1 and late.key in gone
-    return 75 if had_it else 69
+    row = ends.NOT_BACK_IN_TIME if had_it else ends.NOT_IN_TIME
+    return row.outcome(what=late.what, evidence=late.evidence or "no word")
 
 
 def attempt_sentence(state: HeadState) -> str:

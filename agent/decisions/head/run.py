@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome
+from agent.base import ends
 from agent.base.text import listed
 from agent.decisions.attempts import Attempt, StalledSinceLoss
 from agent.decisions.head import retry, services, shares
 from agent.decisions.head import state as h
 from agent.decisions.head.boot import booting, forget_ray
 from agent.decisions.head.end import end_attempt, follow_resumed_job, give_up_job, stop_job
-from agent.decisions.head.retry import leave, leave_with, ray_lost_outcome
+from agent.decisions.head.retry import leave, ray_lost_outcome
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.head.waits import pending_waits, submit_wait
 from agent.decisions.values import Item, LogLine, Refused, Step, Tick
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
+    from agent.base.outcome import Outcome
     from agent.decisions.head.retry import Decision
     from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
     from agent.decisions.values import Wait
@@ -28,19 +29,17 @@ if TYPE_CHECKING:
 def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Wait until Ray accepts or refuses the job; give up after the submit limit."""
     if state.ray.step is Step.LOST:
-        return end_attempt(state, ray_lost_outcome(f"Ray was lost: {state.ray.evidence}"), now)
+        return end_attempt(state, ray_lost_outcome(state), now)
     if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
         return leave(state, event.outcome, now)
     if isinstance(event, h.Submitted) and event.id == state.attempt.id:
         return _on_submitted(state.enter(HeadPhase.RUNNING, now), event, now)
     if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
-        why = f"Ray refused the job: {event.evidence}"
-        return leave_with(state, now, 78, why, "AGENT_RUNTIME_ENV")
+        return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
     wait = submit_wait(state)
     if wait.is_over(now):
         why = wait.evidence or "no answer from Ray's dashboard"
-        reason = f"the job could not be submitted: {why}"
-        return give_up_job(state, Outcome(Kind.UNAVAILABLE, 69, reason, culprit="ray"), now)
+        return give_up_job(state, ends.JOB_NOT_SUBMITTED.outcome(evidence=why), now)
     return state, ()
 
 
@@ -66,8 +65,7 @@ def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
     if short is not None and now >= short + grace:
         gone = shares.absent_share_nodes(state)
         loss = f"lost a needed node: {gone}" if gone else state.last_loss
-        lost = Outcome(Kind.LOST, 75, f"{loss}, longer than AGENT_NODE_GRACE", culprit="node")
-        return stop_job(state, lost, now, log)
+        return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now, log)
     state, more, broken = services.restart_services(state, now)
     broken = broken or services.lost_service_node(state, now)
     if broken is not None:
@@ -104,14 +102,10 @@ def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | No
     if state.ray.step is Step.LOST and not state.goal.has_job:
         return _restart_ray_without_job(state, now)
     if state.ray.step is Step.LOST:
-        return end_attempt(
-            state, ray_lost_outcome(f"Ray was lost on the head: {state.ray.evidence}"), now
-        )
+        return end_attempt(state, ray_lost_outcome(state), now)
     if state.goal.has_job and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
         silent = round(now - state.attempt.last_status_at)
-        return give_up_job(
-            state, ray_lost_outcome(f"Ray said nothing of the job for {silent} s"), now
-        )
+        return give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
     return None
 
 
@@ -123,18 +117,17 @@ def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
     if not attempt.lost_nodes:
         return None
     gone = f"{listed(attempt.lost_nodes)} {'was' if len(attempt.lost_nodes) == 1 else 'were'} lost"
-    reason = f"the job shows no sign of work for {event.duration} since {gone} (AGENT_STALL)"
-    return Outcome(Kind.LOST, 75, reason, culprit="node")
+    return ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
 
 
 def _restart_ray_without_job(state: HeadState, now: float) -> Decision:
     """Restart Ray of a cluster without a job (AGENT_JOB=none)."""
     ray, most = state.ray, state.goal.ray_restarts
-    lost = f"Ray was lost on the head: {ray.evidence}"
+    lost = ray_lost_outcome(state)
     if ray.recent_restarts(now) >= most:
-        return leave(state, ray_lost_outcome(lost), now)
+        return leave(state, lost, now)
     again = Item(restarts=ray.recent_restarts(now) + 1, restarted_at=now)
-    log = LogLine(f"{lost}; starting it again: {again.restarts} of {most}", "warning")
+    log = LogLine(f"{lost.reason}; starting it again: {again.restarts} of {most}", "warning")
     state = replace(forget_ray(state, again), attempt=replace(state.attempt, began=now))
     return state.enter(HeadPhase.BOOTING, now), (log, h.RestartRay())
 
@@ -176,7 +169,7 @@ def resuming(  # noqa: PLR0911 - one case, one return
     if isinstance(event, Refused):
         return leave(state, event.outcome, now)
     if state.ray.step is Step.LOST:
-        lost = ray_lost_outcome(f"Ray was lost on the head: {state.ray.evidence}")
+        lost = ray_lost_outcome(state)
         state, _ = follow_resumed_job(state, now)
         return end_attempt(state, state.verdict or lost, now)
     if isinstance(event, h.NeverSubmitted) and event.id == own:
@@ -214,8 +207,8 @@ def _end_resuming_late(state: HeadState, late: Wait, now: float) -> Decision:
 
     On a given Ray the job may still run: stop it, perhaps for the second time.
     """
-    why = f"timed out after the agent was killed, waiting for {late.what}"
-    end = state.verdict or ray_lost_outcome(f"{why}: {late.evidence}" if late.evidence else why)
+    evidence = f": {late.evidence}" if late.evidence else ""
+    end = state.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
     if state.goal.ray_is_given:
         return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job"),))
     state, _ = follow_resumed_job(state, now)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome
+from agent.base import ends
 from agent.base.text import listed
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, StepQueues
@@ -17,6 +17,7 @@ from agent.work.prepare import ordered_steps
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
+    from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import Key, StepOnDisk
     from agent.work.prepare import PrepareStep
@@ -248,9 +249,7 @@ def lost_service_node(state: HeadState, now: float) -> Outcome | None:
     for spec, worker in _service_only_workers(state):
         # the same sum as in `service_node_deadline`
         if now >= worker.last_report_at + state.goal.limits[planned.NODE]:
-            why = f"lost a needed node ({worker.label}, which runs {spec.name})"
-            reason = f"{why}, longer than AGENT_NODE_GRACE"
-            return Outcome(Kind.LOST, 75, reason, culprit="node")
+            return ends.SERVICE_NODE_LOST.outcome(node=worker.label, service=spec.name)
     return None
 
 
@@ -279,15 +278,16 @@ def _service_only_workers(state: HeadState) -> Iterator[tuple[ServiceSpec, Worke
 def _lost_for_good(state: HeadState, key: Key, item: Item, now: float) -> Outcome | None:
     """Return the outcome of a service that ended before it was ready, too often or too late."""
     spec, title = state.goal.service(key[1]), service_title(state, key)
-    if item.step is Step.LOST and not item.was_ready:
-        reason = f"{title} ended before it was ready: {item.evidence}"
-    elif item.step is Step.LOST and spec.argv and item.recent_restarts(now) >= spec.restarts:
-        reason = f"{title} is lost for good: {item.evidence}"
-    elif _is_overdue(state, key, item, now):
-        reason = f"{title} is lost for good: {item.evidence or 'it no longer answers'}"
+    ended = item.step is Step.LOST
+    no_restart_left = ended and spec.argv and item.recent_restarts(now) >= spec.restarts
+    if ended and not item.was_ready:
+        loss = f"{title} ended before it was ready"
+    elif no_restart_left or _is_overdue(state, key, item, now):
+        loss = f"{title} is lost for good"
     else:
         return None
-    return Outcome(Kind.UNAVAILABLE, 69, reason, culprit=key[1])
+    evidence = item.evidence or "it no longer answers"
+    return ends.SERVICE_LOST.outcome(loss=loss, evidence=evidence, name=key[1])
 
 
 def _is_overdue(state: HeadState, key: Key, item: Item, now: float) -> bool:

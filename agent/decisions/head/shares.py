@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome
+from agent.base import ends
 from agent.base.text import listed
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.values import HERE
@@ -14,6 +14,7 @@ from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
+    from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadState
     from agent.work.torchrun import ShareEnd
@@ -98,8 +99,7 @@ def shares_verdict(state: HeadState) -> Outcome:
     """
     absent = absent_share_nodes(state)
     if absent:
-        reason = f"lost a needed node while the job ran: {absent} (no report of its share)"
-        return Outcome(Kind.LOST, 75, reason, culprit="node")
+        return ends.SHARE_LOST.outcome(nodes=absent)
     report = job_report(state)
     assert report is not None  # noqa: S101 - one failed, or all have ended
     return verdict_of(report, state.last_loss)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from agent.base.outcome import Kind, Outcome, stopped
+from agent.base import ends
 from agent.base.text import is_ip, listed
 from agent.decisions.values import (
     ALL_REDUCE,
@@ -56,6 +56,7 @@ from agent.work.torchrun import ShareOver
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from agent.base.outcome import Outcome
     from agent.work.prepare import PrepareStep
 
 
@@ -264,7 +265,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.phase is WorkerPhase.LEAVING:
         return state, ()
     if isinstance(event, StopAsked):
-        return _leave(state, stopped(event.signum, expected=state.goal.without_job))
+        return _leave(state, ends.stopped(event.signum, expected=state.goal.without_job))
     if isinstance(event, Refused):
         return _leave(state, event.outcome, head_must_hear=True)
     if isinstance(event, Ordered):
@@ -361,10 +362,9 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
     state = replace(state, last_order=order)
     services = {spec.name for spec in state.goal.services}
     if order.kind is OrderKind.STOP:
-        why = f"the head {state.goal.head} had this node stop"
         # a stop is the expected end of a cluster without a job
         code = 0 if state.goal.without_job else 143
-        return _leave(state, Outcome(Kind.STOPPED, code, why, culprit="head"))
+        return _leave(state, ends.STOPPED_BY_HEAD.outcome(code=code, head=state.goal.head))
     if order.kind is OrderKind.SEND_LOG:  # the reader checks the log's name
         return state, (SendLog(order.name),)
     if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
@@ -411,10 +411,10 @@ def _end_by_reply(state: WorkerState, event: HeadSpoke) -> Decision | None:
     if event.verdict is not None:
         return _leave(state, event.verdict)
     if event.run_id and _is_of_another_run(state, event):
-        why = f"the head {state.goal.head} began another run: {event.run_id}, not {state.run_id}"
-        return _end(state, 75, why, "head")
+        end = ends.OTHER_RUN.outcome(head=state.goal.head, theirs=event.run_id, ours=state.run_id)
+        return _leave(state, end)
     if event.refusal:
-        return _end(state, 78, f"refused by the head: {event.refusal}", "this node")
+        return _leave(state, ends.REFUSED_BY_HEAD.outcome(refusal=event.refusal))
     return None
 
 
@@ -424,16 +424,14 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
         return by_reply
     for name, item in state.steps.items():
         if item.step is Step.LOST:
-            end = Outcome(Kind.UNAVAILABLE, 69, f"{name} failed: {item.evidence}", culprit=name)
+            end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
             return _leave(state, end, head_must_hear=True)
         if name in state.awaiting_order:
             if now < _turn_deadline(state):
                 continue
-            reason = f"{name} never came in time: {state.evidence}"
-            return _end(state, 69, reason, name)
+            return _leave(state, ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence))
         if name in state.running_steps and now >= (item.deadline or _step_limit(state, name)):
-            reason = f"{name} never came in time: it still runs"
-            end = Outcome(Kind.UNAVAILABLE, 69, reason, culprit=name)
+            end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs")
             return _leave(state, end, head_must_hear=True)
     return None
 
@@ -458,7 +456,7 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return state, (LogLine("this node joins no Ray: it is there for a service only"),)
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
-        return _end(state, 69, f"{late.what} never came in time: {late.evidence}", late.what)
+        return _leave(state, ends.NOT_IN_TIME.outcome(what=late.what, evidence=late.evidence))
     if state.ray_ready and not state.preparing and not state.service_only:
         return (
             _follow_without_ray(state, now) if state.goal.by_torchrun else _start_join(state, now)
@@ -538,8 +536,8 @@ def _schedule_join_retry(state: WorkerState, now: float) -> Decision:
 def _end_join(state: WorkerState, late: Wait) -> Decision:
     if late.key == planned.JOIN:
         why = late.evidence or "no word from `ray start`"
-        return _end(state, 69, f"Ray on this node could not join: {why}", "ray")
-    return _end(state, 75, f"waited for {late.what} in vain: {late.evidence}", "head")
+        return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
+    return _leave(state, ends.HEAD_NOT_BACK.outcome(what=late.what, evidence=late.evidence))
 
 
 def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
@@ -553,11 +551,13 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return state, ()
     if now >= state.last_reply_at + _grace(state):
         silent = round(now - state.last_reply_at)
-        why = f"the head {state.goal.head} has been silent for {silent} s ({state.evidence})"
-        return _end(state, 75, why, "head")
+        end = ends.HEAD_SILENT.outcome(
+            head=state.goal.head, seconds=silent, evidence=state.evidence
+        )
+        return _leave(state, end)
     if state.ray is RayStep.DOWN and not state.goal.by_torchrun:
         if state.is_plain_head:
-            return _end(state, 75, f"Ray was lost: {state.ray_evidence}", "ray")
+            return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
         log = LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
         state = replace(
             state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=now + RETRY_PAUSE
@@ -591,11 +591,6 @@ def _rejoin(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
         return replace(state, retry_at=now), (log,)
     stops = () if state.ray is RayStep.STOPPING else (StopRay(),)
     return replace(state, ray=RayStep.STOPPING), (log, *stops)
-
-
-def _end(state: WorkerState, code: int, reason: str, culprit: str) -> Decision:
-    kind = {69: Kind.UNAVAILABLE, 75: Kind.LOST, 78: Kind.REFUSED}[code]
-    return _leave(state, Outcome(kind, code, reason, culprit=culprit))
 
 
 def _leave(state: WorkerState, outcome: Outcome, *, head_must_hear: bool = False) -> Decision:

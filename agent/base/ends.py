@@ -1,0 +1,292 @@
+"""Every way in which a run can end on a node: exit code, kind, sentence and remedy, as rows.
+
+Every outcome is made from a row: `NODE_LOST.outcome(loss=...)`. To find out why a run ended with a
+code, read the rows of that code, then search for the row's name.
+"""
+
+from __future__ import annotations
+
+import signal
+
+from agent.base.outcome import STARTING, Kind, Outcome, name_of_signal
+from agent.base.value import dataclass
+
+
+@dataclass(frozen=True)
+class End:
+    """One way in which a run can end; the texts are templates for `str.format`."""
+
+    code: int | None
+    """The exit code; None where the code is the job's own or depends on a signal."""
+    kind: Kind
+    reason: str
+    culprit: str = ""
+    remedy: str = ""
+    phase: str = ""
+    """The phase of the outcome; '' for the phase in which the node is."""
+    is_jobs_verdict: bool = False
+    attempts_are_used_up: bool = False
+    is_superseded: bool = False
+
+    def outcome(self, *, code: int | None = None, **words: object) -> Outcome:
+        """Return the outcome; `words` fill the templates."""
+        exit_code = self.code if code is None else code
+        assert exit_code is not None  # noqa: S101 - a test checks the arguments of every call
+        return Outcome(
+            self.kind,
+            exit_code,
+            self.reason.format(**words),
+            self.phase,
+            self.culprit.format(**words),
+            self.remedy.format(**words),
+            is_jobs_verdict=self.is_jobs_verdict,
+            attempts_are_used_up=self.attempts_are_used_up,
+            is_superseded=self.is_superseded,
+        )
+
+
+_SUBMITTING = "submitting"
+
+# --- the job's own end: its exit code on every node ---------------------------------------------
+
+JOB_SUCCEEDED = End(0, Kind.DONE, "the job succeeded{before}", is_jobs_verdict=True)
+JOB_FAILED = End(
+    None,
+    Kind.JOB_FAILED,
+    "the job failed with exit code {code_name}{details}{before}",
+    culprit="job",
+    remedy="Its output is in job.log",
+    is_jobs_verdict=True,
+)
+JOB_OUT_OF_MEMORY = End(
+    None,
+    Kind.JOB_FAILED,
+    "the job ran out of memory (exit code {code_name}){details}{before}",
+    culprit="job",
+    remedy="Its output is in job.log",
+    is_jobs_verdict=True,
+)
+JOB_STOPPED = End(
+    143,
+    Kind.STOPPED,
+    "the job was stopped from outside{before}",
+    culprit="job",
+    is_jobs_verdict=True,
+)
+IDLE_WORKER = End(
+    0,
+    Kind.DONE,
+    "nothing to do on this worker: {owner} starts Ray here, and the job ends elsewhere",
+    phase=STARTING,
+)
+"""The container's next command must run, so that the platform can start Ray."""
+
+# --- 143, 130, and 0 with AGENT_JOB=none: asked to stop -----------------------------------------
+
+STOPPED_BY_SIGNAL = End(None, Kind.STOPPED, "asked to stop by {signal}", culprit="{signal}")
+STOPPED_BY_HEAD = End(None, Kind.STOPPED, "the head {head} had this node stop", culprit="head")
+
+# --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
+
+SETTINGS_INVALID = End(
+    78, Kind.REFUSED, "{reason}", culprit="{culprit}", remedy="{remedy}", phase=STARTING
+)
+MACHINE_UNFIT = End(
+    78, Kind.REFUSED, "{reason}", culprit="{culprit}", remedy="{remedy}", phase=STARTING
+)
+"""A preflight check of this machine failed."""
+REFUSED_BY_HEAD = End(78, Kind.REFUSED, "refused by the head: {refusal}", culprit="this node")
+NODES_DIFFER = End(78, Kind.REFUSED, "{reason}", culprit="{check}", remedy="{remedy}")
+"""A check of all nodes together failed: versions, variables, GPUs."""
+ALL_REDUCE_FAILED = End(
+    78,
+    Kind.REFUSED,
+    "{check}: the all-reduce failed: {failure}",
+    culprit="{check}",
+    remedy="preflight.log in each node's run folder has the output (NCCL_DEBUG=INFO makes it say "
+    "more); unset AGENT_PREFLIGHT to start the job all the same",
+)
+RECIPE_DOES_NOT_FIT = End(
+    78,
+    Kind.REFUSED,
+    "{job} does not fit what joined ({nodes}): {error}",
+    culprit="AGENT_JOB",
+    remedy="Change what it says, or bring other nodes",
+    phase=_SUBMITTING,
+)
+CHECKPOINTS_REFUSED = End(
+    78,
+    Kind.REFUSED,
+    "checkpoints in {folder}: {why}",
+    culprit="AGENT_CHECKPOINTS",
+    remedy="Set another folder in AGENT_CHECKPOINTS, or move that one away to start from the "
+    "beginning",
+    phase=_SUBMITTING,
+)
+"""They belong to another job, or do not fit the nodes that joined."""
+CHECKPOINTS_NOT_WRITABLE = End(
+    78,
+    Kind.REFUSED,
+    "no place for checkpoints: {folder}: {error}",
+    culprit="AGENT_CHECKPOINTS",
+    remedy="Name a folder that can be written",
+    phase=_SUBMITTING,
+)
+JOB_REFUSED_BY_RAY = End(
+    78, Kind.REFUSED, "Ray refused the job: {evidence}", culprit="AGENT_RUNTIME_ENV"
+)
+RUNTIME_ENV_FAILED = End(
+    78,
+    Kind.REFUSED,
+    "the job's runtime_env could not be set up: {evidence}",
+    culprit="AGENT_RUNTIME_ENV",
+    remedy="Correct AGENT_RUNTIME_ENV or AGENT_WORKING_DIR",
+)
+
+# --- 69: something that the run needs was never there, or an essential service is lost ----------
+
+UNAVAILABLE = End(
+    69, Kind.UNAVAILABLE, "{reason}", culprit="{culprit}", remedy="{remedy}", phase=STARTING
+)
+"""Something on this machine was not available at the start."""
+NO_PROCESS = End(
+    69,
+    Kind.UNAVAILABLE,
+    "no room for a process: {error}; raise pids.max",
+)
+"""The parent cannot start the agent. It prints this itself: it imports nothing of the agent."""
+STEP_FAILED = End(69, Kind.UNAVAILABLE, "{name} failed: {evidence}", culprit="{name}")
+NOT_IN_TIME = End(69, Kind.UNAVAILABLE, "{what} never came in time: {evidence}", culprit="{what}")
+"""A wait of the boot is over: head, Ray, workers, service or prepare step."""
+RAY_NOT_STARTED = End(69, Kind.UNAVAILABLE, "{what}: {evidence}", culprit="ray")
+"""Ray on the head failed to start, or was lost during the boot, too often."""
+RAY_NOT_JOINED = End(
+    69, Kind.UNAVAILABLE, "Ray on this node could not join: {evidence}", culprit="ray"
+)
+JOB_NOT_SUBMITTED = End(
+    69, Kind.UNAVAILABLE, "the job could not be submitted: {evidence}", culprit="ray"
+)
+SERVICE_LOST = End(69, Kind.UNAVAILABLE, "{loss}: {evidence}", culprit="{name}")
+
+# --- 75: lost; another attempt or another run may succeed ---------------------------------------
+
+RAY_LOST_ON_HEAD = End(75, Kind.LOST, "Ray was lost on the head: {evidence}", culprit="ray")
+RAY_LOST_ON_WORKER = End(75, Kind.LOST, "Ray was lost: {evidence}", culprit="ray")
+"""On a worker of a plain Ray head, which has no agent that could start another attempt."""
+NO_STATUS_FROM_RAY = End(
+    75, Kind.LOST, "Ray said nothing of the job for {seconds} s", culprit="ray"
+)
+JOB_NOT_FOUND = End(
+    75,
+    Kind.LOST,
+    "timed out after the agent was killed, waiting for {what}{evidence}",
+    culprit="ray",
+)
+"""The agent that replaces a killed one does not find the running job."""
+NODE_LOST = End(75, Kind.LOST, "{loss}, longer than AGENT_NODE_GRACE", culprit="node")
+SERVICE_NODE_LOST = End(
+    75,
+    Kind.LOST,
+    "lost a needed node ({node}, which runs {service}), longer than AGENT_NODE_GRACE",
+    culprit="node",
+)
+SHARE_LOST = End(
+    75,
+    Kind.LOST,
+    "lost a needed node while the job ran: {nodes} (no report of its share)",
+    culprit="node",
+)
+"""With torchrun: a node did not report the end of its share."""
+STALLED_SINCE_LOSS = End(
+    75,
+    Kind.LOST,
+    "the job shows no sign of work for {duration} since {loss} (AGENT_STALL)",
+    culprit="node",
+)
+FAILED_AFTER_LOSS = End(75, Kind.LOST, "{loss}, and {failure}", culprit="node")
+"""The job failed just after a loss, and retries are left."""
+FAILED_WITHOUT_CODE = End(
+    75,
+    Kind.LOST,
+    "the job failed without an exit code of its own: {evidence}{before}",
+    culprit="job",
+)
+OUT_OF_MEMORY = End(
+    75,
+    Kind.JOB_FAILED,
+    "the job ran out of memory and is not tried again: {evidence}",
+    culprit="job",
+    remedy="Give the pods more memory, or the job less to hold: fewer workers, smaller batches",
+    is_jobs_verdict=True,
+)
+ALL_REDUCE_ABORTED = End(
+    75,
+    Kind.LOST,
+    "{check}: the all-reduce was aborted: {nodes} was lost",
+    culprit="node",
+)
+NOT_BACK_IN_TIME = End(75, Kind.LOST, NOT_IN_TIME.reason, culprit="{what}")
+"""As `NOT_IN_TIME`, for what an earlier attempt had."""
+NODES_NO_LONGER_FIT = End(
+    75,
+    Kind.LOST,
+    "{reason}",
+    culprit="{culprit}",
+    remedy="Run again once the lost nodes are back",
+    phase=_SUBMITTING,
+)
+"""As `RECIPE_DOES_NOT_FIT` and `CHECKPOINTS_REFUSED`, after an attempt whose nodes fitted."""
+RETRIES_EXHAUSTED = End(
+    75,
+    Kind.LOST,
+    "{last}; {count} lost, and AGENT_JOB_RETRIES={retries} allows no other",
+    culprit="attempts",
+    remedy="Raise AGENT_JOB_RETRIES, or begin anew in another AGENT_LOG_DIR",
+    attempts_are_used_up=True,
+)
+"""Found at the start: the attempts of earlier heads count."""
+NO_PROGRESS = End(
+    75,
+    Kind.LOST,
+    "no progress: {count} attempts in a row were lost within {minutes} min each, without a newer "
+    "checkpoint, the last: {last}",
+    culprit="attempts",
+    remedy="Find out what takes the nodes or Ray away; begin anew in another AGENT_LOG_DIR",
+    attempts_are_used_up=True,
+)
+SUPERSEDED = End(
+    75,
+    Kind.LOST,
+    "superseded: a later head of run {run} is at work ({evidence})",
+    culprit="head",
+    remedy="Nothing, if that one was meant; else give only one node the head's name",
+    is_superseded=True,
+)
+HEAD_LOST = End(75, Kind.LOST, "its head was lost")
+"""The end of an attempt in run.json whose head left no other."""
+HEAD_SILENT = End(
+    75, Kind.LOST, "the head {head} has been silent for {seconds} s ({evidence})", culprit="head"
+)
+HEAD_NOT_BACK = End(75, Kind.LOST, "waited for {what} in vain: {evidence}", culprit="head")
+OTHER_RUN = End(
+    75, Kind.LOST, "the head {head} began another run: {theirs}, not {ours}", culprit="head"
+)
+
+# --- 70: a bug in the agent ---------------------------------------------------------------------
+
+BUG = End(70, Kind.BUG, "a bug in the agent: {error}", remedy="Please report it with agent.log")
+AGENT_KILLED = End(70, Kind.BUG, "the agent was ended by {signal} {count} times: giving up")
+"""Printed by the parent, as `NO_PROCESS`."""
+
+ENDS = {name: row for name, row in globals().items() if isinstance(row, End)}
+"""Every row by its name."""
+
+
+def stopped(signum: int, *, expected: bool) -> Outcome:
+    """Return the outcome of a run that a signal stopped.
+
+    The code is 0 where a stop is `expected` (AGENT_JOB=none), 130 after SIGINT, else 143.
+    """
+    code = 128 + (signal.SIGINT if signum == signal.SIGINT else signal.SIGTERM)
+    name = name_of_signal(signum)
+    return STOPPED_BY_SIGNAL.outcome(code=0 if expected else code, signal=name)

@@ -1,0 +1,124 @@
+"""The table of ends: every outcome and exit code of a run comes from one of its rows."""
+
+from __future__ import annotations
+
+import ast
+import string
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from agent.base import ends
+from agent.base.ends import ENDS, End
+from agent.base.outcome import Kind
+from agent.runtime import parent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parents[2]
+SOURCES = {
+    path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+    for path in sorted(ROOT.glob("agent/**/*.py"))
+}
+OUTSIDE = ("agent/bundled/",)
+"""These programs run without the agent and have their own exit codes."""
+CODES: dict[Kind, set[int | None]] = {
+    Kind.DONE: {0},
+    Kind.JOB_FAILED: {None, 75},
+    Kind.STOPPED: {None, 143},
+    Kind.REFUSED: {78},
+    Kind.UNAVAILABLE: {69},
+    Kind.LOST: {75},
+    Kind.BUG: {70},
+}
+"""The exit codes of each kind; None where the job or a signal decides."""
+
+
+def calls_of_rows() -> Iterator[tuple[str, str, ast.Call]]:
+    """Yield (place, name of the row, call) for each call that makes an outcome."""
+    for path, tree in SOURCES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                row = node.func.value
+                if node.func.attr == "outcome" and isinstance(row, ast.Attribute):
+                    yield f"{path}:{node.lineno}", row.attr, node
+                elif node.func.attr == "outcome" and isinstance(row, ast.Name):
+                    yield f"{path}:{node.lineno}", row.id, node
+
+
+def words_of(row: End) -> set[str]:
+    """Return the names in the templates of a row."""
+    templates = (row.reason, row.culprit, row.remedy)
+    return {name for text in templates for _, name, _, _ in string.Formatter().parse(text) if name}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_code_of_each_row_belongs_to_its_kind(name: str) -> None:
+    """A kind has the exit codes that the README promises."""
+    row = ENDS[name]
+    assert row.code in CODES[row.kind]
+
+
+def test_all_codes_of_the_readme_are_in_the_table() -> None:
+    """The table has every fixed exit code, and the README explains each of them."""
+    codes = {row.code for row in ENDS.values()} - {None, 0}
+    assert codes == {69, 70, 75, 78, 143}
+    readme = (ROOT / "README.md").read_text()
+    assert not [code for code in codes if f"| {code}" not in readme]
+
+
+def test_outcomes_are_made_from_rows_only() -> None:
+    """No other module calls `Outcome(...)`."""
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in SOURCES.items()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id == "Outcome"
+    ]
+    assert [place.partition(":")[0] for place in found] == ["agent/base/ends.py"]
+
+
+def test_each_call_fills_the_templates_of_its_row() -> None:
+    """The arguments are the names in the templates, and `code` where the row has none."""
+    wrong = []
+    used = set()
+    for place, name, call in calls_of_rows():
+        row = ENDS.get(name)
+        if row is None:
+            continue
+        used.add(name)
+        given = {keyword.arg for keyword in call.keywords}
+        expected = words_of(row) | ({"code"} if row.code is None else set())
+        if given != expected:
+            wrong.append(f"{place}: {name} has {sorted(map(str, given))}, not {sorted(expected)}")
+    assert wrong == []
+    elsewhere = "\n".join(
+        ast.unparse(tree) for path, tree in SOURCES.items() if path != "agent/base/ends.py"
+    )
+    printed_by_parent = {"NO_PROCESS", "AGENT_KILLED"}
+    unused = {name for name in ENDS if name not in used and f"ends.{name}" not in elsewhere}
+    assert unused == printed_by_parent
+
+
+def test_the_parents_codes_are_in_the_table() -> None:
+    """The parent imports nothing of the agent, and has the codes of its rows itself."""
+    assert ends.AGENT_KILLED.code == parent.GAVE_UP
+    assert ends.NO_PROCESS.code == parent.NO_PROCESS
+
+
+def test_no_code_is_written_elsewhere() -> None:
+    """No decision names 69, 70, 75 or 78; the codes of verbs that only ask are their own."""
+    codes = {69, 70, 75, 78}
+    runs = ("agent/decisions/", "agent/boot/", "agent/plan/", "agent/record/", "agent/bridge/")
+    found = [
+        f"{path}:{node.lineno}"
+        for path, tree in SOURCES.items()
+        if path.startswith(runs) and not path.startswith(OUTSIDE)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and type(node.value) is int and node.value in codes
+    ]
+    assert found == []
