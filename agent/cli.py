@@ -269,17 +269,16 @@ def _doctor(options: argparse.Namespace, _command: list[str] | None) -> int:
 
 
 def _status(options: argparse.Namespace, _command: list[str] | None) -> int:
-    from agent.control import ask as status  # noqa: PLC0415 - one verb, one import
+    from agent.control import verbs  # noqa: PLC0415 - one verb, one import
 
     environ = dict(os.environ)
     if options.live:
-        return status.check_live(environ)
+        return verbs.check_live(environ)
     if not options.watch:
-        return status.print_status(environ, as_json=options.json)
-    from agent.control.verbs import watch_status  # noqa: PLC0415 - same
+        return verbs.print_status(environ, as_json=options.json)
     from agent.plan.plan import log_root  # noqa: PLC0415 - same
 
-    return watch_status(environ, log_root(load(environ).settings), as_json=options.json)
+    return verbs.watch_status(environ, log_root(load(environ).settings), as_json=options.json)
 
 
 def _stop(_options: argparse.Namespace, _command: list[str] | None) -> int:

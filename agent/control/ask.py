@@ -1,18 +1,19 @@
-"""Client of the agent's port for the command line: find the head, its status and events."""
+"""HTTP requests of the command line to an agent's port: find the head, its status and events."""
 
 from __future__ import annotations
 
-import http.client
 import json
 import sys
 import threading
 import time
-from contextlib import closing
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import requests
+from urllib3.exceptions import HTTPError
 
 from agent.base.ports import port_map
 from agent.base.text import all_escaped, escaped, in_url
-from agent.base.value import dataclass
 from agent.node.limits import starting
 from agent.record import run_folder
 from agent.settings import load
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
-    from agent.base.ports import PortBase
-    from agent.control.view import Status
+    from agent.control.status import Status
     from agent.settings.model import Settings
 
 
@@ -43,8 +43,7 @@ _STREAM_TIMEOUT = 12.0
 _DATA_PREFIX = b"data: "
 
 
-@dataclass(frozen=True)
-class HttpAnswer:
+class HttpAnswer(NamedTuple):
     """An HTTP status and body, or 0 and a sentence why there is none."""
 
     status: int
@@ -75,36 +74,37 @@ def ask(
 
 
 def _ask(url: str, token: str | None, limit: float, largest: int, method: str) -> HttpAnswer:
-    import requests  # noqa: PLC0415 - it costs 0.1 s, which only one-shot questions pay
-    from urllib3.exceptions import HTTPError  # noqa: PLC0415 - what reading a body raises
-
-    # the node checks the Host header of browsers; any name may lead there
-    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", "Host": "localhost"}
-    if token is not None:
-        headers["Authorization"] = f"Bearer {token}"
-    if method == "POST":
-        headers["Content-Type"] = "application/json"
+    body = b""
     try:
-        with requests.Session() as session:
-            # no netrc entry may replace our header, no proxy receive the request
-            session.trust_env = False
-            reply = session.request(
-                method, url, headers=headers, timeout=limit, allow_redirects=False, stream=True
-            )
-            body = b""
+        with _request(method, url, token, limit) as reply:
             while len(body) <= largest and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
                 body += chunk
-    except (requests.RequestException, HTTPError, OSError, ValueError) as error:
+    except (HTTPError, OSError, ValueError) as error:
         return HttpAnswer(0, evidence=_error_text(error, limit))
     if len(body) > largest:
         return HttpAnswer(0, evidence=f"an answer of more than {largest} bytes")
     return HttpAnswer(reply.status_code, body)
 
 
+@contextmanager
+def _request(method: str, url: str, token: str | None, limit: float) -> Iterator[requests.Response]:
+    """Send a request and yield the reply, of which the body is still to be read."""
+    # the node checks the Host header of browsers; any name may lead there
+    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", "Host": "localhost"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    if method == "POST":
+        headers["Content-Type"] = "application/json"
+    with requests.Session() as session:
+        # no netrc entry may replace our header, no proxy receive the request
+        session.trust_env = False
+        yield session.request(
+            method, url, headers=headers, timeout=limit, allow_redirects=False, stream=True
+        )
+
+
 def _error_text(error: BaseException, limit: float) -> str:
     """Return the innermost error's text; requests wraps it several times."""
-    import requests  # noqa: PLC0415 - imported by then
-
     if isinstance(error, requests.Timeout):
         return f"no answer within {limit:g} s"
     cause: BaseException | None = error
@@ -113,13 +113,9 @@ def _error_text(error: BaseException, limit: float) -> str:
         seen.append(cause)
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror.lower()
-        inner = [a for a in (*cause.args, getattr(cause, "reason", None)) if _is_error(a)]
-        cause = next(iter(inner), None) or cause.__cause__ or cause.__context__
+        inner = (*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__)
+        cause = next((one for one in inner if isinstance(one, BaseException)), None)
     return str(error) or type(error).__name__
-
-
-def _is_error(value: object) -> bool:
-    return isinstance(value, BaseException)
 
 
 def local_keys(settings: Settings, log_root: Path) -> list[str]:
@@ -152,33 +148,6 @@ def failure_reason(answer: HttpAnswer, what_is_done: str) -> str:
         return f"it answered {answer.status}"
 
 
-def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print the head's status; 69 if no head answers."""
-    found = find_head(environ)
-    if found is None:
-        return 69
-    status = found.status
-    try:
-        text = json.dumps(status) if as_json else status_text(status)
-    except UNKNOWN_FORMAT_ERRORS:
-        print(OTHER_VERSION, file=sys.stderr)
-        return 69
-    print(text, flush=True)
-    return 0
-
-
-def check_live(environ: Mapping[str, str]) -> int:
-    """Health check of this node's agent: 0 if it answers, else 69."""
-    settings = load(environ).settings
-    where = f"127.0.0.1:{_own_port(settings, port_base(environ, settings))}"
-    answer = ask(f"http://{where}/livez")
-    if answer.status == 200:
-        return 0
-    why = answer.evidence or f"it answered {answer.status}"
-    print(f"pod-agent: no agent lives here: {where}: {why}", file=sys.stderr)
-    return 69
-
-
 class FoundHead(NamedTuple):
     """A head's status, its host and port, and this node's settings."""
 
@@ -190,17 +159,16 @@ class FoundHead(NamedTuple):
 def find_head(environ: Mapping[str, str]) -> FoundHead | None:
     """Return the head and its status; prints why and returns None where none answers."""
     settings = load(environ).settings
-    status, evidence, where = _find_head_status(
-        settings, _own_port(settings, port_base(environ, settings))
-    )
+    status, evidence, where = _find_head_status(settings, own_port(environ, settings))
     if status is None:
         print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
         return None
     return FoundHead(status, where, settings)
 
 
-def _own_port(settings: Settings, base: PortBase) -> int:
+def own_port(environ: Mapping[str, str], settings: Settings) -> int:
     """Return the port of this node's agent, which is also the head's."""
+    base = port_base(environ, settings)
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
 
 
@@ -247,35 +215,7 @@ def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, st
     return None, f"{where}: {_NOT_AN_AGENT}"
 
 
-def status_text(status: Mapping[str, Any]) -> str:
-    """Format a status as text."""
-    job = status.get("job") or {"name": "none", "status": "none"}
-    lines = [
-        (
-            f"run {status.get('run_id')}, {status['phase']} for {status['seconds_in_phase']:.0f} s "
-            f"({status['seconds']:.0f} s since the start)"
-        ),
-        f"job {job['name']}: {job['status']}",
-    ]
-    lines += [
-        f"waiting for {w['what']}: {w['evidence'] or 'no word'} ({w['seconds_left']:.0f} s left)"
-        for w in status["waits"]
-    ]
-    for service in status["services"]:
-        detail = f" ({service['detail']})" if service["detail"] else ""
-        lines.append(f"{service['name']}: {service['state']}{detail}")
-    for node in status["nodes"]:
-        rank = "" if node["rank"] is None else f" rank {node['rank']}"
-        error = f"; last error: {node['last_error']}" if node["last_error"] else ""
-        lines.append(f"worker {node['name']}{rank} ({node['ip']}): {node['phase']}{error}")
-    verdict = status.get("verdict")
-    if verdict:
-        lines.append(f"verdict: {verdict['kind']}: {verdict['reason']}")
-    return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class NoStatus:
+class NoStatus(NamedTuple):
     """The head did not answer, and why."""
 
     reason: str
@@ -285,21 +225,19 @@ class _NoStreamError(Exception):
     """The head answers but offers no stream here."""
 
 
-def follow_status(
-    where: str, first: Status, settings: Settings, log_root: Path
-) -> Iterator[Status | NoStatus]:
+def follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | NoStatus]:
     """Yield each status received, and a NoStatus for each failed request."""
-    yield first
+    yield head.status
     streams = True
     while True:
         try:
             if streams:
-                yield from _stream(where, settings, log_root)
+                yield from _stream(head, log_root)
         except _NoStreamError:
             streams = False
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            yield NoStatus(str(error) or type(error).__name__)
-        status, why = status_at(where, settings)
+        except (OSError, ValueError) as error:
+            yield NoStatus(_error_text(error, _STREAM_TIMEOUT))
+        status, why = status_at(head.where, head.settings)
         if status is None:
             streams = True  # the head may be restarted with another key
             yield NoStatus(why)
@@ -308,23 +246,25 @@ def follow_status(
         time.sleep(POLL_INTERVAL)  # for a person only; nothing waits on it
 
 
-def _stream(where: str, settings: Settings, log_root: Path) -> Iterator[Status]:
+def _stream(head: FoundHead, log_root: Path) -> Iterator[Status]:
     """Yield the statuses of a stream until it ends."""
-    for key in local_keys(settings, log_root):
-        with closing(http.client.HTTPConnection(where, timeout=_STREAM_TIMEOUT)) as connection:
-            headers = {"Host": "localhost", "Authorization": f"Bearer {key}"}
-            connection.request("GET", "/events", headers=headers)
-            answer = connection.getresponse()
-            if answer.status == 200:
-                yield from _statuses(answer)
+    for key in local_keys(head.settings, log_root):
+        with _request("GET", f"http://{head.where}/events", key, _STREAM_TIMEOUT) as reply:
+            if reply.status_code == 200:
+                yield from _statuses(reply)
                 return
     raise _NoStreamError
 
 
-def _statuses(answer: http.client.HTTPResponse) -> Iterator[Status]:
-    while text := answer.readline(MAX_BODY):
-        if text.startswith(_DATA_PREFIX):
-            status = all_escaped(json.loads(text[len(_DATA_PREFIX) :]))
-            if not isinstance(status, dict):
-                raise ValueError("a status is a JSON object")
-            yield status
+def _statuses(reply: requests.Response) -> Iterator[Status]:
+    rest = b""
+    for chunk in reply.iter_content(None):  # as it arrives
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_BODY:
+            raise ValueError(f"a status of more than {MAX_BODY} bytes")
+        for line in lines:
+            if line.startswith(_DATA_PREFIX):
+                status = all_escaped(json.loads(line[len(_DATA_PREFIX) :]))
+                if not isinstance(status, dict):
+                    raise ValueError("a status is a JSON object")
+                yield status

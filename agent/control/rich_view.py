@@ -1,27 +1,23 @@
-"""Draw a status with rich: as lines, or as a screen that updates itself."""
+"""Draw a status with rich, on a screen that updates itself."""
 
 from __future__ import annotations
 
-import io
 import signal
 import time
-from typing import TYPE_CHECKING, Any, NoReturn, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent.control.view import view_of
+from agent.control.status import view_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from types import FrameType
-    from typing import Literal
 
-    from agent.control.view import Section, View
-
-    Colours = Literal["standard", "256", "truecolor", "windows"] | None
+    from agent.control.status import Section
 
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
@@ -31,25 +27,9 @@ _MAX_LAST_LINES = 40
 """Lines of the last view that stay on the terminal."""
 
 
-def rich_view(view: View) -> Group:
+def rich_view(view: Iterable[Section]) -> Group:
     """Return a renderable of a view: one line per row, cut at the terminal's width."""
-    return Group(*(part for section in view.sections for part in _renderables(section)))
-
-
-def lines_of(view: View, width: int, like: Console) -> list[str]:
-    """Return a view as lines of at most `width` columns, with the colors of a terminal."""
-    recorder = Console(
-        file=io.StringIO(),
-        width=width,
-        height=max(1, view.height),
-        force_terminal=like.is_terminal,
-        color_system=cast("Colours", like.color_system),
-        no_color=like.no_color,
-        legacy_windows=False,
-    )
-    with recorder.capture() as captured:
-        recorder.print(rich_view(view), end="")
-    return captured.get().splitlines()
+    return Group(*(part for section in view for part in _renderables(section)))
 
 
 def _renderables(section: Section) -> list[Text | Table]:

@@ -26,7 +26,7 @@ from agent.control.protocol import MAX_REPORT_BYTES, REPORT_PATH, Report, protoc
 from agent.control.reports import TooManyAgentsError
 from agent.control.sample import PATH as SAMPLE_PATH
 from agent.control.sample import SampleServer
-from agent.control.view import without_clocks
+from agent.control.status import without_clocks
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The verbs that ask a running head: doctor --all, logs, stop, status --watch."""
+"""The verbs that ask a running agent: `status`, `logs`, `stop` and `doctor --all`."""
 
 from __future__ import annotations
 
@@ -22,18 +22,19 @@ from agent.control.ask import (
     failure_reason,
     find_head,
     follow_status,
-    status_text,
+    own_port,
 )
-from agent.control.view import changes, duration_text, one_line, without_clocks
+from agent.control.status import changes, duration_text, one_line, status_text, without_clocks
 from agent.plan.show import finding_line
 from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.settings import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.control.ask import HttpAnswer
-    from agent.control.view import Status
+    from agent.control.status import Status
 
 HEAD = "head"
 OUTAGE_LIMIT = 15.0
@@ -181,6 +182,34 @@ async def _wait_for_end(where: str, limit: float) -> int:
     return 0
 
 
+# --- status --------------------------------------------------------------------------------------
+
+
+def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
+    """Print the head's status; 69 if no head answers."""
+    found = find_head(environ)
+    if found is None:
+        return 69
+    try:
+        text = json.dumps(found.status) if as_json else status_text(found.status)
+    except UNKNOWN_FORMAT_ERRORS:
+        print(OTHER_VERSION, file=sys.stderr)
+        return 69
+    print(text, flush=True)
+    return 0
+
+
+def check_live(environ: Mapping[str, str]) -> int:
+    """Health check of this node's agent: 0 if it answers, else 69."""
+    where = f"127.0.0.1:{own_port(environ, load(environ).settings)}"
+    answer = ask(f"http://{where}/livez")
+    if answer.status == 200:
+        return 0
+    why = answer.evidence or f"it answered {answer.status}"
+    print(f"pod-agent: no agent runs here: {where}: {why}", file=sys.stderr)
+    return 69
+
+
 class Screen(Protocol):
     """Where the status of a run is shown."""
 
@@ -196,11 +225,8 @@ def watch_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -
     found = find_head(environ)
     if found is None:
         return 69
-    status, where, settings = found
     with _open_screen(as_json=as_json) as screen:
-        code, message = _show_until_end(
-            screen, where, follow_status(where, status, settings, log_root)
-        )
+        code, message = _show_until_end(screen, found.where, follow_status(found, log_root))
     if message:
         print(message, file=sys.stderr)
     return code

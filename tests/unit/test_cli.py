@@ -152,7 +152,7 @@ def test_status_live_asks_this_nodes_own_agent() -> None:
     """A container's health check: 69 and why without an agent here, whoever may be the head."""
     done = agent("status", "--live", env={"AGENT_PORT": "21999", "AGENT_HEAD": "192.0.2.1"})
     assert done.returncode == 69
-    assert "no agent lives here: 127.0.0.1:21999" in done.stderr
+    assert "no agent runs here: 127.0.0.1:21999" in done.stderr
 
 
 def test_a_name_that_no_encoding_has_is_shown_escaped() -> None:

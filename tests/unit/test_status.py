@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from agent.control import ask
+from agent.control import verbs
 from unit.test_http import answering, reply
 
 WORKER = {"role": "worker", "phase": "waiting", "waits": []}
@@ -27,7 +27,7 @@ WORKER = {"role": "worker", "phase": "waiting", "waits": []}
 def test_whatever_answers(body: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
     """A stranger on the port, or an agent of another version: 69 and a sentence."""
     with answering(reply(body)) as peer:
-        assert ask.print_status({"AGENT_PORT": str(peer.port)}, as_json=False) == 69
+        assert verbs.print_status({"AGENT_PORT": str(peer.port)}, as_json=False) == 69
     assert words in capsys.readouterr().err
 
 
@@ -42,7 +42,7 @@ def test_the_head_of_a_worker_must_be_a_head(capsys: pytest.CaptureFixture[str])
 
     with answering(answer) as peer:
         environ["AGENT_PORT"] = str(peer.port)
-        assert ask.print_status(environ, as_json=False) == 69
+        assert verbs.print_status(environ, as_json=False) == 69
     assert "is a worker's, not the head's" in capsys.readouterr().err
 
 
@@ -50,5 +50,5 @@ def test_the_head_of_a_worker_must_be_a_head(capsys: pytest.CaptureFixture[str])
 def test_live(head: str, code: int, capsys: pytest.CaptureFixture[str]) -> None:
     """The health check is 0 for a living agent alone."""
     with answering(reply(b"", head)) as peer:
-        assert ask.check_live({"AGENT_PORT": str(peer.port)}) == code
+        assert verbs.check_live({"AGENT_PORT": str(peer.port)}) == code
     assert (capsys.readouterr().err == "") == (code == 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 from typing import Any
 
 import pytest
@@ -11,12 +12,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from agent.control.rich_view import lines_of
-from agent.control.view import bar, changes, duration_text, view_of
+from agent.control.rich_view import rich_view
+from agent.control.status import Section, bar, changes, duration_text, view_of
 from browsing.runs import EVIL
 from browsing.runs import status as run_of
 
-BARE = Console(force_terminal=False, color_system=None)
 BOOTING = {
     "phase": "booting",
     "seconds": 30.0,
@@ -26,9 +26,23 @@ BOOTING = {
 STEERS = "\x1b[2J\x1b[31mred\x07\n\r\u202eevil\u2028"
 
 
+def lines_of(view: tuple[Section, ...], width: int, *, colored: bool = False) -> list[str]:
+    """Return a view as a terminal of this width shows it."""
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        force_terminal=colored,
+        color_system="standard" if colored else None,
+        no_color=not colored,
+    )
+    with console.capture() as captured:
+        console.print(rich_view(view), end="")
+    return captured.get().splitlines()
+
+
 def lines(status: dict[str, Any], height: int, width: int = 120, **more: Any) -> list[str]:  # noqa: ANN401 - as view_of has them
     """Return a status as a terminal of this size shows it."""
-    return [line.rstrip() for line in lines_of(view_of(status, height, **more), width, BARE)]
+    return [line.rstrip() for line in lines_of(view_of(status, height, **more), width)]
 
 
 def test_all_of_a_small_run() -> None:
@@ -140,8 +154,8 @@ def test_every_terminal_has_room(
     for node in run["nodes"][:5]:
         node.update(name=name, phase=name, detail=words, last_error=words)
     view = view_of(run, height)
-    shown = lines_of(view, width, BARE)
-    assert len(shown) == view.height <= height
+    shown = lines_of(view, width)
+    assert len(shown) == sum(section.height for section in view) <= height
     for line in shown:
         assert cell_len(line) <= width
         assert not set(line) & set(STEERS) - set("[2J31mredevil")
@@ -149,10 +163,9 @@ def test_every_terminal_has_room(
 
 def test_colours_are_the_terminals() -> None:
     """Where a terminal has colours the lines have them; what others say makes none."""
-    coloured = Console(force_terminal=True, color_system="standard", no_color=False)
     run = run_of(1)
     run["nodes"][0]["name"] = "[red]x[/red]:smile:"
-    shown = "\n".join(lines_of(view_of(run, 40), 120, coloured))
+    shown = "\n".join(lines_of(view_of(run, 40), 120, colored=True))
     assert "\x1b[32m" in shown
     assert "[red]x[/red]:smile:" in shown
 
@@ -191,13 +204,17 @@ def test_lines_tell_what_changes() -> None:
     after["services"][0].update(state="lost", detail="killed by SIGKILL")
     after["job"]["status"] = "failed"
     after["verdict"] = {"kind": "job-failed", "reason": "exit code 3", "exit_code": 3}
+    first, second = (node["ip"] for node in after["nodes"])
     assert changes(before, after) == [
         "the head is running",
-        "waiting for the job: no word (9 s left)",
-        "reward server: lost (killed by SIGKILL)",
-        "worker pod1 rank 1: lost, following the head; last error: its Ray is gone\\x1b[2J",
-        "worker pod2 rank 2: joined, following the head",
         "job rehearsal: failed, attempt 2",
+        "waiting for the job: no report yet (9 s left)",
+        "reward server: lost (killed by SIGKILL)",
+        (
+            f"worker pod1 rank 1 ({first}): lost, following the head; "
+            "last error: its Ray is gone\\x1b[2J"
+        ),
+        f"worker pod2 rank 2 ({second}): joined, following the head",
         "verdict: job-failed: exit code 3",
     ]
     assert changes(after, after) == []

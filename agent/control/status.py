@@ -1,14 +1,13 @@
-"""The status for a terminal: sections that fit its height, and changes as lines."""
+"""The status for people: as text, as lines about changes, and as a view for a terminal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from agent.base.value import dataclass
 from agent.record.log import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     Status = Mapping[str, Any]
 
@@ -47,16 +46,14 @@ def without_clocks(status: object) -> object:
     return [without_clocks(one) for one in status] if isinstance(status, list) else status
 
 
-@dataclass(frozen=True)
-class ViewRow:
+class ViewRow(NamedTuple):
     """One line: its cells, and its tone: '', title, good, busy, bad or dim."""
 
     cells: tuple[str, ...]
     tone: str = ""
 
 
-@dataclass(frozen=True)
-class Section:
+class Section(NamedTuple):
     """Rows with the same columns, with or without a title."""
 
     title: str
@@ -68,19 +65,7 @@ class Section:
         return len(self.rows) + bool(self.title)
 
 
-@dataclass(frozen=True)
-class View:
-    """The whole view."""
-
-    sections: tuple[Section, ...]
-
-    @property
-    def height(self) -> int:
-        """Return the number of lines."""
-        return sum(section.height for section in self.sections)
-
-
-def view_of(status: Status, height: int, age: float = 0.0, outage: str = "") -> View:
+def view_of(status: Status, height: int, age: float = 0.0, outage: str = "") -> tuple[Section, ...]:
     """Return the view of a status of `age` seconds ago that fits into `height` lines.
 
     `outage` is why there is no newer status. Raises KeyError, TypeError, ValueError or
@@ -92,39 +77,39 @@ def view_of(status: Status, height: int, age: float = 0.0, outage: str = "") -> 
     left -= waits.height
     services = _services(status, age, min(_MAX_SERVICES, left))
     left -= services.height
-    lines = [*status.get("job_tail", [])]
+    lines = status.get("job_tail", [])
     tail_least = min(len(lines), _MIN_TAIL) + bool(lines)
     nodes = _nodes(status, age, left - tail_least if left > 2 * tail_least else left)
     left -= nodes.height
     sections = (top, waits, services, nodes, _tail(lines, left))
-    return View(tuple(section for section in sections if section.height))
+    return tuple(section for section in sections if section.height)
 
 
 def _summary(status: Status, age: float, outage: str) -> Section:
     since = f" for {duration_text(status['seconds_in_phase'] + age)}"
     run = f"run {status.get('run_id') or 'without an id'}: {status['phase']}{since}"
     started = f"{duration_text(status['seconds'] + age)} since the start"
-    rows = [ViewRow((one_line(f"{run}, {started}"),), "title")]
+    rows = [_row("title", f"{run}, {started}")]
     if outage:
-        rows.append(ViewRow((one_line(outage),), "bad"))
+        rows.append(_row("bad", outage))
     verdict = status.get("verdict")
     if verdict:
         tone = "good" if verdict["exit_code"] == 0 else "bad"
         text = f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
-        rows.append(ViewRow((one_line(text),), tone))
-        rows += [ViewRow((one_line(verdict["remedy"]),), tone)] if verdict.get("remedy") else []
+        rows.append(_row(tone, text))
+        rows += [_row(tone, verdict["remedy"])] if verdict.get("remedy") else []
     job = status.get("job")
     if job:
-        rows.append(
-            ViewRow((one_line(f"job {_job_text(status)}"),), _JOB_TONES.get(job["status"], ""))
-        )
+        rows.append(_row(_JOB_TONES.get(job["status"], ""), f"job {_job_text(status)}"))
     return Section("", tuple(rows))
 
 
+def _row(tone: str, *cells: object) -> ViewRow:
+    return ViewRow(tuple(map(one_line, cells)), tone)
+
+
 def _job_text(status: Status) -> str:
-    job, curve = status["job"], status.get("curve") or {}
-    attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
-    text = f"{job['name']}: {job['status']}{attempt}"
+    text, curve = _job_state(status["job"]), status.get("curve") or {}
     points, steps = curve.get("points") or [], curve.get("steps")
     if not points:
         return text
@@ -140,14 +125,9 @@ def _waits(status: Status, age: float, most: int) -> Section:
         left = wait["seconds_left"] - age
         # boot, submission and stop: the wait started with the phase
         share = in_phase / max(0.1, in_phase + left) if status["phase"] != _RUNNING else None
-        remaining = f"{duration_text(left)} left"
-        cells = (
-            short_name(wait["what"]),
-            "" if share is None else bar(share),
-            remaining,
-            wait["evidence"],
-        )
-        rows.append(ViewRow(tuple(map(one_line, cells)), "busy"))
+        filled = "" if share is None else bar(share)
+        cells = (short_name(wait["what"]), filled, f"{duration_text(left)} left")
+        rows.append(_row("busy", *cells, wait["evidence"]))
     return _section_that_fits("waiting for", rows, most)
 
 
@@ -164,12 +144,12 @@ def _services(status: Status, age: float, most: int) -> Section:
         answers = f"answers in {latency_text(latency['last'])}" if latency else ""
         details = "; ".join(filter(None, (restarts, _outages(one, age), answers)))
         cells = (short_name(one["name"]), one["state"], details, one["detail"])
-        rows.append(ViewRow(tuple(map(one_line, cells)), _ITEM_TONES.get(one["state"], "")))
+        rows.append(_row(_ITEM_TONES.get(one["state"], ""), *cells))
     for one in status.get("prepare", []):
         state = "done" if one["state"] == "ready" else one["state"]
         progress = _progress(status, "head").get(one["name"], "")
         cells = (short_name(one["name"]), state, "", one["detail"] or progress)
-        rows.append(ViewRow(tuple(map(one_line, cells)), _ITEM_TONES.get(one["state"], "")))
+        rows.append(_row(_ITEM_TONES.get(one["state"], ""), *cells))
     rows.sort(key=lambda row: ("bad", "busy", "good", "").index(row.tone))
     return _section_that_fits("services and prepare steps", rows, most)
 
@@ -190,8 +170,7 @@ def _nodes(status: Status, age: float, most: int) -> Section:
     if not nodes:
         return Section("", ())
     in_phase = duration_text(status["seconds_in_phase"] + age)
-    cells = ("head", short_name(status.get("name") or ""), "", status["phase"], in_phase, "")
-    head = ViewRow(tuple(map(one_line, cells)))
+    head = _row("", "head", short_name(status.get("name") or ""), "", status["phase"], in_phase, "")
     states = [node["state"] for node in nodes]
     counts = [f"{states.count(one)} {one}" for one in _WORST_FIRST if one in states]
     workers = "worker" if len(nodes) == 1 else "workers"
@@ -213,15 +192,8 @@ def _node(status: Status, node: Status, now: float, age: float) -> ViewRow:
     if is_present and silence is not None and silence + age > 15:
         text = "; ".join(filter(None, (f"last heard {duration_text(silence + age)} ago", text)))
     rank = "-" if node["rank"] is None else str(node["rank"])
-    cells = (
-        rank,
-        short_name(node["name"]),
-        node["state"],
-        short_name(node["phase"]),
-        since,
-        text,
-    )
-    return ViewRow(tuple(map(one_line, cells)), _NODE_TONES.get(node["state"], ""))
+    name, phase, state = short_name(node["name"]), short_name(node["phase"]), node["state"]
+    return _row(_NODE_TONES.get(state, ""), rank, name, state, phase, since, text)
 
 
 def _preparing(status: Status, node: Status) -> str:
@@ -250,10 +222,7 @@ def _progress(status: Status, node: str) -> Mapping[str, str]:
 def _tail(lines: Sequence[str], most: int) -> Section:
     if most < 2 or not lines:
         return Section("", ())
-    last = lines[-(most - 1) :]
-    return Section(
-        "the job's last lines", tuple(ViewRow((one_line(line),), "dim") for line in last)
-    )
+    return Section("the job's last lines", tuple(_row("dim", x) for x in lines[-(most - 1) :]))
 
 
 def _section_that_fits(title: str, rows: Sequence[ViewRow], most: int) -> Section:
@@ -300,63 +269,59 @@ def bar(share: float, width: int = _BAR_WIDTH) -> str:
     return f"[{'#' * full}{'.' * (width - full)}]"
 
 
+# --- as text -------------------------------------------------------------------------------------
+
+
+def status_text(status: Status) -> str:
+    """Format a status as text."""
+    began = (
+        f"run {status.get('run_id')}, {status['phase']} for {status['seconds_in_phase']:.0f} s "
+        f"({status['seconds']:.0f} s since the start)"
+    )
+    return "\n".join([began, *_keyed_lines(status).values()])
+
+
 def changes(before: Status, after: Status) -> list[str]:
-    """Return a sentence for each change since the former status, except clocks."""
+    """Return a line for each change since the former status, except clocks."""
     lines = []
     if before.get("run_id") != after.get("run_id"):
         lines.append(f"run {after.get('run_id')}")
     if before["phase"] != after["phase"]:
         lines.append(f"the head is {after['phase']}")
-    lines += _new_lines(_wait_lines(before), _wait_lines(after))
-    lines += _new_lines(_item_lines(before), _item_lines(after))
-    lines += _new_lines(_node_lines(before), _node_lines(after))
-    lines += _new_lines(_job_lines(before), _job_lines(after))
-    verdict = after.get("verdict")
-    if verdict and before.get("verdict") != verdict:
-        lines.append(f"verdict: {verdict['kind']}: {verdict['reason']}")
-    return [one_line(line) for line in lines]
+    known = _keyed_lines(before)
+    lines += [line for key, line in _keyed_lines(after).items() if key not in known]
+    return lines
 
 
-def _new_lines(before: Mapping[object, str], after: Mapping[object, str]) -> Iterable[str]:
-    return [line for key, line in after.items() if key not in before]
-
-
-def _wait_lines(status: Status) -> dict[object, str]:
-    """Return a line per wait; a change of a number alone makes no new key."""
+def _keyed_lines(status: Status) -> dict[object, str]:
+    """Return the lines of a status; a line's key is the same while only its clocks change."""
     found: dict[object, str] = {}
+    job = status.get("job") or {"name": "none", "status": "none", "attempt": 1}
+    line = f"job {_job_state(job)}"
+    found[line] = line
     for wait in _awaited(status):
-        gist = "".join(sign for sign in wait["evidence"] if not sign.isdigit())
-        evidence = wait["evidence"] or "no word"
+        evidence = wait["evidence"] or "no report yet"
+        gist = "".join(sign for sign in evidence if not sign.isdigit())
         left = duration_text(wait["seconds_left"])
         found[wait["what"], gist] = f"waiting for {wait['what']}: {evidence} ({left} left)"
-    return found
-
-
-def _item_lines(status: Status) -> dict[object, str]:
-    found: dict[object, str] = {}
     for one in (*status["services"], *status.get("prepare", [])):
-        detail = f" ({one['detail']})" if one["detail"] and one["state"] == "lost" else ""
-        key = (one["name"], one["state"], one.get("restarts"))
-        found[key] = f"{one['name']}: {one['state']}{detail}"
-    return found
-
-
-def _node_lines(status: Status) -> dict[object, str]:
-    found: dict[object, str] = {}
+        detail = f" ({one['detail']})" if one["detail"] else ""
+        found[one["name"], one["state"], one.get("restarts")] = (
+            f"{one['name']}: {one['state']}{detail}"
+        )
     for node in status["nodes"]:
         rank = "" if node["rank"] is None else f" rank {node['rank']}"
+        error = f"last error: {node['last_error']}" if node["last_error"] else ""
         steps = _steps(node)
-        key = (node["name"], node["ip"], node["state"], node["phase"], node["last_error"], steps)
-        error = f"; last error: {node['last_error']}" if node["last_error"] else ""
-        more = f"; {steps}{error}" if steps else error
-        found[key] = f"worker {node['name']}{rank}: {node['state']}, {node['phase']}{more}"
-    return found
+        text = f"worker {node['name']}{rank} ({node['ip']}): {node['state']}, {node['phase']}"
+        found[text, error, steps] = "; ".join(filter(None, (text, steps, error)))
+    verdict = status.get("verdict")
+    if verdict:
+        line = f"verdict: {verdict['kind']}: {verdict['reason']}"
+        found[line] = line
+    return {key: one_line(line) for key, line in found.items()}
 
 
-def _job_lines(status: Status) -> dict[object, str]:
-    job = status.get("job")
-    if not job:
-        return {}
+def _job_state(job: Status) -> str:
     attempt = f", attempt {job['attempt']}" if job["attempt"] > 1 else ""
-    line = f"job {job['name']}: {job['status']}{attempt}"
-    return {line: line}
+    return f"{job['name']}: {job['status']}{attempt}"
