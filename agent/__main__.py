@@ -45,8 +45,6 @@ def _program(name: str) -> Callable[[], int]:
     """
     if name == "reward-server":
         from agent.bundled.reward_server import main as program  # noqa: PLC0415 - one of eight
-    elif name == "retriever":
-        from agent.bundled.retriever import main as program  # noqa: PLC0415 - same
     elif name == "rehearsal":
         from agent.bundled.rehearsal import main as program  # noqa: PLC0415 - one of eight
     elif name == "fetch-model":

@@ -189,7 +189,6 @@ def _parser() -> tuple[argparse.ArgumentParser, tuple[str, ...]]:
     )
     recipe.add_argument("--json", action="store_true", help="print JSON")
     verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
-    verbs.add_parser("retriever", help="the bundled stand-in for Search-R1's retrieval server")
     verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
     return parser, tuple(verbs.choices)
 

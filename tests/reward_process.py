@@ -15,11 +15,23 @@ import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent.bundled.reward_server import WITHOUT_MATH_VERIFY
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 SECONDS = 20.0
+PROGRAM = "agent.bundled.reward_server"
+WITHOUT = f"""
+import sys
+sys.modules["math_verify"] = None
+from {PROGRAM} import main
+sys.exit(main(sys.argv[1:]))
+"""
+"""Runs the server as if math-verify were not installed."""
+NOTICE = f"reward server: {WITHOUT_MATH_VERIFY}\n"
+"""What it then writes to stderr."""
 
 
 class Reply(NamedTuple):
@@ -52,9 +64,11 @@ class RewardProcess:
 
 @contextlib.contextmanager
 def reward_server(*flags: str, env: dict[str, str] | None = None) -> Iterator[RewardProcess]:
-    """Run a reward server until the end of the block."""
+    """Run a reward server until the end of the block; with math-verify only from a PYTHONPATH."""
+    has_math_verify = "PYTHONPATH" in (env or {})
+    program = ["-m", PROGRAM] if has_math_verify else ["-c", WITHOUT]
     process = subprocess.Popen(
-        [sys.executable, "-m", "agent.bundled.reward_server", "--port", "0", *flags],
+        [sys.executable, *program, "--port", "0", *flags],
         cwd=ROOT,
         env={**os.environ, **(env or {})},
         stderr=subprocess.PIPE,

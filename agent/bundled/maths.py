@@ -1,9 +1,10 @@
 """Find the answer in a model's text and compare it with the label by exact value.
 
-Expressions are not evaluated: `3+4` is not 7, or a policy would learn to repeat the question.
+Numbers are compared as fractions, anything else as text without case or spacing; expressions, lists
+and sets that differ as text are left to math-verify. Expressions are not evaluated: `3+4` is not 7,
+or a policy would learn to repeat the question.
 A percent sign may be a value or a unit: `50%` equals `1/2` and `50`; `1/2` does not equal `50`.
-Order matters in brackets, `(1,2)` is not `(2,1)`, but not in sets and bare lists.
-A unit is dropped, not converted: `5 cm` equals `5`. Text is compared without case or spacing.
+A unit is dropped, not converted: `5 cm` equals `5`.
 Any text (a million braces, 10 MB of digits, `1e999999999`) takes only milliseconds.
 """
 
@@ -19,11 +20,10 @@ LONGEST = 1_000
 
 # 10 ** 400 is beyond every float, and still cheap to calculate with.
 _LARGEST_EXPONENT = 400
-_DEEPEST_FRACTION = 4
 
 
 class Number(NamedTuple):
-    """A number by value and as written: `50%` is worth 1/2 and reads 50."""
+    """A number by value and as written: `50%` has the value 1/2 and is written as 50."""
 
     value: Fraction
     written: Fraction
@@ -31,7 +31,7 @@ class Number(NamedTuple):
 
 
 class Reading(NamedTuple):
-    r"""An answer in one form: `x = \frac12` is named x, its body is 1/2, and so is its number."""
+    r"""A parsed answer: `x = \frac12` has the name x, the body 1/2 and that number."""
 
     name: str
     body: str
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def read(text: str) -> Reading:
-    """Read an answer of at most LONGEST characters."""
+    """Parse an answer of at most LONGEST characters."""
     name, body = _without_name(_normal(text))
     return Reading(name, body, _number(body))
 
@@ -52,66 +52,47 @@ _SIGNS = str.maketrans(
         "\N{FRACTION SLASH}": "/",
         "\N{MULTIPLICATION SIGN}": r"\times ",
         "\N{INFINITY}": r"\infty ",
-        "\N{GREEK SMALL LETTER PI}": r"\pi ",
         "\N{DEGREE SIGN}": r"^\circ",
     }
 )
 _SCALES = {"thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 _SHORT_UNITS = "mm|cm|dm|km|mg|kg|ml|cl|ft|hr|lb|oz|mi"
 _NO_UNITS = "and|cos|cot|exp|from|inf|infty|log|max|min|mod|not|over|plus|sin|sqrt|tan|times"
-_TEXT = r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}"
-_PART = r" ?(\{[^{}]*\}|[0-9a-z])"
-
-_FRACTION = re.compile(rf"\\frac{_PART}{_PART}")
-_MARKED_UNIT = re.compile(rf"(?<=[0-9}}%]) ?{_TEXT}(?:\^ ?\{{?[0-9]\}}?)?[ .]*$")
 _UNIT = (
     rf"(?: ?(?:{_SHORT_UNITS})\b| (?!(?:{_NO_UNITS})\b)[a-z]{{3,}}\b)"
     rf"(?: (?!(?:{_NO_UNITS})\b)[a-z]{{2,}})*(?: ?\^ ?\{{?[23]\}}?)?"
 )
-_PLAIN_UNIT = re.compile(
+_WITH_UNIT = re.compile(
     rf"([-+]?[0-9.][-+0-9.,/ *^{{}}()%]*?)"
     rf"(?: (?P<scale>{'|'.join(_SCALES)})\b(?:{_UNIT})?|{_UNIT})"
 )
-_ROWS_BEFORE_FRACTIONS: tuple[tuple[str, str], ...] = (
-    (r"\\(?:[,;:> ]|q?quad(?![a-z]))|~", " "),
-    (r"\s+", " "),
-    (r"\\[()\[\]!]", ""),
-    (r"\\(?:left|right|displaystyle|textstyle|big+[lr]?)(?![a-z])", ""),
-    (r"\{,\}", ","),
-    (r"\\?[$£€¥]", ""),
-    (r" ?(?:\\%|\bper ?cent\b)", "%"),
-    (r" ?\^ ?\{? ?\\circ ?\}?(?: ?[cf](?![a-z]))?", ""),
-    (r" ?\\in(?![a-z]) ?", "="),
-    (r"\\[dtc]frac", r"\\frac"),
-    (r"(?<=[0-9]) ?\\frac", r" \\frac"),  # a mixed number, 1 1/2, is no 11/2
+_PART = r" ?(?:\{ ?([-+]?[0-9][0-9.,]*) ?\}|([0-9]))"
+_FRACTION = re.compile(rf"\\[dtc]?frac{_PART}{_PART}")
+_REWRITES = tuple(
+    (re.compile(pattern), new)
+    for pattern, new in (
+        (r"\\(?:[,;:> ]|q?quad(?![a-z]))|~", " "),
+        (r"\s+", " "),
+        (r"\\[()\[\]!]", ""),
+        (r"\\(?:left|right|displaystyle|textstyle|big+[lr]?)(?![a-z])", ""),
+        (r"\{,\}", ","),
+        (r"\\?[$£€¥]", ""),
+        (r" ?(?:\\%|\bper ?cent\b)", "%"),
+        (r" ?\^ ?\{? ?\\circ ?\}?(?: ?[cf](?![a-z]))?", ""),
+        (r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname) ?\{([^{}]*)\}", r" \1 "),
+        (r" ?(?:\\(?:cdot|times)(?![a-z])|\*) ?", "*"),
+        (r"(?<=[0-9]) ?(?=\\[dtc]?frac)", " "),  # a mixed number: 1 1/2 is not 11/2
+        (r" +", " "),
+    )
 )
-_ROWS_AFTER_FRACTIONS: tuple[tuple[str, str], ...] = (
-    (_TEXT, r" \1 "),
-    (r"\\cdot(?![a-z])|\\times(?![a-z])", "*"),
-    (r"\*\*", "^"),
-    (r" ?\* ?", "*"),
-    (r"(?<=[0-9])\*(?=[a-z(\\])", ""),
-    (r"\^ ?\{ ?([^{} ]) ?\}", r"^\1"),
-    (r"\\?sqrt ?(?:\(([^()]*)\)|([0-9a-z]))", r"sqrt{\1\2}"),
-    (r"\\", ""),
-    (r" +", " "),
-)
-_BEFORE = tuple((re.compile(pattern), new) for pattern, new in _ROWS_BEFORE_FRACTIONS)
-_AFTER = tuple((re.compile(pattern), new) for pattern, new in _ROWS_AFTER_FRACTIONS)
 
 
 def _normal(text: str) -> str:
     text = text[:LONGEST].casefold().translate(_SIGNS)
-    for pattern, new in _BEFORE:
+    for pattern, new in _REWRITES:
         text = pattern.sub(new, text)
-    text = _MARKED_UNIT.sub(_unit_or_scale, text)
-    for _ in range(_DEEPEST_FRACTION):
-        if r"\frac" not in text:
-            break
-        text = _FRACTION.sub(_slashed, text)
-    for pattern, new in _AFTER:
-        text = pattern.sub(new, text)
-    if ", " in text:  # then a comma without its space is a thousands mark: (1,000, 2)
+    text = _FRACTION.sub(lambda m: f"{m[1] or m[2]}/{m[3] or m[4]}", text)
+    if ", " in text:  # then a comma without a space is a thousands mark: (1,000, 2)
         text = re.sub(r"(?<=[0-9]),(?=[0-9]{3}(?![0-9]))", "", text)
     text = _without_unit(text.rstrip(" .,;:").lstrip(" :="))
     text = re.sub(r"(?<![0-9]) | (?![0-9])", "", text)
@@ -119,24 +100,13 @@ def _normal(text: str) -> str:
     return (single[1] or single[2]) if single else text
 
 
-def _unit_or_scale(match: re.Match[str]) -> str:
-    words = match[1].strip()
-    return f" {words}" if words.split(" ")[0] in _SCALES else ""
-
-
 def _without_unit(text: str) -> str:
     """Drop the words after a number: `42 apples`, `5 cm^2`; `5 million` becomes `5*10^6`."""
-    match = _PLAIN_UNIT.fullmatch(text)
+    match = _WITH_UNIT.fullmatch(text)
     if not match:
         return text
     scale = match["scale"]
     return f"{match[1]}*10^{_SCALES[scale]}" if scale else match[1]
-
-
-def _slashed(match: re.Match[str]) -> str:
-    """Write a fraction on one line, in parentheses where it needs them."""
-    parts = [part.strip("{} ") for part in (match[1], match[2])]
-    return "/".join(p if re.fullmatch(r"[0-9.,]+|[a-z]", p) else f"({p})" for p in parts)
 
 
 _NAMED = re.compile(r"([a-z][a-z0-9_{}]{0,15}(?:\([a-z]\))?|\([a-z](?:,[a-z])+\))=([^=]+)")
@@ -191,9 +161,7 @@ def _decimal(text: str) -> Fraction | None:
 
 
 _BOXES_TRIED = 16
-_MOST_ELEMENTS = 64
-_DEEPEST_LIST = 4
-_LONGEST_FOR_A_SECOND_LOOK = 300
+_LONGEST_OPEN = 300
 
 _DECIMAL_TEXT = r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?"
 _FRACTION_TEXT = rf"\\[dtc]?frac\s*\{{\s*-?{_DECIMAL_TEXT}\s*\}}\s*\{{\s*-?{_DECIMAL_TEXT}\s*\}}"
@@ -207,7 +175,8 @@ _LAST_NUMBER = re.compile(
 _SAYS_SO = re.compile(r"\banswer\s*(?:is\s*:?|:|=)\s*", re.IGNORECASE)
 _WORD = re.compile(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}")
 _WORDS_OF_PROSE = 3
-_CALCULATION = re.compile(r"[-+*/.,() 0-9%]*")
+_QUANTITY = re.compile(r"[-+0-9.,:/]+[a-z]{2,}[a-z0-9]*")
+_CALCULATION = re.compile(r"(?:[-+*/.,(){}^ 0-9%]|\\[dtc]?frac)*")
 
 
 class Grade(NamedTuple):
@@ -246,18 +215,37 @@ def gold_answer(label: str | float) -> str | None:
 
 
 def equal(answer: str, gold: str) -> bool:
-    """Return whether two answers have equal values, or equal texts without a value."""
-    return _equal(answer, gold, _DEEPEST_LIST)
-
-
-def worth_a_second_look(answer: str | None, gold: str | None) -> bool:
-    """Return whether a symbolic comparison could still find two answers equal."""
-    if not answer or not gold or max(len(answer), len(gold)) > _LONGEST_FOR_A_SECOND_LOOK:
+    """Return whether two answers have equal values, or equal texts if they are not numbers."""
+    answer, gold = answer.strip(), gold.strip()
+    if answer == gold:
+        return bool(answer)
+    if max(len(answer), len(gold)) > LONGEST:
         return False
     ours, theirs = read(answer), read(gold)
-    if _CALCULATION.fullmatch(ours.body) and theirs.number is not None:
+    if ours.name and theirs.name and ours.name != theirs.name:
         return False
+    if ours.number is not None and theirs.number is not None:
+        return _same_number(ours.number, theirs.number)
+    return bool(ours.body) and ours.body == theirs.body
+
+
+def is_open(answer: str | None, gold: str | None) -> bool:
+    """Return whether unequal answers may still be equal as expressions, for math-verify."""
+    if not answer or not gold or max(len(answer), len(gold)) > _LONGEST_OPEN:
+        return False
+    ours, theirs = read(answer), read(gold)
+    if theirs.number is not None and (ours.number or _CALCULATION.fullmatch(ours.body)):
+        return False
+    if _QUANTITY.fullmatch(ours.body) and _QUANTITY.fullmatch(theirs.body):
+        # math-verify ignores words: it finds `3 pm` equal to `3 am`
+        return sorted(ours.body) == sorted(theirs.body)
     return not (ours.body.isalpha() and theirs.body.isalpha())
+
+
+def _same_number(ours: Number, theirs: Number) -> bool:
+    if ours.value == theirs.value:
+        return True
+    return ours.percent != theirs.percent and ours.written == theirs.written
 
 
 def _boxed(text: str) -> str | None:
@@ -318,71 +306,3 @@ def _last_number(text: str) -> str | None:
     if not found or (start and found[-1].start() == 0 and text[start - 1].isdigit()):
         return None  # digits longer than any number that we would read
     return found[-1][0].strip()
-
-
-def _equal(answer: str, gold: str, depth: int) -> bool:
-    answer, gold = answer.strip(), gold.strip()
-    if answer == gold:
-        return bool(answer)
-    if max(len(answer), len(gold)) > LONGEST:
-        return False
-    ours, theirs = read(answer), read(gold)
-    if ours.name and theirs.name and ours.name != theirs.name:
-        return False
-    if ours.number is not None and theirs.number is not None:
-        return _same_number(ours.number, theirs.number)
-    if ours.body == theirs.body:
-        return bool(ours.body)
-    return depth > 0 and _equal_lists(ours.body, theirs.body, depth - 1)
-
-
-def _same_number(ours: Number, theirs: Number) -> bool:
-    if ours.value == theirs.value:
-        return True
-    return ours.percent != theirs.percent and ours.written == theirs.written
-
-
-def _equal_lists(ours: str, theirs: str, depth: int) -> bool:
-    mine, other = _elements(ours), _elements(theirs)
-    if mine is None or other is None or len(mine[1]) != len(other[1]):
-        return False
-    brackets = {mine[0], other[0]} - {""}
-    if len(brackets) > 1:
-        return False
-    if brackets <= {"{}"}:
-        left = list(other[1])
-        for element in mine[1]:
-            match = next((one for one in left if _equal(element, one, depth)), None)
-            if match is None:
-                return False
-            left.remove(match)
-        return True
-    return all(_equal(*pair, depth) for pair in zip(mine[1], other[1], strict=True))
-
-
-@lru_cache(maxsize=1024)
-def _elements(text: str) -> tuple[str, tuple[str, ...]] | None:
-    """Split a list at its outer commas; its brackets are '' where it has none."""
-    brackets = text[:1] + text[-1:]
-    if brackets in ("()", "[]", "(]", "[)", "{}"):
-        parts = _split(text[1:-1])
-        if parts and (len(parts) > 1 or brackets == "{}"):
-            return brackets, parts
-    parts = _split(text)
-    return ("", parts) if parts and len(parts) > 1 else None
-
-
-def _split(text: str) -> tuple[str, ...] | None:
-    """Split at the commas outside all brackets; None for what does not close or is no list."""
-    parts, depth, start = [], 0, 0
-    for mark in re.finditer(r"[()\[\]{},;]", text):
-        if mark[0] in ",;":
-            if depth == 0:
-                parts.append(text[start : mark.start()])
-                start = mark.end()
-        else:
-            depth += 1 if mark[0] in "([{" else -1
-        if depth < 0:  # `1,2),(3,4`: the brackets around it were not one pair
-            return None
-    parts.append(text[start:])
-    return tuple(parts) if depth == 0 and len(parts) <= _MOST_ELEMENTS else None

@@ -8,48 +8,61 @@ Requests and replies:
 
 OpenRLHF-M turns every key of a reply into a tensor: each is a list of numbers there.
 
-If math-verify is installed, it checks answers that our own comparison finds unequal. A pair that
-needs more than its CPU time gets 0 and is marked in `undecided` (of
-`extra_logs`, or beside the rewards for OpenRLHF-M): a list as long as the rewards, 1.0 for such an
-item. A batch that cannot be scored within --limit, or whose scorers crash repeatedly, gets a 503
-with Retry-After, never rewards that depend on the load; verdicts so far are cached for the retry.
+Numbers and texts are compared here, expressions by math-verify if it is installed. A pair that
+needs more than its CPU time scores 0 and is marked in `undecided` (of `extra_logs`, or beside the
+rewards for OpenRLHF-M): a list as long as the rewards, 1.0 for such an item. A batch that cannot be
+scored within --limit, or whose processes crash repeatedly, gets a 503 with Retry-After, never
+rewards that depend on the load; verdicts so far are remembered for the retry.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import json
+import logging
 import math
+import signal
+import socket
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiohttp import web
+from aiohttp.http import HttpProcessingError
 
 from agent.bundled import maths
-from agent.bundled.second_opinion import NoVerdictError, Opinion, SecondOpinion
-from agent.bundled.web_program import (
-    BadRequestError,
-    add_place,
-    app_of,
-    check_place,
-    error,
-    kind_of,
-    run,
-)
+from agent.bundled.math_verify_pool import MathVerifyPool, NoVerdictError, Verdict, is_installed
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from aiohttp.typedefs import Handler, Middleware
+
+_SETTINGS_WRONG = 78
 # Small enough that requests take turns, and that a stop need not wait for a huge batch.
 _CHUNK = 256
 # Clients wait for 180 s (OpenRLHF 0.5 to 0.9, five times): they need a 503 before that to retry.
 _REQUEST_SECONDS = 120.0
+_LAST_REQUESTS_SECONDS = 3.0
 _RETRY_AFTER = 2
+_MAX_BODY = 64 << 20
 _LABEL = (str, int, float, type(None))
-_LABEL_IN_WORDS = "a string, a finite number or null"
+_LABEL_TEXT = "a string, a finite number or null"
+WITHOUT_MATH_VERIFY = (
+    "math-verify is not installed: numbers are compared by value, expressions, sets and intervals "
+    "as text; `pip install math-verify` compares them too"
+)
 OPENRLHF, OPENRLHF_M = "openrlhf", "openrlhf-m"
+
+
+class ServerSetupError(Exception):
+    """Why the server cannot listen, and the remedy."""
+
+
+class BadRequestError(Exception):
+    """An error in a request, naming the field."""
 
 
 class ScoredItem(NamedTuple):
@@ -90,7 +103,7 @@ def _one_item(fields: dict[str, Any]) -> ScoredItem:
     }
     try:
         (response,) = _items(lists, "response", (str,), "a string")
-        (label,) = _items(lists, "label", _LABEL, _LABEL_IN_WORDS)
+        (label,) = _items(lists, "label", _LABEL, _LABEL_TEXT)
     except BadRequestError as problem:
         raise BadRequestError(str(problem).replace("[0]", "", 1)) from None
     return ScoredItem(response, lists["prompt"][0], label)
@@ -101,7 +114,7 @@ def _batch(fields: dict[str, Any]) -> list[ScoredItem]:
         raise BadRequestError("query: missing; expected a list of strings")
     query = _items(fields, "query", (str,), "a string")
     prompts = _items(fields, "prompts", (str,), "a string", len(query))
-    labels = _items(fields, "labels", _LABEL, _LABEL_IN_WORDS, len(query))
+    labels = _items(fields, "labels", _LABEL, _LABEL_TEXT, len(query))
     return [ScoredItem(*item) for item in zip(query, prompts, labels, strict=True)]
 
 
@@ -130,13 +143,15 @@ def _is_endless(value: object) -> bool:
 
 
 def _kind(value: object) -> str:
+    """Return the name of a JSON value's type."""
     if _is_endless(value):
         return "NaN or Infinity"
-    return kind_of(value)
+    names = {bool: "a boolean", str: "a string", list: "a list", dict: "an object"}
+    return "null" if value is None else names.get(type(value), "a number")
 
 
 class Scored(NamedTuple):
-    """The score of one item, and whether it lacks a verdict of math-verify."""
+    """The score of one item, and whether math-verify left it undecided."""
 
     grade: maths.Grade
     undecided: bool = False
@@ -148,12 +163,12 @@ class Scorer:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="score")
-        self._opinion = SecondOpinion()
+        self._pool = MathVerifyPool()
 
     @property
-    def has_second_opinion(self) -> bool:
+    def has_math_verify(self) -> bool:
         """Return whether math-verify is installed, so that items may be undecided."""
-        return self._opinion.installed
+        return self._pool.installed
 
     async def read(self, body: bytes) -> ScoreRequest:
         """Parse a body."""
@@ -164,26 +179,26 @@ class Scorer:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._seconds
         scored: list[Scored] = []
-        doubts: dict[int, tuple[str, str]] = {}
+        pairs: dict[int, tuple[str, str]] = {}
         for start in range(0, len(batch), _CHUNK):
             if loop.time() > deadline:
                 raise NoVerdictError(f"{start} of {len(batch)} done within {self._seconds:.0f} s")
             chunk = batch[start : start + _CHUNK]
-            grades, open_ones = await loop.run_in_executor(self._threads, _grades, chunk)
+            grades, open_pairs = await loop.run_in_executor(self._threads, _grades, chunk)
             scored += map(Scored, grades)
-            doubts |= {start + index: pair for index, pair in open_ones.items()}
-        if doubts and self._opinion.installed:
-            verdicts = await self._opinion.decide(doubts.values(), deadline - loop.time())
-            for index, pair in doubts.items():
+            pairs |= {start + index: pair for index, pair in open_pairs.items()}
+        if pairs and self._pool.installed:
+            verdicts = await self._pool.decide(pairs.values(), deadline - loop.time())
+            for index, pair in pairs.items():
                 grade, verdict = scored[index].grade, verdicts[pair]
-                if verdict is Opinion.EQUAL:
+                if verdict is Verdict.EQUAL:
                     grade = grade._replace(reward=1.0)
-                scored[index] = Scored(grade, verdict is Opinion.UNDECIDED)
+                scored[index] = Scored(grade, verdict is Verdict.UNDECIDED)
         return scored
 
-    async def give_up(self, _app: web.Application) -> None:
+    async def close_pool(self, _app: web.Application) -> None:
         """End math-verify's processes; pending requests get a 503."""
-        await self._opinion.close()
+        await self._pool.close()
 
     async def close(self, _app: web.Application) -> None:
         """End the threads."""
@@ -193,23 +208,23 @@ class Scorer:
 def _grades(batch: list[ScoredItem]) -> tuple[list[maths.Grade], dict[int, tuple[str, str]]]:
     """Score a chunk; return the pairs that math-verify should compare."""
     grades = [maths.grade(*item) for item in batch]
-    doubts = {
+    pairs = {
         index: (answer or "", gold or "")
         for index, (reward, answer, gold) in enumerate(grades)
-        if not reward and maths.worth_a_second_look(answer, gold)
+        if not reward and maths.is_open(answer, gold)
     }
-    return grades, doubts
+    return grades, pairs
 
 
 def reply_to(scored: Sequence[Scored], dialect: str, *, undecided: bool) -> dict[str, Any]:
     """Build the reply to a batch."""
     rewards = [item.grade.reward for item in scored]
     answered = [float(item.grade.answer is not None) for item in scored]
-    doubts = {"undecided": [float(item.undecided) for item in scored]} if undecided else {}
+    marks = {"undecided": [float(item.undecided) for item in scored]} if undecided else {}
     if dialect == OPENRLHF_M:
-        return {"rewards": rewards, "format_rewards": answered, "acc_rewards": rewards, **doubts}
+        return {"rewards": rewards, "format_rewards": answered, "acc_rewards": rewards, **marks}
     unlabelled = [float(item.grade.gold is None) for item in scored]
-    logs = {"correct": rewards, "answered": answered, "unlabelled": unlabelled, **doubts}
+    logs = {"correct": rewards, "answered": answered, "unlabelled": unlabelled, **marks}
     return {"rewards": rewards, "scores": rewards, "extra_logs": logs}
 
 
@@ -225,36 +240,147 @@ def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) ->
         try:
             scored = await scorer.score(asked.items)
         except NoVerdictError as problem:
-            message = f"no rewards yet, ask again: {problem}"
+            message = f"no rewards yet, retry: {problem}"
             return error(503, message, {"Retry-After": str(_RETRY_AFTER)})
         if asked.single:
             return web.json_response(scored[0].grade.reward)
-        undecided = scorer.has_second_opinion
+        undecided = scorer.has_math_verify
         return web.json_response(reply_to(scored, dialect, undecided=undecided))
 
-    app = app_of(path, max_body, score)
-    app.on_shutdown.append(scorer.give_up)
+    app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
+    app.router.add_post(path, score)
+    app.router.add_get("/healthz", healthz)
+    app.on_shutdown.append(scorer.close_pool)
     app.on_cleanup.append(scorer.close)
     return app
+
+
+def error(status: int, message: str, headers: dict[str, str] | None = None) -> web.Response:
+    """Return an error as JSON."""
+    return web.json_response({"error": message}, status=status, headers=headers)
+
+
+async def healthz(_request: web.Request) -> web.Response:
+    """Report that the server runs."""
+    return web.json_response({"ok": True})
+
+
+def errors_as_json(path: str, max_body: int) -> Middleware:
+    """Return a middleware that returns aiohttp's own errors as JSON."""
+
+    @web.middleware
+    async def answer(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if request.headers.get("Content-Encoding", "").strip().lower() not in {"", "identity"}:
+            return error(415, "Content-Encoding: send the body without compression")
+        try:
+            return await handler(request)
+        except web.HTTPNotFound:
+            return error(404, f"no such path: {request.path}; POST to {path}")
+        except web.HTTPMethodNotAllowed as refusal:
+            allowed = ", ".join(sorted(refusal.allowed_methods))
+            message = f"{request.path} takes {allowed}, not {request.method}"
+            return error(405, message, {"Allow": allowed})
+        except web.HTTPRequestEntityTooLarge:
+            message = f"body: larger than {max_body} bytes; send smaller batches or set --max-body"
+            return error(413, message)
+
+    return answer
+
+
+def run(app: web.Application, hosts: Sequence[str], port: int, path: str) -> int:
+    """Serve until SIGTERM: 0 then, 78 if it cannot listen."""
+    logging.getLogger("aiohttp.server").addFilter(_is_server_error)
+    try:
+        asyncio.run(_serve(app, hosts, port, path))
+    except ServerSetupError as problem:
+        print(f"reward server: {problem}", file=sys.stderr)
+        return _SETTINGS_WRONG
+    return 0
+
+
+async def _serve(app: web.Application, hosts: Sequence[str], port: int, path: str) -> None:
+    """Listen on every host until SIGTERM or SIGINT, then finish open requests."""
+    stop = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        shutdown_timeout=_LAST_REQUESTS_SECONDS,
+        auto_decompress=False,  # a small body would take any amount of memory
+    )
+    await runner.setup()
+    try:
+        urls = []
+        for host in hosts:
+            try:
+                await web.TCPSite(runner, host, port).start()
+            except OSError as problem:
+                raise ServerSetupError(_cannot_listen(problem, host, port)) from None
+            port = port or runner.addresses[-1][1]  # 0: any free one, but the same everywhere
+            urls.append(f"http://{f'[{host}]' if ':' in host else host}:{port}{path}")
+        print(f"reward server listening on {', '.join(urls)}", file=sys.stderr, flush=True)
+        if not is_installed():
+            print(f"reward server: {WITHOUT_MATH_VERIFY}", file=sys.stderr, flush=True)
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _cannot_listen(problem: OSError, host: str, port: int) -> str:
+    if problem.errno == errno.EADDRINUSE:
+        return (
+            f"port {port} on {host} is taken: end the program that listens there "
+            f"(`ss -ltnp 'sport = :{port}'` names it), or choose another with --port"
+        )
+    # Python 3.13's asyncio skips addresses that do not exist; with none left, errno is None
+    if problem.errno in {errno.EADDRNOTAVAIL, None} or isinstance(problem, socket.gaierror):
+        return f"{host} is no address of this machine: give one that it owns with --host"
+    if problem.errno == errno.EACCES:
+        return f"port {port} needs root: choose one from 1024 on with --port"
+    return f"cannot listen on {host}:{port}: {problem}"
+
+
+def _is_server_error(record: logging.LogRecord) -> bool:
+    """Return whether an error is a bug, and not a disconnect or invalid HTTP of a client."""
+    problem = record.exc_info[1] if record.exc_info else None
+    return not isinstance(problem, (HttpProcessingError, ConnectionError))
+
+
+def hosts_of(given: Sequence[str] | None) -> list[str]:
+    """Return the hosts to listen on, from lists such as `10.0.0.4,127.0.0.1`."""
+    hosts = [h.strip() for one in given or ["127.0.0.1"] for h in one.split(",")]
+    anywhere = "0.0.0.0"  # noqa: S104 # compared with, not chosen
+    if anywhere in hosts:  # it includes every other IPv4 address, which could not be bound again
+        hosts = [anywhere, *(host for host in hosts if ":" in host)]
+    return list(dict.fromkeys(host for host in hosts if host))
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="pod-agent reward-server",
         description="Score mathematical answers over HTTP.",
-        epilog="Where math-verify is installed, `undecided` of the reply's extra_logs is 1 for an "
-        "answer on which it spent too much CPU time; that one earns 0.",
+        epilog="Numbers and texts are compared by value. With math-verify installed, so are "
+        "expressions, sets and intervals; `undecided` of the reply's extra_logs is 1 for an answer "
+        "that takes it too much CPU time and scores 0.",
     )
-    add_place(parser, 5000, "/get_reward", 64)
     add = parser.add_argument
-    limited = "seconds for a batch, then 503 with Retry-After (%(default)g)"
-    add("--limit", type=float, default=_REQUEST_SECONDS, help=limited)
-    spoken = "the keys of a reply to a batch (%(default)s)"
-    add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=spoken)
+    add("--host", action="append", metavar="HOST[,HOST]", help="where to listen (127.0.0.1)")
+    add("--port", type=int, default=5000, help="0 for any free one (%(default)s)")
+    add("--path", default="/get_reward", help="path of the requests (%(default)s)")
+    add("--max-body", type=int, default=_MAX_BODY, help="bytes of a request (64 MiB)")
+    limit = "seconds for a batch, then 503 with Retry-After (%(default)g)"
+    add("--limit", type=float, default=_REQUEST_SECONDS, help=limit)
+    dialect = "the keys of a reply to a batch (%(default)s)"
+    add("--dialect", choices=(OPENRLHF, OPENRLHF_M), default=OPENRLHF, help=dialect)
     options = parser.parse_args(argv)
-    check_place(parser, options)
+    if not options.path.startswith("/") or options.path == "/healthz" or "{" in options.path:
+        parser.error(f"--path: expected a path like /get_reward, got {options.path!r}")
+    if not 0 <= options.port < 65536 or options.max_body < 1:
+        parser.error("--port: expected 0 to 65535; --max-body: expected at least 1")
     if not 0 < options.limit < math.inf:
         parser.error("--limit: expected seconds, more than 0")
+    options.hosts = hosts_of(options.host)
     return options
 
 
@@ -265,7 +391,7 @@ def main(argv: list[str]) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     app = make_app(options.path, options.max_body, options.limit, options.dialect)
-    return run("reward server", app, options.hosts, options.port, options.path)
+    return run(app, options.hosts, options.port, options.path)
 
 
 if __name__ == "__main__":

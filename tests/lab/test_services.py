@@ -9,14 +9,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import AGENT, BOOT, Cluster, ends, kill_agent, last_line
+from scenario import BOOT, REPO, Cluster, ends, kill_agent, last_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+PROGRAM = f"{sys.executable} {REPO / 'examples/services/retriever.py'}"
 RETRIEVER = f"""
 [services.retriever]
-command = "echo $$ > /tmp/retriever.pid; exec {AGENT} retriever --host {{node_ip}} --port 8000"
+command = "echo $$ > /tmp/retriever.pid; exec {PROGRAM} --host {{node_ip}} --port 8000"
 where = "every"
 ready.http = "http://{{node_ip}}:8000/retrieve"
 ready.body = '{{"queries": ["x"], "topk": 1, "return_scores": true}}'

@@ -13,7 +13,6 @@ import psutil
 import pytest
 
 from reward_process import reward_server
-from unit.test_retriever import running
 from unit.test_site import SECONDS, served
 from unit.worlds import SECRET
 
@@ -84,9 +83,3 @@ def test_the_reward_server_inflates_nothing() -> None:
     """A small body cannot take its memory."""
     with reward_server("--max-body", str(600 * MIB)) as server:
         check_inflates_nothing(server.port, "/get_reward")
-
-
-def test_the_retriever_inflates_nothing() -> None:
-    """A small body cannot take its memory."""
-    with running("--max-body", str(600 * MIB)) as url:
-        check_inflates_nothing(int(url.split(":")[2].partition("/")[0]), "/retrieve")

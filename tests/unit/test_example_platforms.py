@@ -11,7 +11,6 @@ import anyio
 import pytest
 
 from agent.base.outcome import Kind, Outcome
-from agent.base.own_command import own_command
 from agent.record.run_folder import outcome_text
 from agent.runtime.probes import ReadinessProbe
 from agent.settings import load
@@ -231,7 +230,7 @@ def test_every_node_has_the_services_file() -> None:
 
 
 def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
-    """What the file asks its retriever is answered by the bundled stand-in, and not before."""
+    """What the file asks its retriever is answered by the example retriever, and not before."""
     text = (EXAMPLES / "services/search-r1.toml").read_text(encoding="utf-8")
     port = free_port()
     asked, problems = parse(text.replace(":8000", f":{port}"), "s.toml", settings_of({}))
@@ -240,7 +239,7 @@ def test_the_example_asks_a_real_question(tmp_path: Path) -> None:
         asked.services[0].ready, Placeholders("127.0.0.1", "127.0.0.1"), tmp_path / "log"
     )
     assert anyio.run(probe.ask) == "connection refused"
-    command = own_command(sys.executable, "retriever", "--port", str(port))
+    command = [sys.executable, str(EXAMPLES / "services/retriever.py"), "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as retriever:
         assert retriever.stderr is not None
         assert "listening" in retriever.stderr.readline()

@@ -10,10 +10,10 @@ from agent.bundled.maths import (
     extract_answer,
     gold_answer,
     grade,
-    worth_a_second_look,
+    is_open,
 )
 
-EQUAL = [
+NUMBERS_AND_TEXTS = [
     ("1/2", "0.5"),
     ("1/2", r"\frac{1}{2}"),
     (r"\dfrac12", "0.5"),
@@ -21,61 +21,73 @@ EQUAL = [
     (r"-\frac{1}{2}", "-0.5"),
     (r"\frac{-1}{2}", "-.5"),
     (r"1\frac{1}{2}", "1.5"),
-    ("1 1/2", "3/2"),
-    (r"\frac{\frac12}{3}", "(1/2)/3"),
     ("50%", "1/2"),
     (r"50\%", "0.5"),
     ("50 percent", "50"),
     ("1,000", "1000"),
     (r"10,\!000", "10000"),
-    (r"1\,000", "1000"),
     ("1{,}000", "1000"),
     (r"\$1,000.50", "1000.5"),
     ("$5$", "5"),
     (r"\(5\)", "5"),
-    ("5.", "5"),
     ("+5", "5.0"),
     ("-0", "0"),
     ("\N{MINUS SIGN}5", "-5"),
-    ("1e3", "1000"),
-    ("1.0e-2", "0.01"),
     (r"1.5\times10^{3}", "1500"),
     (r"3 \cdot 10^2", "300"),
     ("10^5", "100000"),
-    ("5 million", "5e6"),
-    (r"5\text{ million dollars}", "5000000"),
     (r"5\text{ cm}", "5"),
     (r"5\text{ cm}^2", "5"),
-    (r"5\mathrm{m}", "5"),
-    ("5 cm^2", "5"),
     ("42 apples", "42"),
     ("12 square meters", "12"),
     (r"90^\circ", "90"),
-    (r"90^{\circ}", "90\N{DEGREE SIGN}"),
     ("x=5", "5"),
     (r"x = \frac{3}{4}", "0.75"),
     ("y=2x+1", "2x+1"),
-    (r"x \in [0,1]", "[0, 1]"),
     (r"\left( 1, 2 \right)", "(1,2)"),
-    ("(1/2, 0.25)", r"(0.5,\frac14)"),
-    ("[0,1)", "[0, 1.0)"),
-    (r"(-\infty, 3]", "(-\N{INFINITY},3]"),
-    ("((1,2),(3,4))", "((1, 2), (3, 4.0))"),
-    (r"\{1,2\}", r"\{2, 1\}"),
-    ("1, 2", "2,1"),
-    ("x=1, y=2", "x = 1,y=2.0"),
-    ("(1,2),(3,4)", "(3,4), (1,2)"),
-    ("(1,000, 2)", "(1000, 2)"),
-    (r"\frac{x}{2}", "x/2"),
-    (r"\frac{x+1}{2}", "(x + 1)/2"),
-    (r"2\pi", "2\N{GREEK SMALL LETTER PI}"),
-    (r"\sqrt{2}", "sqrt(2)"),
-    (r"x^{2}", "x^2"),
-    (r"2\cdot x", "2x"),
     ("Paris", " paris "),
     (r"\text{Monday}", "monday"),
     ("(C)", "c"),
 ]
+"""Answers that are equal without math-verify, which takes two processes and some milliseconds."""
+
+MISSED_BY_MATH_VERIFY = [
+    ("1 1/2", "3/2"),
+    (r"1\,000", "1000"),
+    ("5.", "5"),
+    ("1e3", "1000"),
+    ("1.0e-2", "0.01"),
+    ("5 million", "5e6"),
+    (r"5\text{ million dollars}", "5000000"),
+    ("5 cm^2", "5"),
+    (r"90^{\circ}", "90\N{DEGREE SIGN}"),
+    (r"(-\infty, 3]", "(-\N{INFINITY},3]"),
+    ("(1,000, 2)", "(1000, 2)"),
+]
+"""Equal answers that math-verify 0.9 finds unequal."""
+
+EXPRESSIONS = [
+    (r"\frac{\frac12}{3}", "(1/2)/3"),
+    (r"5\mathrm{m}", "5"),
+    (r"x \in [0,1]", "[0, 1]"),
+    ("(1/2, 0.25)", r"(0.5,\frac14)"),
+    ("[0,1)", "[0, 1.0)"),
+    ("((1,2),(3,4))", "((1, 2), (3, 4.0))"),
+    (r"\{1,2\}", r"\{2, 1\}"),
+    (r"\{1,1,2\}", r"\{1,2,2\}"),
+    ("1, 2", "2,1"),
+    ("x=1, y=2", "x = 1,y=2.0"),
+    ("(1,2),(3,4)", "(3,4), (1,2)"),
+    (r"\frac{x}{2}", "x/2"),
+    (r"\frac{x+1}{2}", "(x + 1)/2"),
+    (r"2\pi", "2\N{GREEK SMALL LETTER PI}"),
+    (r"2\sqrt{3}", r"\sqrt{12}"),
+    (r"\sqrt{2}", "sqrt(2)"),
+    (r"x^{2}", "x^2"),
+    (r"2\cdot x", "2x"),
+    ("y+x", "x+y"),
+]
+"""Equal answers that only math-verify finds equal."""
 
 UNEQUAL = [
     ("1/2", "50"),
@@ -84,6 +96,7 @@ UNEQUAL = [
     ("1,2", "12"),
     ("2", "-2"),
     ("3+4", "7"),
+    (r"\frac{14}{2}+0", "7"),
     ("5x", "5"),
     ("2 sqrt", "2"),
     ("x=5", "y=5"),
@@ -92,7 +105,8 @@ UNEQUAL = [
     ("(1,2)", "(2,1)"),
     ("(0,1)", "[0,1]"),
     ("(1,2,3)", "(1,2)"),
-    (r"\{1,1,2\}", r"\{1,2,2\}"),
+    (r"\{1,2\}", r"\{1,3\}"),
+    (r"\frac{x+1}{2}", "x+1/2"),
     ("1e999999999", "1e999999998"),
     ("0.333", "1/3"),
     ("1/0", "0"),
@@ -142,18 +156,44 @@ GOLD: list[tuple[str | float, str | None]] = [
 ]
 
 
-@pytest.mark.parametrize(("one", "other"), EQUAL)
-def test_the_same_value_is_equal(one: str, other: str) -> None:
-    """Two ways to write one value agree, in both directions."""
+@pytest.mark.parametrize(("one", "other"), NUMBERS_AND_TEXTS + MISSED_BY_MATH_VERIFY)
+def test_equal_values_are_equal(one: str, other: str) -> None:
+    """Two notations of one value are equal, in both directions."""
     assert equal(one, other)
     assert equal(other, one)
 
 
 @pytest.mark.parametrize(("one", "other"), UNEQUAL)
 def test_different_values_are_unequal(one: str, other: str) -> None:
-    """What only looks alike does not agree, in neither direction."""
+    """Answers that only look alike are unequal, in both directions."""
     assert not equal(one, other)
     assert not equal(other, one)
+
+
+@pytest.mark.parametrize(("one", "other"), EXPRESSIONS)
+def test_expressions_are_open(one: str, other: str) -> None:
+    """Expressions that differ as text are left to math-verify."""
+    assert not equal(one, other)
+    assert is_open(one, other)
+    assert is_open(other, one)
+
+
+def test_the_tables_agree_with_math_verify(monkeypatch: pytest.MonkeyPatch) -> None:
+    """math-verify finds expressions equal and different answers unequal; our own code is needed.
+
+    A row of MISSED_BY_MATH_VERIFY that a later release finds equal needs no code of ours any more.
+    """
+    math_verify = pytest.importorskip("math_verify")
+    monkeypatch.setattr("signal.alarm", lambda _seconds: 0)
+
+    def verified(answer: str, gold: str) -> bool:
+        parsed = [math_verify.parse(f"\\boxed{{{text}}}") for text in (gold, answer)]
+        return bool(math_verify.verify(*parsed))
+
+    both = [(a, b) for one, other in EXPRESSIONS for a, b in ((one, other), (other, one))]
+    assert [pair for pair in both if not verified(*pair)] == []
+    assert [pair for pair in MISSED_BY_MATH_VERIFY if verified(*pair)] == []
+    assert [pair for pair in UNEQUAL if is_open(*pair) and verified(*pair)] == []
 
 
 @pytest.mark.parametrize(("text", "answer"), FOUND)
@@ -164,42 +204,37 @@ def test_the_answer_is_found(text: str, answer: str | None) -> None:
 
 @pytest.mark.parametrize(("label", "gold"), GOLD)
 def test_the_gold_answer_is_found(label: str | float, gold: str | None) -> None:
-    """A label's mark is followed; without one, the whole of it counts."""
+    """A marked answer of a label counts; without a mark the whole label does."""
     assert gold_answer(label) == gold
 
 
-def test_the_prompt_is_no_answer() -> None:
-    """Numbers of the prompt are not taken for the model's, where the prompt is known."""
+def test_the_prompt_does_not_count() -> None:
+    """Numbers of a known prompt do not count as the model's answer."""
     assert answer_part("What is 3+4? No idea.", "What is 3+4?") == " No idea."
     assert answer_part("No idea about 7.", "What is 3+4?") == "No idea about 7."
     assert grade("What is 3+4? No idea.", "What is 3+4?", "4").reward == 0.0
     assert grade("What is 3+4? No idea.", None, "4").reward == 1.0
 
 
-def test_a_grade_tells_what_was_compared() -> None:
-    """The reward comes with the answer and the gold; no label earns nothing."""
+def test_a_grade_has_the_compared_texts() -> None:
+    """The reward comes with answer and gold; without a label it is 0."""
     assert grade(r"\boxed{14/2}", None, "#### 7") == (1.0, "14/2", "7")
     assert grade(r"\boxed{7}", None, None) == (0.0, "7", None)
     assert grade("none", None, 7) == (0.0, None, "7")
 
 
 @pytest.mark.parametrize(
-    ("answer", "gold", "worth"),
+    ("answer", "gold"),
     [
-        (r"2\sqrt{3}", r"\sqrt{12}", True),
-        ("y+x", "x+y", True),
-        ("7", "8", False),
-        ("3+4", "7", False),
-        ("Paris", "London", False),
-        ("x" * 301, "y", False),
-        (None, "7", False),
-        ("7", None, False),
+        ("7", "8"),
+        ("3+4", "7"),
+        ("Paris", "London"),
+        ("3 pm", "3 am"),
+        ("x" * 301, "y"),
+        (None, "7"),
+        ("7", None),
     ],
 )
-def test_only_open_questions_get_a_second_look(
-    answer: str | None,
-    gold: str | None,
-    worth: bool,  # noqa: FBT001 # a column of the table above
-) -> None:
-    """Numbers, words and calculations are settled; symbols may still be equal."""
-    assert worth_a_second_look(answer, gold) is worth
+def test_settled_pairs_are_not_open(answer: str | None, gold: str | None) -> None:
+    """Numbers, different words, calculations and long texts are not sent to math-verify."""
+    assert not is_open(answer, gold)

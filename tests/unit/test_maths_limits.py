@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.bundled.maths import equal, grade, worth_a_second_look
+from agent.bundled.maths import equal, grade, is_open
 
 NASTY = [
     "1e999999999",
@@ -52,7 +52,7 @@ def test_nothing_blows_up(text: str) -> None:
     for label in (text, text + "7", "7"):
         grade(text, None, label)
         equal(text, label)
-        worth_a_second_look(text, label)
+        is_open(text, label)
     assert time.perf_counter() - begun < 1.0
 
 
@@ -73,7 +73,7 @@ def test_nothing_raises(text: str, label: str) -> None:
     """Any text gets a grade of 0 or 1 against any label."""
     assert grade(text, None, label).reward in (0.0, 1.0)
     assert equal(text, label) == equal(label, text)
-    worth_a_second_look(text, label)
+    is_open(text, label)
 
 
 @given(TEXTS)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent.bundled.reward_server import main
-from reward_process import ROOT, SECONDS, Reply, RewardProcess, ask, reward_server
+from reward_process import NOTICE, PROGRAM, ROOT, SECONDS, Reply, RewardProcess, ask, reward_server
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -158,7 +158,7 @@ def test_bad_requests_leave_no_trace_on_stderr() -> None:
                 assert b"400" in peer.recv(1000)
         with socket.create_connection(("127.0.0.1", server.port), SECONDS) as peer:
             peer.sendall(b"POST /get_reward HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nab")
-        assert server.stop() == (0, "")
+        assert server.stop() == (0, NOTICE)
 
 
 def test_it_ends_promptly_on_a_signal() -> None:
@@ -168,7 +168,7 @@ def test_it_ends_promptly_on_a_signal() -> None:
         client.request("GET", "/healthz")
         client.getresponse().read()
         begun = time.monotonic()
-        assert server.stop() == (0, "")
+        assert server.stop() == (0, NOTICE)
         assert time.monotonic() - begun < 3.0
         client.close()
 
@@ -207,7 +207,7 @@ def test_wrong_flags_are_usage_errors(flags: list[str], capsys: pytest.CaptureFi
 
 
 def test_a_broken_math_verify_fails_no_request(tmp_path: Path) -> None:
-    """An installation that raises is told once, and our own comparison goes on."""
+    """An installation that raises is logged once; numbers and texts are still compared."""
     (tmp_path / "math_verify.py").write_text("raise RuntimeError('no antlr')")
     with reward_server(env={"PYTHONPATH": str(tmp_path)}) as server:
         body: dict[str, object] = {"query": [r"\boxed{y+x}", "7"] * 2, "labels": ["x+y", "7"] * 2}
@@ -219,8 +219,8 @@ def test_a_broken_math_verify_fails_no_request(tmp_path: Path) -> None:
     assert "no antlr" in stderr
 
 
-def test_math_verify_gives_a_second_opinion(tmp_path: Path) -> None:
-    """Where it is installed it is asked about open questions, whatever it prints meanwhile."""
+def test_math_verify_compares_expressions(tmp_path: Path) -> None:
+    """If installed, it decides pairs that are neither numbers nor words; its output is ignored."""
     (tmp_path / "math_verify.py").write_text(
         "print('antlr versions disagree')\n"
         "def parse(text): return ''.join(sorted(text))\n"
@@ -246,7 +246,7 @@ def parse(text):
         try:
             while True:
                 pass
-        except BaseException:  # whatever is raised in here, it goes on
+        except BaseException:  # it ignores whatever is raised
             parse(text)
     if "bad" in text:
         raise ValueError("malformed")
@@ -270,7 +270,7 @@ def verify(gold, answer):
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Path:
-    """A folder with a math-verify that burns, blocks or dies when it is told to."""
+    """Return a folder with a math-verify that uses CPU, blocks or exits on certain answers."""
     (tmp_path / "math_verify.py").write_text(FAKE)
     return tmp_path
 
@@ -282,7 +282,7 @@ def pairs(*answers: str, labels: list[str] | None = None) -> dict[str, object]:
 
 
 def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
-    """It earns 0 and is marked, the others their own; and it is remembered."""
+    """It scores 0 and is marked, the others keep their scores, and the verdict is remembered."""
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
         body = pairs("y+x", "burn+x", "bad+x", "z+x")
         for _ in range(2):
@@ -299,15 +299,15 @@ def test_a_pair_over_its_cpu_time_is_undecided(fake: Path) -> None:
 
 
 def test_undecided_is_a_list_in_a_flat_reply(fake: Path) -> None:
-    """For OpenRLHF-M it stands beside the rewards, as long as they are."""
+    """For OpenRLHF-M it is a list beside the rewards, of the same length."""
     with reward_server("--dialect", "openrlhf-m", env={"PYTHONPATH": str(fake)}) as server:
         body = ask(server.url, pairs("burn+x", "y+x")).body
     assert body["rewards"] == [0.0, 1.0]
     assert body["undecided"] == [1.0, 0.0]
 
 
-def test_what_needs_longer_is_503_and_quicker_again(fake: Path) -> None:
-    """Wall time decides nothing: a batch that is late is asked for again, and then is right."""
+def test_a_slow_batch_is_503_and_the_retry_succeeds(fake: Path) -> None:
+    """Wall time changes no reward: a batch over the limit is retried and then scored."""
     with reward_server("--limit", "2.5", env={"PYTHONPATH": str(fake)}) as server:
         body = pairs(*(f"slow+{n}x" for n in range(6)))
         late = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
@@ -323,8 +323,8 @@ def test_what_needs_longer_is_503_and_quicker_again(fake: Path) -> None:
 
 
 @pytest.mark.parametrize(("word", "cure"), [("die", "alive"), ("block", "unblocked")])
-def test_a_scorer_that_is_no_help_is_503(fake: Path, word: str, cure: str) -> None:
-    """A process that dies again, or blocks, answers nothing false, and all is well with it."""
+def test_a_lost_process_is_503(fake: Path, word: str, cure: str) -> None:
+    """A process that exits twice, or blocks, yields no reward; later requests succeed."""
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
         body = pairs("y+x", f"{word}+x")
         reply = ask(server.url, body)
@@ -336,8 +336,8 @@ def test_a_scorer_that_is_no_help_is_503(fake: Path, word: str, cure: str) -> No
         assert server.stop()[0] == 0
 
 
-def test_a_scorer_that_was_killed_is_started_again(fake: Path) -> None:
-    """Killed while it works, or between two requests: the client sees nothing of it."""
+def test_a_killed_process_is_restarted(fake: Path) -> None:
+    """A kill during a pair, or between two requests, does not reach the client."""
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
         assert ask(server.url, pairs("once+x", "y+x")).body["rewards"] == [1.0, 1.0]
         for pid in (fake / "pids").read_text().split():
@@ -347,8 +347,8 @@ def test_a_scorer_that_was_killed_is_started_again(fake: Path) -> None:
         assert server.stop() == (0, "")
 
 
-def test_a_stop_waits_for_no_blocked_scorer(fake: Path) -> None:
-    """SIGTERM ends it promptly, with an answer for who still waits, and leaves no process."""
+def test_a_stop_does_not_wait_for_a_blocked_process(fake: Path) -> None:
+    """SIGTERM ends it promptly, with a 503 for open requests, and leaves no process."""
     replies: list[Reply] = []
     with reward_server(env={"PYTHONPATH": str(fake)}) as server:
         body = pairs("block+x")
@@ -379,12 +379,12 @@ def test_requests_take_turns(fake: Path) -> None:
 
 
 def test_without_math_verify_nothing_is_undecided(server: RewardProcess) -> None:
-    """Where it is not installed the reply has no such list."""
+    """Without math-verify the reply has no such list."""
     assert "undecided" not in ask(server.url, pairs("y+x")).body["extra_logs"]
 
 
 def _run(*flags: str) -> tuple[int, str]:
-    command = [sys.executable, "-m", "agent.bundled.reward_server", *flags]
+    command = [sys.executable, "-m", PROGRAM, *flags]
     ended = subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, timeout=SECONDS, check=False
     )
