@@ -18,8 +18,7 @@ from agent.node.addresses import taken_ports
 from agent.node.pythons import find_ray
 from agent.node.read import gather, read_folder
 from agent.plan.listeners import port_clashes
-from agent.plan.make import checkpoint_folder, make_plan, private_folder
-from agent.plan.services import service_problems
+from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems
 from agent.runtime import parent
 from agent.runtime.dns import lookup_briefly
 from agent.runtime.signals import run_within
@@ -346,7 +345,7 @@ def plan_from_environment(
 def _torchrun_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ...]:
     if launcher(loaded.settings, None) != TORCHRUN:
         return ()
-    from agent.plan.torchrun import torchrun_problems  # noqa: PLC0415 - most runs need none
+    from agent.work.torchrun import torchrun_problems  # noqa: PLC0415 - most runs need none
 
     return torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
 

@@ -32,8 +32,8 @@ from agent.decisions.worker.state import SurvivingRay, WorkerPhase
 from agent.node.addresses import source_towards
 from agent.plan import environment
 from agent.plan.listeners import may_listen_on
+from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
-from agent.plan.services import service_only_ranks
 from agent.record.log import say
 from agent.runtime import driver, signals
 from agent.runtime.probes import port_answers

@@ -26,7 +26,17 @@ _CHECKPOINT_FACTOR = 7
 RECIPE_CHECKS = (FRAMEWORK, CHECKPOINTS)
 
 
-def framework(
+def recipe_findings(
+    known: KnownJob, facts: Facts, settings: Settings, topology: Topology, folder: str
+) -> tuple[Finding, ...]:
+    """Check a recipe's framework, and the disk of its checkpoints."""
+    found = _framework(known, facts, settings, topology)
+    if known.needs:
+        found += _checkpoints_on_volume(facts, folder) + checkpoint_space(facts, folder)
+    return found
+
+
+def _framework(
     known: KnownJob, facts: Facts, settings: Settings, topology: Topology
 ) -> tuple[Finding, ...]:
     """Without its framework a job fails only after the boot; another version may fail later."""
@@ -69,7 +79,7 @@ def _missing(known: KnownJob, facts: Facts, settings: Settings, topology: Topolo
     return Finding(FRAMEWORK, Level.FAIL, what, remedy)
 
 
-def checkpoints_on_volume(facts: Facts, folder: str) -> tuple[Finding, ...]:
+def _checkpoints_on_volume(facts: Facts, folder: str) -> tuple[Finding, ...]:
     """A container's own disk is lost with it, and other nodes cannot read it."""
     mount = facts.checkpoints
     if mount is None or not mount.is_containers_own:

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import own_command
-from agent.base.ports import Ports, port_map
+from agent.base.ports import Ports, port_map, single_ports
 from agent.base.value import dataclass
-from agent.checks import misspelling_findings, recipe, run_checks
-from agent.checks.recipe import job_program
+from agent.checks import misspelling_findings, run_checks
+from agent.checks.recipe import job_program, recipe_findings
 from agent.node.facts import supports_token_auth
 from agent.node.variables import visible_devices
 from agent.plan.listeners import listeners, port_clashes
@@ -31,13 +31,6 @@ from agent.plan.plan import (
     stop_budget,
 )
 from agent.plan.ray_start import OwnRay
-from agent.plan.services import (
-    all_services,
-    is_here,
-    may_be_here,
-    with_reward,
-    without_service_nodes,
-)
 from agent.plan.waits import PREFLIGHT_LIMIT, planned_waits
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.ray_args import TEMP_DIR, VARIABLE
@@ -47,17 +40,17 @@ from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, Job, plan_recipe, recipe_input, version_of
 from agent.work.prepare import prepare_steps
 from agent.work.recipes.recipe import NodeSize, UnknownVersionError
-from agent.work.services import NO_FILE
+from agent.work.services import NO_FILE, REWARD, reward_service
+from agent.work.torchrun import Torchrun, gpus_of, processes
 from agent.work.where import HEAD_IP
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.checks.finding import Finding
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
-    from agent.plan.torchrun import Torchrun
     from agent.settings.jobs import KnownJob
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
@@ -65,6 +58,7 @@ if TYPE_CHECKING:
     from agent.work.job import RecipeJob
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServicesFile, ServiceSpec
+    from agent.work.where import Where
 
 
 ALL_REDUCE_PROGRAM = Path(__file__).parents[1] / "bundled" / "all_reduce.py"
@@ -73,47 +67,14 @@ GPUS = "{gpus}"
 """Placeholder for the GPUs of every node, known once all have joined."""
 
 
-def preflight_processes(
-    topology: Topology, facts: Facts, ports: Ports
-) -> tuple[PlannedProcess, ...]:
-    """Return the process of the all-reduce before the job."""
-    if topology.given_ray is not None or topology.is_idle:
-        return ()
-    argv = (
-        *(
-            facts.job_python,
-            str(ALL_REDUCE_PROGRAM),
-            "--address",
-            HEAD_IP,
-            "--port",
-            str(ports.last_worker),
-        ),
-        *("--node", "{rank}", "--gpus", GPUS, "--within", f"{PREFLIGHT_LIMIT:g}"),
-        *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
-        *(("--host",) if topology.is_head else ()),
-    )
-    return (PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG),)
-
-
-def recipe_findings(
-    known: KnownJob, facts: Facts, settings: Settings, topology: Topology, folder: str
-) -> tuple[Finding, ...]:
-    """Check framework and disk for a recipe."""
-    found = recipe.framework(known, facts, settings, topology)
-    if not known.needs:
-        return found
-    disk = (*recipe.checkpoints_on_volume(facts, folder), *recipe.checkpoint_space(facts, folder))
-    return (*found, *disk)
-
-
-def size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
+def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
     """Return the resources of this node."""
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
     return NodeSize(gpus, cpus, topology.platform.memory or facts.memory)
 
 
-def recipe_for_plan(
+def _recipe_for_plan(
     known: KnownJob, settings: Settings, topology: Topology, facts: Facts, folder: str
 ) -> RecipeJob:
     """Plan a recipe for the expected nodes; raises SettingsError if no cluster fits it."""
@@ -121,12 +82,12 @@ def recipe_for_plan(
         version = version_of(known, facts.framework).version
     except UnknownVersionError:  # a check reports it and refuses the run
         version = version_of(known, None).version
-    nodes = (size_of(settings, topology, facts),) * (topology.expected_workers + 1)
+    nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
     python = facts.job_python
     return plan_recipe(known, recipe_input(known, settings, version, folder, python, nodes))
 
 
-def recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tuple[str, ...]:
+def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tuple[str, ...]:
     """Return notes on the recipe for the user."""
     given, found = topology.given_ray, []
     if known.reward == "unused" and settings.reward not in {None, "off"}:
@@ -138,7 +99,7 @@ def recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tup
 
 
 @dataclass(frozen=True)
-class PlannedJob:
+class _PlannedJob:
     """The job as far as it is known before anything starts."""
 
     job: Job | None
@@ -149,26 +110,26 @@ class PlannedJob:
     notes: tuple[str, ...] = ()
 
 
-def planned_job(
+def _planned_job(
     loaded: Loaded, topology: Topology, facts: Facts, runtime_env: dict[str, object]
-) -> PlannedJob:
+) -> _PlannedJob:
     """Plan the job; raises SettingsError if no cluster fits its recipe."""
     settings, command = loaded.settings, loaded.command
     known = known_job(settings, command)
     folder = checkpoint_folder(settings, command)
     runs_here = topology.is_head or launcher(settings, command) == "torchrun"
     if command is not None and runs_here:
-        return PlannedJob(Job(COMMAND, command, runtime_env, folder))
+        return _PlannedJob(Job(COMMAND, command, runtime_env, folder))
     if known is None or topology.is_idle:
-        return PlannedJob(None)
+        return _PlannedJob(None)
 
-    recipe = recipe_for_plan(known, settings, topology, facts, folder)
+    recipe = _recipe_for_plan(known, settings, topology, facts, folder)
     if not runs_here:
-        return PlannedJob(None, recipe)
+        return _PlannedJob(None, recipe)
     argv = () if recipe.expected_command is None else recipe.expected_command.argv
     found = recipe_findings(known, facts, settings, topology, folder)
     job = Job(known.name, argv, runtime_env, folder, recipe)
-    return PlannedJob(job, recipe, found, recipe_notes(known, settings, topology))
+    return _PlannedJob(job, recipe, found, _recipe_notes(known, settings, topology))
 
 
 def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
@@ -220,7 +181,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     torchrun = _torchrun(settings, facts, ports, environ)
     launch: Launch = topology.given_ray or torchrun or ray
     effective = replace(loaded, settings=with_reward(settings, file))
-    planned = planned_job(effective, topology, facts, runtime_env)
+    planned = _planned_job(effective, topology, facts, runtime_env)
     job = planned.job
     if job is not None and upload is not None:
         job = replace(job, upload=upload)
@@ -269,9 +230,6 @@ def _torchrun(
     """Return the torchrun of this node, if it starts the job."""
     if launcher(settings, None) != TORCHRUN:
         return None
-    from agent.plan.torchrun import Torchrun  # noqa: PLC0415 - most runs need none of it
-    from agent.work.torchrun import gpus_of, processes  # noqa: PLC0415 - same
-
     count = processes(gpus_of(settings, facts.gpus, environ), settings)
     return Torchrun(facts.job_python, ports.gcs, count, stop_budget(settings.stop_grace).job - 1.0)
 
@@ -327,9 +285,16 @@ def _preflight(
     settings: Settings, topology: Topology, facts: Facts, ports: Ports
 ) -> tuple[PlannedProcess, ...]:
     """Return the process of the all-reduce before the job, if AGENT_PREFLIGHT is set."""
-    if settings.preflight is None:
+    if settings.preflight is None or topology.given_ray is not None:
         return ()
-    return preflight_processes(topology, facts, ports)
+    argv = (
+        *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
+        *("--address", HEAD_IP, "--port", str(ports.last_worker)),
+        *("--node", "{rank}", "--gpus", GPUS, "--within", f"{PREFLIGHT_LIMIT:g}"),
+        *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
+        *(("--host",) if topology.is_head else ()),
+    )
+    return (PlannedProcess(ALL_REDUCE, "before", argv, PREFLIGHT_LOG),)
 
 
 def _processes(
@@ -389,3 +354,137 @@ def _wandb_note(settings: Settings, facts: Facts) -> str:
     if facts.wandb_login:
         return "WANDB_API_KEY is not set: W&B has this machine's `wandb login`"
     return "WANDB_API_KEY is not set: W&B stays offline"
+
+
+def all_services(
+    settings: Settings, command: tuple[str, ...] | None, facts: Facts, file: ServicesFile
+) -> tuple[ServiceSpec, ...]:
+    """Return the services of the whole run, in the order in which they are shown."""
+    row, python = file.reward, facts.ray.executable
+    reward = reward_service(with_reward(settings, file), command, python)
+    if row is not None and reward is not None:
+        reward = row.apply_to(reward)
+    return (*filter(None, (reward,)), *file.services)
+
+
+def with_reward(settings: Settings, file: ServicesFile) -> Settings:
+    """Replace AGENT_REWARD by `[services.reward]`, if the file has it."""
+    row = file.reward
+    return settings if row is None else replace(settings, reward=row.command or "builtin")
+
+
+def own_rank(topology: Topology) -> int | None:
+    """Return this node's rank; without ranks of the platform the head has 0."""
+    rank = topology.platform.rank
+    return 0 if rank is None and topology.is_head else rank
+
+
+def is_here(where: Where, topology: Topology) -> bool:
+    """Return whether something runs on this node."""
+    return where.includes(own_rank(topology), is_head=topology.is_head)
+
+
+def may_be_here(where: Where, topology: Topology) -> bool:
+    """Return whether something may run on this node once the head has assigned its rank."""
+    return where.may_include(own_rank(topology), is_head=topology.is_head)
+
+
+def service_only_ranks(services: tuple[ServiceSpec, ...]) -> frozenset[int]:
+    """Return the ranks of nodes that only run a service and do not join Ray."""
+    return frozenset(
+        spec.where.rank for spec in services if spec.alone and spec.where.rank is not None
+    )
+
+
+def without_service_nodes(
+    topology: Topology, settings: Settings, services: tuple[ServiceSpec, ...]
+) -> Topology:
+    """Subtract nodes that do not join Ray from the workers, unless EXPECTED_WORKERS is set."""
+    if settings.expected_workers is not None:
+        return topology
+    left = max(0, topology.expected_workers - len(service_only_ranks(services)))
+    return replace(topology, expected_workers=left)
+
+
+def service_problems(
+    settings: Settings,
+    command: tuple[str, ...] | None,
+    topology: Topology,
+    facts: Facts,
+    file: ServicesFile,
+) -> Iterator[Problem]:
+    """Yield problems of the services file on this platform."""
+    ports = port_map(
+        settings.ray_port, settings.dashboard_port, settings.port, topology.platform.ports
+    )
+    services = all_services(settings, command, facts, file)
+    most = _most_nodes(settings, topology, services)
+    by_torchrun = launcher(settings, command) == TORCHRUN
+    for spec in services:
+        if spec.name == REWARD and file.reward is None:
+            continue  # AGENT_REWARD is checked with the other variables
+        where = _label(settings, spec)
+        yield from _place_problems(where, spec, topology, most)
+        yield from _port_problems(where, spec, topology, ports, by_torchrun=by_torchrun)
+        others = services[: services.index(spec)]
+        met = [o for o in others if o.port == spec.port and o.where.meets(spec.where)]
+        if spec.port is not None and met:
+            got = f"port {spec.port}, which {met[0].name} has on the same node"
+            yield Problem(f"{where} ready", got, "a port of its own")
+    given = topology.given_ray
+    if given is not None:
+        for step in file.steps:
+            if step.where.kind != "head":
+                label = f"AGENT_SERVICES={settings.services} [prepare.{step.name}] where"
+                expected = f"head: no agent runs on {given.owner}'s nodes"
+                yield Problem(label, step.where.kind, expected)
+
+
+def _most_nodes(settings: Settings, topology: Topology, services: tuple[ServiceSpec, ...]) -> int:
+    """Return how many nodes this run expects, including those that do not join Ray."""
+    alone, workers = len(service_only_ranks(services)), topology.expected_workers
+    return 1 + (max(workers, alone) if settings.expected_workers is None else workers + alone)
+
+
+def _place_problems(
+    where: str, spec: ServiceSpec, topology: Topology, most: int
+) -> Iterator[Problem]:
+    given, nodes, rank = topology.given_ray, topology.platform.nodes, spec.where.rank
+    if given is not None and spec.where.kind != "head":
+        expected = f"head: no agent runs on {given.owner}'s nodes"
+        yield Problem(f"{where} where", spec.where.sentence(), expected)
+    if rank is not None and nodes is not None and rank >= nodes:
+        expected = f"a rank from 0 to {nodes - 1}"
+        yield Problem(f"{where} where", f"rank {rank} of {nodes} node(s)", expected)
+    if rank is not None and nodes is None and given is None and topology.is_head and rank >= most:
+        expected = f"a rank from 0 to {most - 1}, or a larger EXPECTED_WORKERS"
+        yield Problem(f"{where} where", f"rank {rank} of {most} expected node(s)", expected)
+    if spec.alone and topology.is_head and own_rank(topology) == rank:
+        expected = "the rank of another node: the head runs Ray"
+        yield Problem(f"{where} alone", "true on the head's own rank", expected)
+
+
+def _port_problems(
+    where: str, spec: ServiceSpec, topology: Topology, ports: Ports, *, by_torchrun: bool
+) -> Iterator[Problem]:
+    given = topology.given_ray
+    others = {"agent": ports.agent}
+    workers = (0, -1)
+    if by_torchrun:
+        others["rendezvous"] = ports.gcs
+    elif not spec.alone and (given is None or given.session is not None):
+        others, workers = single_ports(ports), (ports.first_worker, ports.last_worker)
+    met = next((name for name, number in others.items() if number == spec.port), None)
+    if met is not None:
+        whose = "torchrun's" if by_torchrun else "Ray's"
+        got = f"port {spec.port}, which is the agent's own" if met == "agent" else None
+        got = got or f"port {spec.port}, which is {whose} ({met})"
+        yield Problem(f"{where} ready", got, "a port that nobody else has")
+    elif spec.port is not None and workers[0] <= spec.port <= workers[1]:
+        got = f"port {spec.port}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
+        yield Problem(f"{where} ready", got, "a port outside of that")
+
+
+def _label(settings: Settings, spec: ServiceSpec) -> str:
+    name = "reward" if spec.name == REWARD else spec.name
+    return f"AGENT_SERVICES={settings.services} [services.{name}]"

@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from agent.base.ports import Ports
     from agent.node.facts import Facts
     from agent.plan.listeners import Listener
-    from agent.plan.torchrun import Torchrun
     from agent.plan.waits import PlannedWait
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
     from agent.work.job import Job
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
+    from agent.work.torchrun import Torchrun
     from agent.work.where import Placeholders
 
     Launch = OwnRay | GivenRay | Torchrun

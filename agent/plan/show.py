@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
     from agent.checks.finding import Finding
     from agent.plan.plan import Plan
-    from agent.plan.torchrun import Torchrun
     from agent.settings.redact import Redactor
     from agent.work.job import Job
     from agent.work.services import ServiceSpec
+    from agent.work.torchrun import Torchrun
 
 _SIGN = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
 

@@ -11,8 +11,7 @@ from agent.base.errors import Problem, SettingsError
 from agent.boot import plan_input
 from agent.node.disks import disk_of
 from agent.node.facts import Framework
-from agent.plan.make import make_plan
-from agent.plan.services import service_problems
+from agent.plan.make import make_plan, service_problems
 from agent.plan.show import render
 from agent.settings import load
 from agent.settings.redact import redactor_for

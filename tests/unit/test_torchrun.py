@@ -16,18 +16,19 @@ from agent.node import pythons
 from agent.node.facts import TorchPython
 from agent.plan.make import make_plan
 from agent.plan.show import render
-from agent.plan.torchrun import Torchrun, torchrun_problems
 from agent.settings import load
 from agent.settings.redact import redactor_for
 from agent.topology.resolve import resolve
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import (
     ShareOrder,
+    Torchrun,
     command_fault,
     gpus_of,
     processes,
     runs_a_program,
     torchrun_arguments,
+    torchrun_problems,
 )
 from unit.captured import machine
 

@@ -11,7 +11,7 @@ from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.decisions import worker
 from agent.decisions.values import ALL_REDUCE, Answer, StepOver
 from agent.decisions.worker import state as w
-from agent.plan.services import service_only_ranks
+from agent.plan.make import service_only_ranks
 from unit.simulated.agents import Agent, End
 from unit.simulated.rays import Raylet
 from unit.simulated.rules import said_by
