@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import deque
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -14,15 +13,17 @@ from typing import TYPE_CHECKING
 
 from agent.base.outcome import Kind
 from agent.base.text import listed
+from agent.boot.events import without_addresses
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
-from agent.decisions.values import OrderKind, ServiceWaits, Step, Tick
+from agent.decisions.remedies.match import explain
+from agent.decisions.values import OrderKind, Step
 from agent.node.disks import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
+from agent.plan.show import render
 from agent.record import codec, events, node_record, run_folder, run_record
 from agent.record.bundle import Bundle, BundlePart
-from agent.record.events import NodesCounted
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
 from agent.runtime.signals import run_within
@@ -36,12 +37,11 @@ if TYPE_CHECKING:
     from agent.boot.node_run import NodeRun
     from agent.control.protocol import Bye
     from agent.control.reports import Reports
-    from agent.decisions.head.fleet import Fleet, Worker
+    from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.record.run_record import AttemptRecord
-    from agent.runtime.ray_watch import MemoryWatch
 
 
 _TAIL = 256 << 10
@@ -60,8 +60,6 @@ async def explain_end(run: NodeRun, outcome: Outcome, remote_remedy: str = "") -
     """Add the remedy found in this node's logs, or else `remote_remedy`, to an outcome."""
     if outcome.kind not in _EXPLAINED_KINDS:
         return outcome
-    from agent.decisions.remedies.match import explain  # noqa: PLC0415 - only where a run has failed
-
     files = list(_logs(run, outcome))
 
     def search() -> str:
@@ -121,83 +119,6 @@ def _full_disk(plan: Plan, kind: Kind, *, of_a_job: bool) -> str:
     if free is None or free >= _FULL_BELOW:
         return ""
     return f"the disk of {path}, {purpose}, is full. Free some space there, or {remedy}"
-
-
-_POLLED = (h.JobHeard, h.RayNodes)
-"""Events sent at every poll: recorded only when one differs from the last of its type."""
-_WAIT_EVENTS = (h.HeadRaySilent, h.SubmitWaits, ServiceWaits)
-"""Events of pending waits, of which several may alternate."""
-_MOST_WAIT_EVENTS = 16
-_MOST_NODES = 256
-"""Up to this many nodes, GCS's node list is recorded in full."""
-
-
-class EventFilter:
-    """Selects the events to record: repeated ones are skipped."""
-
-    def __init__(self) -> None:
-        self._states: dict[type, h.HeadEvent] = {}
-        self._complaints: deque[h.HeadEvent] = deque(maxlen=_MOST_WAIT_EVENTS)
-        """Complaints since any other event."""
-
-    def is_new(self, event: h.HeadEvent, fleet: Fleet) -> bool:
-        """Return whether an event adds information to the workers' known state in `fleet`."""
-        if isinstance(event, _WAIT_EVENTS):
-            if event in self._complaints:
-                return False
-            self._complaints.append(event)
-            return True
-        if isinstance(event, Tick) or self._is_repeated(event, fleet):
-            return False
-        self._complaints.clear()
-        return True
-
-    def _is_repeated(self, event: h.HeadEvent, fleet: Fleet) -> bool:
-        if isinstance(event, h.WorkerReported):
-            known = fleet.workers.get(event.worker.key)
-            return known is not None and _reported_state(known) == _reported_state(event.worker)
-        if not isinstance(event, _POLLED):
-            return False
-        last, self._states[type(event)] = self._states.get(type(event)), event
-        return event == last
-
-
-def recorded_form(event: h.HeadEvent) -> object:
-    """Return the form in which an event is recorded.
-
-    A very long node list becomes a count; facts lose their addresses, and findings are left out
-    (they are in that node's own log).
-    """
-    if isinstance(event, h.WorkerIntroduced):
-        return replace(event, facts=without_addresses(event.facts), findings=())
-    if not isinstance(event, h.RayNodes) or len(event.nodes) <= _MOST_NODES:
-        return event
-    alive = sum(node.alive for node in event.nodes)
-    return NodesCounted(alive, len(event.nodes) - alive)
-
-
-def without_addresses(facts: Facts) -> Facts:
-    """Return facts without network addresses, which are private."""
-    return replace(facts, interfaces={}, default_source=None)
-
-
-def _reported_state(one: Worker) -> tuple[object, ...]:
-    """Return the parts of a worker's state that are worth a new record."""
-    plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
-    return (*plain, one.items, one.answers)
-
-
-def attach_memory_report(
-    tell: Callable[[h.HeadEvent], None], memory: MemoryWatch
-) -> Callable[[h.HeadEvent], None]:
-    """Wrap a callback: a failed job's report gets the recent out-of-memory kills."""
-
-    def send(event: h.HeadEvent) -> None:
-        if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
-            event = replace(event, report=replace(event.report, memory=memory.recent()))
-        tell(event)
-
-    return send
 
 
 _MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
@@ -284,8 +205,6 @@ class BundleTask:
         yield from local_records(run)
 
     def _plan(self) -> str:
-        from agent.plan.show import render  # noqa: PLC0415 - the only run that shows its plan
-
         return render(self._run.plan, self._run.redactor)
 
     def _facts(self) -> str:

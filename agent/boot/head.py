@@ -9,31 +9,36 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.boot import head_port
-from agent.boot.diagnose import (
-    EventFilter,
-    WorkerLogs,
-    attach_memory_report,
-    explain_end,
-    recorded_form,
-)
-from agent.boot.guard import Guard
+from agent.base.outcome import Kind
+from agent.boot.diagnose import WorkerLogs, explain_end
+from agent.boot.events import EventFilter, Guard, attach_memory_report, recorded_form
 from agent.boot.head_job import (
     Submission,
     SubmissionTask,
     make_submission,
+    newest_checkpoint,
     start_job_output,
     stop_job,
 )
+from agent.boot.head_server import (
+    count_possible_callers,
+    first_reply,
+    make_expected,
+    make_site,
+    wait_for_goodbyes,
+)
 from agent.boot.head_start import start_ray
 from agent.boot.head_status import RunStatus
+from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import end_attempt, stop_ray
 from agent.boot.requests import make_prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
 from agent.boot.services import PrepareSteps, Services
+from agent.boot.stall import StallWatch
 from agent.boot.torchrun import TorchrunLink
-from agent.boot.watch import probe_nodes, watch_gcs, watch_ray
+from agent.boot.watch import SilenceWatch, probe_nodes, watch_gcs, watch_ray
 from agent.bridge.link import RayLink
+from agent.control.reports import AgentLimit, RankAssignment, Reports, agent_limit
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
@@ -62,8 +67,8 @@ if TYPE_CHECKING:
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Bye
-    from agent.control.reports import Reports
     from agent.decisions.attempts import Attempt
+    from agent.plan.plan import Plan
     from agent.runtime.output import JobOutput
     from agent.runtime.process import Child
 
@@ -119,22 +124,12 @@ class HeadAgent:
         if started.refusal is None:
             self._start_all(tasks, link)
         else:
-            self._inbox.put(Refused(head_port.name_head_in_refusal(plan, started.refusal)))
-        from agent.boot.head_server import make_site  # noqa: PLC0415 - aiohttp, while Ray boots
-        from agent.boot.stall import StallWatch  # noqa: PLC0415 - same
-        from agent.boot.watch import SilenceWatch  # noqa: PLC0415 - same
-        from agent.control.reports import (  # noqa: PLC0415 - same
-            AgentLimit,
-            RankAssignment,
-            Reports,
-            agent_limit,
-        )
-
+            self._inbox.put(Refused(name_head_in_refusal(plan, started.refusal)))
         number = self._state.attempt.number
-        first = await head_port.first_reply(self._keeper, number, plan.ports.gcs)
+        first = await first_reply(self._keeper, number, plan.ports.gcs)
         most = agent_limit(plan.topology.expected_workers)
         reports = Reports(
-            *(first, head_port.make_expected(plan, self._keeper), self._inbox.put, run.now),
+            *(first, make_expected(plan, self._keeper), self._inbox.put, run.now),
             on_bye=self._on_bye,
             ranks=RankAssignment(self._keeper.record.ranks, self._keeper.record_ranks, most),
             on_recalled_run=on_recalled_run(self._keeper, self._inbox.put),
@@ -168,8 +163,6 @@ class HeadAgent:
         if self._ray is not None:
             tasks.start_soon(self._watch_ray, self._ray)
         if self._plan.own_ray is not None:
-            from agent.boot.make_ready import prune_sessions  # noqa: PLC0415 - while Ray boots
-
             tasks.start_soon(prune_sessions, self._plan.own_ray.session, self._run.best_effort)
         given = self._plan.topology.given_ray
         if given is not None:  # the platform starts it at any time
@@ -389,8 +382,6 @@ class HeadAgent:
         self._inbox.put(h.Cleared(ended.number, left))
 
     async def _find_checkpoint(self, attempt: int) -> None:
-        from agent.boot.head_job import newest_checkpoint  # noqa: PLC0415 - while Ray boots
-
         self._inbox.put(await newest_checkpoint(self._run, attempt))
 
     async def _finish_output(self) -> None:
@@ -415,12 +406,8 @@ class HeadAgent:
         budget, started = self._plan.budget, self._started
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
-                may_call = head_port.count_possible_callers(
-                    self._plan, started.sockets, self._state
-                )
-                tasks.start_soon(
-                    head_port.wait_for_goodbyes, reports, budget.final_replies, may_call
-                )
+                may_call = count_possible_callers(self._plan, started.sockets, self._state)
+                tasks.start_soon(wait_for_goodbyes, reports, budget.final_replies, may_call)
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
@@ -430,3 +417,10 @@ class HeadAgent:
         return await self._worker_logs.make_bundle(
             outcome, self._keeper.attempts, self._state, reports
         )
+
+
+def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:
+    """Add the head's name to its refusal where workers read it."""
+    if not plan.topology.expected_workers or refusal.kind is not Kind.REFUSED:
+        return refusal
+    return replace(refusal, reason=f"on the head {plan.topology.node_name}: {refusal.reason}")

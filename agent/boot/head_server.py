@@ -1,4 +1,4 @@
-"""What the head serves on its port: status, reports, and the logs of all nodes."""
+"""The head's port: replies to workers and their goodbyes, status, logs of all nodes."""
 
 from __future__ import annotations
 
@@ -9,19 +9,64 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base.text import listed
+from agent.control.protocol import Reply
+from agent.control.reports import Expected
 from agent.control.server import AgentServer, Control, LogPart
+from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import OrderKind
+from agent.plan.plan import versions
 from agent.record import run_folder
+from agent.record.log import say
 from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.work.services import digest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    import socket
+    from collections.abc import Callable, Iterable, Sequence
     from pathlib import Path
 
     from agent.boot.head_status import RunStatus
     from agent.boot.node_run import NodeRun
+    from agent.boot.run_keeper import RunKeeper
     from agent.control.reports import Reports
     from agent.decisions.head.fleet import Worker
+    from agent.decisions.head.state import HeadState
+    from agent.plan.plan import Plan
+
+
+async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
+    """Return the reply to workers before the first decision, once its epoch is on disk."""
+    await keeper.flush()
+    return Reply(
+        *(keeper.epoch, keeper.run_id),
+        phase=HeadPhase.BOOTING.value,
+        ray_ready=False,
+        gcs_port=gcs_port,
+        news=0,
+        attempt=attempt,
+        fingerprint=keeper.proof(attempt - 1),
+    )
+
+
+def make_expected(plan: Plan, keeper: RunKeeper) -> Expected:
+    """Return what workers must agree on: versions, services, and torchrun's command."""
+    job = "" if plan.torchrun is None else keeper.record.fingerprint
+    return Expected(*versions(plan), digest(plan.all_services, plan.steps), job)
+
+
+def count_possible_callers(plan: Plan, sockets: Sequence[socket.socket], state: HeadState) -> int:
+    """Return how many workers that never reported may still do so."""
+    given = plan.topology.given_ray is not None  # its workers run no agent
+    return 0 if given or not sockets else state.fleet.never_reported_count(state.required)
+
+
+async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> None:
+    """Wait until the workers have the verdict; log those that did not confirm it."""
+    silent, unreported = await reports.wait_for_goodbyes(limit, may_call)
+    for name in silent:
+        say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
+    if unreported:
+        say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
 
 _PART = 256 << 10

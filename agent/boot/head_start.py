@@ -1,8 +1,4 @@
-"""The head's first second: its address, its port, its checks, and `ray start`.
-
-The other modules of the head are imported while Ray boots, so this one imports as little as
-possible.
-"""
+"""The head's first second: its address, its port, its checks, and `ray start`."""
 
 from __future__ import annotations
 
@@ -11,29 +7,69 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import ends
 from agent.base.errors import PreflightError, UnavailableError
 from agent.base.value import dataclass
-from agent.boot import head_port, make_ready
-from agent.boot.run import PendingSignals
+from agent.boot import make_ready
 from agent.control.sockets import bind
 from agent.decisions.values import Wait
 from agent.node.addresses import source_towards
+from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
 from agent.record.log import say
-from agent.runtime import signals
 from agent.runtime.dns import resolve
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.where import Placeholders
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
-    from agent.plan.plan import Address
+    from agent.plan.plan import Address, Plan
     from agent.runtime.process import Child
+
+
+class PendingSignals:
+    """Stop requests and job signals that arrive before the role handles them."""
+
+    def __init__(self) -> None:
+        self._stops: list[int] = []
+        self._notices: list[int] = []
+        self._on_stop: Callable[[int], None] = self._stops.append
+        self._on_notice: Callable[[int], None] = self._notices.append
+        self._scope: anyio.CancelScope | None = None
+
+    def on_stop(self, signum: int) -> None:
+        """Handle a stop request; cancel the scope of `stop_scope`."""
+        self._on_stop(signum)
+        if self._scope is not None:
+            self._scope.cancel()
+
+    def on_notice(self, signum: int) -> None:
+        """Handle a signal that is meant for the job."""
+        self._on_notice(signum)
+
+    def stop_scope(self) -> anyio.CancelScope:
+        """Return a scope that a stop request cancels."""
+        self._scope = anyio.CancelScope()
+        if self._stops:
+            self._scope.cancel()
+        return self._scope
+
+    def forward_to(self, on_stop: Callable[[int], None], on_notice: Callable[[int], None]) -> None:
+        """Forward all signals from now on, and those received before."""
+        self._on_stop, self._on_notice = on_stop, on_notice
+        for signum in self._stops:
+            on_stop(signum)
+        for signum in self._notices:
+            on_notice(signum)
+
+    def outcome(self, *, expected: bool) -> Outcome:
+        """Return the outcome of the stop request."""
+        return ends.stopped(self._stops[0], expected=expected)
 
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
@@ -123,25 +159,7 @@ class HeadStart:
     """This node's Ray, where the agent starts it."""
 
 
-async def run(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
-    """Run the head."""
-    requests = PendingSignals()
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(signals.watch_signals, requests.on_stop, requests.on_notice)
-        started = await _start(node_run, keeper, requests)
-        if started is None:
-            outcome = requests.outcome(expected=node_run.plan.job is None)
-        else:
-            from agent.boot.head import HeadAgent  # noqa: PLC0415 - 20 ms, while Ray boots
-
-            head = HeadAgent(node_run, keeper, started)
-            requests.forward_to(head.on_signal, head.on_notice)
-            outcome = await head.run(tasks)
-        tasks.cancel_scope.cancel()
-    return outcome
-
-
-async def _start(run: NodeRun, keeper: RunKeeper, requests: PendingSignals) -> HeadStart | None:
+async def start(run: NodeRun, keeper: RunKeeper, requests: PendingSignals) -> HeadStart | None:
     """Start Ray as early as possible; return None if a stop was requested before."""
     plan = run.plan
     # The port first: a second agent on this node ends here, before it changes anything.
@@ -162,13 +180,31 @@ async def _start(run: NodeRun, keeper: RunKeeper, requests: PendingSignals) -> H
         run.surviving.end_ray()
     if refusal is None:
         refusal = make_ready.prepare_machine(plan, run.surviving)
-    sockets = head_port.open_port(plan, ip, refusal)
+    sockets = open_port(plan, ip, refusal)
     if not keeps_ray:
         keeper.new_epoch(plan.topology.node_name)
     ray = None
     if refusal is None and plan.own_ray is not None:
         ray = await start_ray(run, placeholders, env)
     return HeadStart(placeholders, env, local_sockets, sockets, refusal, ray)
+
+
+def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:
+    """Open the agent's port on the head's own address, where workers can report early.
+
+    A head that refuses to run opens it too, so that its workers get the refusal, unless the port
+    itself is refused.
+    """
+    if ip == "127.0.0.1":  # already open
+        return []
+    if refusal is not None and not may_listen_on(ip, plan.settings):
+        return []
+    try:
+        return bind([ip], plan.ports.agent)
+    except PreflightError:
+        if refusal is None:
+            raise
+        return []  # the refusal explains more
 
 
 async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:

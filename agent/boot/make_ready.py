@@ -27,9 +27,11 @@ from agent.node.read import read_folder
 from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.record.node_record import NodeRecord, run_of, running_processes
-from agent.runtime import descendants, parent
+from agent.runtime import descendants, driver, parent
+from agent.runtime.process import adopt
 from agent.runtime.ray_watch import oom_sentence
 from agent.settings.jobs import TORCHRUN
+from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -288,8 +290,6 @@ class SurvivingProcesses:
         useful = set() if lost_ray else {*names}
         for name in {*self._running} - useful:
             descendants.kill_tree(self._running.pop(name).pid)
-        from agent.work.torchrun import RANK_VARIABLE  # noqa: PLC0415 - after a killed agent only
-
         if TORCHRUN in {one.name for one in record.started}:  # ranks have their own sessions
             descendants.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
 
@@ -305,8 +305,6 @@ class SurvivingProcesses:
 
     def end_ray(self) -> None:
         """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
-        from agent.runtime import driver  # noqa: PLC0415 - most runs skip this
-
         one = self._running.pop(RAY, None)
         if one is not None:
             say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
@@ -323,8 +321,6 @@ class SurvivingProcesses:
         one = self._running.pop(name, None)
         if one is None:
             return None
-        from agent.runtime.process import adopt  # noqa: PLC0415 - most runs skip this
-
         return adopt(name, one.pid, one.start, log)
 
 

@@ -11,8 +11,12 @@ import anyio
 from agent import __version__
 from agent.base.latency import Latency
 from agent.base.text import listed
+from agent.control.protocol import WorkerStats
 from agent.decisions.values import StopAsked
+from agent.record import events
+from agent.record.events import Decided, EventRecorder, PhaseEntered, ProcessStarted, WaitLog
 from agent.record.files import iso_time
+from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecorder
@@ -29,12 +33,9 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.make_ready import SurvivingProcesses
-    from agent.control.protocol import WorkerStats
     from agent.decisions.attempts import Attempt
     from agent.decisions.values import Item, LogLine, Wait
     from agent.plan.plan import Plan
-    from agent.record.events import EventRecorder, WaitLog
-    from agent.record.job_lines import JobLines
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
     from agent.settings.redact import Redactor
@@ -64,8 +65,6 @@ class NodeStats:
 
     def share_lines(self, attempt: int) -> JobLines:
         """Return the scanner for the output of this node's share of an attempt."""
-        from agent.record.job_lines import JobLines  # noqa: PLC0415 - where torchrun starts it
-
         if self._share is None or attempt != self._attempt:
             self._share, self._attempt = JobLines(self._clean), attempt
         return self._share
@@ -77,8 +76,6 @@ class NodeStats:
 
     def snapshot(self, steps: Mapping[str, Item]) -> WorkerStats:
         """Return all statistics, with the state of each step."""
-        from agent.control.protocol import WorkerStats  # noqa: PLC0415 - while Ray boots
-
         known = {name: item.step for name, item in steps.items()}
         causes = () if self._share is None else self._share.known.causes
         parts = (dict(self._latencies), known, dict(self._progress))
@@ -138,9 +135,6 @@ class NodeRun:
     @cached_property
     def _recorder(self) -> EventRecorder:
         """Create the event recorder at the first event, so that it does not delay Ray's start."""
-        from agent.record import events  # noqa: PLC0415 - see above
-        from agent.record.events import EventRecorder  # noqa: PLC0415 - same
-
         role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.held, events.EVENTS_FILE)
@@ -153,8 +147,6 @@ class NodeRun:
 
     @cached_property
     def _waits(self) -> WaitLog:
-        from agent.record.events import WaitLog  # noqa: PLC0415 - as with events
-
         return WaitLog(self.record, say)
 
     @property
@@ -180,8 +172,6 @@ class NodeRun:
 
     def set_phase(self, phase: str) -> None:
         """Record a new phase; a killed agent's record may end in any phase."""
-        from agent.record.events import PhaseEntered  # noqa: PLC0415 - as with the recorder
-
         if phase != self._phase:
             self._phase = phase
             self.record(PhaseEntered(phase))
@@ -256,15 +246,11 @@ class NodeRun:
 
     def record_child(self, child: Child) -> None:
         """Record a started child."""
-        from agent.record.events import ProcessStarted  # noqa: PLC0415 - the first is Ray's
-
         self.record(ProcessStarted(child.name, child.pid))
         self.node.add_process(child.name, child.pid)
 
     def record_outcome(self, outcome: Outcome) -> None:
         """Log and record the outcome."""
-        from agent.record.events import Decided  # noqa: PLC0415 - as above
-
         self.record(Decided(outcome))
         say(f"leaving: {outcome.reason}")
 

@@ -14,11 +14,16 @@ from agent.base.own_command import needs_shell_quoting
 from agent.base.text import is_ip, mib
 from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
+from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
+from agent.node import gpus, pythons
 from agent.node.addresses import taken_ports
-from agent.node.pythons import find_ray
+from agent.node.disks import disk_of, free_at, mount_of, weights_in
+from agent.node.pythons import find_ray, find_torch, start_flags
 from agent.node.read import gather, read_folder
+from agent.node.upload import LIMIT, measure
 from agent.plan.listeners import port_clashes
 from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems
+from agent.record.run_folder import read_checkpoints
 from agent.runtime import parent
 from agent.runtime.dns import lookup_briefly
 from agent.runtime.signals import run_within
@@ -27,7 +32,11 @@ from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
 from agent.topology.resolve import Topology, detect_platform, resolve
+from agent.work.checkpoints import why_not_resumable, why_unusable
+from agent.work.job import checkpoint_owner, world_size
 from agent.work.services import NO_FILE
+from agent.work.services_file import parse
+from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -44,8 +53,6 @@ def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
     """Return the services and steps of the AGENT_SERVICES file; add its errors to `problems`."""
     if settings.services is None:
         return NO_FILE
-    from agent.work.services_file import parse  # noqa: PLC0415 - most runs have no such file
-
     try:
         text = Path(settings.services).expanduser().read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -63,8 +70,6 @@ def marker_disks(file: ServicesFile) -> dict[str, str]:
     markers = [step.once for step in file.steps if step.once is not None]
     if not markers:
         return {}
-    from agent.node.disks import disk_of  # noqa: PLC0415 - most runs have no such step
-
     return {marker: disk_of(marker) for marker in markers}
 
 
@@ -75,8 +80,6 @@ def unknown_flags(settings: Settings, ray: RayPython) -> list[Problem]:
     """Return the AGENT_RAY_ARGS flags that this Ray's `ray start` would refuse."""
     if not settings.ray_args or ray.version is None:
         return []
-    from agent.node.pythons import start_flags  # noqa: PLC0415 - most runs give no flags
-
     known = start_flags(ray.folder)
     return (
         [] if known is None else list(ray_args.unknown_flags(settings.ray_args, known, ray.version))
@@ -217,8 +220,6 @@ def _working_dir(
         return Problem(variable, f"{str(given)!r}, which is no folder here", "a folder to upload")
     patterns = found.get("excludes")
     excludes = [str(one) for one in patterns] if isinstance(patterns, list) else []
-    from agent.node.upload import LIMIT, measure  # noqa: PLC0415 - most runs upload nothing
-
     upload = measure(folder.absolute(), excludes, ray, environ)
     if upload is not None and upload.size > LIMIT:
         return Problem(variable, _describe_upload(str(given), upload), _shrink_remedy(LIMIT))
@@ -249,13 +250,6 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     known = known_job(settings, loaded.command)
     if known is None or not known.framework or topology.is_idle:
         return facts
-    from agent.node import pythons  # noqa: PLC0415 - most runs skip this
-    from agent.node.disks import (  # noqa: PLC0415 - same
-        free_at,
-        mount_of,
-        weights_in,
-    )
-
     starts_in = settings.working_dir or "."
     found = pythons.find_framework(known.framework, facts.job_python, starts_in)
     facts = replace(facts, framework=found)
@@ -276,11 +270,6 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     job = plan.job
     if job is None or job.recipe is None or not job.recipe.known.framework:
         return ()
-    from agent.checks.recipe import CHECKPOINTS  # noqa: PLC0415 - as above
-    from agent.record.run_folder import read_checkpoints  # noqa: PLC0415 - same
-    from agent.work.checkpoints import why_not_resumable, why_unusable  # noqa: PLC0415 - same
-    from agent.work.job import checkpoint_owner, world_size  # noqa: PLC0415 - same
-
     held: list[FolderContents] = []
     run_within(_DISK_LIMIT, lambda: held.append(read_checkpoints(job.checkpoints)))
     if not held:
@@ -345,8 +334,6 @@ def plan_from_environment(
 def _torchrun_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ...]:
     if launcher(loaded.settings, None) != TORCHRUN:
         return ()
-    from agent.work.torchrun import torchrun_problems  # noqa: PLC0415 - most runs need none
-
     return torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
 
 
@@ -378,9 +365,6 @@ def _find_torchrun_programs(
     by_torchrun = launcher(loaded.settings, None) == TORCHRUN
     if not by_torchrun and loaded.settings.preflight is None:
         return command, None
-    from agent.node.pythons import find_torch  # noqa: PLC0415 - most runs need none
-    from agent.work.torchrun import command_fault, leading_python, runs_a_program  # noqa: PLC0415 - same
-
     if not by_torchrun:  # the all-reduce before the job is Ray's Python's
         return command, find_torch(environ, ray)
     arguments = command or ()
@@ -406,9 +390,6 @@ def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
     """Run every check, including ports and GPU driver, without starting anything."""
     plan = plan_from_environment(environ, None, wants_job=False)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
-    from agent.checks.recipe import RECIPE_CHECKS  # noqa: PLC0415 - for doctor only
-    from agent.node import gpus  # noqa: PLC0415 - it takes seconds: no run does so
-
     driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))
     facts = replace(plan.facts, taken_ports=taken_ports(ports), driver=driver)
     others = [finding for finding in plan.findings if finding.check in {NAMES, *RECIPE_CHECKS}]

@@ -1,4 +1,4 @@
-"""The verbs `recipes` and `recipe`: list known jobs, and show a job's command for some nodes."""
+"""The verbs `recipes` and `recipe`: list the recipes, or the command of one for some nodes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.value import dataclass
+from agent.node import pythons
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
 from agent.settings.jobs import BY_NAME, JOBS
@@ -137,8 +138,6 @@ def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersi
 
 
 def _installed(known: KnownJob, path: str | None) -> ChosenVersion:
-    from agent.node import pythons  # noqa: PLC0415 - only where none is named
-
     found = pythons.find_framework(known.framework, pythons.find_ray(path).executable, ".")
     return version_of(known, found)
 

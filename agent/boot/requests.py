@@ -23,6 +23,7 @@ from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
 from agent.plan.waits import PREFLIGHT_LIMIT, PROBE_LIMIT, SAMPLE_LIMIT
+from agent.record.bundle import last_lines
 from agent.record.log import say
 from agent.runtime.best_effort import BestEffort, Failure
 from agent.runtime.probes import port_answers, reward_answers
@@ -319,8 +320,6 @@ class HeadRequests:
         if name not in known:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
             return
-        from agent.record.bundle import last_lines  # noqa: PLC0415 - few are ever asked
-
         path, clean = self._run.folder.file(known[name]), self._run.redactor.clean
         text = await in_thread(lambda: last_lines(path, LONGEST_TAIL, clean) or "")
         self._logs[name] = fitted(text, LONGEST_TAIL)
@@ -343,8 +342,6 @@ class HeadRequests:
 
 def _read_all(run: NodeRun, found: dict[str, str]) -> None:
     """Read the tails of all logs, as many as fit into one report."""
-    from agent.record.bundle import last_lines  # noqa: PLC0415 - only where a run has failed
-
     files = {name: run.folder.file(file) for name, file in run.plan.logs().items()}
     logs = ray_log_folder(run)
     files |= {} if logs is None else {name: logs / name for name in _OF_RAY}

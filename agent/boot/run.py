@@ -13,72 +13,38 @@ import anyio
 
 from agent.base import ends
 from agent.base.errors import AgentError, PreflightError
-from agent.boot import plan_input
+from agent.base.outcome import Outcome
+from agent.boot import head_start, plan_input
+from agent.boot.head_start import PendingSignals
 from agent.boot.make_ready import find_resumed_run, find_surviving_processes
 from agent.boot.node_run import WRITE_LIMIT, NodeRun
+from agent.boot.run_keeper import RunKeeper
 from agent.checks.finding import Level
 from agent.node.limits import process_limit_error
 from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
+from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
+from agent.record.node_record import find_other_run, folder_of
+from agent.record.run_choice import choose_run
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
-from agent.record.run_folder import RunFolder, write_outcome
-from agent.runtime import descendants, parent
+from agent.record.run_folder import RunFolder, read_outcome, write_outcome
+from agent.record.run_record import fingerprint
+from agent.runtime import descendants, parent, signals
 from agent.runtime.signals import run_within
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
 from agent.work.job import job_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from pathlib import Path
 
     from agent.base.outcome import Outcome
     from agent.boot.make_ready import SurvivingProcesses
-    from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Plan
     from agent.record.run_choice import ChosenRun
     from agent.settings.redact import Redactor
-
-
-class PendingSignals:
-    """Stop requests and job signals that arrive before the role handles them."""
-
-    def __init__(self) -> None:
-        self._stops: list[int] = []
-        self._notices: list[int] = []
-        self._on_stop: Callable[[int], None] = self._stops.append
-        self._on_notice: Callable[[int], None] = self._notices.append
-        self._scope: anyio.CancelScope | None = None
-
-    def on_stop(self, signum: int) -> None:
-        """Handle a stop request; cancel the scope of `stop_scope`."""
-        self._on_stop(signum)
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def on_notice(self, signum: int) -> None:
-        """Handle a signal that is meant for the job."""
-        self._on_notice(signum)
-
-    def stop_scope(self) -> anyio.CancelScope:
-        """Return a scope that a stop request cancels."""
-        self._scope = anyio.CancelScope()
-        if self._stops:
-            self._scope.cancel()
-        return self._scope
-
-    def forward_to(self, on_stop: Callable[[int], None], on_notice: Callable[[int], None]) -> None:
-        """Forward all signals from now on, and those received before."""
-        self._on_stop, self._on_notice = on_stop, on_notice
-        for signum in self._stops:
-            on_stop(signum)
-        for signum in self._notices:
-            on_notice(signum)
-
-    def outcome(self, *, expected: bool) -> Outcome:
-        """Return the outcome of the stop request."""
-        return ends.stopped(self._stops[0], expected=expected)
 
 
 _VERDICT_STANDS = "the agent was killed when its run was over: its verdict stands"
@@ -86,9 +52,6 @@ _VERDICT_STANDS = "the agent was killed when its run was over: its verdict stand
 
 def former_verdict(root: Path, node: str) -> Outcome | None:
     """Return the verdict of the killed agent that this one replaces; None if it had none."""
-    from agent.record.node_record import folder_of  # noqa: PLC0415 - most agents have no former
-    from agent.record.run_folder import read_outcome  # noqa: PLC0415 - same
-
     folder = folder_of(root, node, parent.former_agents())
     return None if folder is None else read_outcome(folder)
 
@@ -104,8 +67,6 @@ def resume_hold(outcome: Outcome, *, stays: bool) -> Outcome:
 
 async def _hold_until_stopped(outcome: Outcome) -> None:
     """Handle signals before logging that the pod is held: a stop may follow at once."""
-    from agent.runtime import signals  # noqa: PLC0415 - same
-
     stopped = anyio.Event()
     async with anyio.create_task_group() as tasks:
         await tasks.start(
@@ -120,6 +81,16 @@ async def _hold_until_stopped(outcome: Outcome) -> None:
 
 _DISK_LIMIT = 20.0
 """An idle network disk may need some seconds."""
+
+
+def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
+    """Run this node until the end; an exception before the run folder exists is an outcome, too."""
+    try:
+        return run(environ, command)
+    except AgentError:
+        raise
+    except Exception as failure:  # noqa: BLE001 - a bug before the run folder exists
+        return bug(failure)
 
 
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
@@ -183,8 +154,6 @@ def _refuse_a_stalled_disk(root: Path) -> None:
 
 def _refuse_another_run(root: Path, node: str) -> None:
     """Refuse to run beside another agent on this node, before anything is changed."""
-    from agent.record.node_record import find_other_run  # noqa: PLC0415 - only in containers of our own
-
     other = find_other_run(root, "", node)
     if other is not None and other.is_agent_running:
         raise PreflightError(
@@ -194,9 +163,6 @@ def _refuse_another_run(root: Path, node: str) -> None:
 
 def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, str]:
     """Return the run that this head resumes, or a new one; with the job's fingerprint."""
-    from agent.record.run_choice import choose_run  # noqa: PLC0415 - see below
-    from agent.record.run_record import fingerprint  # noqa: PLC0415 - same
-
     argv, recipe = job_identity(plan.job)
     own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
     node = plan.topology.node_name
@@ -221,8 +187,6 @@ def _make_keeper(
     root: Path, plan: Plan, chosen: ChosenRun, fingerprint: str, left: SurvivingProcesses | None
 ) -> RunKeeper:
     """Return the keeper of the run's record."""
-    from agent.boot.run_keeper import RunKeeper  # noqa: PLC0415 - only on a head
-
     replaces_agent = left is not None
     survives = (left is not None and left.has_ray) or plan.topology.given_ray is not None
     memory = "" if left is None else left.oom_evidence
@@ -245,21 +209,16 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         if finding.level is Level.WARN:
             say(finding.sentence(), "warning")
     try:
-        outcome = anyio.run(_role, node_run, keeper)
+        outcome = anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause
         error = _agent_error_in(failure)
         descendants.kill_descendants()
-        outcome = _bundled(node_run, bug(failure) if error is None else error.outcome())
-    from agent.record.events import Ended  # noqa: PLC0415 - Ray's start need not wait for it
+        outcome = bug(failure) if error is None else error.outcome()
+        from agent.boot.diagnose import make_bundle_without_loop  # noqa: PLC0415 - see `_run_head`
 
+        outcome = make_bundle_without_loop(node_run, outcome)
     node_run.record(Ended(round(node_run.now(), 3)))
     return outcome
-
-
-def _bundled(node_run: NodeRun, outcome: Outcome) -> Outcome:
-    from agent.boot.diagnose import make_bundle_without_loop  # noqa: PLC0415 - only where a run has failed
-
-    return make_bundle_without_loop(node_run, outcome)
 
 
 def bug(failure: Exception) -> Outcome:
@@ -278,16 +237,37 @@ def _in_one_line(failure: BaseException) -> str:
     return ": ".join([type(failure).__name__, *message[:1]])
 
 
-async def _role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
+async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     if keeper is not None:
-        from agent.boot import head_start  # noqa: PLC0415 - only on a head
-
-        return await head_start.run(node_run, keeper)
+        return await _run_head(node_run, keeper)
     if node_run.plan.topology.is_idle:
         return _idle(node_run.plan)
-    from agent.boot import worker  # noqa: PLC0415 - only on a worker
+    # Loaded late, see `_run_head`.
+    from agent.boot.worker import WorkerAgent  # noqa: PLC0415 - see above
 
-    return await worker.run(node_run)
+    return await WorkerAgent(node_run).run()
+
+
+async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
+    """Start Ray, then run the head's event loop.
+
+    All that `ray start` need not wait for is imported after it was launched: Ray takes a second to
+    boot, while the event loop's modules take a quarter of a second of CPU, most of it for aiohttp.
+    """
+    requests = PendingSignals()
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(signals.watch_signals, requests.on_stop, requests.on_notice)
+        started = await head_start.start(node_run, keeper, requests)
+        if started is None:
+            outcome = requests.outcome(expected=node_run.plan.job is None)
+        else:
+            from agent.boot.head import HeadAgent  # noqa: PLC0415 - see above
+
+            head = HeadAgent(node_run, keeper, started)
+            requests.forward_to(head.on_signal, head.on_notice)
+            outcome = await head.run(tasks)
+        tasks.cancel_scope.cancel()
+    return outcome
 
 
 def _idle(plan: Plan) -> Outcome:

@@ -17,6 +17,7 @@ from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
+from agent.record.node_record import time_to_data
 from agent.record.run_record import (
     RUN_FILE,
     RUN_LOCK,
@@ -25,6 +26,8 @@ from agent.record.run_record import (
     RunState,
     next_epoch,
     proof_of,
+    snapshot_from_data,
+    snapshot_to_data,
 )
 from agent.runtime.waiting import NotYet, until
 from agent.work.job import is_sized
@@ -299,8 +302,6 @@ class RunKeeper:
 
         `required` is the number of workers it needs, among those at `places` (address to name).
         """
-        from agent.record.node_record import time_to_data  # noqa: PLC0415 - while Ray boots
-
         now = iso_time(time.time())
         lock = 0 if self._lock is None else self._lock.inode
         record = self.record.begin_attempt(number, submission_id, now, checkpoint, nodes, lock)
@@ -313,16 +314,12 @@ class RunKeeper:
 
     def save_snapshot(self, known: AttemptSnapshot, now: float) -> None:
         """Record the snapshot of an attempt for a later agent; `now` is on the run's clock."""
-        from agent.record.run_record import snapshot_to_data  # noqa: PLC0415 - few runs lose anything
-
         self._save(self.record.with_snapshot(known.number, snapshot_to_data(known, now)))
 
     def open_attempt(self, now: float, needed: int) -> AttemptSnapshot | None:
         """Return the attempt that an earlier agent left open; `needed` is from the settings."""
         if self.record.open_attempt is None:
             return None
-        from agent.record.run_record import snapshot_from_data  # noqa: PLC0415 - few runs go on with one
-
         found = snapshot_from_data(self.record.open_attempt, now, needed)
         if self._replaces_agent or found.end is None or is_loss(found.end):
             return found
@@ -334,8 +331,6 @@ class RunKeeper:
 
     async def flush(self) -> None:
         """Wait until all records are on disk, within a limit."""
-        import anyio  # noqa: PLC0415 - loaded long before
-
         epoch = self.record.epoch
         await anyio.to_thread.run_sync(self._writer.settle, abandon_on_cancel=True)
         self._epoch = max(self._epoch, epoch)

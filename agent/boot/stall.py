@@ -13,12 +13,21 @@ from agent.base.text import listed
 from agent.boot.head_server import request_log
 from agent.bridge.link import RayLink
 from agent.checks.finding import Finding, Level
-from agent.decisions.attempts import Quiet, StalledSinceLoss, diagnostics_interval, quiet_period
+from agent.decisions.attempts import (
+    Quiet,
+    StalledSinceLoss,
+    diagnostics_interval,
+    informative_stack_lines,
+    quiet_period,
+)
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE
+from agent.node.gpus import TOOLS
 from agent.plan.show import duration
 from agent.record.log import say
+from agent.runtime import driver as job
 from agent.runtime.best_effort import Failure
+from agent.runtime.driver import Utilization
 from agent.runtime.waiting import NotYet, in_thread, until
 
 if TYPE_CHECKING:
@@ -29,7 +38,6 @@ if TYPE_CHECKING:
     from agent.boot.torchrun import TorchrunLink
     from agent.control.reports import Reports
     from agent.decisions.head.state import HeadState
-    from agent.runtime.driver import Utilization
 
 
 BUSY, STACKS = "how busy", "process stacks"
@@ -61,9 +69,6 @@ class Diagnostics:
 
     async def activity(self, submission_id: str | None = None) -> str:
         """Return what works for the job on this node, or that nothing does."""
-        from agent.node.gpus import TOOLS  # noqa: PLC0415 - few jobs are ever quiet
-        from agent.runtime.driver import Utilization  # noqa: PLC0415 - same
-
         run = self._run
         before, self._last_output = self._last_output, run.stats.last_share_output
         if self._last_output != before:
@@ -76,8 +81,6 @@ class Diagnostics:
 
     async def stacks(self, submission_id: str | None = None) -> str:
         """Return the stacks of the driver, if it is here, and of the busiest actor or rank."""
-        from agent.runtime import driver as job  # noqa: PLC0415 - as above
-
         plan = self._run.plan
         found = await anyio.to_thread.run_sync(job.job_processes, submission_id)
         py_spy = job.find_py_spy(plan.facts.job_python, plan.environ.get("PATH"))
@@ -97,8 +100,6 @@ class Diagnostics:
 
 def log_stacks(node: str, text: str, where: str) -> None:
     """Log a node's stacks; `where` names the place of omitted lines."""
-    from agent.decisions.attempts import informative_stack_lines  # noqa: PLC0415 - few jobs are ever quiet
-
     lines = informative_stack_lines(text)
     more = [f"({len(lines) - _MOST_LINES} more lines {where})"] if len(lines) > _MOST_LINES else []
     for line in [*lines[:_MOST_LINES], *more]:

@@ -15,7 +15,7 @@ from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import JOB_LOG
 from agent.record.log import say
 from agent.runtime import descendants
-from agent.runtime.output import JobOutput, PreambleFilter
+from agent.runtime.output import JobOutput, OutputCopies, PreambleFilter
 from agent.runtime.waiting import in_thread
 from agent.settings.jobs import TORCHRUN
 from agent.work.job import JobPlaceholders, fill, sizes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from agent.boot.node_run import NodeRun
     from agent.control.reports import Reports
     from agent.decisions.head.state import HeadState
-    from agent.runtime.output import ByteSink, OutputCopies
+    from agent.runtime.output import ByteSink
     from agent.runtime.process import Child
     from agent.work.where import Placeholders
 
@@ -85,8 +85,6 @@ class LocalShare:
 
     def _scan_output(self, attempt: int) -> OutputCopies:
         """Scan the share's output on a worker; on the head, the job's output is scanned."""
-        from agent.runtime.output import OutputCopies, PreambleFilter  # noqa: PLC0415 - once a job runs
-
         output = OutputCopies()
         if not self._run.plan.topology.is_head:
             source, nothing = self._run.folder.file(LOG), PreambleFilter.disabled()

@@ -15,13 +15,14 @@ import anyio
 from agent.base.errors import PreflightError
 from agent.base.ranges import ITEMS, MOST_ADDRESSES
 from agent.boot import make_ready
-from agent.boot.diagnose import explain_end
-from agent.boot.guard import Guard
+from agent.boot.diagnose import explain_end, make_bundle
+from agent.boot.events import Guard
 from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray
 from agent.boot.requests import HeadRequests
 from agent.boot.services import PrepareSteps, Services
 from agent.boot.torchrun import LocalShare
+from agent.control import server
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.sockets import bind
@@ -35,6 +36,7 @@ from agent.plan.listeners import may_listen_on
 from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
 from agent.record.log import say
+from agent.record.run_record import fingerprint
 from agent.runtime import driver, signals
 from agent.runtime.probes import port_answers
 from agent.runtime.ray_watch import RayParts
@@ -142,8 +144,6 @@ def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
     """Return the digest of the job if each node starts its share of it; else ''."""
     if plan.torchrun is None or plan.job is None:
         return ""
-    from agent.record.run_record import fingerprint  # noqa: PLC0415 - a worker with Ray needs none
-
     argv, recipe = job_identity(plan.job)
     return fingerprint(argv, TORCHRUN, recipe, clean)
 
@@ -363,8 +363,6 @@ class WorkerAgent:
         Until the head's name resolves, that is the address of the default route, where a platform's
         probes call.
         """
-        from agent.control import server  # noqa: PLC0415 - aiohttp is not needed to begin
-
         topology = self._plan.topology
         site = server.AgentServer(
             token=self._plan.token,
@@ -389,8 +387,6 @@ class WorkerAgent:
 
     async def _listen_on(self, runner: web.AppRunner, ip: str | None) -> web.BaseSite | None:
         """Open the agent's port on an address, if it may be opened there."""
-        from agent.control import server  # noqa: PLC0415 - same
-
         if ip is None or ip.startswith("127.") or not may_listen_on(ip, self._plan.settings):
             return None
         with suppress(PreflightError):  # probes by that address fail; the run does not need them
@@ -483,11 +479,4 @@ class WorkerAgent:
         await self._run.stop_descendants(budget.leftovers)
         if link.goodbye_delivered or (self._reply is not None and self._reply.verdict is not None):
             return leave.outcome  # the head makes the bundle
-        from agent.boot.diagnose import make_bundle  # noqa: PLC0415 - once the run has ended
-
         return await make_bundle(self._run, leave.outcome)
-
-
-async def run(node_run: NodeRun) -> Outcome:
-    """Run a worker."""
-    return await WorkerAgent(node_run).run()

@@ -19,9 +19,12 @@ _MAX_MESSAGE = 6_000
 """Characters of a message's end that are kept."""
 
 
-def import_ray() -> None:
-    """Import Ray early, while the cluster still starts."""
-    import ray.job_submission  # noqa: F401, PLC0415 - the import is the point
+def import_ray() -> tuple[Any, Any]:
+    """Import Ray, which takes a second; return its clients of GCS and of the job API."""
+    from ray._raylet import GcsClient  # noqa: PLC0415 - while the cluster still starts
+    from ray.job_submission import JobSubmissionClient  # noqa: PLC0415 - same
+
+    return GcsClient, JobSubmissionClient
 
 
 class GcsNodes:
@@ -32,9 +35,8 @@ class GcsNodes:
     """
 
     def __init__(self, address: str) -> None:
-        from ray._raylet import GcsClient  # noqa: PLC0415 - Ray is imported as late as can be
-
-        self._client = GcsClient(address=address)
+        gcs_client, _ = import_ray()
+        self._client = gcs_client(address=address)
 
     def list(self) -> list[dict[str, object]]:
         """Return all nodes in GCS, dead ones included."""
@@ -62,9 +64,8 @@ class Jobs:
     """Ray's job API."""
 
     def __init__(self, dashboard: str) -> None:
-        from ray.job_submission import JobSubmissionClient  # noqa: PLC0415 - as late as can be
-
-        self._client = JobSubmissionClient(dashboard)
+        _, job_client = import_ray()
+        self._client = job_client(dashboard)
 
     def submit_once(self, job: Mapping[str, Any]) -> None:
         """Submit a job unless its id exists: after a lost answer no second job may start."""
@@ -126,9 +127,8 @@ class GcsJobs:
     """
 
     def __init__(self, address: str) -> None:
-        from ray._raylet import GcsClient  # noqa: PLC0415 - Ray is imported as late as can be
-
-        self._client = GcsClient(address=address)
+        gcs_client, _ = import_ray()
+        self._client = gcs_client(address=address)
 
     def report(self, job_id: str) -> dict[str, object] | None:
         """Return the job's state in GCS; None if it has none."""

@@ -1,4 +1,4 @@
-"""HTTP requests of the command line to an agent's port: find the head, its status and events."""
+"""HTTP requests of the command line to an agent: the head, its status and its events."""
 
 from __future__ import annotations
 

@@ -120,8 +120,6 @@ class HeadLink:
 
     async def run(self) -> None:
         """Send reports and handle replies until cancelled."""
-        import aiohttp  # noqa: PLC0415 - late, as on the head
-
         timeout = aiohttp.ClientTimeout(total=MAX_HOLD + _REPORT_MARGIN, connect=3)
         session = aiohttp.ClientSession(
             timeout=timeout, headers=self._headers, connector=KeepaliveConnector()
@@ -150,8 +148,6 @@ class HeadLink:
 
         The hello names the run that the epoch belongs to.
         """
-        import aiohttp  # noqa: PLC0415 - late, as on the head
-
         assert self._last_report is not None  # noqa: S101 - a head was followed
         body = replace(self._last_report, epoch=self._epoch, hello=self._hello()).to_dict()
         with suppress(aiohttp.ClientError, OSError, TimeoutError, asyncio.TimeoutError):
@@ -212,8 +208,6 @@ class HeadLink:
         self, session: aiohttp.ClientSession, ip: str, report: Report, hold: float
     ) -> _NoReply | None:
         """Send a report and handle the reply; return why there was none."""
-        import aiohttp  # noqa: PLC0415 - late, as on the head
-
         try:
             return await self._post(session, ip, report, hold)
         except aiohttp.ClientConnectorError as error:
@@ -299,8 +293,6 @@ class HeadLink:
 
     async def send_goodbye(self, limit: float) -> None:
         """Send the head a goodbye; the head may not be up yet, or be gone."""
-        import aiohttp  # noqa: PLC0415 - late, as on the head
-
         async with aiohttp.ClientSession(headers=self._headers) as session:
 
             async def delivered() -> bool | NotYet:

@@ -18,6 +18,7 @@ from agent import __version__
 from agent.base.ranges import ITEMS, TEXT, MaxItems, Range, Text
 from agent.base.text import escaped, is_ip, plain
 from agent.base.value import dataclass
+from agent.decisions.head.state import HeadPhase
 from agent.node.facts import Facts
 from agent.record import codec
 from agent.record.codec import hints_of
@@ -399,8 +400,6 @@ class Reply:
     @property
     def submitted(self) -> int:
         """Return the last attempt that was submitted before this reply."""
-        from agent.decisions.head.state import HeadPhase  # noqa: PLC0415 - only when a head comes back
-
         return self.attempt - (self.phase == HeadPhase.BOOTING.value)
 
     def to_dict(self) -> dict[str, object]:

@@ -11,7 +11,9 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
+import aiohttp
 import anyio
+from aiohttp import web
 
 from agent.base.text import in_url
 from agent.runtime.probes import reason
@@ -19,8 +21,6 @@ from agent.runtime.probes import reason
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    import aiohttp
-    from aiohttp import web
 
 PATH = "/sample"
 RUN_PARAMETER = "run"
@@ -50,8 +50,6 @@ class SampleServer:
 
     async def serve(self, request: web.Request) -> web.StreamResponse:
         """Send the bytes of one measurement to a node of the same run."""
-        from aiohttp import web  # noqa: PLC0415 - late, as the server itself
-
         own = self._run_id()
         if not own or request.query.get(RUN_PARAMETER) != own:
             return web.json_response({"error": "this node belongs to another run"}, status=409)
@@ -78,8 +76,6 @@ async def download_sample(
     ip: str, port: int, token: str | None, run_id: str, limit: float
 ) -> SampleResult | str:
     """Download from a node; return bytes and seconds, or a sentence why it failed."""
-    import aiohttp  # noqa: PLC0415 - late, as everywhere
-
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     timeout = aiohttp.ClientTimeout(total=limit, connect=_CONNECT_LIMIT)
     at = f"{in_url(ip)}:{port}"

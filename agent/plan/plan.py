@@ -10,6 +10,7 @@ from agent.checks.finding import Finding, Level
 from agent.plan import environment
 from agent.plan.ray_start import OwnRay
 from agent.topology.claim import GivenRay
+from agent.work.torchrun import gpus_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -169,8 +170,6 @@ class Plan:
     @property
     def gpus(self) -> int:
         """Return the GPUs for torchrun's processes on this node."""
-        from agent.work.torchrun import gpus_of  # noqa: PLC0415 - most runs need none of it
-
         return gpus_of(self.settings, self.facts.gpus, self.environ)
 
     def names_in_this_run(self, after: tuple[str, ...]) -> tuple[str, ...]:

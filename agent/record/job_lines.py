@@ -8,6 +8,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
+from agent.decisions.remedies.match import KEYS, find_known_lines
 from agent.record.log import printable, say
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ class KnownLines:
 
     def scan(self, lines: Sequence[bytes]) -> None:
         """Scan whole lines."""
-        from agent.decisions.remedies.match import find_known_lines  # noqa: PLC0415 - once the job runs
-
         if self._is_over:
             self._is_over, self._logged, self._ended_attempt = False, (), self._attempt
         remote = self._remote_keys if self._attempt > self._ended_attempt else frozenset()
@@ -47,8 +46,6 @@ class KnownLines:
 
     def add_from_node(self, node: str, attempt: int, found: Sequence[Known]) -> None:
         """Add the lines that another node found in its output; called from another thread."""
-        from agent.decisions.remedies.match import KEYS  # noqa: PLC0415 - once the job runs
-
         if found and attempt != self._attempt:
             self._attempt, self._remote_keys, self._remote = attempt, frozenset(), ()
         for known in found:

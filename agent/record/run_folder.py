@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import dataclass
-from agent.record import node_record
+from agent.record import events, node_record
 from agent.record.files import (
     PART_SUFFIX,
     FileLock,
@@ -389,8 +389,6 @@ def _move_files(old: Path, new: Path) -> None:
     Files are renamed, not copied, since they may be open. An existing file of the same name gets a
     number; events are appended.
     """
-    from agent.record import events  # noqa: PLC0415 - Ray's start need not wait for it
-
     apart = {_LOCK, node_record.NODE_FILE, events.EVENTS_FILE, events.FORMER_EVENTS_FILE}
     moved: list[tuple[Path, Path]] = []
     try:
@@ -413,8 +411,6 @@ def _move_files(old: Path, new: Path) -> None:
 
 
 def _join_events(old: Path, new: Path) -> None:
-    from agent.record import events  # noqa: PLC0415 - as above
-
     parts = [
         old / name
         for name in (events.FORMER_EVENTS_FILE, events.EVENTS_FILE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 import time
@@ -129,8 +130,6 @@ def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
 
 
 def _loop_caller() -> Callable[[Callable[[], None]], None]:
-    import asyncio  # noqa: PLC0415 - anyio runs on asyncio here; imported where it is meant
-
     loop = asyncio.get_running_loop()
 
     def call(function: Callable[[], None]) -> None:

@@ -109,9 +109,9 @@ def _exit_code(status: int) -> int:
     if stop is None:
         return 128 - status
     code = 128 + stop
-    from agent.base.outcome import name_of_signal  # noqa: PLC0415 - once all has ended
-
-    _say(f"stopped: asked to stop by {name_of_signal(-status)} (exit code {code})")
+    known = {*signal.Signals}
+    name = signal.Signals(-status).name if -status in known else f"signal {-status}"
+    _say(f"stopped: asked to stop by {name} (exit code {code})")
     return code
 
 

@@ -7,12 +7,15 @@ import json
 import math
 import os
 import re
+import socket
 from contextlib import suppress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import aiohttp
 import anyio
 import psutil
+from aiohttp.abc import AbstractResolver
 
 from agent.base.text import in_url, is_ip
 from agent.runtime.dns import resolve
@@ -22,6 +25,8 @@ from agent.work.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
+
+    from aiohttp.abc import ResolveResult
 
     from agent.work.services import LivenessCheck, Readiness
     from agent.work.where import Placeholders
@@ -123,10 +128,6 @@ def _is_finite(value: object) -> bool:
 
 async def reward_answers(url: str, limit: float = 10.0) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
-    import aiohttp  # noqa: PLC0415 - late: it costs 0.2 s that Ray's start must not wait for
-
-    from agent.runtime.http_resolver import ThreadResolver  # noqa: PLC0415 - aiohttp again
-
     timeout = aiohttp.ClientTimeout(total=limit)
     try:
         async with (
@@ -205,10 +206,39 @@ class _LogSearch:
         return f"no line of its output matches {pattern!r} so far"
 
 
+class ThreadResolver(AbstractResolver):
+    """aiohttp resolver that uses `resolve`, with its timeout."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return a host's addresses in aiohttp's form."""
+        del family  # both families are tried, in order
+        found = await resolve(host, self._limit)
+        if isinstance(found, str):
+            raise OSError(found)
+        return [_resolve_result(host, address, port) for address in found]
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+def _resolve_result(host: str, address: str, port: int) -> ResolveResult:
+    return {
+        "hostname": host,
+        "host": address,
+        "port": port,
+        "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+        "proto": 0,
+        "flags": socket.AI_NUMERICHOST,
+    }
+
+
 async def reply_evidence(url: str, body: str | None, expect: str, limit: float = 10.0) -> str:
     """Send one request; return '' for the expected reply, else what is wrong."""
-    import aiohttp  # noqa: PLC0415 - late: it costs 0.2 s that Ray's start must not wait for
-
     timeout = aiohttp.ClientTimeout(total=limit)
     headers = {"Content-Type": "application/json"} if body is not None else {}
     method = "GET" if body is None else "POST"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem
@@ -122,8 +123,6 @@ def unknown_flags(words: tuple[str, ...], known: Mapping[str, bool], ray: str) -
 
 
 def _nearest(name: str, known: Mapping[str, bool]) -> str:
-    import difflib  # noqa: PLC0415 - only for a flag that does not exist
-
     theirs = [flag for flag in known if flag not in SET_BY_AGENT]
     close = difflib.get_close_matches(name, theirs, n=1)
     return f" (did you mean {close[0]}?)" if close else ""

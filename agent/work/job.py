@@ -107,8 +107,6 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
     """
     if job is None or job.recipe is None:
         return (None if job is None else job.argv), {}
-    from agent.work.recipes.recipe import version_text  # noqa: PLC0415 - most runs need none of it
-
     asked = job.recipe.input
     settings = {
         "model": asked.model,

@@ -6,6 +6,7 @@ import hashlib
 import json
 import sys
 from dataclasses import asdict, replace
+from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
 from agent.base.own_command import own_command
@@ -259,8 +260,6 @@ A dependency that the run lacks, such as the fetch of a model that is a path, is
 
 def find_cycle(after: Mapping[str, Iterable[str]]) -> list[str]:
     """Return the names of a dependency cycle, or []."""
-    from graphlib import CycleError, TopologicalSorter  # noqa: PLC0415 - for files alone
-
     try:
         TopologicalSorter(after).prepare()
     except CycleError as error:
@@ -275,8 +274,6 @@ def longest_waits(rows: Iterable[PrepareStep | ServiceSpec]) -> dict[str, float]
     after = {row.name: [name for name in row.after if name in known] for row in known.values()}
     if not any(after.values()):
         return {}
-    from graphlib import TopologicalSorter  # noqa: PLC0415 - most runs need none of it
-
     found: dict[str, float] = {}
     for name in TopologicalSorter(after).static_order():
         found[name] = max((found[one] + known[one].within for one in after[name]), default=0.0)

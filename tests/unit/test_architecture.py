@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -59,11 +61,29 @@ RIDDLES = re.compile(
 
 
 PENDING = {
-    *("agent/boot/head.py", "agent/boot/head_start.py", "agent/boot/run.py"),  # a circle
-    *("agent/boot/recipe_verb.py", "agent/control/server.py", "agent/plan/__init__.py"),
+    *("agent/control/server.py", "agent/plan/__init__.py"),
     *("agent/work/recipes/openrlhf_m.py", "Listener"),
 }
 """Files and names that still break a rule below."""
+
+
+LATE_IMPORTS = {
+    "agent/boot/run.py": "what runs once `ray start` was launched, or once a run has failed",
+    "agent/boot/plan_input.py": "yaml, for a runtime_env that is not JSON",
+    "agent/bridge/ray_calls.py": "Ray",
+    "agent/control/verbs.py": "rich, which is optional",
+    "agent/node/pythons.py": "what a facts process in Ray's Python may lack, or need not load",
+    "agent/record/events.py": "the events of the other role",
+    "agent/record/log.py": "structlog, without the modules that it would load for tracebacks",
+    "agent/runtime/waiting.py": "tenacity, which nothing needs before `ray start`",
+}
+"""The only files, apart from bundled programs, that import inside functions: what, and why.
+
+Loading modules takes most of the CPU until `ray start`, and of every one-shot verb. All other files
+import at their top, and are loaded themselves when they are needed: by agent/boot/run.py, or by
+`agent.load`, which imports the module of a verb.
+"""
+MOST_LATE_IMPORTS = 30
 
 
 def folder(name: str) -> str:
@@ -177,6 +197,35 @@ def test_the_environment_is_read_in_one_place() -> None:
     names = ("environ", "environb", "getenv", "putenv", "unsetenv")
     readers = {name for name in own_files() if uses(TREES[name], "os", *names)}
     assert sorted(readers - READ_ENVIRON) == []
+
+
+def late_imports(tree: ast.AST) -> set[int]:
+    """Return the lines of imports inside functions."""
+    functions = (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef))
+    return {
+        node.lineno
+        for function in functions
+        for node in ast.walk(function)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+    }
+
+
+def test_few_imports_are_inside_functions() -> None:
+    """Only files with a reason import inside functions, and few in all."""
+    found = {name: len(late_imports(tree)) for name, tree in TREES.items()}
+    where = {name for name, number in found.items() if number and folder(name) != BUNDLED}
+    assert where == LATE_IMPORTS.keys()
+    assert sum(found.values()) <= MOST_LATE_IMPORTS
+
+
+def test_what_run_loads_before_ray_starts_is_light() -> None:
+    """Before `ray start` no module loads a library that only a running cluster needs."""
+    heavy = "{'aiohttp', 'ray', 'requests', 'rich', 'structlog', 'tenacity', 'yaml'}"
+    program = f"import sys, agent.cli, agent.boot.run; print(sorted({heavy} & sys.modules.keys()))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "[]\n"
 
 
 def test_ray_is_imported_late_and_in_one_place() -> None:

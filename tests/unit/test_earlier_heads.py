@@ -8,7 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from agent.boot.head_port import first_reply
+from agent.boot.head_server import first_reply
 from agent.boot.run_keeper import RunKeeper, on_recalled_run
 from agent.control.client import HeadLink
 from agent.control.protocol import Hello, Reply, Report

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from agent.boot.guard import Guard
+from agent.boot.events import Guard
 from agent.boot.head_status import render_findings
 from agent.boot.worker import shorten_facts
 from agent.control import verbs
@@ -171,7 +171,7 @@ def test_a_machine_with_much_of_everything() -> None:
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Collect what the guard logs."""
     lines: list[str] = []
-    monkeypatch.setattr("agent.boot.guard.say", lambda text, _level: lines.append(text))
+    monkeypatch.setattr("agent.boot.events.say", lambda text, _level: lines.append(text))
     return lines
 
 

@@ -7,7 +7,7 @@ import signal
 import anyio
 import pytest
 
-from agent.boot.run import PendingSignals
+from agent.boot.head_start import PendingSignals
 
 
 def test_what_came_early_is_handed_on_once_and_in_order() -> None:

@@ -9,7 +9,7 @@ import anyio
 import pytest
 
 from agent.base.outcome import Kind
-from agent.boot.head_port import first_reply
+from agent.boot.head_server import first_reply
 from agent.boot.run_keeper import RunKeeper, recalled_run
 from agent.control.protocol import Hello
 from agent.decisions.head import state as h

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from agent.boot.head_port import count_possible_callers, first_reply, make_expected
+from agent.boot.head_server import count_possible_callers, first_reply, make_expected
 from agent.boot.run_keeper import RunKeeper, make_goal, on_recalled_run
 from agent.boot.watch import SilenceWatch, probe_nodes
 from agent.control.protocol import Report, protocol_mismatch
