@@ -29,11 +29,11 @@ def disk_of(path: str) -> str:
     data. A network file system is named by its type only, since one server has many names.
     """
     folder = _existing_parent(Path(path).parent)
-    with suppress(OSError, ValueError):
-        kind = _kind_of(folder.resolve(), _MOUNTS.read_text(errors="replace"))
-        if kind not in _LOCAL:
-            return kind
-        return f"{_BOOT.read_text(encoding='ascii').strip()} {os.stat(folder).st_dev}"  # noqa: PTH116 - one call
+    mount = mount_of(str(folder))
+    if mount is None or mount.kind not in _LOCAL:
+        return "?" if mount is None else mount.kind
+    with suppress(OSError):
+        return f"{_BOOT.read_text(encoding='ascii').strip()} {folder.stat().st_dev}"
     return "?"
 
 
@@ -61,20 +61,7 @@ def _existing_parent(folder: Path) -> Path:
     return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
 
 
-def _kind_of(folder: Path, mounts: str) -> str:
-    """Return the type of the file system of a folder."""
-    found = ("", "?")
-    for line in mounts.splitlines():
-        before, _, after = line.partition(" - ")
-        point = before.split(" ")[4].replace("\\040", " ")
-        is_above = folder == Path(point) or Path(point) in folder.parents
-        if is_above and len(point) >= len(found[0]):
-            found = (point, after.partition(" ")[0])
-    return found[1]
-
-
 _ESCAPED = re.compile(r"\\([0-7]{3})")
-_SEPARATOR = " - "
 
 
 def mount_of(folder: str, mounts: Path = _MOUNTS) -> Mount | None:
@@ -95,11 +82,11 @@ def mount_of(folder: str, mounts: Path = _MOUNTS) -> Mount | None:
 
 def _parts(line: str) -> tuple[str, str, str]:
     """Parse a line into mount point, type and source."""
-    before, _, behind = line.partition(_SEPARATOR)
+    before, _, behind = line.partition(" - ")
     fields, (kind, source, *_) = before.split(" "), [*behind.split(" "), "", ""]
     where = fields[4] if len(fields) > 4 else ""
-    return _plain(where), kind, _plain(source)
+    return _unescaped(where), kind, _unescaped(source)
 
 
-def _plain(text: str) -> str:
+def _unescaped(text: str) -> str:
     return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

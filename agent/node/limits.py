@@ -116,13 +116,24 @@ def pids(proc: Path = PROC, base: Path = BASE) -> Iterator[tuple[int, int]]:
 
 def process_room(uid: int, proc: Path = PROC, base: Path = BASE) -> Room | None:
     """Return how many more processes and threads may start; None without a limit."""
+    found = _process_limits(proc, base)
+    if uid == 0:  # `ulimit -u` does not apply to root
+        found = [room for room in found if not room.limit.startswith(_ULIMIT)]
+    return min(found, key=lambda one: one.left, default=None)
+
+
+_ULIMIT = "`ulimit -u`"
+
+
+def _process_limits(proc: Path = PROC, base: Path = BASE) -> list[Room]:
+    """Return every limit of processes and threads."""
     found = [
         Room(most - now, f"pids.max is {most}, {now} in use") for now, most in pids(proc, base)
     ]
     soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY and uid != 0:  # it does not apply to root
-        found.append(Room(soft, f"`ulimit -u` is {soft}"))
-    return min(found, key=lambda one: one.left, default=None)
+    if soft != resource.RLIM_INFINITY:
+        found.append(Room(soft, f"{_ULIMIT} is {soft}"))
+    return found
 
 
 _NO_THREAD = "can't start new thread"
@@ -149,7 +160,8 @@ def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | 
     """Return a ProcessLimitError if this error means that a limit is reached."""
     number = error.errno if isinstance(error, OSError) else None
     if number == errno.EAGAIN or _NO_THREAD in str(error):
-        why = f"no room for another process or thread ({_limits() or 'a limit of the system'})"
+        limits = "; ".join(room.limit for room in _process_limits()) or "a limit of the system"
+        why = f"no room for another process or thread ({limits})"
         remedy = (
             "Raise the limit (`--pids-limit`, pids.max, `ulimit -u`), or end what fills it; fewer "
             "CPUs (AGENT_NUM_CPUS) start fewer of Ray's processes"
@@ -160,14 +172,3 @@ def process_limit_error(what: str, error: BaseException) -> ProcessLimitError | 
     else:
         return None
     return ProcessLimitError(f"{what} could not be started", why=why, remedy=remedy, culprit=what)
-
-
-def _limits() -> str:
-    """Describe the limits of processes and threads, and their use."""
-    found = []
-    for now, most in pids():
-        found.append(f"pids.max is {most}, {now} in use")
-    soft = resource.getrlimit(resource.RLIMIT_NPROC)[0]
-    if soft != resource.RLIM_INFINITY:
-        found.append(f"`ulimit -u` is {soft}")
-    return "; ".join(found)

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from agent.base.own_command import own_command
 from agent.base.value import dataclass
@@ -49,19 +49,20 @@ def installed(path: Iterable[str]) -> dict[str, str]:
     for entry in path:
         with suppress(OSError):
             for name in os.listdir(entry or "."):  # noqa: PTH208 - twice as fast
-                known = _LIBRARIES.get(_plain(name)) if name.endswith(_LIBRARY_METADATA) else None
+                if not name.endswith(_LIBRARY_METADATA):
+                    continue
+                library, _, version = name.removesuffix(_LIBRARY_METADATA).partition("-")
+                known = _LIBRARIES.get(_normalized(library))
                 if known is not None and known not in found:
-                    found[known] = name.removesuffix(_LIBRARY_METADATA).partition("-")[2][
-                        :_LONGEST_VERSION
-                    ]
+                    found[known] = version[:_LONGEST_VERSION]
                     if known == TORCH:
                         found |= _of_torch(Path(entry or "."))
     return found
 
 
-def _plain(name: str) -> str:
+def _normalized(name: str) -> str:
     """Return the normalized name of a distribution."""
-    return re.sub(r"[-_.]+", "-", name.partition("-")[0]).lower()
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _of_torch(folder: Path) -> dict[str, str]:
@@ -161,22 +162,28 @@ def recorded_python(file: Path) -> str | None:
 
 def ask_python(executable: str) -> RayPython:
     """Return the facts of another Python."""
-    from agent.node.limits import starting  # noqa: PLC0415 - the one asked needs none of it
+    data = _answer(own_command(executable, RAY_PROGRAM), f"{executable}, which has Ray,")
+    if not isinstance(data, dict):
+        return RayPython(executable, "does not run", None)
+    lists = {name: tuple(data[name]) for name in ("missing", "command")}
+    return RayPython(**{**data, **lists, "executable": executable})
 
+
+def _answer(argv: list[str], what: str, environ: Mapping[str, str] | None = None) -> Any:  # noqa: ANN401 - JSON
+    """Run a program of ours and return the JSON of its last line; None if it fails."""
     try:
-        with starting(f"{executable}, which has Ray,"):
+        with starting(what):
             done = subprocess.run(
-                own_command(executable, RAY_PROGRAM),
+                argv,
                 capture_output=True,
                 text=True,
                 timeout=_ASK_LIMIT,
                 check=True,
+                env=None if environ is None else dict(environ),
             )
-        data = json.loads(done.stdout.splitlines()[-1])
+        return json.loads(done.stdout.splitlines()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return RayPython(executable, "does not run", None)
-    lists = {name: tuple(data[name]) for name in ("missing", "command")}
-    return RayPython(**{**data, **lists, "executable": executable})
+        return None
 
 
 def _command() -> tuple[str, ...]:
@@ -271,19 +278,8 @@ def _torch_candidates(path: str | None, named: str | None) -> Iterator[str]:
 
 def _version_in(executable: str, environ: Mapping[str, str]) -> str | None:
     """Return torch's version in a Python; None if it has no torch or does not run."""
-    try:
-        with starting(f"{executable}, which may have torch,"):
-            done = subprocess.run(
-                [executable, "-c", _TORCH_QUESTION],
-                capture_output=True,
-                text=True,
-                timeout=_ASK_LIMIT,
-                check=True,
-                env=dict(environ),
-            )
-        version = json.loads(done.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
+    argv = [executable, "-c", _TORCH_QUESTION]
+    version = _answer(argv, f"{executable}, which may have torch,", environ)
     return version if isinstance(version, str) else None
 
 
@@ -319,11 +315,11 @@ _KNOWN_FRAMEWORKS = {
 
 def find_framework(name: str, python: str, folder: str) -> Framework:
     """Find a framework as a job of this Python in this folder does."""
-    return (
-        framework_here(name, folder)
-        if python == sys.executable
-        else _ask_framework(name, python, folder)
-    )
+    if python == sys.executable:
+        return framework_here(name, folder)
+    argv = own_command(python, FRAMEWORK_PROGRAM, name, folder)
+    data = _answer(argv, f"{python}, which is to run the job,")
+    return Framework(**data) if isinstance(data, dict) else Framework(name)
 
 
 def framework_here(name: str, folder: str) -> Framework:
@@ -341,23 +337,6 @@ def print_framework(argv: list[str]) -> int:
     name, folder = argv
     print(json.dumps(asdict(framework_here(name, folder))))
     return 0
-
-
-def _ask_framework(name: str, python: str, folder: str) -> Framework:
-    from agent.node.limits import starting  # noqa: PLC0415 - the one asked needs none of it
-
-    try:
-        with starting(f"{python}, which is to run the job,"):
-            done = subprocess.run(
-                own_command(python, FRAMEWORK_PROGRAM, name, folder),
-                capture_output=True,
-                text=True,
-                timeout=_ASK_LIMIT,
-                check=True,
-            )
-        return Framework(**json.loads(done.stdout.splitlines()[-1]))
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError, TypeError):
-        return Framework(name)
 
 
 def _around(module: str, path: list[str]) -> Path | None:
@@ -389,13 +368,8 @@ def _metadata(name: str, path: list[str]) -> Iterator[tuple[Path, str]]:
         with suppress(OSError):
             for item in folder.iterdir():
                 match = _FRAMEWORK_METADATA.fullmatch(item.name)
-                if match is not None and _normalized_name(match["name"]) == name:
+                if match is not None and _normalized(match["name"]) == name:
                     yield folder.resolve(), match["version"]
-
-
-def _normalized_name(name: str) -> str:
-    """Return the normalized name of a distribution."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _first_line(file: Path) -> str:

@@ -10,6 +10,7 @@ import socket
 import stat
 import time
 from contextlib import suppress
+from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
@@ -71,8 +72,6 @@ def _amd(folder: Path) -> Iterator[str]:
 
 _SHELLS_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """The default PATH of a shell."""
-_DEEPEST = 4
-"""The most nested interpreters that Linux follows."""
 
 
 def program_fault(word: str, path: str | None) -> str:
@@ -81,105 +80,71 @@ def program_fault(word: str, path: str | None) -> str:
     What cannot be read, such as a folder of another user on PATH, is no fault.
     """
     try:
-        return _fault_of(word, path)
+        return _fault_of(word, _SHELLS_PATH if path is None else path)
     except (OSError, ValueError):
         return ""
 
 
-def _fault_of(word: str, path: str | None) -> str:
+def _fault_of(word: str, path: str) -> str:
     if word.startswith("-"):
         return "begins with a dash, so the shell takes it for an option of `exec`"
-    if "/" not in word:
-        found = _on_path(word, path)
-        return _hint(word) if found is None else _fault(found, path)
-    if not os.path.lexists(word):
-        return f"is not there{_relative_to(word)}"
-    if not os.path.exists(word):  # noqa: PTH110 - Path.exists raises without permission
-        return "is a link to nothing"
-    return _fault(Path(word), path)
+    file = Path(word) if "/" in word else _on_path(word, path)
+    if file is None:
+        return f"is not on PATH{_hint(word)}"
+    if not _exists(file):
+        return "does not exist" + ("" if file.is_absolute() else f" in {Path.cwd()}")
+    if file.is_dir():
+        return f"is a folder ({file})"
+    if not os.access(file, os.X_OK):
+        return f"may not be executed ({file}): run `chmod +x`, or name its interpreter before it"
+    return _fault_of_script(file, path)
 
 
-def _relative_to(word: str) -> str:
-    if word.startswith("~"):
-        return ": `~` stays as it is here; write the whole path, or $HOME in your shell"
-    return "" if word.startswith("/") else f", seen from {Path.cwd()}"
-
-
-def _on_path(word: str, path: str | None) -> Path | None:
+def _on_path(word: str, path: str) -> Path | None:
     """Find a program as a shell does: the first executable, else the first file."""
-    if not word:
-        return None
-    folders = (_SHELLS_PATH if path is None else path).split(os.pathsep)
-    there = [Path(folder or ".", word) for folder in folders]
-    files = [file for file in there if os.path.isfile(file)]  # noqa: PTH113 - same
+    there = [Path(folder or ".", word) for folder in path.split(os.pathsep) if word]
+    files = [file for file in there if os.path.isfile(file)]  # noqa: PTH113 - never raises
     return next((f for f in files if os.access(f, os.X_OK)), files[0] if files else None)
 
 
 def _hint(word: str) -> str:
-    """Return that it is not on PATH, with a hint."""
-    if not word.strip():
-        return "is empty"
     if any(c.isspace() for c in word):
-        return "is not on PATH: give its words one by one, or a shell: -- bash -c '…'"
+        return ": give its words one by one, or a shell: -- bash -c '…'"
     if "=" in word:
-        return "is not on PATH: variables go before pod-agent, or after `env`: -- env NAME=…"
+        return ": variables go before pod-agent, or after `env`: -- env NAME=…"
     if os.path.isfile(word):  # noqa: PTH113 - same
-        return f"is not on PATH: the file here is run as ./{word}, or by its interpreter"
-    return "is not on PATH"
-
-
-def _fault(file: Path, path: str | None, depth: int = 0) -> str:
-    if os.path.isdir(file):  # noqa: PTH112 - same
-        return f"is a folder ({file})"
-    if not os.access(file, os.X_OK):
-        return f"may not be executed ({file}): run `chmod +x`, or name its interpreter before it"
-    interpreter = _interpreter(file)
-    return _fault_of_script(interpreter, path, depth) if interpreter and depth < _DEEPEST else ""
-
-
-def _fault_of_script(interpreter: list[str], path: str | None, depth: int) -> str:
-    program = Path(interpreter[0])
-    if not _exists(program):
-        odd = " (its first line ends as Windows' do)" if interpreter[0].endswith("\r") else ""
-        return f"is a script for {interpreter[0].strip()}, which is not there{odd}"
-    if _fault(program, path, depth + 1):
-        return f"is a script for {program}, which cannot be run"
-    called = _called_by_env(interpreter) if program.name == "env" else None
-    if called is not None and "/" not in called and _on_path(called, path) is None:
-        return f"is a script for {called.strip()}, which is not on PATH"
+        return f": the file here is run as ./{word}, or by its interpreter"
     return ""
 
 
-def _exists(program: Path) -> bool:
-    """Return whether a program exists; raises PermissionError if it cannot be read."""
-    try:
-        program.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-def _interpreter(file: Path) -> list[str]:
-    """Return interpreter and argument of a script's first line, as Linux splits it."""
+def _fault_of_script(file: Path, path: str) -> str:
+    """Return why the interpreter in a script's first line cannot start, or ''."""
     try:
         with file.open("rb") as opened:
             line = opened.read(256).partition(b"\n")[0]
     except OSError:  # executable, but not readable
-        return []
-    if not line.startswith(b"#!"):
-        return []
-    words = line[2:].decode(errors="surrogateescape").strip(" \t")
-    return re.split(r"[ \t]+", words, maxsplit=1) if words else []
+        return ""
+    words = line[2:].decode(errors="surrogateescape").strip(" \t").split(maxsplit=1)
+    if not line.startswith(b"#!") or not words:
+        return ""
+    interpreter, argument = words[0], words[1].strip() if len(words) > 1 else ""
+    if line.endswith(b"\r"):
+        return f"is a script for {interpreter}, and its first line ends as on Windows"
+    if not _exists(Path(interpreter)):
+        return f"is a script for {interpreter}, which does not exist"
+    called = re.fullmatch(r"(?:-S\s+)?([\w.][\w.+-]*)(?:\s.*)?", argument)  # `env` alone, or -S
+    if Path(interpreter).name == "env" and called and _on_path(called[1], path) is None:
+        return f"is a script for {called[1]}, which is not on PATH"
+    return ""
 
 
-def _called_by_env(interpreter: list[str]) -> str | None:
-    """Return the program that `env` starts; with -S it splits its argument itself."""
-    argument = interpreter[1] if len(interpreter) > 1 else ""
-    if argument.startswith(("-S", "--split-string")):
-        words = argument.removeprefix("--split-string").removeprefix("-S").lstrip("= ").split()
-        # options, variables or quotes before the program are not parsed
-        return words[0] if words and re.fullmatch(r"[\w.][\w./+-]*", words[0]) else None
-    return argument if argument and not argument.startswith("-") else None
+def _exists(file: Path) -> bool:
+    """Return whether a file exists; raises PermissionError if it cannot be read."""
+    try:
+        file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 _HOST = "api.wandb.ai"
@@ -195,8 +160,12 @@ def has_login(environ: Mapping[str, str]) -> bool:
     home = Path(environ.get("HOME") or "/")
     named = environ.get("NETRC")
     files = [_expanded(named, home)] if named else [home / ".netrc", home / "_netrc"]
-    texts = [text for text in map(_read_text, files) if text]
-    return bool(texts) and _has_password(texts[0], _host(environ, home))
+    try:
+        file = next((file for file in files if file.is_file()), None)  # a pipe would block
+        entry = None if file is None else netrc(str(file)).hosts.get(_host(environ, home))
+    except (OSError, ValueError, NetrcParseError):
+        return False
+    return entry is not None and bool(entry[2])
 
 
 def _host(environ: Mapping[str, str], home: Path) -> str:
@@ -223,18 +192,6 @@ def _read_text(file: Path) -> str:
             return opened.read(_LARGEST)
     except (OSError, ValueError):
         return ""
-
-
-def _has_password(text: str, host: str) -> bool:
-    """Return whether a netrc text has a password for a host; broken lines are ignored."""
-    words = [w for line in text.splitlines() for w in line.partition(" #")[0].split()]
-    ours = False
-    for word, following in zip(words, [*words[1:], ""], strict=True):
-        if word in {"machine", "default"}:
-            ours = word == "machine" and following.strip('"').lower() == host.lower()
-        elif word == "password" and ours and following not in {"", "machine", "default"}:
-            return True
-    return False
 
 
 _SYS = Path("/proc/sys/net/ipv4")

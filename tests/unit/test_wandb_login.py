@@ -25,7 +25,7 @@ OTHER = "machine wandb.corp.lan login user password 0123456789abcdef\n"
         (LINE.replace("\n", " "), {}, True),
         (f"machine other login a password b\n\n{LINE}", {}, True),
         (LINE.replace("api.wandb.ai", '"api.wandb.ai"'), {}, True),
-        ("broken { line\nmachine\n" + LINE, {}, True),
+        ("broken { line\nmachine\n" + LINE, {}, False),  # W&B ignores such a file, too
         (LINE, {"WANDB_BASE_URL": "https://api.wandb.ai"}, True),
         (LINE, {"WANDB_BASE_URL": "https://wandb.corp.lan"}, False),
         (OTHER, {"WANDB_BASE_URL": "https://wandb.corp.lan:8080/"}, True),
