@@ -7,13 +7,17 @@ import re
 import sys
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from agent.base.errors import AgentError
 from agent.boot.recipe_verb import RecipeQuery, show
 from agent.bundled import trl_grpo
 from agent.settings.jobs import JOBS
+
+if TYPE_CHECKING:
+    from agent.work.recipes.recipe import Command
 
 FOLDER = Path(__file__).parent / "framework_defaults"
 RECIPES = [job.name for job in JOBS if job.framework]
@@ -42,6 +46,18 @@ def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
     """Return each flag, key or environment variable (`env:NAME`) that the recipe sets."""
     nodes, gpus = shape.split("x")
     command = show(ENVIRON, RecipeQuery(recipe, nodes, gpus, None, release or None)).command
+    if recipe == "trl-grpo":  # a program of this project, whose own defaults count
+        options = vars(trl_grpo.parser().parse_args(command.argv[2:]))
+        return {
+            name: "on" if value is True else str(value)
+            for name, value in options.items()
+            if value is not None and value is not False and value != ""
+        }
+    return parsed(command)
+
+
+def parsed(command: Command) -> dict[str, str]:
+    """Return the flags, keys and environment variables of a command; a switch is `on`."""
     found = {f"env:{name}": value for name, value in command.env.items()}
     flag = ""
     for word in command.argv:
@@ -53,13 +69,6 @@ def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
         elif "=" in word:
             key, value = word.split("=", 1)
             found[key.lstrip("+")] = value
-    if recipe == "trl-grpo":  # a program of this project, whose own defaults count
-        options = vars(trl_grpo.parser().parse_args(command.argv[2:]))
-        return {
-            name: "on" if value is True else str(value)
-            for name, value in options.items()
-            if value is not None and value is not False and value != ""
-        }
     return {name: value or "on" for name, value in found.items()}
 
 
@@ -192,3 +201,104 @@ def test_rows_are_named_once(name: str) -> None:
         for release in releases_of(recipe, setting)
     ]
     assert len(set(seen)) == len(seen)
+
+
+def cited(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows that name a repository, after a check of what they say of it."""
+    named = [row for row in rows if "repository" in row]
+    for row in named:
+        assert COMMIT.fullmatch(row["commit"]), row
+        assert re.fullmatch(r"[\w.-]+/[\w.-]+", row["repository"])
+        assert row["file"]
+    return named
+
+
+def test_shapes() -> None:
+    """Each shape names its source, and is complete enough for an estimate of its memory."""
+    shapes = load("shapes")["shape"]
+    assert len(cited(shapes)) == len(shapes) >= 12
+    assert len({shape["id"] for shape in shapes}) == len(shapes)
+    for shape in shapes:
+        assert shape["billions"] > 0
+        assert shape["nodes"] * shape["gpus"] % shape.get("tensor_parallel", 1) == 0
+        assert shape["sharding"] in {"fsdp", "fsdp2", "zero2", "zero3"}
+        assert set(shape["offload"]) <= {"parameters", "gradients", "optimizer"}
+        assert shape["reference"] in {"resident", "offloaded", "apart", "none"}
+        assert ("gpu" in shape) <= ("gpu_memory" in shape)
+
+
+@pytest.mark.parametrize("model", load("shapes")["model"], ids=lambda model: model["name"])
+def test_parameters_of_models(model: dict[str, Any]) -> None:
+    """The parameters follow from the other facts, and agree with the model's name."""
+    hidden, heads, head = model["hidden_size"], model["heads"], model["head_size"]
+    wide, narrow = head * heads, head * model["kv_heads"]
+    attention = 2 * hidden * wide + 2 * hidden * narrow
+    attention += wide + 2 * narrow if model["qkv_bias"] else 0
+    attention += 2 * head if model["qk_norm"] else 0
+    experts = model.get("experts", 0)
+    size = model["expert_intermediate_size"] if experts else model["intermediate_size"]
+    layer = attention + 3 * hidden * size * (experts or 1) + hidden * experts + 2 * hidden
+    vocabulary = model["vocab_size"] * hidden * (1 if model["tied"] else 2)
+    assert model["parameters"] == model["layers"] * layer + hidden + vocabulary
+    named = re.search(r"-(\d+(?:\.\d+)?)B", model["name"])
+    assert named is not None
+    assert float(named[1]) == pytest.approx(model["parameters"] / 1e9, rel=0.2)
+    assert model["sources"]
+
+
+SEEDS = load("seeds")["seed"]
+PROBES = [
+    pytest.param(seed, probe, id=f"{seed['id']}-{number}")
+    for seed in SEEDS
+    for number, probe in enumerate(seed.get("today", []))
+]
+
+
+def test_seeds() -> None:
+    """Each row says which document it is of, and in which order things start there."""
+    assert len({seed["id"] for seed in SEEDS}) == len(SEEDS)
+    for seed in SEEDS:
+        assert seed["document"]
+        assert seed["order"]
+        assert set(seed.get("differs", {})) <= set(seed.get("job", {}))
+    assert cited(SEEDS)
+
+
+@pytest.mark.parametrize(("seed", "probe"), PROBES)
+def test_what_the_seeds_give_today(seed: dict[str, Any], probe: dict[str, Any]) -> None:
+    """A row's command or refusal is the program's own, as long as the row stands."""
+    ours = seed["ours"]
+    given = {} if probe.get("only") else ours["environment"]
+    environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
+    nodes, gpus = str(probe.get("nodes", seed["nodes"])), str(seed["gpus"])
+    release = probe.get("release", ours.get("release"))
+    query = RecipeQuery(ours["recipe"], nodes, gpus, None, release)
+    try:
+        command = show({**environ, **given, **probe.get("environment", {})}, query).command
+        found = (0, " ".join(command.argv))
+    except AgentError as error:
+        found = (error.exit_code, error.sentence())
+    assert found[0] == probe["exit"], found[1]
+    for words in [*probe.get("has", []), *([probe["says"]] if "says" in probe else [])]:
+        assert words in found[1]
+    for words in probe.get("lacks", []):
+        assert words not in found[1]
+
+
+@pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed["id"])
+def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
+    """Each flag or key of the document's job comes out as typed, or `differs` gives the reason."""
+    full = [one for one in seed.get("today", []) if one["exit"] == 0 and not one.get("only")]
+    if not full:
+        return
+    ours = seed["ours"]
+    environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
+    release = full[0].get("release", ours.get("release"))
+    query = RecipeQuery(ours["recipe"], str(seed["nodes"]), str(seed["gpus"]), None, release)
+    found = parsed(show({**environ, **ours["environment"]}, query).command)
+    other = {
+        key
+        for key, value in seed["job"].items()
+        if plain(found.get(key.lstrip("+"))) != plain(value)
+    }
+    assert other == set(seed.get("differs", {}))
