@@ -9,11 +9,10 @@ from __future__ import annotations
 import signal
 
 from agent.base.outcome import STARTING, Kind, Outcome, name_of_signal
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 
-@dataclass(frozen=True)
-class End:
+class End(Value):
     """One way in which a run can end; the texts are templates for `str.format`."""
 
     code: int | None

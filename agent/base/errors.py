@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from agent.base import ends
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(Value):
     """An invalid setting, by the variable's name."""
 
     variable: str

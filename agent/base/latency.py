@@ -5,15 +5,14 @@ from __future__ import annotations
 from typing import Annotated
 
 from agent.base.ranges import Count, MaxItems, Seconds
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 LATENCY_BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds in seconds; slower answers are counted in one more bucket."""
 _BUCKETS = len(LATENCY_BOUNDS) + 1
 
 
-@dataclass(frozen=True)
-class Latency:
+class Latency(Value):
     """Answer times of one service since its node's agent started."""
 
     last: Seconds = 0.0

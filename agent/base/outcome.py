@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import signal
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from msgspec.structs import asdict
+
+from agent.base.ranges import ExitCode
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    from agent.base.ranges import ExitCode
 
 
 STARTING = "starting"
@@ -33,8 +33,7 @@ class Kind(str, Enum):
     BUG = "bug"
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(Value):
     """The outcome of a run, as the user reads it and as the head sends it to the workers."""
 
     kind: Kind
@@ -72,7 +71,7 @@ class Outcome:
 
     def to_dict(self) -> dict[str, object]:
         """Return the form that is sent to the workers and written to outcome.json."""
-        return {**dataclasses.asdict(self), "kind": self.kind.value}
+        return {**asdict(self), "kind": self.kind.value}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, object]) -> Outcome:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from msgspec.structs import asdict
+
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,8 +14,7 @@ if TYPE_CHECKING:
 _LARGEST = 65_535
 
 
-@dataclass(frozen=True)
-class PortBase:
+class PortBase(Value):
     """The default ports of a node; a platform may have others."""
 
     gcs: int = 6379
@@ -28,8 +28,7 @@ class PortBase:
 DEFAULTS = PortBase()
 
 
-@dataclass(frozen=True)
-class Ports:
+class Ports(Value):
     """Every port that a node listens on, including Ray's internal ones."""
 
     gcs: int
@@ -103,9 +102,9 @@ def port_map_conflicts(ports: Ports, reward: int | None) -> list[str]:
 def single_ports(ports: Ports) -> dict[str, int]:
     """Return the port of every listener, without the range of Ray's workers."""
     return {
-        f.name.replace("_", " "): getattr(ports, f.name)
-        for f in fields(ports)
-        if not f.name.endswith("_worker")
+        name.replace("_", " "): port
+        for name, port in asdict(ports).items()
+        if not name.endswith("_worker")
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.base.outcome import Kind
 from agent.base.text import listed

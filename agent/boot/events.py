@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import traceback
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from agent.decisions.head import state as h
 from agent.decisions.values import ServiceWaits, Tick

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base.outcome import Kind
 from agent.boot.diagnose import WorkerLogs, explain_end

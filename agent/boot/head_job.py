@@ -9,7 +9,7 @@ import anyio
 from agent.base import ends
 from agent.base.outcome import Outcome
 from agent.base.text import mib
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.decisions.attempts import DriverSignaled
 from agent.decisions.head.state import CheckpointSeen
 from agent.decisions.values import LogLine
@@ -126,8 +126,7 @@ _DISK_LIMIT = 20.0
 """Seconds for the checkpoint folder to answer before a submission."""
 
 
-@dataclass(frozen=True)
-class Submission:
+class Submission(Value):
     """A job as it is submitted to Ray."""
 
     entrypoint: str

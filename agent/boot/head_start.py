@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import socket
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import anyio
 
 from agent.base import ends
 from agent.base.errors import PreflightError, UnavailableError
-from agent.base.value import dataclass
+from agent.base.outcome import Outcome
+from agent.base.value import Value
 from agent.boot import make_ready
 from agent.control.sockets import bind
 from agent.decisions.values import Wait
@@ -18,18 +21,16 @@ from agent.plan.listeners import may_listen_on
 from agent.plan.plan import RAY
 from agent.record.log import say
 from agent.runtime.dns import resolve
+from agent.runtime.process import Child
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.where import Placeholders
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
-    from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Address, Plan
-    from agent.runtime.process import Child
 
 
 class PendingSignals:
@@ -143,8 +144,7 @@ def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> Pr
     )
 
 
-@dataclass(frozen=True)
-class HeadStart:
+class HeadStart(Value):
     """The result of the head's first second."""
 
     placeholders: Placeholders

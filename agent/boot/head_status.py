@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import TYPE_CHECKING
+
+from msgspec import to_builtins
 
 from agent.checks.finding import Level, group_findings
 from agent.decisions import head
@@ -138,7 +139,7 @@ def _service(
         "outages": len(outages),
         "outage_seconds": round(seconds, 1),
         "outage_since": None if since is None else round(since, 1),
-        "latency": None if latency is None else asdict(latency),
+        "latency": None if latency is None else to_builtins(latency),
     }
 
 

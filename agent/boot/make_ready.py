@@ -8,16 +8,16 @@ import resource
 import shutil
 import time
 from contextlib import suppress
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 import psutil
+from msgspec.structs import replace
 
 from agent.base import ends
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.machine import WANTED_FILES
@@ -189,8 +189,7 @@ _MOST = 64
 _MOST_FILES = 10_000
 
 
-@dataclass(frozen=True)
-class Session:
+class Session(Value):
     """A session's folder."""
 
     name: str

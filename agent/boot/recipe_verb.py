@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.errors import PreflightError, Problem, SettingsError
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.node import pythons
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
@@ -17,6 +18,7 @@ from agent.work.job import recipe_input, version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
     ChosenVersion,
+    Command,
     MisfitError,
     NodeSize,
     UnknownVersionError,
@@ -28,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from agent.settings.jobs import KnownJob
-    from agent.work.recipes.recipe import Command
 
 _PYTHON = "python3"
 """First word of the shown command, valid on any machine."""
@@ -39,8 +40,7 @@ class UsageError(Exception):
     """An invalid command line, explained in a sentence."""
 
 
-@dataclass(frozen=True)
-class RecipeQuery:
+class RecipeQuery(Value):
     """The arguments of `recipe`, as given."""
 
     name: str
@@ -50,8 +50,7 @@ class RecipeQuery:
     version: str | None = None
 
 
-@dataclass(frozen=True)
-class RenderedRecipe:
+class RenderedRecipe(Value):
     """A recipe's command with its warnings."""
 
     command: Command

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base.ranges import LONGEST_TAIL, TEXT
 from agent.boot.diagnose import ray_log_folder

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base import ends
 from agent.decisions.attempts import is_loss, retries_exhausted

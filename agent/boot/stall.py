@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base.text import listed
 from agent.boot.head_server import request_log

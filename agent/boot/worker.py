@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 import time
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.base.ranges import ITEMS, MOST_ADDRESSES

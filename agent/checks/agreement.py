@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.text import first_names, listed
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.checks.finding import Finding, Level
-from agent.node.pythons import CUDA, NCCL, TORCH
+from agent.node.python_facts import CUDA, NCCL, TORCH
 from agent.node.variables import DEBUGGER, INTERFACES, is_compared
 
 if TYPE_CHECKING:
@@ -43,8 +43,7 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
     )
 
 
-@dataclass(frozen=True)
-class _Library:
+class _Library(Value):
     """A library to compare, and the level of a difference."""
 
     name: str

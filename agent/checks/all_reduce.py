@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from agent.base.text import first_names
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 
 if TYPE_CHECKING:
@@ -22,16 +22,14 @@ _CONSEQUENCES = ("connection", "reset by peer", "broken pipe", "closed", "timed 
 _REMEDY = "Replace this node: all others wait for the slowest"
 
 
-@dataclass(frozen=True)
-class AllReduceShare:
+class AllReduceShare(Value):
     """A node of the all-reduce and its GPUs."""
 
     node: str
     gpus: int
 
 
-@dataclass(frozen=True)
-class AllReduceResult:
+class AllReduceResult(Value):
     """The result of the all-reduce."""
 
     summary: str = ""

@@ -5,16 +5,15 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base.ranges import Required
 from agent.base.text import first_names
-from agent.base.value import dataclass
+from agent.base.value import Value
+from agent.node.facts import Facts
+from agent.settings.model import Settings
+from agent.topology.resolve import Topology
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-
-    from agent.base.ranges import Required
-    from agent.node.facts import Facts
-    from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
 
 
 class Level(str, Enum):
@@ -25,8 +24,7 @@ class Level(str, Enum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True)
-class Finding:
+class Finding(Value):
     """The result of one check on this machine."""
 
     check: Required
@@ -39,8 +37,7 @@ class Finding:
         return f"{self.check}: {self.what}" + (f". {self.remedy}" if self.remedy else "")
 
 
-@dataclass(frozen=True)
-class CheckedNode:
+class CheckedNode(Value):
     """The input of every check."""
 
     facts: Facts
@@ -75,8 +72,7 @@ def fail(what: str, remedy: str) -> Result:
 _ORDER = (Level.FAIL, Level.WARN, Level.OK)
 
 
-@dataclass(frozen=True)
-class FindingRow:
+class FindingRow(Value):
     """One finding and the nodes that have it."""
 
     finding: Finding

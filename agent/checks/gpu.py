@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.base.text import first_names
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.checks.finding import Finding, Level, fail, ok, warn
 
 if TYPE_CHECKING:
@@ -95,8 +95,7 @@ _REMEDY = (
 )
 
 
-@dataclass(frozen=True)
-class GpuCount:
+class GpuCount(Value):
     """The GPUs of a node."""
 
     node: str

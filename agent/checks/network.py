@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.ports import port_map, single_ports
 from agent.base.text import first_names, listed
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.variables import INTERFACES, PROXIES, STALE_ADDRESSES
 
@@ -118,8 +118,7 @@ _SAME_RATE = 1.5
 _REMEDY = "Use nodes with a faster network between them, or fewer and larger ones"
 
 
-@dataclass(frozen=True)
-class Link:
+class Link(Value):
     """The measured link between two nodes."""
 
     one: str

@@ -6,11 +6,11 @@ import asyncio
 import json
 import time
 from contextlib import suppress
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import aiohttp
 import anyio
+from msgspec.structs import replace
 
 from agent.base.text import escaped, in_url
 from agent.control.protocol import (

@@ -9,16 +9,40 @@ from __future__ import annotations
 import json
 import types
 from collections import abc
-from dataclasses import MISSING, asdict, field, fields, is_dataclass, replace
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
+from msgspec import field, to_builtins
+from msgspec.structs import asdict, replace
+
 from agent import __version__
-from agent.base.ranges import ITEMS, TEXT, MaxItems, Range, Text
+from agent.base.latency import Latency
+from agent.base.outcome import Outcome
+from agent.base.ranges import (
+    ITEMS,
+    TEXT,
+    Attempt,
+    Count,
+    Epoch,
+    Gpus,
+    Line,
+    MaxItems,
+    Name,
+    Port,
+    Range,
+    Rank,
+    Required,
+    Tail,
+    Text,
+    Timestamp,
+)
 from agent.base.text import escaped, is_ip, plain
-from agent.base.value import dataclass
+from agent.base.value import Value
+from agent.checks.finding import Finding
 from agent.decisions.head.state import HeadPhase
+from agent.decisions.values import Answer, ItemReport, Known, Order, Step
 from agent.node.facts import Facts
 from agent.record import codec
 from agent.record.codec import hints_of
@@ -27,27 +51,8 @@ from agent.work.torchrun import ShareOver
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from agent.base.latency import Latency
-    from agent.base.ranges import Count
-
     Reader = Callable[[object], object]
-    from collections.abc import Mapping
 
-    from agent.base.outcome import Outcome
-    from agent.base.ranges import (
-        Attempt,
-        Epoch,
-        Gpus,
-        Line,
-        Name,
-        Port,
-        Rank,
-        Required,
-        Tail,
-        Timestamp,
-    )
-    from agent.checks.finding import Finding
-    from agent.decisions.values import Answer, ItemReport, Known, Order, Step
     from agent.work.torchrun import ShareOrder
 
 
@@ -110,7 +115,7 @@ def _reader_of(hint: Any) -> Reader:  # noqa: ANN401, C901, PLR0911 - any type; 
         return _read_flag
     if isinstance(hint, type) and issubclass(hint, Enum):
         return _one_of({one.value: one for one in hint})
-    if is_dataclass(hint) and isinstance(hint, type):
+    if isinstance(hint, type) and issubclass(hint, Value):
         return _object(hint)
     raise TypeError(f"{hint} cannot be part of a message")
 
@@ -221,15 +226,13 @@ def _pairs(
     return [(one[0], one[1]) for one in data if isinstance(one, list)]
 
 
-def _object(kind: type) -> Reader:
-    """Read a dataclass: a missing string is '', unknown fields are ignored."""
+def _object(kind: type[Value]) -> Reader:
+    """Read a value: a missing string is '', unknown fields are ignored."""
     hints = hints_of(kind, with_ranges=True)
-    inner = {one.name: _reader_of(hints[one.name]) for one in fields(kind)}
-    absent = {
-        one.name: "" if hints[one.name] is str else None
-        for one in fields(kind)
-        if one.default is MISSING and one.default_factory is MISSING
-    }
+    inner = {name: _reader_of(hints[name]) for name in kind.__struct_fields__}
+    optional = len(kind.__struct_defaults__)
+    required = kind.__struct_fields__[: len(inner) - optional]
+    absent = {name: "" if hints[name] is str else None for name in required}
 
     def read_object(data: object) -> object:
         if not isinstance(data, dict):
@@ -247,8 +250,7 @@ def _inside(name: str, reader: Reader, data: object) -> object:
         raise error.inside(name) from None
 
 
-@dataclass(frozen=True)
-class WorkerStats:
+class WorkerStats(Value):
     """A worker's statistics: service latencies, prepare steps, output of its share of the job."""
 
     latencies: Mapping[str, Latency] = field(default_factory=dict)
@@ -264,16 +266,15 @@ class WorkerStats:
     def to_dict(self) -> dict[str, object]:
         """Return the wire format."""
         return {
-            "latencies": {name: asdict(one) for name, one in self.latencies.items()},
+            "latencies": to_builtins(self.latencies),
             "steps": {name: step.value for name, step in self.steps.items()},
             "progress": dict(self.progress),
-            "known": [asdict(one) for one in self.known],
+            "known": to_builtins(self.known),
             "attempt": self.attempt,
         }
 
 
-@dataclass(frozen=True)
-class Hello:
+class Hello(Value):
     """The constant facts of a worker's agent, sent in its first report."""
 
     name: Name
@@ -309,16 +310,14 @@ class Hello:
         return replace(self, facts=replace(self.facts, outfit=outfit))
 
 
-@dataclass(frozen=True)
-class Bye:
+class Bye(Value):
     """A worker's goodbye: why it leaves, and the end of its log."""
 
     cause: str
     log: str = ""
 
 
-@dataclass(frozen=True)
-class Report:
+class Report(Value):
     """One message of a worker; the first has a hello, the last a bye."""
 
     id: Name
@@ -358,8 +357,7 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Return the wire format, without empty fields."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        sent = {name: value for name, value in values.items() if value not in (None, "", ())}
+        sent = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
         return {"protocol": VERSION, "agent": __version__, **_json_values(sent)}
 
     @classmethod
@@ -375,8 +373,7 @@ class Report:
         return read(cls, data)
 
 
-@dataclass(frozen=True)
-class Reply:
+class Reply(Value):
     """The head's answer: its state, the same for all workers; a refusal and orders for one."""
 
     epoch: Epoch
@@ -405,7 +402,7 @@ class Reply:
     def to_dict(self) -> dict[str, object]:
         """Return the wire format."""
         verdict = None if self.verdict is None else self.verdict.to_dict()
-        return {"protocol": VERSION, "agent": __version__, **asdict(self), "verdict": verdict}
+        return {"protocol": VERSION, "agent": __version__, **to_builtins(self), "verdict": verdict}
 
     @classmethod
     def from_dict(cls, data: object) -> Reply:
@@ -456,9 +453,9 @@ def _as_json(value: object) -> object:
     if isinstance(value, Facts):
         return codec.fields_of(value, str)
     if isinstance(value, ShareOver):
-        return {"attempt": value.attempt, **_json_values(asdict(value.end))}
-    if is_dataclass(value) and not isinstance(value, type):
-        return _json_values({field.name: getattr(value, field.name) for field in fields(value)})
+        return {"attempt": value.attempt, **to_builtins(value.end)}
+    if isinstance(value, Value):
+        return _json_values(asdict(value))
     return [_as_json(item) for item in value] if isinstance(value, tuple) else value
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 import time
-from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 import anyio
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.control.protocol import MAX_HOLD, Bye, Hello, Reply, Report, version_disagreement
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced, WorkerReported
@@ -121,8 +122,7 @@ ReportEvent = WorkerIntroduced | WorkerReported | WorkerReplaced | LaterHead
 """Events that reports cause for the head's decisions."""
 
 
-@dataclass
-class _Agent:
+class _Agent(Struct):
     """One worker's agent: its hello, its orders, its last report."""
 
     hello: Hello
@@ -146,8 +146,7 @@ class _Agent:
     reported: anyio.Event = field(default_factory=anyio.Event)
 
 
-@dataclass(frozen=True)
-class Expected:
+class Expected(Value):
     """What must be the same on a worker as on the head."""
 
     ray: str | None
@@ -203,7 +202,7 @@ class Reports:
 
     def publish(self, **changed: object) -> None:
         """Change the reply; held reports are answered at once."""
-        new = replace(self._reply, **changed)  # type: ignore[arg-type]  # names of its fields
+        new = replace(self._reply, **changed)  # names of its fields
         if new == self._reply:
             return
         self._reply = replace(new, news=self._reply.news + 1)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+from msgspec import field
+from msgspec.structs import replace
+
 from agent.base import ends
-from agent.base.outcome import Kind
-from agent.base.value import dataclass
+from agent.base.outcome import Kind, Outcome
+from agent.base.value import Value
+from agent.decisions.verdict import JobReport
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from agent.base.outcome import Outcome
-    from agent.decisions.verdict import JobReport
+    from collections.abc import Sequence
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
@@ -23,8 +24,7 @@ _SHORT = 600.0
 _MOST_IN_VAIN = 3
 
 
-@dataclass(frozen=True)
-class Attempt:
+class Attempt(Value):
     """One attempt at the job."""
 
     id: str
@@ -76,15 +76,13 @@ class Attempt:
         return LostAttempt((self.ended or began) - began, reason, self.checkpoint)
 
 
-@dataclass(frozen=True)
-class DriverSignaled:
+class DriverSignaled(Value):
     """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class LostAttempt:
+class LostAttempt(Value):
     """A lost attempt, as input to the decision about the next one."""
 
     seconds: float
@@ -153,16 +151,14 @@ _ORDINARY = (
 """Files in the stack of a thread that is of no interest."""
 
 
-@dataclass(frozen=True)
-class StalledSinceLoss:
+class StalledSinceLoss(Value):
     """An attempt that lost a node has made no progress since, for AGENT_STALL."""
 
     attempt: int
     duration: str
 
 
-@dataclass(frozen=True)
-class Quiet:
+class Quiet(Value):
     """Since when an attempt has made no progress."""
 
     attempt: int

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from collections.abc import Callable, Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from msgspec import field
+from msgspec.structs import replace
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    from agent.base.outcome import Outcome
-    from agent.base.ranges import Bytes, Count, Line, Name, Required, Seconds
-    from agent.checks.all_reduce import AllReduceShare
-    from agent.checks.finding import Finding
-    from agent.work.torchrun import ShareOrder
+from agent.base.outcome import Outcome
+from agent.base.ranges import Bytes, Count, Line, Name, Required, Seconds
+from agent.base.value import Value
+from agent.checks.all_reduce import AllReduceShare
+from agent.checks.finding import Finding
+from agent.work.torchrun import ShareOrder
 
 
-@dataclass(frozen=True)
-class Wait:
+class Wait(Value):
     """A wait: what for, its deadline, and the last evidence."""
 
     key: str
@@ -54,21 +51,18 @@ class Wait:
         return now >= self.deadline
 
 
-@dataclass(frozen=True)
-class LogLine:
+class LogLine(Value):
     """A line for the log."""
 
     sentence: str
     level: str = "info"
 
 
-@dataclass(frozen=True)
-class Tick:
+class Tick(Value):
     """Time has passed."""
 
 
-@dataclass(frozen=True)
-class StopAsked:
+class StopAsked(Value):
     """A signal asks this node to stop."""
 
     signum: int
@@ -86,8 +80,7 @@ class OrderKind(str, Enum):
     STOP = "stop"
 
 
-@dataclass(frozen=True)
-class Order:
+class Order(Value):
     """An order to a worker: names and numbers, never a command, path, environment or URL."""
 
     by: str
@@ -104,8 +97,7 @@ class Order:
     """The address of the node to probe; '' for the head."""
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(Value):
     """This node's checks forbid the run, or the job does not fit the nodes that joined."""
 
     outcome: Outcome
@@ -127,8 +119,7 @@ class Step(str, Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True)
-class Item:
+class Item(Value):
     """One thing that must become ready: Ray, a service, a prepare step."""
 
     step: Step = Step.PENDING
@@ -183,8 +174,7 @@ class Item:
         )
 
 
-@dataclass(frozen=True)
-class Outage:
+class Outage(Value):
     """A period in which a service that was ready did not answer, on the run's clock."""
 
     service: str
@@ -195,8 +185,7 @@ class Outage:
     """None while it lasts."""
 
 
-@dataclass(frozen=True)
-class ItemReport:
+class ItemReport(Value):
     """A worker's report about a service or step that it was ordered to run."""
 
     name: Name
@@ -205,8 +194,7 @@ class ItemReport:
     generation: Count = 1
 
 
-@dataclass(frozen=True)
-class ServiceReady:
+class ServiceReady(Value):
     """A service answered a real request; a `generation` of None stands for the current one."""
 
     name: str
@@ -214,8 +202,7 @@ class ServiceReady:
     generation: int | None = None
 
 
-@dataclass(frozen=True)
-class ServiceWaits:
+class ServiceWaits(Value):
     """A service does not answer correctly yet."""
 
     name: str
@@ -224,8 +211,7 @@ class ServiceWaits:
     generation: int | None = None
 
 
-@dataclass(frozen=True)
-class ServiceGone:
+class ServiceGone(Value):
     """A service's process ended."""
 
     name: str
@@ -234,8 +220,7 @@ class ServiceGone:
     generation: int | None = None
 
 
-@dataclass(frozen=True)
-class StepOver:
+class StepOver(Value):
     """A prepare step ended; `failure` is '' on success."""
 
     name: str
@@ -254,8 +239,7 @@ ALL_REDUCE = "all-reduce"
 PROBES = (SCORE, REACH, SAMPLE)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(Value):
     """The result of one probe."""
 
     probe: Required
@@ -271,15 +255,13 @@ class Answer:
     """More about the result; only for probes of the head itself."""
 
 
-@dataclass(frozen=True)
-class Answered:
+class Answered(Value):
     """The head's own node finished a probe."""
 
     answer: Answer
 
 
-@dataclass(frozen=True)
-class Preflight:
+class Preflight(Value):
     """The all-reduce before the job: its members, deadline and results."""
 
     deadline: float
@@ -291,8 +273,7 @@ class Preflight:
     is_over: bool = False
 
 
-@dataclass(frozen=True)
-class Probes:
+class Probes(Value):
     """Which probes were ordered, and their results."""
 
     score_asked: frozenset[str] = frozenset()
@@ -334,8 +315,7 @@ class Probes:
 _SHOWN = 160
 
 
-@dataclass(frozen=True)
-class Known:
+class Known(Value):
     """A known line that was found in the job's output."""
 
     key: Required

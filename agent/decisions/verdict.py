@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from agent.base import ends
 from agent.base.outcome import name_of_code, shell_code
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
@@ -29,8 +29,7 @@ _MEMORY_WORDS = re.compile(r"OutOfMemoryError|\bout of memory\b|low on memory", 
 """The messages of Ray's OOM killer, CUDA and the C library."""
 
 
-@dataclass(frozen=True)
-class JobReport:
+class JobReport(Value):
     """The status of the job, from Ray or from torchrun's shares."""
 
     status: str

@@ -5,30 +5,27 @@ from __future__ import annotations
 import ipaddress
 import re
 import sys
-from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import Literal
 
+from msgspec import field
+
+from agent.base.ranges import (
+    Addresses,
+    Bytes,
+    Count,
+    Cpus,
+    Difference,
+    Gpus,
+    Limit,
+    Port,
+    Surplus,
+    Timestamp,
+    UserId,
+    Variables,
+)
 from agent.base.text import is_ip
-from agent.base.value import dataclass
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.base.ranges import (
-        Addresses,
-        Bytes,
-        Count,
-        Cpus,
-        Difference,
-        Gpus,
-        Limit,
-        Port,
-        Surplus,
-        Timestamp,
-        UserId,
-        Variables,
-    )
-
+from agent.base.value import Value
 
 OLDEST = (2, 40)
 FIRST_WITH_HIP = (2, 45)
@@ -74,8 +71,7 @@ def breaks_command_line(ray: str, click: str | None, *, enum_copies_are_same: bo
 MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class Folder:
+class Folder(Value):
     """What exists at a path that should be a private folder."""
 
     path: str
@@ -87,8 +83,7 @@ class Folder:
     """Entries of other users."""
 
 
-@dataclass(frozen=True)
-class RayPython:
+class RayPython(Value):
     """A Python and its Ray."""
 
     executable: str
@@ -114,8 +109,7 @@ class RayPython:
     """Versions of known libraries by name."""
 
 
-@dataclass(frozen=True)
-class Framework:
+class Framework(Value):
     """A recipe's framework, as the job's Python finds it."""
 
     name: str
@@ -126,8 +120,7 @@ class Framework:
     """Its version, or '' if unknown."""
 
 
-@dataclass(frozen=True)
-class Mount:
+class Mount(Value):
     """The mounted file system of a folder."""
 
     folder: str
@@ -154,8 +147,7 @@ _NETWORK = {
 }
 
 
-@dataclass(frozen=True)
-class TorchPython:
+class TorchPython(Value):
     """The Python that has torch, for a job that torchrun starts."""
 
     executable: str
@@ -165,8 +157,7 @@ class TorchPython:
     """The Pythons that were searched, if none has it."""
 
 
-@dataclass(frozen=True)
-class Room:
+class Room(Value):
     """How many more processes and threads may start, by the lowest limit."""
 
     left: Surplus
@@ -174,8 +165,7 @@ class Room:
     """That limit and its value."""
 
 
-@dataclass(frozen=True)
-class NodeVersions:
+class NodeVersions(Value):
     """Versions that should be equal on all nodes, besides Python, Ray and libraries."""
 
     agent: str = ""
@@ -188,8 +178,7 @@ class NodeVersions:
     """Seconds by which its clock is ahead of the head's; None on the head."""
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(Value):
     """The facts about one machine."""
 
     hostname: str
@@ -317,8 +306,7 @@ class Facts:
         return next((name for name, found in self.interfaces.items() if address in found), None)
 
 
-@dataclass(frozen=True)
-class DriverGpu:
+class DriverGpu(Value):
     """A GPU as its driver reports it."""
 
     index: Count
@@ -329,8 +317,7 @@ class DriverGpu:
     """Uncorrected ECC errors since the driver was loaded."""
 
 
-@dataclass(frozen=True)
-class Driver:
+class Driver(Value):
     """The report of the GPU driver's tool."""
 
     tool: str

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.errors import UnavailableError
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.node.facts import Room
 
 if TYPE_CHECKING:
@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 PROC, BASE = Path("/proc"), Path("/sys/fs/cgroup")
 
 
-@dataclass(frozen=True)
-class OomKills:
+class OomKills(Value):
     """The number of processes that the OOM killer has killed."""
 
     number: int

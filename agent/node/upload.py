@@ -14,7 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,8 +41,7 @@ _ENTRY = 30 + 46
 """Bytes of an entry in a zip file, without its name, which is stored twice."""
 
 
-@dataclass(frozen=True)
-class UploadSize:
+class UploadSize(Value):
     """The size of an upload."""
 
     size: int

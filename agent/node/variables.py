@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.node.facts import FIRST_WITH_HIP, version
 
 if TYPE_CHECKING:
@@ -49,8 +49,7 @@ def _collective_variables(environ: Mapping[str, str]) -> dict[str, str]:
 ROCR, HIP, CUDA = "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"
 
 
-@dataclass(frozen=True)
-class VisibleDevices:
+class VisibleDevices(Value):
     """How the user's selection of GPUs is passed on."""
 
     chosen: tuple[tuple[str, str], ...] = ()

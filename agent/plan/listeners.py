@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.ports import port_conflicts, port_map, port_map_conflicts
 from agent.base.text import is_public
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.settings.rules import port_problems, reward_port
 from agent.work.where import NODE_IP
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
 
 
-@dataclass(frozen=True)
-class Listener:
+class Listener(Value):
     """A port of this node: the process that listens, the address, and what guards it."""
 
     port: str

@@ -5,15 +5,17 @@ from __future__ import annotations
 import os
 import secrets
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import own_command
 from agent.base.ports import Ports, port_map, single_ports
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.checks import misspelling_findings, run_checks
+from agent.checks.finding import Finding
 from agent.checks.recipe import job_program, recipe_findings
 from agent.node.facts import supports_token_auth
 from agent.node.variables import visible_devices
@@ -37,7 +39,7 @@ from agent.settings.ray_args import TEMP_DIR, VARIABLE
 from agent.topology.claim import GivenRay
 from agent.work import prepare
 from agent.work.checkpoints import folder_of
-from agent.work.job import COMMAND, Job, plan_recipe, recipe_input, version_of
+from agent.work.job import COMMAND, Job, RecipeJob, plan_recipe, recipe_input, version_of
 from agent.work.prepare import prepare_steps
 from agent.work.recipes.recipe import NodeSize, UnknownVersionError
 from agent.work.services import NO_FILE, REWARD, reward_service
@@ -47,7 +49,6 @@ from agent.work.where import HEAD_IP
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.checks.finding import Finding
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
@@ -55,7 +56,6 @@ if TYPE_CHECKING:
     from agent.settings.load import Loaded
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
-    from agent.work.job import RecipeJob
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServicesFile, ServiceSpec
     from agent.work.where import Where
@@ -98,8 +98,7 @@ def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tu
     return tuple(found)
 
 
-@dataclass(frozen=True)
-class _PlannedJob:
+class _PlannedJob(Value):
     """The job as far as it is known before anything starts."""
 
     job: Job | None

@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from agent.base.ports import Ports
+from agent.base.value import Value
 from agent.checks.finding import Finding, Level
+from agent.node.facts import Facts
 from agent.plan import environment
+from agent.plan.listeners import Listener
 from agent.plan.ray_start import OwnRay
+from agent.plan.waits import PlannedWait
+from agent.settings.model import Settings
 from agent.topology.claim import GivenRay
+from agent.topology.resolve import Topology
+from agent.work.job import Job
+from agent.work.prepare import PrepareStep
+from agent.work.services import ServiceSpec
 from agent.work.torchrun import gpus_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.base.ports import Ports
-    from agent.node.facts import Facts
-    from agent.plan.listeners import Listener
-    from agent.plan.waits import PlannedWait
-    from agent.settings.model import Settings
-    from agent.topology.resolve import Topology
-    from agent.work.job import Job
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
     from agent.work.torchrun import Torchrun
     from agent.work.where import Placeholders
 
     Launch = OwnRay | GivenRay | Torchrun
 
 
-@dataclass(frozen=True)
-class Address:
+class Address(Value):
     """This node's address, or how `run` finds it."""
 
     ip: str | None
@@ -74,8 +72,7 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")
 
 
-@dataclass(frozen=True)
-class StopBudget:
+class StopBudget(Value):
     """Seconds for each phase of a stop; together less than AGENT_STOP_GRACE."""
 
     job: float
@@ -107,8 +104,7 @@ ALL_REDUCE, PREFLIGHT_LOG = "all-reduce", "preflight.log"
 BRIDGE = "ray bridge"
 
 
-@dataclass(frozen=True)
-class PlannedProcess:
+class PlannedProcess(Value):
     """A process of the agent's own on this node: Ray, the bridge, the all-reduce."""
 
     name: str
@@ -123,8 +119,7 @@ class PlannedProcess:
         return [place.fill(word) for word in self.argv]
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(Value):
     """Everything that is decided before anything starts."""
 
     settings: Settings

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from agent.base.ports import Ports
 from agent.base.text import in_url, reached_at
-from agent.base.value import dataclass
-from agent.node.facts import MIB
+from agent.base.value import Value
+from agent.node.facts import MIB, Facts
 from agent.plan.environment import object_store
+from agent.settings.model import Settings
 from agent.settings.ray_args import (
     MEMORY,
     OBJECT_STORE,
@@ -21,14 +23,8 @@ from agent.settings.ray_args import (
 )
 from agent.work.where import HEAD_IP, NODE_IP
 
-if TYPE_CHECKING:
-    from agent.base.ports import Ports
-    from agent.node.facts import Facts
-    from agent.settings.model import Settings
 
-
-@dataclass(frozen=True)
-class OwnRay:
+class OwnRay(Value):
     """A Ray that the agent starts on this node: the inputs of its command lines."""
 
     settings: Settings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.work.services import longest_waits
 from agent.work.where import ON_EVERY
@@ -74,8 +74,7 @@ FAILURE_REPORTS_LIMIT = 8.0
 FIXED = "fixed"
 
 
-@dataclass(frozen=True)
-class PlannedWait:
+class PlannedWait(Value):
     """A wait and its limit."""
 
     key: str

@@ -11,16 +11,17 @@ import os
 import tarfile
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.text import plain
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.record.files import PART_SUFFIX, error_text, numbered_names, read_end, safe_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
 PREFIX, ENDING = "failure-", ".tar.gz"
 KEPT = 3
@@ -35,8 +36,7 @@ _SLACK = 4096
 """Bytes cut from the front of a line longer than the part that is read."""
 
 
-@dataclass(frozen=True)
-class BundlePart:
+class BundlePart(Value):
     """One member of a bundle: the end of a file, or a text."""
 
     name: str

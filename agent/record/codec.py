@@ -13,11 +13,14 @@ import sys
 import types
 from collections import abc
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from msgspec.structs import asdict
+
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -91,11 +94,10 @@ def to_data(  # noqa: PLR0911 - one case, one return
 
 def fields_of(value: object, clean: Callable[[str], str]) -> dict[str, object]:
     """Return the fields of a dataclass as JSON data."""
-    if not is_dataclass(value) or isinstance(value, type):
+    if not isinstance(value, Value):
         raise TypeError(f"{type(value).__name__} cannot be recorded")
     wire = WIRE_FIELDS.get(type(value).__name__, {})
-    names = (field.name for field in fields(value) if field.init)
-    return {wire.get(name, name): to_data(getattr(value, name), clean) for name in names}
+    return {wire.get(name, name): to_data(one, clean) for name, one in asdict(value).items()}
 
 
 def _collection(value: abc.Collection[Any], clean: Callable[[str], str]) -> object:
@@ -130,13 +132,13 @@ def from_data(hint: object, data: object) -> object:
     raise NotReadableError(f"{hint} is not supported")
 
 
-def of_fields(kind: type, data: object) -> object:
+def of_fields(kind: type[Value], data: object) -> object:
     """Convert JSON data to the fields of a dataclass."""
     if not isinstance(data, dict):
         raise NotReadableError(f"{kind.__name__} is no JSON object")
     hints = hints_of(kind)
     wire = WIRE_FIELDS.get(kind.__name__, {})
-    names = {wire.get(field.name, field.name): field.name for field in fields(kind) if field.init}
+    names = {wire.get(name, name): name for name in kind.__struct_fields__}
     found = {names[key]: item for key, item in data.items() if key in names}
     try:
         return kind(**{name: from_data(hints[name], item) for name, item in found.items()})
@@ -145,7 +147,7 @@ def of_fields(kind: type, data: object) -> object:
 
 
 def _of_class(kind: type, data: object) -> object:  # noqa: PLR0911 - one case, one return
-    if is_dataclass(kind):
+    if issubclass(kind, Value):
         if not isinstance(data, dict) or data.get(TAG) != wire_name(kind):
             raise NotReadableError(f"not a {wire_name(kind)}")
         return of_fields(kind, data)

@@ -10,7 +10,10 @@ from contextlib import suppress
 from functools import cache
 from typing import TYPE_CHECKING, Literal, get_args
 
-from agent.base.value import dataclass
+import msgspec
+
+from agent.base.outcome import Outcome
+from agent.base.value import Value
 from agent.record import codec
 from agent.record.background import ItemWriter
 from agent.record.log import disk_alarm
@@ -20,7 +23,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
-    from agent.base.outcome import Outcome
     from agent.decisions.values import Wait
 
 
@@ -33,8 +35,7 @@ Role = Literal["head", "worker"]
 # --- events that only the record has -------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Began:
+class Began(Value):
     """The first event of an agent in a file."""
 
     role: Role
@@ -44,15 +45,13 @@ class Began:
     version: str = ""
 
 
-@dataclass(frozen=True)
-class PhaseEntered:
+class PhaseEntered(Value):
     """The run entered a phase."""
 
     phase: str
 
 
-@dataclass(frozen=True)
-class Waited:
+class Waited(Value):
     """A pending wait was logged, with its deadline on the run's clock and its evidence."""
 
     what: str
@@ -60,23 +59,20 @@ class Waited:
     evidence: str
 
 
-@dataclass(frozen=True)
-class WaitsOver:
+class WaitsOver(Value):
     """Waits ended, successfully or not."""
 
     what: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class NodesCounted:
+class NodesCounted(Value):
     """The size of GCS's node list, where the list is too long to record."""
 
     alive: int
     dead: int
 
 
-@dataclass(frozen=True)
-class ByeHeard:
+class ByeHeard(Value):
     """A worker left: the cause and the end of its log."""
 
     node: str
@@ -84,8 +80,7 @@ class ByeHeard:
     log: str
 
 
-@dataclass(frozen=True)
-class AttemptOver:
+class AttemptOver(Value):
     """An attempt ended, and another one follows."""
 
     number: int
@@ -93,38 +88,33 @@ class AttemptOver:
     outcome: Outcome | None
 
 
-@dataclass(frozen=True)
-class ProcessStarted:
+class ProcessStarted(Value):
     """A child process was started."""
 
     name: str
     pid: int
 
 
-@dataclass(frozen=True)
-class Decided:
+class Decided(Value):
     """The outcome of the run was decided."""
 
     outcome: Outcome
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Value):
     """The agent ended in good order."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Dropped:
+class Dropped(Value):
     """An event of another node that raised an error; each error is recorded once."""
 
     event: str
     why: str
 
 
-@dataclass(frozen=True)
-class Unrecorded:
+class Unrecorded(Value):
     """An event that could not be recorded."""
 
     event: str
@@ -344,8 +334,7 @@ _REMINDER = 30.0
 _QUIET = 2.0
 
 
-@dataclass
-class _LoggedWait:
+class _LoggedWait(msgspec.Struct):
     """The last log line about a wait."""
 
     kind: str

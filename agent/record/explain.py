@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from agent.base.errors import PreflightError
 from agent.base.text import listed
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.values import HERE, ServiceGone, ServiceReady
 from agent.decisions.worker.state import WorkerPhase
@@ -27,7 +28,7 @@ from agent.record.run_folder import OUTCOME_FILE
 from agent.record.run_record import RUN_FILE, NoRecord, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator
     from pathlib import Path
 
     from agent.decisions.head.state import HeadEvent, HeadState
@@ -48,8 +49,7 @@ TimedEvent = tuple[float, object]
 # --- phases in /status ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(Value):
     """A phase and when it began; it ends where the next one begins."""
 
     phase: str
@@ -116,8 +116,7 @@ def explain(folder: Path) -> list[str]:
     return [_printable(line) for line in short]
 
 
-@dataclass(frozen=True)
-class AgentEvents:
+class AgentEvents(Value):
     """The events of one agent process, timed by its own clock."""
 
     began: Began
@@ -129,8 +128,7 @@ class AgentEvents:
         return self.events[-1][0] if self.events else 0.0
 
 
-@dataclass(frozen=True)
-class NodeHistory:
+class NodeHistory(Value):
     """The records of one node."""
 
     name: str

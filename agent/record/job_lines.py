@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 import time
 from collections import deque
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec.structs import replace
 
 from agent.decisions.remedies.match import KEYS, find_known_lines
 from agent.record.log import printable, say

@@ -9,11 +9,13 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
-from agent.base.value import dataclass
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import (
     LockHolder,
@@ -43,8 +45,7 @@ _NO_STATES = {"Z", "X", "x"}
 """States in /proc of a process that has exited."""
 
 
-@dataclass(frozen=True)
-class StartedProcess:
+class StartedProcess(Value):
     """A process, identified by its pid and start time, since pids are reused."""
 
     name: str
@@ -53,8 +54,7 @@ class StartedProcess:
     """Field 22 of /proc/<pid>/stat: ticks since the machine's boot."""
 
 
-@dataclass(frozen=True)
-class PidSpace:
+class PidSpace(Value):
     """The scope of pids: one boot of one machine and one pid namespace."""
 
     boot_id: str
@@ -68,8 +68,7 @@ class PidSpace:
         return known and same
 
 
-@dataclass(frozen=True)
-class NodeRecord:
+class NodeRecord(Value):
     """One agent in one run."""
 
     node: str
@@ -100,7 +99,7 @@ class NodeRecord:
 
     def to_dict(self) -> dict[str, object]:
         """Return the content of node.json."""
-        return {"version": _VERSION, **asdict(self)}
+        return {"version": _VERSION, **to_builtins(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> NodeRecord | str:
@@ -492,7 +491,7 @@ class NodeRecorder:
     def update(self, **changes: object) -> None:
         """Change fields of the record."""
         with self._lock:
-            record = replace(self.record, **changes)  # type: ignore[arg-type]  # names of its fields
+            record = replace(self.record, **changes)
             if record != self.record:
                 self.record = record
                 self._writer.put(record, urgent=not changes.keys() <= _COUNTERS.keys())
@@ -516,7 +515,7 @@ class NodeRecorder:
 
 
 def _uncounted(record: NodeRecord) -> NodeRecord:
-    return replace(record, **_COUNTERS)  # type: ignore[arg-type]  # names of its fields
+    return replace(record, **_COUNTERS)
 
 
 def _touched(path: Path) -> bool:

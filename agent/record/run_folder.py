@@ -12,13 +12,14 @@ import secrets
 import threading
 import time
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.record import events, node_record
 from agent.record.files import (
     PART_SUFFIX,
@@ -53,8 +54,7 @@ if TYPE_CHECKING:
 OUTCOME_FILE = "outcome.json"
 
 
-@dataclass(frozen=True)
-class OutageRecord:
+class OutageRecord(Value):
     """A time in which a service was down; UTC, ISO 8601."""
 
     service: str

@@ -5,14 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import field, replace
+from collections.abc import Mapping
 from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
+from msgspec import field
+from msgspec.structs import replace
+
 from agent.base import ends
 from agent.base.outcome import Outcome
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.decisions.attempts import LostAttempt
 from agent.decisions.head.state import AttemptSnapshot
 from agent.record.files import error_text, read_small, seconds_between, write_atomically
@@ -20,7 +23,7 @@ from agent.record.node_record import seconds_since, time_to_data
 from agent.settings.redact import MASK, looks_secret
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -39,8 +42,7 @@ class RunState(str, Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True)
-class AttemptRecord:
+class AttemptRecord(Value):
     """One submission of the job; times are UTC, ISO 8601."""
 
     number: int
@@ -92,16 +94,14 @@ class AttemptRecord:
         }
 
 
-@dataclass(frozen=True)
-class NoRecord:
+class NoRecord(Value):
     """There is no readable record, and why; `is_missing` if there is no file."""
 
     why: str
     is_missing: bool = False
 
 
-@dataclass(frozen=True)
-class RunRecord:
+class RunRecord(Value):
     """A run."""
 
     run_id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from agent.base.errors import AgentError
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.node.limits import process_limit_error
 from agent.record.log import say
 
@@ -15,8 +15,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Failure:
+class Failure(Value):
     """Why an optional task has no result."""
 
     reason: str

@@ -24,7 +24,7 @@ from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from agent.base.outcome import name_of_code, shell_code
 from agent.base.text import without_controls
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.node.limits import starting
 from agent.record.background import Writer, appending
 from agent.record.log import disk_alarm
@@ -60,8 +60,7 @@ _BOILERPLATE = re.compile(
 _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
 
 
-@dataclass(frozen=True)
-class Pipes:
+class Pipes(Value):
     """A child's stdin and stdout, where they are pipes."""
 
     stdin: PipeWriter | None = None

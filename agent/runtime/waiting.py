@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,8 +26,7 @@ E = TypeVar("E")
 _READ_LIMIT = 1.0
 
 
-@dataclass(frozen=True)
-class NotYet:
+class NotYet(Value):
     """The condition does not hold yet, and why."""
 
     evidence: str = ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from agent.settings.model import Settings
@@ -19,8 +19,7 @@ DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"
 _MODEL_AND_DATA = ("AGENT_MODEL", "AGENT_TRAIN_DATA")
 
 
-@dataclass(frozen=True)
-class KnownJob:
+class KnownJob(Value):
     """The part of a recipe that does not depend on the cluster; the rest is in its module."""
 
     name: str

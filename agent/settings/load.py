@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem, SettingsError
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings.model import (
     FIELD_OF,
     FOREIGN_NAMES,
@@ -19,15 +20,14 @@ from agent.settings.model import (
 from agent.settings.rules import contradictions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY"}
 _LARGEST_SECRET_FILE = 65_536
 
 
-@dataclass(frozen=True)
-class Loaded:
+class Loaded(Value):
     """Settings, the origin of each value, and warnings about variables."""
 
     settings: Settings

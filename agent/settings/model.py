@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import field, fields
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, TypeVar, overload
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings import values as v
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Variable:
+class Variable(Value):
     """The declaration of one variable."""
 
     name: str
@@ -24,6 +20,10 @@ class Variable:
     meaning: str
     default_text: str
     """The default as the tables show it."""
+
+
+_VARIABLES: list[Variable] = []
+"""The variables in the order of the fields of Settings."""
 
 
 @overload
@@ -42,14 +42,13 @@ def var(
     default: str | None = None,
     default_text: str = "",
 ) -> Any:
-    """Declare a variable as a dataclass field."""
+    """Declare a variable: the value is its field's default."""
     value = None if default is None else read(default)
-    about = Variable(name, read, meaning, default_text or default or "")
-    return field(default_factory=lambda: value, metadata={"variable": about})
+    _VARIABLES.append(Variable(name, read, meaning, default_text or default or ""))
+    return value
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(Value, kw_only=True):
     """The validated values of all variables; None means unset."""
 
     ray_worker: bool | None = var(
@@ -279,12 +278,10 @@ TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
 TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
 """Ray's variable for a file that holds the token."""
 
-_DECLARED: list[tuple[str, Variable]] = [(f.name, f.metadata["variable"]) for f in fields(Settings)]
-
-VARIABLES = {about.name: about for _, about in _DECLARED}
+VARIABLES = {about.name: about for about in _VARIABLES}
 """Every variable by its name, in the order of the table."""
 
-FIELD_OF = {about.name: name for name, about in _DECLARED}
+FIELD_OF = dict(zip(VARIABLES, Settings.__struct_fields__, strict=True))
 """From a variable's name to the field that holds its value."""
 
 SECRET_FILE_VARIABLES = {

@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -58,8 +58,7 @@ _HEAD_ONLY = {"--system-config", "--redis-shard-ports"}
 """Ray refuses these on a worker. All pods share one environment, so workers drop them."""
 
 
-@dataclass(frozen=True)
-class RayFlag:
+class RayFlag(Value):
     """One flag of AGENT_RAY_ARGS."""
 
     name: str

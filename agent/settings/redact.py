@@ -31,10 +31,12 @@ import binascii
 import json
 import re
 import shlex
-from dataclasses import fields, is_dataclass, replace
 from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, quote_plus, unquote
 
+from msgspec.structs import asdict, replace
+
+from agent.base.value import Value
 from agent.settings.model import SECRETS
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ if TYPE_CHECKING:
 
     from agent.settings.model import Settings
 
-T = TypeVar("T")
+V = TypeVar("V", bound=Value)
 MASK = "********"
 
 KNOWN_SECRETS = {
@@ -208,16 +210,17 @@ class Redactor:
         """Mask every known secret in a text."""
         return text if self._pattern is None else self._pattern.sub(MASK, text)
 
-    def clean_fields(self, value: T) -> T:
-        """Mask every known secret in the texts of a dataclass, nested ones included."""
-        if self._pattern is None or not is_dataclass(value) or isinstance(value, type):
+    def clean_fields(self, value: V) -> V:
+        """Mask every known secret in the texts of a value, nested ones included."""
+        if self._pattern is None:
             return value
         changed = {}
-        for field in fields(value):
-            old = getattr(value, field.name)
-            new = self.clean(old) if type(old) is str else self.clean_fields(old)
+        for name, old in asdict(value).items():
+            new = self.clean(old) if type(old) is str else old
+            if isinstance(old, Value):
+                new = self.clean_fields(old)
             if new != old:
-                changed[field.name] = new
+                changed[name] = new
         return replace(value, **changed) if changed else value
 
 

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING, TypeVar
 from agent.base.errors import Problem, SettingsError
 from agent.base.ports import DEFAULTS, PortBase
 from agent.base.text import in_url, is_loopback
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings import values
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
-Value = TypeVar("Value", int, str)
+T = TypeVar("T", int, str)
 
 
-@dataclass(frozen=True)
-class PlatformInfo:
+class PlatformInfo(Value):
     """A node as its platform describes it, before the user's settings are applied."""
 
     name: str
@@ -58,8 +57,7 @@ class PlatformInfo:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class RankVariables:
+class RankVariables(Value):
     """A platform that sets a rank, a node count and the head's address: one row of a table."""
 
     name: str
@@ -116,7 +114,7 @@ def info_by_rank(
     )
 
 
-def require(value: Value | None, name: str, what: str) -> Value:
+def require(value: T | None, name: str, what: str) -> T:
     """Return a value, or raise SettingsError if the platform did not set it."""
     if value is None:
         raise platform_error(name, "nothing", f"{what}, which is set beside the others")
@@ -162,8 +160,7 @@ def read_hosts(environ: Mapping[str, str], name: str) -> tuple[str, ...]:
     return tuple(parse_host(line, name) for line in environ.get(name, "").split())
 
 
-@dataclass(frozen=True)
-class GivenRay:
+class GivenRay(Value):
     """A Ray that the platform starts and stops: its addresses."""
 
     owner: str

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
 from agent.base.ports import DEFAULTS
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.topology import kuberay, ranked, runpod, slurm
+from agent.topology.claim import PlatformInfo
 from agent.topology.conflicts import conflicts
 from agent.topology.ranked import DSTACK, LWS, detector
 from agent.topology.runpod import own_pod
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from agent.base.ports import PortBase
     from agent.node.facts import Facts
     from agent.settings.model import Settings
-    from agent.topology.claim import GivenRay, PlatformInfo
+    from agent.topology.claim import GivenRay
 
     Detector = Callable[[Mapping[str, str], Settings], PlatformInfo | None]
 
@@ -59,8 +60,7 @@ def port_base(environ: Mapping[str, str], settings: Settings) -> PortBase:
         return DEFAULTS
 
 
-@dataclass(frozen=True)
-class Topology:
+class Topology(Value):
     """This node's role and the address of its head; the user's settings override the platform."""
 
     platform: PlatformInfo

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from itertools import product
 from math import prod
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent.base.ports import ports_for_job
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.topology.claim import (
     PlatformInfo,
     RankVariables,
@@ -89,8 +90,7 @@ _ONE_STEP = (
 )
 
 
-@dataclass(frozen=True)
-class SlurmScope:
+class SlurmScope(Value):
     """The variables that describe the nodes of a step or of the whole job."""
 
     nodes: str

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from msgspec.structs import asdict
+
+from agent.base.value import Value
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,8 +37,7 @@ _CANNOT_RESHARD = {"verl", "openrlhf", "openrlhf-m"}
 """verl names shards by world size; DeepSpeed's ZeRO refuses another world size."""
 
 
-@dataclass(frozen=True)
-class CheckpointOwner:
+class CheckpointOwner(Value):
     """The job that a folder's checkpoints belong to."""
 
     recipe: str
@@ -55,8 +55,8 @@ class CheckpointOwner:
     def read(cls, text: str) -> CheckpointOwner:
         """Parse the file; raises ValueError for anything else."""
         data = json.loads(text)
-        names = cls.__dataclass_fields__
-        if not isinstance(data, dict) or not names.keys() <= data.keys():
+        names = cls.__struct_fields__
+        if not isinstance(data, dict) or not set(names) <= data.keys():
             raise ValueError("it lacks what the agent writes there")
         found = cls(**{name: data[name] for name in names})
         if any(type(getattr(found, n)) is not int for n in ("world_size", "tensor_parallel")):
@@ -64,8 +64,7 @@ class CheckpointOwner:
         return found
 
 
-@dataclass(frozen=True)
-class FolderContents:
+class FolderContents(Value):
     """The contents of a checkpoint folder."""
 
     owner: CheckpointOwner | None = None

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 import shlex
-from dataclasses import field, replace
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from msgspec import field
+from msgspec.structs import replace
+
 from agent.base.errors import Problem, SettingsError
-from agent.base.value import dataclass
+from agent.base.value import Value
+from agent.node.upload import UploadSize
+from agent.settings.jobs import KnownJob
 from agent.work.checkpoints import CheckpointOwner
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
@@ -24,11 +29,9 @@ from agent.work.recipes.recipe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from agent.node.facts import Framework
-    from agent.node.upload import UploadSize
-    from agent.settings.jobs import KnownJob
     from agent.settings.model import Settings
     from agent.work.recipes.recipe import Version
 
@@ -40,8 +43,7 @@ PLACEHOLDERS = (*_SIZES, "head_ip", "reward_url", "log_dir", "attempt", "checkpo
 _PLACEHOLDER = re.compile(r"\{(" + "|".join(PLACEHOLDERS) + r")\}")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(Value):
     """What to submit."""
 
     name: str
@@ -56,8 +58,7 @@ class Job:
     """The size of the upload of its working_dir."""
 
 
-@dataclass(frozen=True)
-class JobPlaceholders:
+class JobPlaceholders(Value):
     """The values of the job's placeholders, known once every node has joined."""
 
     nodes: int
@@ -129,8 +130,7 @@ _SHAPES = tuple(
 """Clusters to try: a recipe that fits none of them fits no cluster."""
 
 
-@dataclass(frozen=True)
-class RecipeJob:
+class RecipeJob(Value):
     """The input of a recipe, and its command for the expected nodes."""
 
     known: KnownJob

@@ -7,7 +7,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from agent.base.own_command import own_command
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.work.where import ON_EVERY, ON_HEAD, Where, has_placeholder
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ MODEL = "AGENT_MODEL"
 """The names of the steps from variables; AGENT_MODEL fetches the model."""
 
 
-@dataclass(frozen=True)
-class PrepareStep:
+class PrepareStep(Value):
     """One step: a shell command, where it runs, and how long it may take."""
 
     name: str

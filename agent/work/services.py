@@ -5,30 +5,30 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
-from dataclasses import asdict, replace
 from graphlib import CycleError, TopologicalSorter
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+from msgspec.structs import replace
+
 from agent.base.own_command import own_command
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings.jobs import DEFAULT_DIALECT, known_job
 from agent.settings.rules import is_url, needs_reward_url
-from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, ordered_steps
+from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, PrepareStep, ordered_steps
 from agent.work.where import NODE_IP, ON_HEAD, Placeholders, Where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from agent.settings.model import Settings
-    from agent.work.prepare import PrepareStep
 
 
 REWARD = "reward server"
 _LOOPBACK = "127.0.0.1"
 
 
-@dataclass(frozen=True)
-class ScoringProbe:
+class ScoringProbe(Value):
     """Ready when a scoring request returns one finite number."""
 
     url: str
@@ -38,8 +38,7 @@ class ScoringProbe:
         return f"ready when POST {place.fill(self.url)} answers a scoring request"
 
 
-@dataclass(frozen=True)
-class HttpProbe:
+class HttpProbe(Value):
     """Ready when a request returns 2xx and the expected text."""
 
     url: str
@@ -54,8 +53,7 @@ class HttpProbe:
         return f"ready when {method} {place.fill(self.url)} answers 2xx{what}"
 
 
-@dataclass(frozen=True)
-class TcpProbe:
+class TcpProbe(Value):
     """Ready when a TCP connection succeeds."""
 
     port: int
@@ -65,8 +63,7 @@ class TcpProbe:
         return f"ready when port {self.port} takes connections"
 
 
-@dataclass(frozen=True)
-class LogPattern:
+class LogPattern(Value):
     """Ready when a line of its output matches."""
 
     pattern: str
@@ -79,8 +76,7 @@ class LogPattern:
 Readiness = ScoringProbe | HttpProbe | TcpProbe | LogPattern
 
 
-@dataclass(frozen=True)
-class LivenessCheck:
+class LivenessCheck(Value):
     """How a ready service is probed while the job runs."""
 
     every: float = 10.0
@@ -88,8 +84,7 @@ class LivenessCheck:
     misses: int = 3
 
 
-@dataclass(frozen=True)
-class ServiceSpec:
+class ServiceSpec(Value):
     """One service: its command, nodes, readiness and restarts."""
 
     name: str
@@ -193,14 +188,15 @@ def digest(services: Iterable[ServiceSpec], steps: Iterable[PrepareStep] = ()) -
 
     Those of the head alone are left out, and so are argvs: paths of programs differ between nodes.
     """
-    rows = [{**asdict(spec), "argv": None} for spec in services if spec.where.kind != ON_HEAD.kind]
-    rows += [asdict(step) for step in ordered_steps(steps)]
+    rows = [
+        {**to_builtins(spec), "argv": None} for spec in services if spec.where.kind != ON_HEAD.kind
+    ]
+    rows += [to_builtins(step) for step in ordered_steps(steps)]
     text = json.dumps(rows, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-@dataclass(frozen=True)
-class RewardRow:
+class RewardRow(Value):
     """The table `[services.reward]`, which overrides parts of AGENT_REWARD."""
 
     command: str | None
@@ -234,8 +230,7 @@ class RewardRow:
         )
 
 
-@dataclass(frozen=True)
-class ServicesFile:
+class ServicesFile(Value):
     """The contents of a services file; empty without a file."""
 
     services: tuple[ServiceSpec, ...] = ()

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 
 from agent.base.errors import Problem
 from agent.base.outcome import shell_code
+from agent.base.ranges import JOB_NODES, Attempt, ExitCode, Rank, Seconds
 from agent.base.text import in_url
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.settings.jobs import TORCHRUN, launcher
+from agent.work.recipes.recipe import NodeSize
 from agent.work.where import HEAD_IP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from agent.base.ranges import JOB_NODES, Attempt, ExitCode, Rank, Seconds
     from agent.settings.model import Settings
-    from agent.work.recipes.recipe import NodeSize
 
 
 RANK_VARIABLE = "TORCHELASTIC_RUN_ID"
@@ -29,8 +29,7 @@ _TORCHRUN_NAMES = {"torchrun", "torch.distributed.run", "torch.distributed.launc
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 
-@dataclass(frozen=True)
-class ShareOrder:
+class ShareOrder(Value):
     """The order to run a job on a node: its rank, and the size of every node by rank."""
 
     rank: Rank
@@ -44,8 +43,7 @@ class ShareOrder:
         return [node.gpus for node in self.nodes]
 
 
-@dataclass(frozen=True)
-class ShareEnd:
+class ShareEnd(Value):
     """How the job's processes on one node ended."""
 
     code: ExitCode
@@ -67,8 +65,7 @@ class ShareEnd:
         return self.code != 0 and not self.by_order
 
 
-@dataclass(frozen=True)
-class ShareOver:
+class ShareOver(Value):
     """The job's processes on this node have ended."""
 
     attempt: Attempt
@@ -145,8 +142,7 @@ _SET_BY_AGENT = (
 """Flags that the agent sets; their PET_* variables are dropped."""
 
 
-@dataclass(frozen=True)
-class Torchrun:
+class Torchrun(Value):
     """The torchrun of a node without Ray: the inputs of its command line.
 
     It uses torch's static rendezvous, since the agents have already assigned the ranks. Rank 0 is
@@ -224,8 +220,7 @@ _DAY = 86_400.0
 _MAX_TEXT = 300
 
 
-@dataclass(frozen=True)
-class RankFailure:
+class RankFailure(Value):
     """The rank that failed first on a node."""
 
     code: int

@@ -6,7 +6,7 @@ import re
 from typing import Literal
 
 from agent.base.text import in_url
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 NODE_IP = "{node_ip}"
 """Placeholder for a node's address."""
@@ -21,8 +21,7 @@ def has_placeholder(text: str) -> bool:
     return _PLACEHOLDER.search(text) is not None
 
 
-@dataclass(frozen=True)
-class Where:
+class Where(Value):
     """The nodes on which something runs."""
 
     kind: Literal["head", "every", "workers", "rank"] = "head"
@@ -57,8 +56,7 @@ ON_HEAD = Where("head")
 ON_EVERY = Where("every")
 
 
-@dataclass(frozen=True)
-class Placeholders:
+class Placeholders(Value):
     """The values of the placeholders on one node."""
 
     node_ip: str = NODE_IP

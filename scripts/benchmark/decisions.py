@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
 
 from agent.decisions import head
 from agent.decisions.head import state as h

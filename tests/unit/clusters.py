@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
+from agent.base.value import Value
+from agent.node.facts import Facts
 from unit.captured import machine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from agent.node.facts import Facts
 
-
-@dataclass(frozen=True)
-class Node:
+class Node(Value):
     """One node: its environment, and its machine."""
 
     environ: dict[str, str]

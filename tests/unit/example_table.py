@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from msgspec.structs import replace
+
+from agent.base.value import Value
 from agent.plan.make import make_plan
 from agent.settings import load
 from agent.topology.resolve import resolve
@@ -29,7 +32,6 @@ from unit.launches import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import ModuleType
 
     from agent.plan.plan import Plan
@@ -110,8 +112,7 @@ def pytorchjob(_folder: Path) -> list[Launch]:
     return pods(replicas["Worker"]["template"], "pytorchjob, by PET", nodes)
 
 
-@dataclass(frozen=True)
-class Example:
+class Example(Value):
     """What an example is, and what must come of it."""
 
     start: Callable[[Path], list[Launch]]

@@ -9,11 +9,11 @@ import json
 import types
 from collections import abc
 from copy import deepcopy
-from dataclasses import fields, is_dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
 
 from agent.base.ranges import MaxItems, Range
+from agent.base.value import Value
 from agent.record.codec import hints_of
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def places(hint: Any, path: Path = (), name: str = "") -> Iterator[Field]:  # no
         key = filled(args[0])
         steps: Path = (key,) if isinstance(key, str) else (0, 1)
         yield from places(args[1], (*path, *steps), name)
-    elif isinstance(hint, type) and is_dataclass(hint):
+    elif isinstance(hint, type) and issubclass(hint, Value):
         for own, one in _hints(hint).items():
             yield from places(one, (*path, own), f"{name}.{own}" if name else own)
 
@@ -119,9 +119,9 @@ def body(message: object) -> bytes:
     return json.dumps(message).encode()
 
 
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type[Value]) -> dict[str, Any]:
     hints = hints_of(kind, with_ranges=True)
-    return {one.name: hints[one.name] for one in fields(kind)}
+    return {name: hints[name] for name in kind.__struct_fields__}
 
 
 def _bare(hint: Any) -> tuple[Any, list[object]]:  # noqa: ANN401 - any type

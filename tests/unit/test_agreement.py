@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.checks.agreement import agreement
 from agent.checks.finding import Level
@@ -27,7 +27,7 @@ BOTH = replace(MACHINE, interfaces={**TWO_NETS.interfaces, "podnet1": ("10.0.0.3
 
 def wears(facts: Facts = MACHINE, **outfit: object) -> Facts:
     """Return a machine with another outfit."""
-    return replace(facts, outfit=replace(facts.outfit, **outfit))  # type: ignore[arg-type]  # its fields
+    return replace(facts, outfit=replace(facts.outfit, **outfit))
 
 
 def has(facts: Facts = MACHINE, **libraries: str) -> Facts:

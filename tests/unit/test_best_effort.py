@@ -78,7 +78,7 @@ def test_a_cancellation_is_no_failure() -> None:
 
 FULL = """
 import os, resource, sys
-from dataclasses import replace
+from msgspec.structs import replace
 from pathlib import Path
 import anyio
 from agent.boot.node_run import NodeRun

@@ -7,13 +7,13 @@ import os
 import tarfile
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.outcome import STARTING, Kind, Outcome
 from agent.boot import diagnose

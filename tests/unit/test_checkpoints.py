@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.node.disks import mount_of
 from agent.node.facts import Mount
@@ -86,7 +86,7 @@ def test_what_is_no_mark(text: str, tmp_path: Path) -> None:
 )
 def test_whose_they_are(changes: dict[str, str | int], said: str) -> None:
     """Another model's or framework's folder is refused; another version's is not."""
-    held = FolderContents(replace(OURS, **changes))  # type: ignore[arg-type]  # fields of Mark
+    held = FolderContents(replace(OURS, **changes))
     assert said in why_unusable(held, OURS)
     assert bool(said) == bool(why_unusable(held, OURS))
 

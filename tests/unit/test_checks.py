@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.checks import CHECKS, run_checks
 from agent.checks.finding import Finding, Level

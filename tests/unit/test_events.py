@@ -8,16 +8,18 @@ import os
 import types
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields, is_dataclass, make_dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.outcome import Kind, Outcome
+from agent.base.value import Value
 from agent.decisions.head.state import HeadEvent
 from agent.decisions.values import StopAsked
 from agent.decisions.worker.state import WorkerEvent
@@ -45,7 +47,7 @@ TEXTS = st.text(st.characters(codec="utf-8"))
 def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401, PLR0911 - any type there is
     """Return a strategy for every value of a type, by its hints."""
     origin, args = get_origin(hint), get_args(hint)
-    if isinstance(hint, type) and is_dataclass(hint):
+    if isinstance(hint, type) and issubclass(hint, Value):
         return instances(hint)
     if origin in {Union, types.UnionType}:
         return st.one_of(*map(values, args))
@@ -60,10 +62,11 @@ def values(hint: Any) -> st.SearchStrategy[Any]:  # noqa: ANN401, PLR0911 - any 
     return TEXTS if hint is str else st.from_type(hint)
 
 
-def instances(kind: type) -> st.SearchStrategy[Any]:
-    """Return a strategy for every instance of a dataclass."""
+def instances(kind: type[Value]) -> st.SearchStrategy[Any]:
+    """Return a strategy for every instance of a value class."""
     hints = hints_of(kind)
-    return st.builds(kind, **{f.name: values(hints[f.name]) for f in fields(kind) if f.init})
+    fields = {name: values(hints[name]) for name in kind.__struct_fields__}
+    return st.fixed_dictionaries(fields).map(lambda made: kind(**made))
 
 
 def again(at: float, event: object, kinds: Mapping[str, type]) -> tuple[float, object]:
@@ -89,7 +92,7 @@ def test_all_kinds_are_known() -> None:
         kinds = e.kinds_on("head" if role == "head" else "worker")
         assert sorted(kinds) == sorted(wire_name(kind) for kind in members)
     with pytest.raises(ValueError, match="two kinds of events are called Began"):
-        e.kinds_of(e.RecordEvent, make_dataclass("Began", []))
+        e.kinds_of(e.RecordEvent, msgspec.defstruct("Began", [], bases=(Value,)))
 
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -132,22 +135,19 @@ class Level(Enum):
     HIGH = 2
 
 
-@dataclass(frozen=True)
-class Left:
+class Left(Value):
     """One member of a union."""
 
     value: int = 0
 
 
-@dataclass(frozen=True)
-class Right:
+class Right(Value):
     """Another, with the same fields."""
 
     value: int = 0
 
 
-@dataclass(frozen=True)
-class Everything:
+class Everything(Value):
     """All that an event may be made of."""
 
     side: Left | Right
@@ -165,7 +165,6 @@ class Everything:
     names: frozenset[str]
     listed: list[int]
     nothing: tuple[()] = ()
-    made: int = field(default=7, init=False)
     more: Everything | None = None
 
 
@@ -373,8 +372,7 @@ def test_the_file_stays_within_bounds(tmp_path: Path) -> None:
 def test_what_cannot_be_recorded_is_noted(tmp_path: Path) -> None:
     """An event too large, or made of what JSON cannot hold, is named in its place."""
 
-    @dataclass(frozen=True)
-    class Odd:
+    class Odd(Value):
         """An event that holds what no file can."""
 
         what: object

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.decisions import worker
 from agent.decisions.values import Order, OrderKind, StepOver

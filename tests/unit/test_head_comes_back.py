@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import anyio.lowlevel
 import pytest
+from msgspec.structs import replace
 
 from agent.boot.make_ready import SurvivingProcesses
 from agent.boot.node_run import NodeRun

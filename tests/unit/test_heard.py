@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.base.outcome import Kind, Outcome
 from agent.boot.diagnose import WorkerLogs, last_report_text
@@ -66,7 +66,7 @@ class Story:
     def say(self, n: int, **told: object) -> tuple[Order, ...]:
         """Let a worker's agent report; return the orders that it gets."""
         report = Report(f"agent{n}", f"10.0.0.{n}", "following the head", hello=Hello(f"pod{n}", n))
-        return anyio.run(self.reports.handle, replace(report, **told)).orders  # type: ignore[arg-type]
+        return anyio.run(self.reports.handle, replace(report, **told)).orders
 
     def note(self, event: h.HeadEvent, before: HeadPhase = HeadPhase.RUNNING) -> None:
         """Let an event be decided upon and noted."""

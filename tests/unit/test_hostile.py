@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 
 from agent.boot.events import Guard
 from agent.boot.head_status import render_findings
@@ -180,7 +180,7 @@ def test_a_report_on_which_the_decisions_fail(said: list[str]) -> None:
     recorded: list[object] = []
     story = Story(goal(1), PAIR)
     guard = Guard(head.decide, h.FROM_OUTSIDE, recorded.append)
-    broken = replace(word(2).worker, items=(7,))  # type: ignore[arg-type]  # that is the point
+    broken = replace(word(2).worker, items=(7,))
     for _ in range(3):
         event, state, actions = guard.decide(story.state, h.WorkerReported(broken), 9.0)
         assert (event, actions) == (Tick(), ())

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import asdict, replace
 
 from agent.base.errors import SettingsError
 from agent.base.ports import DEFAULTS, Ports, port_map, port_map_conflicts, ports_for_job

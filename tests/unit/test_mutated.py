@@ -9,16 +9,16 @@ import asyncio
 import contextlib
 import json
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import anyio
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.ranges import Range
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.boot.head_status import render_status
 from agent.control.client import HeadLink
 from agent.control.metrics import metrics
@@ -279,12 +279,10 @@ def test_every_field_of_a_reply(place: Field) -> None:
 def test_a_number_without_a_range_is_no_field() -> None:
     """A field that is added must say what it may hold."""
 
-    @dataclass(frozen=True)
-    class Careless:
+    class Careless(Value):
         number: int = 0
 
-    @dataclass(frozen=True)
-    class Careful:
+    class Careful(Value):
         number: Annotated[int, Range(0, 9)] = 0
 
     with pytest.raises(TypeError, match="Range"):

@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.record.background import DiskAlarm
 from agent.record.files import FileLock, LockHolder

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from agent import __version__
-from agent.node.pythons import installed
+from agent.node.python_facts import installed
 from agent.node.read import gpu_models, node_versions
 from agent.node.variables import compared_variables
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from unit.captured import WITHOUT, changed, machine, plan_of, read
 from unit.worlds import our_ray

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 
 import pytest
 from hypothesis import given
@@ -95,7 +94,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=5,
 )
-FIELDS = [field.name for field in fields(Report)]
+FIELDS = Report.__struct_fields__
 PROPER = {"id": "agent1", "phase": "joining Ray"}
 
 

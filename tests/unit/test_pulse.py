@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, Outage, ServiceGone, ServiceReady, ServiceWaits

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ import ray
 from click import Option
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from ray.scripts.scripts import start
 
 from agent.base.errors import SettingsError

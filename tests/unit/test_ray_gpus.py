@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from agent.checks.finding import Level
 from agent.checks.gpu import GpuCount, gpus_missing_in_ray
@@ -45,7 +44,7 @@ def met(ray: float, here: int = 8, **changes: object) -> Story:
     report = h.WorkerReported(replace(report.worker, gpus=here))
     listed = h.RayNodes((HEAD, replace(NODES[2], gpus=ray)))
     events: list[tuple[float, h.HeadEvent]] = [(1.0, report), (3.0, listed)]
-    return Story(replace(asked, **changes), events)  # type: ignore[arg-type]  # its fields
+    return Story(replace(asked, **changes), events)
 
 
 def test_ray_sees_none_of_a_nodes_gpus() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.control.reports import (

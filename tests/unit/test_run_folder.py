@@ -8,11 +8,11 @@ import subprocess
 import sys
 import threading
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import threading
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import aiohttp
 import anyio
 import pytest
 from aiohttp import web
+from msgspec.structs import replace
 
 from agent.base.ports import port_map
 from agent.boot.watch import SilenceWatch

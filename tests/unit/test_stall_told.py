@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from agent.boot import requests as asked_module
 from agent.boot import stall as looks_module
@@ -239,7 +239,7 @@ class OneHead:
 
 def replace_state(state: HeadState, fleet: object, phase: HeadPhase) -> HeadState:
     """Return a state with other workers in another phase."""
-    return replace(state, fleet=fleet, phase=phase)  # type: ignore[arg-type]  # a Fleet
+    return replace(state, fleet=fleet, phase=phase)
 
 
 @pytest.fixture

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
+from msgspec import field
+from msgspec.structs import replace
+
 from agent.base.text import listed
-from agent.base.value import dataclass
+from agent.base.value import Value
+from agent.checks.finding import Finding
+from agent.decisions.values import Answer, ItemReport
+from agent.node.facts import Facts
 from agent.work.recipes.recipe import NodeSize
+from agent.work.torchrun import ShareOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
-
-    from agent.checks.finding import Finding
-    from agent.decisions.values import Answer, ItemReport
-    from agent.node.facts import Facts
-    from agent.work.torchrun import ShareOver
+    from collections.abc import Iterable
 
 
 T = TypeVar("T")
@@ -38,8 +40,7 @@ class NodeState(str, Enum):
     LEFT = "left"  # its agent reported that it leaves
 
 
-@dataclass(frozen=True)
-class Worker:
+class Worker(Value):
     """A worker's agent, from its last report."""
 
     key: str
@@ -106,8 +107,7 @@ class Worker:
         return self.name if self.rank is None else f"rank {self.rank} ({self.name})"
 
 
-@dataclass(frozen=True)
-class RayNode:
+class RayNode(Value):
     """A node in GCS's list."""
 
     node_id: str
@@ -127,8 +127,7 @@ class RayNode:
         return NodeSize(int(self.gpus), int(self.cpus), int(self.memory) or None)
 
 
-@dataclass(frozen=True)
-class Fleet:
+class Fleet(Value):
     """All workers by agent reports and by GCS, with the counts that follow from both."""
 
     workers: Mapping[str, Worker] = field(default_factory=dict)
@@ -361,8 +360,7 @@ def _last_report(worker: Worker, now: float | None) -> str:
     return f"{worker.label} last said{age}: {worker.phase}{detail}{silent}"
 
 
-@dataclass(frozen=True)
-class Liveness:
+class Liveness(Value):
     """What the three sources report about one node; no single source decides."""
 
     agent_answers: bool

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import field, replace
+from collections.abc import Mapping
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
-from agent.decisions.attempts import Attempt, DriverSignaled, StalledSinceLoss, submission_id_of
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base.outcome import Outcome
+from agent.base.value import Value
+from agent.checks.finding import Finding
+from agent.decisions.attempts import (
+    Attempt,
+    DriverSignaled,
+    LostAttempt,
+    StalledSinceLoss,
+    submission_id_of,
+)
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.values import (
     HERE,
@@ -26,27 +37,22 @@ from agent.decisions.values import (
     StopAsked,
     Tick,
 )
+from agent.decisions.verdict import JobReport
+from agent.node.facts import Facts
+from agent.work.prepare import PrepareStep
 from agent.work.recipes.recipe import NodeSize
+from agent.work.services import ServiceSpec
+from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
-
-    from agent.base.outcome import Outcome
-    from agent.checks.finding import Finding
-    from agent.decisions.attempts import LostAttempt
-    from agent.decisions.verdict import JobReport
-    from agent.node.facts import Facts
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
-    from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
+    from collections.abc import Iterator
 
 
 OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
 
 
-@dataclass(frozen=True)
-class HeadGoal:
+class HeadGoal(Value):
     """The configuration of this run, fixed at the start; times are on the run's clock."""
 
     limits: Mapping[str, float]
@@ -121,8 +127,7 @@ Key = tuple[str, str]
 """A service or step on a node: HERE or the worker's agent id, then its name."""
 
 
-@dataclass(frozen=True)
-class ServiceTable:
+class ServiceTable(Value):
     """The state of every service on every node."""
 
     items: Mapping[Key, Item] = field(default_factory=dict)
@@ -208,8 +213,7 @@ def _earliest_deadlines(
     return first
 
 
-@dataclass(frozen=True)
-class NodeShare:
+class NodeShare(Value):
     """One node's share of an attempt that torchrun starts."""
 
     node: str
@@ -220,8 +224,7 @@ class NodeShare:
     """When its first rank failed, on the head's clock."""
 
 
-@dataclass(frozen=True)
-class JobShares:
+class JobShares(Value):
     """All shares of an attempt, in the order of ranks."""
 
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
@@ -267,48 +270,41 @@ class JobShares:
         return tuple(share.size for share in self.by_node.values())
 
 
-@dataclass(frozen=True)
-class SubmitJob:
+class SubmitJob(Value):
     """Submit the job to Ray under this id, once per attempt."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class FollowJob:
+class FollowJob(Value):
     """Follow the job that a killed agent submitted under this id; do not submit."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class SaveSnapshot:
+class SaveSnapshot(Value):
     """Save the snapshot that the next agent starts from, before any other action."""
 
     snapshot: AttemptSnapshot
 
 
-@dataclass(frozen=True)
-class StopJob:
+class StopJob(Value):
     """Ask Ray to stop an attempt."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class AskNodes:
+class AskNodes(Value):
     """Ask each node whether it still runs this attempt."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class RestartRay:
+class RestartRay(Value):
     """Restart this node's Ray."""
 
 
-@dataclass(frozen=True)
-class StartService:
+class StartService(Value):
     """Start a service here or, by order, on a worker; `generation` counts its starts."""
 
     name: str
@@ -316,16 +312,14 @@ class StartService:
     generation: int = 1
 
 
-@dataclass(frozen=True)
-class OrderStep:
+class OrderStep(Value):
     """Order a node to run a prepare step of its plan."""
 
     name: str
     node: str
 
 
-@dataclass(frozen=True)
-class ProbeNode:
+class ProbeNode(Value):
     """Order a node to probe the reward server, another node, or all nodes together."""
 
     node: str
@@ -335,16 +329,14 @@ class ProbeNode:
     """Its share of a probe that all nodes run together."""
 
 
-@dataclass(frozen=True)
-class Retry:
+class Retry(Value):
     """Record the end of an attempt, stop what is left of it, and begin the next."""
 
     ended: Attempt
     next: Attempt
 
 
-@dataclass(frozen=True)
-class AdoptRun:
+class AdoptRun(Value):
     """Continue a run of which this head had no record, after this many attempts."""
 
     run_id: str
@@ -353,8 +345,7 @@ class AdoptRun:
     """The former head's epoch, if it is higher than ours; else 0."""
 
 
-@dataclass(frozen=True)
-class EndRun:
+class EndRun(Value):
     """Send the verdict to the workers, stop everything, exit."""
 
     outcome: Outcome
@@ -393,8 +384,7 @@ StepOnDisk = tuple[str, str]
 """A prepare step and the disk on which its marker lies."""
 
 
-@dataclass(frozen=True)
-class StepQueues:
+class StepQueues(Value):
     """The prepare steps that workers run by order: done, ordered, and queued per disk."""
 
     done: Mapping[str, frozenset[str]] = field(default_factory=dict)
@@ -405,8 +395,7 @@ class StepQueues:
     """The nodes that run a step on a shared disk, one at a time: the first one now."""
 
 
-@dataclass(frozen=True)
-class HeadState:
+class HeadState(Value):
     """The whole input of the head's decisions, apart from event and time."""
 
     goal: HeadGoal
@@ -506,8 +495,7 @@ class HeadState:
         return self.attempt.began + self.goal.limits[key]
 
 
-@dataclass(frozen=True)
-class RayGone:
+class RayGone(Value):
     """The head's `ray start --block` exited."""
 
     evidence: str
@@ -515,8 +503,7 @@ class RayGone:
     """What the kernel did a moment before for want of memory, or ''."""
 
 
-@dataclass(frozen=True)
-class RayHangs:
+class RayHangs(Value):
     """Ray's dashboard or an agent of Ray on this node is stopped; evidence '': none is."""
 
     evidence: str = ""
@@ -524,27 +511,23 @@ class RayHangs:
     """True if the driver of any job runs on this node."""
 
 
-@dataclass(frozen=True)
-class HeadRaySilent:
+class HeadRaySilent(Value):
     """Ray does not answer correctly; the deadline of the current wait decides."""
 
     evidence: str
 
 
-@dataclass(frozen=True)
-class GcsOpen:
+class GcsOpen(Value):
     """GCS accepts connections on this node."""
 
 
-@dataclass(frozen=True)
-class RayNodes:
+class RayNodes(Value):
     """GCS's current list of nodes."""
 
     nodes: tuple[RayNode, ...]
 
 
-@dataclass(frozen=True)
-class WorkerIntroduced:
+class WorkerIntroduced(Value):
     """A worker's agent sent the facts of its machine, once per agent."""
 
     key: str
@@ -554,8 +537,7 @@ class WorkerIntroduced:
     """The findings of its own checks."""
 
 
-@dataclass(frozen=True)
-class RunRemembered:
+class RunRemembered(Value):
     """A worker's agent that outlived the former head reports the run and its last attempt."""
 
     run_id: str
@@ -564,24 +546,21 @@ class RunRemembered:
     """The epoch of the head that it followed, if higher than ours; else 0."""
 
 
-@dataclass(frozen=True)
-class LaterHead:
+class LaterHead(Value):
     """Another head with a higher epoch serves this run."""
 
     epoch: int
     told_by: str
 
 
-@dataclass(frozen=True)
-class Cleared:
+class Cleared(Value):
     """The leftovers of an attempt on this node were stopped; `left` names what still runs."""
 
     attempt: int
     left: str = ""
 
 
-@dataclass(frozen=True)
-class CheckpointSeen:
+class CheckpointSeen(Value):
     """The newest checkpoint after an attempt, or after earlier heads (attempt 0)."""
 
     attempt: int
@@ -590,15 +569,13 @@ class CheckpointSeen:
     """The checkpoint that the recipe resumes from."""
 
 
-@dataclass(frozen=True)
-class WorkerReported:
+class WorkerReported(Value):
     """A worker's agent sent a report."""
 
     worker: Worker
 
 
-@dataclass(frozen=True)
-class WorkerSilent:
+class WorkerSilent(Value):
     """A worker's agent stopped reporting and answers no probe."""
 
     key: str
@@ -607,29 +584,25 @@ class WorkerSilent:
     """False if its Ray does not answer either: the node is lost."""
 
 
-@dataclass(frozen=True)
-class WorkerReplaced:
+class WorkerReplaced(Value):
     """An agent ended: its node has a new one, or it left and nothing needs its state."""
 
     key: str
 
 
-@dataclass(frozen=True)
-class Submitted:
+class Submitted(Value):
     """Ray accepted an attempt."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class NeverSubmitted:
+class NeverSubmitted(Value):
     """Ray has no job of an attempt that a killed agent was about to submit."""
 
     id: str
 
 
-@dataclass(frozen=True)
-class SubmitWaits:
+class SubmitWaits(Value):
     """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
 
     id: str
@@ -639,16 +612,14 @@ class SubmitWaits:
     """True if the attempt was to be stopped and Ray has no such job."""
 
 
-@dataclass(frozen=True)
-class JobHeard:
+class JobHeard(Value):
     """Ray returned the status of an attempt."""
 
     id: str
     report: JobReport
 
 
-@dataclass(frozen=True)
-class NodesAsked:
+class NodesAsked(Value):
     """All nodes were asked whether they still run an attempt; `silent` ones did not answer."""
 
     id: str
@@ -656,8 +627,7 @@ class NodesAsked:
     """By node name: the evidence."""
 
 
-@dataclass(frozen=True)
-class OwnShareOver:
+class OwnShareOver(Value):
     """The head's own share of an attempt ended."""
 
     over: ShareOver
@@ -698,8 +668,7 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 
 
-@dataclass(frozen=True)
-class AttemptSnapshot:
+class AttemptSnapshot(Value):
     """A submitted attempt, saved for the next agent; times are on the run's clock."""
 
     number: int

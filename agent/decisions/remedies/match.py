@@ -6,7 +6,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from agent.base.text import plain
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.decisions.remedies.tables import JOB, MACHINE, NETWORK, NOISE, RAY
 from agent.decisions.values import Known
 
@@ -20,8 +20,7 @@ CAUSES = (*MACHINE, *NETWORK, *RAY, *JOB)
 """The most specific tables first: of several rows in one log the first one counts."""
 
 
-@dataclass(frozen=True)
-class Explained:
+class Explained(Value):
     """A known line that was found in a log."""
 
     key: str

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 
 
-@dataclass(frozen=True)
-class Remedy:
+class Remedy(Value):
     """A message of Ray, a framework or the kernel, with its cause and remedy."""
 
     key: str

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import field
+from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from msgspec import field
+
+from agent.base.outcome import Outcome
+from agent.base.value import Value
 from agent.decisions.values import (
     Item,
     LogLine,
@@ -20,15 +22,9 @@ from agent.decisions.values import (
     StopAsked,
     Tick,
 )
-from agent.work.torchrun import ShareOver
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from agent.base.outcome import Outcome
-    from agent.work.prepare import PrepareStep
-    from agent.work.services import ServiceSpec
-    from agent.work.torchrun import ShareOrder
+from agent.work.prepare import PrepareStep
+from agent.work.services import ServiceSpec
+from agent.work.torchrun import ShareOrder, ShareOver
 
 __all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver"]
 
@@ -51,8 +47,7 @@ class RayStep(str, Enum):
     STOPPING = "stopping"
 
 
-@dataclass(frozen=True)
-class WorkerGoal:
+class WorkerGoal(Value):
     """The configuration of a worker, fixed at the start; times are on the run's clock."""
 
     head: str
@@ -73,8 +68,7 @@ class WorkerGoal:
     """True if torchrun starts its share of the job and no Ray runs."""
 
 
-@dataclass(frozen=True)
-class SurvivingRay:
+class SurvivingRay(Value):
     """This node's Ray, which survived the killed agent that this one replaces."""
 
     epoch: int
@@ -86,8 +80,7 @@ class SurvivingRay:
     """Since when the head is unreachable, on this run's clock (below 0: before its start)."""
 
 
-@dataclass(frozen=True)
-class WorkerState:
+class WorkerState(Value):
     """The whole input of the worker's decisions, apart from event and time."""
 
     goal: WorkerGoal
@@ -192,8 +185,7 @@ class WorkerState:
 # --- what can happen ---------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class HeadSpoke:
+class HeadSpoke(Value):
     """The head's agent replied; without an agent, GCS answered (`epoch` is None then)."""
 
     ip: str
@@ -212,34 +204,29 @@ class HeadSpoke:
     """Its run id; '' before it has this node's run id."""
 
 
-@dataclass(frozen=True)
-class HeadSilent:
+class HeadSilent(Value):
     """The head could not be resolved or reached."""
 
     evidence: str
 
 
-@dataclass(frozen=True)
-class WorkerRaySilent:
+class WorkerRaySilent(Value):
     """This node's raylet does not listen yet."""
 
     evidence: str
 
 
-@dataclass(frozen=True)
-class RayUp:
+class RayUp(Value):
     """This node's raylet listens."""
 
 
-@dataclass(frozen=True)
-class RayExited:
+class RayExited(Value):
     """This node's `ray start --block` exited."""
 
     evidence: str
 
 
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(Value):
     """An order from the head arrived."""
 
     order: Order
@@ -267,58 +254,49 @@ FROM_OUTSIDE = (HeadSpoke, Ordered)
 # --- what can be done --------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StartRay:
+class StartRay(Value):
     """Start Ray here and join it to the head at this address."""
 
     head_ip: str
 
 
-@dataclass(frozen=True)
-class StopRay:
+class StopRay(Value):
     """Stop this node's Ray; RayExited follows."""
 
 
-@dataclass(frozen=True)
-class StopServices:
+class StopServices(Value):
     """Stop all services here; ServiceGone follows for each."""
 
 
-@dataclass(frozen=True)
-class StartOwnService:
+class StartOwnService(Value):
     """Start a service of this node's plan."""
 
     name: str
     generation: int
 
 
-@dataclass(frozen=True)
-class StopSteps:
+class StopSteps(Value):
     """Stop all prepare steps here; no event follows."""
 
 
-@dataclass(frozen=True)
-class RunOwnStep:
+class RunOwnStep(Value):
     """Run a prepare step of this node's plan."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class StartShare:
+class StartShare(Value):
     """Start this node's share of an attempt."""
 
     attempt: int
     share: ShareOrder
 
 
-@dataclass(frozen=True)
-class StopShare:
+class StopShare(Value):
     """Stop this node's share; ShareOver follows."""
 
 
-@dataclass(frozen=True)
-class RunProbe:
+class RunProbe(Value):
     """Run a probe and report the result to the head."""
 
     probe: str
@@ -326,15 +304,13 @@ class RunProbe:
     share: ShareOrder | None = None
 
 
-@dataclass(frozen=True)
-class SendLog:
+class SendLog(Value):
     """Send the end of one of this node's logs with the next report."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class EndWorker:
+class EndWorker(Value):
     """Stop everything, report the end to the head, exit."""
 
     outcome: Outcome

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import field
+from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Literal
 
-from agent.base.value import dataclass
+from msgspec import field
+
+from agent.base.value import Value
 from agent.work.recipes.recipe import MisfitError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from agent.work.recipes.recipe import Version
 
@@ -40,8 +42,7 @@ def known_flags(history: History, version: Version) -> dict[str, str]:
     return known
 
 
-@dataclass(frozen=True)
-class Program:
+class Program(Value):
     """The program that reads the arguments."""
 
     name: str
@@ -240,8 +241,7 @@ _QUOTE = re.compile(r"(\\*)('|\Z)")
 """A quote or the end, with the backslashes before it: only those does hydra read as escapes."""
 
 
-@dataclass(frozen=True)
-class Override:
+class Override(Value):
     """One argument of hydra's."""
 
     key: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from math import gcd, lcm
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.work.recipes.recipe import MisfitError, count_of
 
 if TYPE_CHECKING:
@@ -17,8 +17,7 @@ STEPS_A_ROLLOUT = 8
 """Batches that one rollout is trained in: 1,024 samples in batches of 128."""
 
 
-@dataclass(frozen=True)
-class OpenrlhfGroups:
+class OpenrlhfGroups(Value):
     """How many groups of GPUs there are, and how many GPUs each has, within one node."""
 
     groups: int
@@ -93,8 +92,7 @@ def nearest(target: int, step: int) -> int:
     return max(1, (target + step // 2) // step) * step
 
 
-@dataclass(frozen=True)
-class TrainBatch:
+class TrainBatch(Value):
     """Samples of one update: `size` = `micro` × steps × `ranks`, as DeepSpeed asserts."""
 
     size: int
@@ -113,8 +111,7 @@ class TrainBatch:
         return f"batch {self.size} = {' × '.join(map(str, factors))}{ranks}"
 
 
-@dataclass(frozen=True)
-class OpenrlhfBatches:
+class OpenrlhfBatches(Value):
     """How samples are cut: a rollout is whole batches, and every rank gets as many samples."""
 
     train: TrainBatch

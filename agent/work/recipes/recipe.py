@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from agent.base.value import dataclass
+from agent.base.ranges import Bytes, Cpus, Gpus
+from agent.base.value import Value
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from agent.base.ranges import Bytes, Cpus, Gpus
+    from collections.abc import Sequence
 
 
 Version = tuple[int, ...]
 """A framework's release: (0, 9, 1)."""
 
 
-@dataclass(frozen=True)
-class NodeSize:
+class NodeSize(Value):
     """The resources of one node; None if not known."""
 
     gpus: Gpus
@@ -26,8 +25,7 @@ class NodeSize:
     memory: Bytes | None = None
 
 
-@dataclass(frozen=True)
-class RecipeInput:
+class RecipeInput(Value):
     """The input of a recipe."""
 
     recipe: str
@@ -55,8 +53,7 @@ class RecipeInput:
         return tuple(node for node in self.nodes if node.gpus) or self.nodes
 
 
-@dataclass(frozen=True)
-class Command:
+class Command(Value):
     """The output of a recipe; it may contain `{head_ip}`, `{reward_url}` and `{rank}`."""
 
     argv: tuple[str, ...]
@@ -96,8 +93,7 @@ _NO_CHANGE = re.compile(r"(?:\.?post\d+)?(?:\+[\w.]+)?")
 """Suffixes that do not change a release: 0.9.1.post1, 0.9.1+cu128."""
 
 
-@dataclass(frozen=True)
-class ChosenVersion:
+class ChosenVersion(Value):
     """A known version, and a warning if it is not exactly the installed one."""
 
     version: Version

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.work.recipes.arguments import Override, merge, quoted, read, texts, whole
 from agent.work.recipes.recipe import Command, MisfitError, RecipeInput
 from agent.work.recipes.verl import Placement, arithmetic, groups, nearest
@@ -123,8 +123,7 @@ def _checked(override: Override) -> Override:
     return override
 
 
-@dataclass(frozen=True)
-class _Batches:
+class _Batches(Value):
     """The prompts of a step, of an update, and of what passes a GPU group at a time."""
 
     train: int

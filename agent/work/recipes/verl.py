@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.base.value import dataclass
+from msgspec.structs import replace
+
+from agent.base.value import Value
 from agent.work.recipes.arguments import Override, merge, quoted, read, texts, whole
-from agent.work.recipes.recipe import Command, MisfitError, RecipeInput, count_of
+from agent.work.recipes.recipe import Command, MisfitError, RecipeInput, Version, count_of
 from agent.work.recipes.verl_keys import chooses_another_tree, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from agent.work.recipes.recipe import NodeSize, Version
+    from agent.work.recipes.recipe import NodeSize
 
 
 STORES = 8
@@ -23,8 +24,7 @@ _BATCH, _MINI_BATCH = 1024, 256
 _TENSOR_PARALLEL = "AGENT_TENSOR_PARALLEL"
 
 
-@dataclass(frozen=True)
-class VerlGroups:
+class VerlGroups(Value):
     """Into how many groups of how many GPUs the nodes are cut."""
 
     count: int
@@ -105,16 +105,14 @@ def arithmetic(cut: VerlGroups, tensor_parallel: int) -> str:
     return f"{count_of(cut.total, 'GPU')} = {count_of(engines, 'engine')} × {tensor_parallel}"
 
 
-@dataclass(frozen=True)
-class VerlBatches:
+class VerlBatches(Value):
     """The prompts of a step, and of one update within it."""
 
     train: int
     mini: int
 
 
-@dataclass(frozen=True)
-class BatchRules:
+class BatchRules(Value):
     """What verl asserts of batches: the samples of each are dealt out in equal parts."""
 
     gpus: int
@@ -171,8 +169,7 @@ def nearest(aim: float, numbers: Iterable[int]) -> int:
     return min(numbers, key=lambda number: (abs(number - aim), -number))
 
 
-@dataclass(frozen=True)
-class Placement:
+class Placement(Value):
     """What a version of verl starts on the nodes, as far as it takes CPUs."""
 
     version: Version

@@ -6,7 +6,7 @@ import asyncio
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from agent.base.value import dataclass
+from agent.base.value import Value
 from agent.decisions.values import Tick
 from agent.runtime.waiting import Inbox
 from unit.simulated.machines import Execution, NodeLife, Service
@@ -102,8 +102,7 @@ class Agent:
         Service(self.machine, name, generation)
 
 
-@dataclass(frozen=True)
-class End:
+class End(Value):
     """How an agent left."""
 
     code: int

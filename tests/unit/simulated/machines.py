@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import json
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from msgspec.structs import replace
 
 from agent.decisions.head import state as h
 from agent.decisions.values import ServiceGone, ServiceReady

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING
 
+from msgspec import field
+
+from agent.base.value import Value
 from unit.simulated.rays import FALLS, GOES_ON, HANGS
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 LAST_FAULT = 600.0
 LONGEST_ATTEMPT = 1000.0
@@ -18,8 +16,7 @@ LONGEST_ATTEMPT = 1000.0
 RAY, GIVEN, TORCHRUN = "ray", "given Ray", "torchrun"
 
 
-@dataclass(frozen=True)
-class Setup:
+class Setup(Value):
     """What is asked for, and what happens: all that a seed decides before the world begins."""
 
     kind: str

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
-from dataclasses import fields, is_dataclass, replace
 from random import Random
 from typing import TYPE_CHECKING, Any
 
 import anyio
+from msgspec.structs import asdict, replace
 
+from agent.base.value import Value
 from agent.decisions.values import LogLine, Tick
 from agent.plan.make import make_plan
 from agent.settings import load
@@ -242,7 +243,7 @@ class World:
 
     def story(self) -> str:
         """Return what happened, line by line."""
-        setup = {one.name: getattr(self.setup, one.name) for one in fields(self.setup)}
+        setup = asdict(self.setup)
         lines = [f"seed {self.seed}", *(f"  {name} = {value!r}" for name, value in setup.items())]
         last: dict[tuple[str, str], str] = {}
         for at, who, what, actions in self.history:
@@ -263,11 +264,13 @@ class World:
 
 def shown(value: object) -> str:
     """Show a value with what differs from its defaults, and without what is long."""
-    if not is_dataclass(value):
+    if not isinstance(value, Value):
         return repr(value)
     parts = []
-    for one in fields(value):
-        found = getattr(value, one.name)
-        if found != one.default and one.name not in {"facts", "findings", "answers", "seat"}:
-            parts.append(f"{one.name}={shown(found) if is_dataclass(found) else repr(found)}")
+    optional = value.__struct_fields__[-len(value.__struct_defaults__) :]
+    defaults = dict(zip(optional, value.__struct_defaults__, strict=False))
+    long = {"facts", "findings", "answers", "seat"}
+    for name, found in asdict(value).items():
+        if found != defaults.get(name, ...) and name not in long:
+            parts.append(f"{name}={shown(found) if isinstance(found, Value) else repr(found)}")
     return f"{type(value).__name__}({', '.join(parts)})"[:400]

@@ -1,0 +1,257 @@
+"""Facts about the Python that runs this: its Ray, its libraries, a recipe's framework.
+
+Other Pythons run this as a program, and so does an image's build before the agent's libraries are
+installed: it imports only the standard library.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import sys
+from contextlib import suppress
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+TORCH, CUDA, NCCL = "torch", "CUDA of torch", "NCCL"
+_LIBRARIES = {
+    **{name: name for name in ("torch", "vllm", "sglang", "verl", "openrlhf", "trl")},
+    **{name: name for name in ("deepspeed", "transformers", "flash-attn")},
+    "nvidia-nccl-cu12": NCCL,
+    "nvidia-nccl-cu13": NCCL,
+}
+"""Display names of libraries by distribution name."""
+_LIBRARY_METADATA = ".dist-info"
+_TORCH_FACT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= '([^'\n]+)'", re.MULTILINE)
+_LONGEST_VERSION = 100
+
+
+def installed(path: Iterable[str]) -> dict[str, str]:
+    """Return the versions of known libraries on a Python's path; the first of a name counts.
+
+    Listing the folders and reading torch's version file takes about a millisecond.
+    """
+    found: dict[str, str] = {}
+    for entry in path:
+        with suppress(OSError):
+            for name in os.listdir(entry or "."):  # noqa: PTH208 - twice as fast
+                if not name.endswith(_LIBRARY_METADATA):
+                    continue
+                library, _, version = name.removesuffix(_LIBRARY_METADATA).partition("-")
+                known = _LIBRARIES.get(_normalized(library))
+                if known is not None and known not in found:
+                    found[known] = version[:_LONGEST_VERSION]
+                    if known == TORCH:
+                        found |= _of_torch(Path(entry or "."))
+    return found
+
+
+def _normalized(name: str) -> str:
+    """Return the normalized name of a distribution."""
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _of_torch(folder: Path) -> dict[str, str]:
+    """Read torch's version and the CUDA or ROCm that it was built for."""
+    with suppress(OSError, UnicodeDecodeError):
+        text = (folder / "torch" / "version.py").read_text(encoding="utf-8")
+        facts = {key: value[:_LONGEST_VERSION] for key, value in _TORCH_FACT.findall(text)}
+        built_for = facts.get("cuda") or (f"ROCm {facts['hip']}" if "hip" in facts else "")
+        versions = {TORCH: facts.get("__version__", ""), CUDA: built_for}
+        return {name: value for name, value in versions.items() if value}
+    return {}
+
+
+_DEFAULT_EXTRA = ("aiohttp", "aiohttp_cors", "opencensus")
+
+
+def ray_facts() -> dict[str, object]:
+    """Return the fields of RayPython for this Python, without importing Ray."""
+    missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
+    ray = importlib.util.find_spec("ray")
+    folder = str(Path(ray.origin).parent) if ray is not None and ray.origin is not None else ""
+    return {
+        "executable": sys.executable,
+        "python": platform.python_version(),
+        "version": _ray_version(folder),
+        "missing": missing,
+        "command": _command(),
+        "click": _version_by_folder("click"),
+        "enum_copies_are_same": hasattr(Enum, "__deepcopy__"),
+        "folder": folder,
+        "hub": _version_by_folder("huggingface_hub"),
+        "debugpy": _version_by_folder("debugpy"),
+        "libraries": installed(sys.path),
+    }
+
+
+def print_ray(argv: list[str]) -> int:
+    """Print the facts of this Python as JSON; takes no arguments."""
+    del argv
+    print(json.dumps(ray_facts()))
+    return 0
+
+
+def of_ray_command(path: str | None) -> str | None:
+    """Return the Python of the `ray` command on PATH."""
+    return of_command("ray", path)
+
+
+def of_command(name: str, path: str | None) -> str | None:
+    """Return the Python of a command on PATH, by the script's first lines."""
+    script = shutil.which(name, path=path)
+    if script is None:
+        return None
+    try:
+        lines = Path(script).read_text(encoding="utf-8", errors="replace").splitlines()[:2]
+    except OSError:
+        return None
+    return _interpreter(lines, path)
+
+
+def _interpreter(lines: list[str], path: str | None) -> str | None:
+    """Parse `#!/path/python`, `#!/usr/bin/env python`, and pip's form for long paths."""
+    first = lines[0][2:].split() if lines and lines[0].startswith("#!") else []
+    if first[:1] == ["/bin/sh"] and len(lines) > 1 and lines[1].startswith("'''exec'"):
+        first = shlex.split(lines[1].removeprefix("'''exec'"))[:1]
+    if first and os.path.basename(first[0]) == "env":  # noqa: PTH119 - a word, not a path
+        found = [shutil.which(word, path=path) for word in first[1:2]]
+        first = [word for word in found if word is not None]
+    is_python = first and os.path.basename(first[0]).startswith("python")  # noqa: PTH119 - same
+    return first[0] if is_python else None
+
+
+def _command() -> tuple[str, ...]:
+    """Return this Python's `ray`: beside it, or in its script folder, as on Debian."""
+    script = Path(sys.executable).parent / "ray"
+    if not script.exists():
+        import sysconfig  # noqa: PLC0415 - only where the short way fails
+
+        script = Path(sysconfig.get_path("scripts")) / "ray"
+    return (str(script),) if script.exists() else (sys.executable, "-m", "ray.scripts.scripts")
+
+
+def _ray_version(folder: str) -> str | None:
+    """Return Ray's version without importing Ray or package metadata, which takes 40 ms."""
+    if not folder:
+        return None
+    try:
+        text = (Path(folder) / "_version.py").read_text(encoding="utf-8")
+    except OSError:
+        text = ""
+    match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
+    return match[1] if match else _from_metadata("ray")
+
+
+def _version_by_folder(package: str) -> str | None:
+    """Return a package's version from the name of its metadata folder, or None."""
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        return None
+    folders = Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")
+    return next((f.name[len(package) + 1 : -len(".dist-info")] for f in folders), None)
+
+
+def _from_metadata(package: str) -> str | None:
+    import importlib.metadata  # noqa: PLC0415 - only where the short way fails
+
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+_FRAMEWORK_METADATA = re.compile(
+    r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info"
+)
+
+
+class _FrameworkFiles(NamedTuple):
+    """Files by which a framework is recognized."""
+
+    module: str
+    """The package that the job's command runs."""
+    version_files: tuple[str, ...] = ()
+    """Version files of a checkout, relative to the folder that contains the package."""
+    has: str = ""
+    """A file that only this fork has: forks share a package name."""
+
+
+_KNOWN_FRAMEWORKS = {
+    "verl": _FrameworkFiles("verl", ("verl/version/version",)),
+    "openrlhf": _FrameworkFiles("openrlhf", ("version.txt",)),
+    "openrlhf-m": _FrameworkFiles("openrlhf", has="openrlhf/models/remote_rm"),
+    "search-r1": _FrameworkFiles("verl", has="search_r1"),
+    "trl": _FrameworkFiles("trl", ("trl/VERSION", "VERSION")),
+}
+"""Frameworks by their name in a recipe's row."""
+
+
+def framework_facts(name: str, folder: str) -> dict[str, str]:
+    """Return the fields of Framework as found in a folder and on this Python's path."""
+    marks = _KNOWN_FRAMEWORKS[name]
+    path = [folder, *sys.path]
+    found = _around(marks.module, path)
+    if found is None or not (found / marks.has).exists():
+        return {"name": name}
+    return {
+        "name": name,
+        "folder": str(found),
+        "version": _version(name, marks, found, path),
+    }
+
+
+def print_framework(argv: list[str]) -> int:
+    """Print a framework's facts as JSON; the arguments are name and folder."""
+    name, folder = argv
+    print(json.dumps(framework_facts(name, folder)))
+    return 0
+
+
+def _around(module: str, path: list[str]) -> Path | None:
+    """Return the folder that contains a package, including editable installs."""
+    spec = importlib.machinery.PathFinder.find_spec(module, path)
+    if spec is None or spec.submodule_search_locations is None:
+        with suppress(ImportError, ValueError):
+            spec = importlib.util.find_spec(module)
+    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    return Path(places[0]).resolve().parent if places else None
+
+
+def _version(name: str, marks: _FrameworkFiles, found: Path, path: list[str]) -> str:
+    """Return its version, or ''.
+
+    Metadata beside the package counts first. Metadata elsewhere is from an editable install and may
+    be outdated, so the checkout's version file comes before it.
+    """
+    metadata = list(_metadata(name, path))
+    beside = next((version for folder, version in metadata if folder == found), "")
+    files = filter(None, (_first_line(found / file) for file in marks.version_files))
+    return beside or next(files, "") or (metadata[0][1] if metadata else "")
+
+
+def _metadata(name: str, path: list[str]) -> Iterator[tuple[Path, str]]:
+    """Yield folder and version of a distribution's metadata."""
+    for entry in path:
+        folder = Path(entry or ".")
+        with suppress(OSError):
+            for item in folder.iterdir():
+                match = _FRAMEWORK_METADATA.fullmatch(item.name)
+                if match is not None and _normalized(match["name"]) == name:
+                    yield folder.resolve(), match["version"]
+
+
+def _first_line(file: Path) -> str:
+    with suppress(OSError, UnicodeDecodeError, IndexError):
+        return file.read_text(encoding="utf-8").split("\n")[0].strip()[:_LONGEST_VERSION]
+    return ""
