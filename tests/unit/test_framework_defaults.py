@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "framework_defaults"
 RECIPES = [job.name for job in JOBS if job.framework]
+PLANNED = ["search-r1-grpo"]
+"""Recipes that are still to be written: their files have `planned = true`, and no `ours`."""
 ENVIRON = {
     "AGENT_MODEL": "Qwen/Qwen2.5-7B-Instruct",
     "AGENT_TRAIN_DATA": "/data/train.parquet",
@@ -107,7 +109,7 @@ def theirs_of(setting: dict[str, Any]) -> list[str]:
 
 
 def is_equal(recipe: dict[str, Any], setting: dict[str, Any]) -> bool:
-    """Tell whether the recipe sets what every script sets, or leaves the same default."""
+    """Return whether the recipe sets what every script sets, or leaves the same default."""
     for release in releases_of(recipe, setting):
         default = default_of(setting, release)
         for shape in recipe["shapes"]:
@@ -123,9 +125,11 @@ def test_every_recipe_has_a_file() -> None:
     """Each recipe with a framework is compared with that framework's scripts."""
     assert RECIPES
     assert [name for name in RECIPES if not (FOLDER / f"{name}.toml").is_file()] == []
+    assert not set(PLANNED) & set(RECIPES), "has a recipe now: remove it from PLANNED"
+    assert all(load(name)["planned"] for name in PLANNED)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
 def test_sources(name: str) -> None:
     """Each source names a repository, a file and a commit; rows refer to sources of the file."""
     recipe = load(name)
@@ -144,7 +148,7 @@ def test_sources(name: str) -> None:
             assert set(one["in"]) <= set(ids), setting["name"]
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
 def test_differences_have_reasons(name: str) -> None:
     """A setting that differs from a script has a reason, or the value that is wanted instead."""
     recipe = load(name)
@@ -191,7 +195,7 @@ def test_our_values_are_those_of_the_recipe(name: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
 def test_rows_are_named_once(name: str) -> None:
     """No setting has two rows for the same release."""
     recipe = load(name)
