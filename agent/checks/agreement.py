@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base.text import first_names, listed
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
+from agent.checks.network import selected_interfaces
 from agent.node.python_facts import CUDA, NCCL, TORCH
 from agent.node.variables import DEBUGGER, INTERFACES, is_compared
 
@@ -100,20 +101,11 @@ def _interfaces(nodes: Nodes) -> Iterator[Finding]:
         usual = groups[-1][0]
         named = {value for value, _ in groups} - {_UNSET}
         strays = [f for _, f in nodes if f.variables.get(name, usual) != usual]
-        is_wrong = len(named) > 1 and any(_has_interface(facts, usual) for facts in strays)
+        has_usual = any(selected_interfaces(name, usual, facts) for facts in strays)
+        is_wrong = len(named) > 1 and not usual.startswith("^") and has_usual
         level = Level.FAIL if is_wrong else Level.WARN
         remedy = f"Unset {name}: each node then takes the interface of its own address"
         yield from _finding(name, values, level, remedy)
-
-
-def _has_interface(facts: Facts, value: str) -> bool:
-    """Return whether a node has an interface that NCCL's value matches, by its prefix."""
-    if value.startswith("^"):
-        return False
-    words = [word for word in value.lstrip("=").split(",") if word]
-    return any(
-        name.startswith(word) for name, has in facts.interfaces.items() if has for word in words
-    )
 
 
 def _variables(nodes: Nodes) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from agent.checks.finding import CheckedNode, Result
+    from agent.node.facts import Facts
 
 
 _NCCL = INTERFACES[0]
@@ -49,11 +50,10 @@ def named_interfaces(node: CheckedNode) -> Result:
     """NCCL and Gloo fail late if the interface that the user set does not exist."""
     facts = node.facts
     given = {name: facts.variables[name] for name in INTERFACES if facts.variables.get(name)}
-    present = [name for name, addresses in facts.interfaces.items() if addresses]
     for name, value in given.items():
-        found = [one for one in present if _selects(name, value, one)]
+        found = selected_interfaces(name, value, facts)
         if not found:
-            own = ", ".join(present) or "none"
+            own = ", ".join(one for one, has in facts.interfaces.items() if has) or "none"
             what = f"{name}={value} names no interface of this node (it has: {own})"
         elif not node.is_alone and all(one == _LOOPBACK for one in found):
             what = f"{name}={value} is loopback, which does not reach other nodes"
@@ -65,19 +65,21 @@ def named_interfaces(node: CheckedNode) -> Result:
     return ok(f"as set by {' and '.join(given)}" if given else "that of this node's address")
 
 
-def _selects(name: str, value: str, interface: str) -> bool:
-    """Return whether a variable selects an interface.
+def selected_interfaces(name: str, value: str, facts: Facts) -> list[str]:
+    """Return the interfaces with an address that a variable selects.
 
     NCCL's names are prefixes, after `=` whole names, and after `^` those to exclude.
     """
+    present = [one for one, addresses in facts.interfaces.items() if addresses]
     if name != _NCCL:
-        return interface in value.split(",")
+        return [one for one in present if one in value.split(",")]
     words = value.lstrip("^=").split(",")
-    if value.startswith(("^=", "=")):
-        matches = interface in words
-    else:
-        matches = interface.startswith(tuple(words))
-    return matches != value.startswith("^")
+    is_whole, excludes = value.startswith(("^=", "=")), value.startswith("^")
+    return [
+        one
+        for one in present
+        if (one in words if is_whole else one.startswith(tuple(words))) != excludes
+    ]
 
 
 def proxies(node: CheckedNode) -> Result:

@@ -13,7 +13,7 @@ from agent.work.where import NODE_IP
 
 if TYPE_CHECKING:
     from agent.base.errors import Problem
-    from agent.base.ports import PortBase, Ports
+    from agent.base.ports import PortBase
     from agent.plan.ray_start import OwnRay
     from agent.settings.model import Settings
     from agent.topology.claim import GivenRay
@@ -52,13 +52,51 @@ def listeners(  # noqa: PLR0913 - everything that may listen
     )
     if topology.given_ray is not None or not has_ray:
         return (*others, agent)
-    if settings.preflight is not None:
-        others = (*others, *_of_preflight(ports, topology))
+    if settings.preflight is not None:  # its store has the last port, which Ray uses last
+        name = "AGENT_PREFLIGHT"
+        others += _of_ranks(topology, ports.last_worker, f"store of {name}", NODE_IP, f"of {name}")
     if launcher(settings, None) == "torchrun":
-        return (*_of_torchrun(ports, topology), *others, agent)
-    if topology.is_head:
-        others = (*_head_of_ray(ports, ray.dashboard_host, guard), *others)
-    return (*others, agent, *_node_of_ray(ports, guard))
+        store, everywhere = "torchrun's rendezvous", "every interface (torch's)"
+        return (*_of_ranks(topology, ports.gcs, store, everywhere, "(NCCL, gloo)"), *others, agent)
+    on_node = tuple(
+        Listener(str(getattr(ports, port)), who, bind, guard) for port, who, bind in _RAY
+    )
+    workers = f"{ports.first_worker}-{ports.last_worker}"
+    ray_here = (
+        *on_node,
+        Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)"),
+        Listener(workers, "Ray workers", _EVERYWHERE, guard),
+    )
+    if not topology.is_head:
+        return (*others, agent, *ray_here)
+    return (
+        Listener(str(ports.gcs), "Ray GCS", _EVERYWHERE, guard),
+        Listener(str(ports.dashboard), "Ray dashboard", ray.dashboard_host, guard),
+        Listener(str(ports.client), "Ray client", _NEAR, guard),
+        *others,
+        agent,
+        *ray_here,
+    )
+
+
+_EVERYWHERE = "every interface (Ray's choice)"
+_NEAR = f"{NODE_IP}, 127.0.0.1"
+_RAY = (
+    ("node_manager", "Ray node manager", _EVERYWHERE),
+    ("object_manager", "Ray object manager", _EVERYWHERE),
+    ("dashboard_agent", "Ray dashboard agent", _NEAR),
+    ("dashboard_agent_grpc", "Ray dashboard agent (gRPC)", _EVERYWHERE),
+    ("runtime_env_agent", "Ray runtime_env agent", NODE_IP),
+)
+"""Ray's listeners on every node: the name of the port, process and address."""
+
+
+def _of_ranks(
+    topology: Topology, port: int, store: str, store_bind: str, ranks: str
+) -> tuple[Listener, ...]:
+    """Return the listeners of torch's ranks, and on the head of their store, without tokens."""
+    rank = Listener("any", f"ranks {ranks}", f"{NODE_IP}'s interface", "none")
+    return (Listener(str(port), store, store_bind, "none"), rank) if topology.is_head else (rank,)
 
 
 def port_clashes(
@@ -91,45 +129,3 @@ def may_listen_on(address: str, settings: Settings) -> bool:
 
 def _guard_of(spec: ServiceSpec) -> str:
     return "none (scores only)" if spec.url else "as its command has it"
-
-
-_EVERYWHERE = "every interface (Ray's choice)"
-
-
-def _head_of_ray(ports: Ports, dashboard_host: str, guard: str) -> tuple[Listener, ...]:
-    return (
-        Listener(str(ports.gcs), "Ray GCS", _EVERYWHERE, guard),
-        Listener(str(ports.dashboard), "Ray dashboard", dashboard_host, guard),
-        Listener(str(ports.client), "Ray client", f"{NODE_IP}, 127.0.0.1", guard),
-    )
-
-
-def _of_torchrun(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
-    """Return the ports of torchrun and the ranks; torch has no tokens."""
-    store = Listener(str(ports.gcs), "torchrun's rendezvous", "every interface (torch's)", "none")
-    ranks = Listener("any", "ranks (NCCL, gloo)", f"{NODE_IP}'s interface", "none")
-    return (store, ranks) if topology.is_head else (ranks,)
-
-
-def _of_preflight(ports: Ports, topology: Topology) -> tuple[Listener, ...]:
-    """Return what listens before the job, during the all-reduce.
-
-    Its store uses the last port of Ray's workers, which Ray uses last.
-    """
-    store = Listener(str(ports.last_worker), "store of AGENT_PREFLIGHT", NODE_IP, "none")
-    ranks = Listener("any", "ranks of AGENT_PREFLIGHT", f"{NODE_IP}'s interface", "none")
-    return (store, ranks) if topology.is_head else (ranks,)
-
-
-def _node_of_ray(ports: Ports, guard: str) -> tuple[Listener, ...]:
-    near = f"{NODE_IP}, 127.0.0.1"
-    workers = f"{ports.first_worker}-{ports.last_worker}"
-    return (
-        Listener(str(ports.node_manager), "Ray node manager", _EVERYWHERE, guard),
-        Listener(str(ports.object_manager), "Ray object manager", _EVERYWHERE, guard),
-        Listener(str(ports.dashboard_agent), "Ray dashboard agent", near, guard),
-        Listener(str(ports.dashboard_agent_grpc), "Ray dashboard agent (gRPC)", _EVERYWHERE, guard),
-        Listener(str(ports.runtime_env_agent), "Ray runtime_env agent", NODE_IP, guard),
-        Listener(str(ports.metrics), "Ray metrics", _EVERYWHERE, "none (read only)"),
-        Listener(workers, "Ray workers", _EVERYWHERE, guard),
-    )

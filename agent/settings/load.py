@@ -128,31 +128,21 @@ def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     found = []
     for name in sorted(n for n in environ if not n.startswith("AGENT_") and n not in FOREIGN_NAMES):
         upper = name.upper()
-        meant = next(
-            (k for k in ours if nearly_equal(upper, k) or _neighbors_swapped(upper, k)), None
-        )
+        meant = next((k for k in ours if nearly_equal(upper, k)), None)
         if meant is not None and not {name, meant} & ({*ours} & {*environ}):
             found.append(f"{name} is no variable of ours (did you mean {meant}?)")
     return tuple(found)
 
 
-def _neighbors_swapped(one: str, other: str) -> bool:
-    """Return whether two neighboring letters are swapped, underscores ignored."""
-    a, b = one.replace("_", ""), other.replace("_", "")
-    at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), len(a))
-    return len(a) == len(b) and a[at:] == b[at + 1 : at + 2] + b[at : at + 1] + b[at + 2 :]
-
-
 def nearly_equal(one: str, other: str) -> bool:
-    """Return whether two names differ by at most one edit, underscores ignored."""
+    """Return whether two names differ by one edit or two swapped letters, underscores ignored."""
     a, b = one.replace("_", ""), other.replace("_", "")
-    if abs(len(a) - len(b)) > 1:
-        return False
-    short, long = sorted((a, b), key=len)
-    at = next((i for i, letter in enumerate(short) if letter != long[i]), len(short))
-    if len(short) == len(long):
-        return short[at + 1 :] == long[at + 1 :]
-    return short[at:] == long[at + 1 :]
+    same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    if same is None:
+        return abs(len(a) - len(b)) <= 1
+    a, b = a[same:], b[same:]
+    edited = b[1:] in {a, a[1:]} or a[1:] == b
+    return edited or (a[:2] == b[1::-1] and a[2:] == b[2:])
 
 
 def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:

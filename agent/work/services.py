@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 REWARD = "reward server"
+BY_COMMAND = "as its command says"
 _LOOPBACK = "127.0.0.1"
 
 
@@ -145,35 +146,19 @@ def reward_service(
         return None
     if is_url(wish):
         return ServiceSpec(REWARD, wish, None, ScoringProbe(wish), within, variable, url=wish)
+    own = ServiceSpec(REWARD, wish, None, ScoringProbe(url), within, variable, port=port, url=url)
     if wish == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = known_job(settings, command)
         if job is not None and job.dialect != DEFAULT_DIALECT:
             flags += ["--dialect", job.dialect]
-        argv = own_command(python, "reward-server", *flags)
-        bind = f"{NODE_IP} and {_LOOPBACK}"
-        return ServiceSpec(
-            REWARD,
-            wish,
-            tuple(argv),
-            ScoringProbe(url),
-            within,
-            variable,
-            port=port,
-            bind=bind,
-            url=url,
-        )
-    return ServiceSpec(
-        REWARD,
-        wish,
-        ("/bin/sh", "-c", wish),
-        ScoringProbe(url),
-        within,
-        variable,
+        argv = tuple(own_command(python, "reward-server", *flags))
+        return replace(own, argv=argv, bind=f"{NODE_IP} and {_LOOPBACK}")
+    return replace(
+        own,
+        argv=("/bin/sh", "-c", wish),
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
-        port=port,
-        bind="as its command says",
-        url=url,
+        bind=BY_COMMAND,
         after=(PREPARE_EACH, PREPARE),  # the data that it reads
     )
 

@@ -15,6 +15,7 @@ from agent.base.errors import Problem
 from agent.settings.values import duration
 from agent.work.prepare import PrepareStep
 from agent.work.services import (
+    BY_COMMAND,
     NAMES_IN_AFTER,
     NO_FILE,
     HttpProbe,
@@ -192,7 +193,7 @@ def _service(name: str, table: Table) -> ServiceSpec:
         essential=table.flag("essential", default=True),
         env=_env(table),
         port=None if ready is None else _port(ready),
-        bind="as its command says",
+        bind=BY_COMMAND,
         alone=_alone(table, where),
         alive=_alive(table),
         after=_after(table) or (),

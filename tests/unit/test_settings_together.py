@@ -35,6 +35,7 @@ def told(environ: dict[str, str], command: list[str] | None = None) -> str:
         ("AGENT_WAIT_WORKER", "AGENT_WAIT_WORKERS"),
         ("AGENT_REWARDPATHS", "AGENT_REWARD_PATH"),
         ("AGENT_LOGDIR", "AGENT_LOG_DIR"),
+        ("AGENT_MDOEL", "AGENT_MODEL"),
     ],
 )
 def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
