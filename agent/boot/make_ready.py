@@ -26,7 +26,7 @@ from agent.node.limits import oom_kills
 from agent.node.read import read_folder
 from agent.plan.plan import RAY
 from agent.record.log import say
-from agent.record.node_record import NodeRecord, run_of, running_processes
+from agent.record.node_record import NodeRecord, folder_of, running_processes
 from agent.runtime import descendants, driver, parent
 from agent.runtime.process import adopt
 from agent.runtime.ray_watch import oom_sentence
@@ -326,7 +326,8 @@ class SurvivingProcesses:
 def find_resumed_run(root: Path, node: str) -> str:
     """Return the id of the killed agent's run that this agent resumes, or ''."""
     killed = parent.former_agents()
-    return run_of(root, node, killed) if killed else ""
+    folder = folder_of(root, node, killed) if killed else None
+    return "" if folder is None else folder.parent.name
 
 
 def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:

@@ -25,7 +25,7 @@ from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
 from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
-from agent.record.node_record import find_other_run, folder_of
+from agent.record.node_record import find_running_agent, folder_of
 from agent.record.run_choice import choose_run
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
 from agent.record.run_folder import RunFolder, read_outcome, write_outcome
@@ -154,10 +154,10 @@ def _refuse_a_stalled_disk(root: Path) -> None:
 
 def _refuse_another_run(root: Path, node: str) -> None:
     """Refuse to run beside another agent on this node, before anything is changed."""
-    other = find_other_run(root, "", node)
-    if other is not None and other.is_agent_running:
+    found = find_running_agent(root, node)
+    if found:
         raise PreflightError(
-            other.sentence(), remedy="Stop that agent (SIGTERM), or wait for its end", culprit="run"
+            found, remedy="Stop that agent (SIGTERM), or wait for its end", culprit="run"
         )
 
 

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 from agent.base.latency import LATENCY_BOUNDS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     Status = Mapping[str, Any]
     Sample = tuple[Mapping[str, object], float] | tuple[Mapping[str, object], float, str]
     """Labels, value, and the suffix of a histogram's series."""
+    Samples = Callable[[Status], Iterable[Sample]]
+    Metric = tuple[str, str, str, Samples]
 
 STATES = ("booting", "joined", "silent", "lost", "left")
 """All states of a node; each has a sample, so that a graph of it starts at 0."""
@@ -22,113 +24,78 @@ _JOINED = "following the head"
 def metrics(status: Status) -> str:
     """Render a status; missing values have no sample."""
     lines: list[str] = []
-    for name, kind, help_text, samples in _families(status):
+    is_head = status["role"] == "head"
+    for name, kind, help_text, samples in (*_OF_NODES, *(_OF_HEADS if is_head else ())):
         rows: dict[str, float] = {}
-        for labels, value, *suffix in samples:
+        for labels, value, *suffix in samples(status):
             # two nodes may share a name; a series has one value
-            rows.setdefault(f"{name}{''.join(suffix)}{_labels(labels)}", value)
+            rows.setdefault(f"pod_agent_{name}{''.join(suffix)}{_labels(labels)}", value)
         if rows:
-            lines += [f"# HELP {name} {help_text}", f"# TYPE {name} {kind}"]
+            lines += [f"# HELP pod_agent_{name} {help_text}", f"# TYPE pod_agent_{name} {kind}"]
             lines += [f"{series} {value:.10g}" for series, value in rows.items()]
     return "\n".join(lines) + "\n"
 
 
-def _families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    yield (
-        *("pod_agent_phase", "gauge", "The phase of this node's agent; 1 for the current one."),
-        [({"role": status["role"], "phase": status["phase"]}, 1)],
-    )
-    yield (
-        *("pod_agent_uptime_seconds", "gauge", "Seconds since the agent's start."),
-        _single_sample(status.get("seconds")),
-    )
-    yield "pod_agent_waits", "gauge", "Things waited for.", _single_sample(len(status["waits"]))
-    if status["role"] == "head":
-        yield from _head_families(status)
+def _at(*path: str | int) -> Samples:
+    """Return the sample at a path in the status; none without a value."""
+
+    def samples(status: Status) -> list[Sample]:
+        found: Any = status
+        for key in path:
+            if not found:
+                return []
+            found = found[key]
+        return [] if found is None else [({}, found)]
+
+    return samples
 
 
-def _head_families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
-    nodes, services = status["nodes"], status["services"]
-    yield (
-        *("pod_agent_phase_seconds", "gauge", "Seconds that the head has spent in a phase."),
-        _phase_seconds(status),
-    )
-    states = [node["state"] for node in nodes]
-    yield (
-        *("pod_agent_nodes", "gauge", "Workers by how they stand."),
-        [({"state": state}, states.count(state)) for state in STATES],
-    )
-    yield (
-        *("pod_agent_node_join_seconds", "gauge", "When a worker said that it had joined."),
-        list(_joins(nodes)),
-    )
-    yield (
-        *("pod_agent_service_up", "gauge", "Whether a service answers."),
-        [({"service": one["name"]}, one["state"] == "ready") for one in services],
-    )
-    yield (
-        *("pod_agent_service_restarts_total", "counter", "How often a service was started again."),
-        [({"service": one["name"]}, one["restarts"]) for one in services],
-    )
-    yield (
-        *("pod_agent_service_outages", "gauge", "Times in which a service that was up was not."),
-        [({"service": one["name"]}, one["outages"]) for one in services],
-    )
-    yield (
-        *("pod_agent_service_outage_seconds", "gauge", "Seconds of these times, all in all."),
-        [({"service": one["name"]}, one["outage_seconds"]) for one in services],
-    )
-    yield (
-        *("pod_agent_service_last_answer_seconds", "gauge", "How long the last answer took."),
-        [({"service": one["name"]}, one["latency"]["last"]) for one in _probed(services)],
-    )
-    yield (
-        *("pod_agent_service_answer_seconds", "histogram", "How long a probe's answer took."),
-        [sample for one in _probed(services) for sample in _histogram(one)],
-    )
-    yield from _job_families(status)
+def _of_services(field: str) -> Samples:
+    """Return a sample of each service."""
+    return lambda status: [({"service": one["name"]}, one[field]) for one in status["services"]]
 
 
-def _job_families(status: Status) -> Iterator[tuple[str, str, str, Iterable[Sample]]]:
+def _phase(status: Status) -> list[Sample]:
+    return [({"role": status["role"], "phase": status["phase"]}, 1)]
+
+
+def _waits(status: Status) -> list[Sample]:
+    return [({}, len(status["waits"]))]
+
+
+def _services_up(status: Status) -> list[Sample]:
+    return [({"service": one["name"]}, one["state"] == "ready") for one in status["services"]]
+
+
+def _last_answers(status: Status) -> list[Sample]:
+    probed = [one for one in status["services"] if one.get("latency")]
+    return [({"service": one["name"]}, one["latency"]["last"]) for one in probed]
+
+
+def _node_states(status: Status) -> list[Sample]:
+    states = [node["state"] for node in status["nodes"]]
+    return [({"state": state}, states.count(state)) for state in STATES]
+
+
+def _job_states(status: Status) -> list[Sample]:
     job = status.get("job")
     if job is None:
-        return
+        return []
     states = dict.fromkeys([*JOB_STATES, job["status"]])
-    yield (
-        *("pod_agent_job_status", "gauge", "The job's status; 1 for the current one."),
-        [({"status": one}, one == job["status"]) for one in states],
-    )
-    yield (
-        *("pod_agent_attempt", "gauge", "The number of the attempt at the job."),
-        _single_sample(job["attempt"]),
-    )
-    points = status["curve"]["points"]
-    step, reward = points[-1] if points else (None, None)
-    yield "pod_agent_job_step", "gauge", "The last step that the job told of.", _single_sample(step)
-    yield (
-        *("pod_agent_job_steps", "gauge", "How many steps the job is to take, where it tells."),
-        _single_sample(status["curve"]["steps"]),
-    )
-    yield "pod_agent_job_reward", "gauge", "The mean reward of that step.", _single_sample(reward)
+    return [({"status": one}, one == job["status"]) for one in states]
 
 
-def _probed(services: Iterable[Status]) -> list[Status]:
-    """Return the services that have answered a probe."""
-    return [one for one in services if one.get("latency")]
-
-
-def _histogram(service: Status) -> Iterator[Sample]:
-    latency, name = service["latency"], service["name"]
-    cumulative = 0
-    for bound, count in zip((*LATENCY_BOUNDS, "+Inf"), latency["counts"], strict=True):
-        cumulative += count
-        yield {"service": name, "le": bound}, cumulative, "_bucket"
-    yield {"service": name}, latency["total"], "_sum"
-    yield {"service": name}, cumulative, "_count"
-
-
-def _single_sample(value: float | None) -> list[Sample]:
-    return [] if value is None else [({}, value)]
+def _answer_times(status: Status) -> Iterator[Sample]:
+    for service in status["services"]:
+        latency, name = service.get("latency"), service["name"]
+        if not latency:
+            continue
+        cumulative = 0
+        for bound, count in zip((*LATENCY_BOUNDS, "+Inf"), latency["counts"], strict=True):
+            cumulative += count
+            yield {"service": name, "le": bound}, cumulative, "_bucket"
+        yield {"service": name}, latency["total"], "_sum"
+        yield {"service": name}, cumulative, "_count"
 
 
 def _phase_seconds(status: Status) -> list[Sample]:
@@ -140,8 +107,8 @@ def _phase_seconds(status: Status) -> list[Sample]:
     return [({"phase": phase}, round(seconds, 1)) for phase, seconds in spent.items()]
 
 
-def _joins(nodes: Iterable[Status]) -> Iterator[Sample]:
-    for node in nodes:
+def _joins(status: Status) -> Iterator[Sample]:
+    for node in status["nodes"]:
         joined = next((start for phase, start in node["phases"] if phase == _JOINED), None)
         if joined is not None:
             rank = "" if node["rank"] is None else node["rank"]
@@ -158,3 +125,29 @@ def _escaped(text: object) -> str:
     """Return a label's value, escaped; surrogates as numbers."""
     plain = str(text).encode(errors="backslashreplace").decode()
     return plain.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+_OF_NODES: tuple[Metric, ...] = (
+    ("phase", "gauge", "The phase of this node's agent; 1 for the current one.", _phase),
+    ("uptime_seconds", "gauge", "Seconds since the agent's start.", _at("seconds")),
+    ("waits", "gauge", "Things waited for.", _waits),
+)
+"""Name, type, help and samples of the metrics of every node."""
+
+_OF_HEADS: tuple[Metric, ...] = (
+    ("phase_seconds", "gauge", "Seconds that the head has spent in a phase.", _phase_seconds),
+    ("nodes", "gauge", "Workers by state.", _node_states),
+    ("node_join_seconds", "gauge", "Seconds from the head's start to a worker's join.", _joins),
+    ("service_up", "gauge", "Whether a service answers.", _services_up),
+    ("service_restarts_total", "counter", "Restarts of a service.", _of_services("restarts")),
+    ("service_outages", "gauge", "Outages of a ready service.", _of_services("outages")),
+    ("service_outage_seconds", "gauge", "Their total seconds.", _of_services("outage_seconds")),
+    ("service_last_answer_seconds", "gauge", "Latency of the last answer.", _last_answers),
+    ("service_answer_seconds", "histogram", "Latency of a probe's answer.", _answer_times),
+    ("job_status", "gauge", "The job's status; 1 for the current one.", _job_states),
+    ("attempt", "gauge", "The number of the attempt at the job.", _at("job", "attempt")),
+    ("job_step", "gauge", "The last step in the job's output.", _at("curve", "points", -1, 0)),
+    ("job_steps", "gauge", "The number of the job's steps.", _at("curve", "steps")),
+    ("job_reward", "gauge", "The mean reward of that step.", _at("curve", "points", -1, 1)),
+)
+"""The same of the metrics that only the head has."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from agent.control.reports import Reports
 
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+    ControlHandler = Callable[[web.Request, "Control"], Awaitable[web.StreamResponse]]
 
 
 UNGUARDED_PATHS = ("/livez", "/readyz")
@@ -347,11 +348,11 @@ class AgentServer:
             *(web.get(path, self._file) for path in ASSETS),
             web.post("/login", self._login),
             web.post(REPORT_PATH, self._guarded(self._report)),
-            web.post("/stop", self._guarded(self._stop)),
-            web.get("/events", self._guarded(self._events)),
+            web.post("/stop", self._controlled(self._stop)),
+            web.get("/events", self._controlled(self._events)),
             web.get(SAMPLE_PATH, self._guarded(self._samples.serve)),
-            web.get("/findings", self._guarded(self._get_findings)),
-            web.get("/logs/{node}/{name}", self._guarded(self._get_log)),
+            web.get("/findings", self._controlled(self._get_findings)),
+            web.get("/logs/{node}/{name}", self._controlled(self._get_log)),
         ]
 
     @web.middleware
@@ -414,10 +415,7 @@ class AgentServer:
         more = {} if self._control is None else self._control.private_status()
         return {**self._status(), **more}
 
-    async def _events(self, request: web.Request) -> web.StreamResponse:
-        control = self._control_for(request)
-        if not isinstance(control, Control):
-            return control
+    async def _events(self, request: web.Request, _control: Control) -> web.StreamResponse:
         if self._stream.is_full:
             why = f"{MAX_READERS} others read already: ask /status now and then"
             return _error(503, why, {"Retry-After": "30"})
@@ -444,32 +442,22 @@ class AgentServer:
         if await _read_body(request) is None:
             return _error(408, f"no body within {BODY_SECONDS:g} s")
         given = (await request.post()).get("token", "")
-        if self._token is None or not isinstance(given, str):
-            return self._html(login_page(wrong=True), 401)
-        if not _equal_secrets(given.strip(), self._token):
+        token = self._token
+        if token is None or not isinstance(given, str) or not _equal_secrets(given.strip(), token):
             return self._html(login_page(wrong=True), 401)
         answer = web.Response(status=303, headers={"Location": "/"})
-        cookie = _cookie_value(self._token)
+        cookie = _cookie_value(token)
         answer.set_cookie(COOKIE, cookie, httponly=True, samesite="Strict", path="/")
         return answer
 
-    async def _stop(self, request: web.Request) -> web.StreamResponse:
-        control = self._control_for(request)
-        if not isinstance(control, Control):
-            return control
+    async def _stop(self, _request: web.Request, control: Control) -> web.StreamResponse:
         control.stop()
         return web.json_response({"ok": True, "within": control.stop_limit})
 
-    async def _get_findings(self, request: web.Request) -> web.StreamResponse:
-        control = self._control_for(request)
-        if not isinstance(control, Control):
-            return control
+    async def _get_findings(self, _request: web.Request, control: Control) -> web.StreamResponse:
         return web.json_response(control.findings())
 
-    async def _get_log(self, request: web.Request) -> web.StreamResponse:
-        control = self._control_for(request)
-        if not isinstance(control, Control):
-            return control
+    async def _get_log(self, request: web.Request, control: Control) -> web.StreamResponse:
         after = request.query.get("after")
         if after is not None and not (after.isascii() and after.isdigit() and len(after) < 16):
             return _error(400, "after: expected a whole number")
@@ -480,15 +468,18 @@ class AgentServer:
         part = {"text": found.text, "next": found.next, "over": found.is_over}
         return web.json_response(part)
 
-    def _control_for(self, request: web.Request) -> Control | web.StreamResponse:
-        """Return the operations for an authorized caller, else an error response."""
-        control = self._control
-        if control is None:
-            return _error(409, "this node is no head: ask the head's")
-        if self._token is None and not _has_key(request, control.key):
-            return _error(401, "token needed, or on this node itself the key in its run folder")
-        trust(request)
-        return control
+    def _controlled(self, handler: ControlHandler) -> Handler:
+        """Return a handler of a head's operation, for authorized callers only."""
+
+        async def control(request: web.Request) -> web.StreamResponse:
+            if self._control is None:
+                return _error(409, "this node is no head: ask the head's")
+            if self._token is None and not _has_key(request, self._control.key):
+                return _error(401, "token needed, or on this node itself the key in its run folder")
+            trust(request)
+            return await handler(request, self._control)
+
+        return self._guarded(control)
 
     def _html(self, body: bytes, status: int = 200) -> web.StreamResponse:
         return web.Response(body=body, content_type="text/html", charset="utf-8", status=status)

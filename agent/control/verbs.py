@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.control.ask import HttpAnswer
+    from agent.control.ask import FoundHead, HttpAnswer
     from agent.control.status import Status
 
 HEAD = "head"
@@ -49,21 +49,16 @@ GONE_AFTER = 15.0
 
 def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
     """Print all nodes' findings; return 0, 78 where a check fails, 69 if no head answers."""
-    found = find_head(environ)
-    if found is None:
-        return 69
-    _, where, settings = found
-    answer = ask_with_key(f"http://{where}/findings", settings, log_root)
-    if answer.status != 200:
-        why = failure_reason(answer, "findings are told")
-        print(f"pod-agent: {where} told nothing: {why}", file=sys.stderr)
+    head = find_head(environ)
+    answer = head and _ask_head(head, log_root, "/findings", "findings are shown")
+    if answer is None:
         return 69
     try:
         data = all_escaped(json.loads(answer.body))
         lines = list(_finding_lines(data))
         failed = any(row["level"] == Level.FAIL.value for row in _rows(data))
     except (KeyError, TypeError, ValueError):
-        print("pod-agent: an agent of another version answers", file=sys.stderr)
+        print(OTHER_VERSION, file=sys.stderr)
         return 69
     print(json.dumps({"ok": not failed, **data}, indent=2) if as_json else "\n".join(lines))
     return 78 if failed else 0
@@ -80,7 +75,18 @@ def _finding_lines(data: Mapping[str, Any]) -> Iterator[str]:
         of = node_list(row["nodes"], count) if "nodes" in row else "between nodes"
         yield f"{finding_line(finding)} [{of}]"
     for name in data["unknown"]:
-        yield f"   of {name} nothing is known: no agent runs there"
+        yield f"   nothing is known about {name}: no agent runs there"
+
+
+def _ask_head(
+    head: FoundHead, log_root: Path, path: str, what: str, *, post: bool = False
+) -> HttpAnswer | None:
+    """Send a request that needs a key; print why it was refused and return None."""
+    answer = ask_with_key(f"http://{head.where}{path}", head.settings, log_root, post=post)
+    if answer.status == 200:
+        return answer
+    print(f"pod-agent: {head.where}: {failure_reason(answer, what)}", file=sys.stderr)
+    return None
 
 
 class _LogPosition(NamedTuple):
@@ -92,15 +98,13 @@ class _LogPosition(NamedTuple):
 
 def show_logs(environ: Mapping[str, str], log_root: Path, words: list[str], *, follow: bool) -> int:
     """Print a log; return 0, or 69 where no head answers or it has no such log."""
-    found = find_head(environ)
-    if found is None:
+    head = find_head(environ)
+    if head is None:
         return 69
-    status, where, settings = found
-    node, name = _node_and_log(words, status)
-    url = f"http://{where}/logs/{quote(node, safe='')}/{quote(name, safe='')}"
-    answer = ask_with_key(url, settings, log_root)
-    if answer.status != 200:
-        print(f"pod-agent: {where}: {failure_reason(answer, 'logs are shown')}", file=sys.stderr)
+    node, name = _node_and_log(words, head.status)
+    path = f"/logs/{quote(node, safe='')}/{quote(name, safe='')}"
+    answer = _ask_head(head, log_root, path, "logs are shown")
+    if answer is None:
         return 69
     part = _print_part(answer)
     if not follow:
@@ -109,14 +113,15 @@ def show_logs(environ: Mapping[str, str], log_root: Path, words: list[str], *, f
         what = f"the log of {node} comes as its last lines only, which cannot be followed"
         print(f"pod-agent: {what}", file=sys.stderr)
         return 0
-    return _follow_log(part, where, lambda after: ask_with_key(url + after, settings, log_root))
+    return _follow_log(part, head, path, log_root)
 
 
-def _follow_log(part: _LogPosition, where: str, ask: Callable[[str], HttpAnswer]) -> int:
+def _follow_log(part: _LogPosition, head: FoundHead, path: str, log_root: Path) -> int:
     """Print new parts until the run is over; a head that is restarted is back within seconds."""
     silent_since: float | None = None
     while True:
-        answer = ask(f"?after={part.next}")
+        url = f"http://{head.where}{path}?after={part.next}"
+        answer = ask_with_key(url, head.settings, log_root)
         if answer.status == 200:
             part, silent_since = _print_part(answer), None
             continue
@@ -126,10 +131,8 @@ def _follow_log(part: _LogPosition, where: str, ask: Callable[[str], HttpAnswer]
         silent_since = now if silent_since is None else silent_since
         if now >= silent_since + OUTAGE_LIMIT:
             why = failure_reason(answer, "logs are shown")
-            what = (
-                f"the head's agent gave no more of the log for {OUTAGE_LIMIT:g} s, and no verdict"
-            )
-            print(f"pod-agent: {where}: {what}: giving up ({why})", file=sys.stderr)
+            what = f"the head's agent sent no log and no verdict for {OUTAGE_LIMIT:g} s"
+            print(f"pod-agent: {head.where}: {what}: giving up ({why})", file=sys.stderr)
             return 69
         time.sleep(_RETRY_PAUSE)  # for a person only; nothing waits on it
 
@@ -155,18 +158,13 @@ def _node_and_log(words: list[str], status: Mapping[str, Any]) -> tuple[str, str
 
 def stop(environ: Mapping[str, str], log_root: Path) -> int:
     """End the run as SIGTERM on the head would; return 0 after its end, 69 if no head answers."""
-    found = find_head(environ)
-    if found is None:
-        return 69
-    status, where, settings = found
-    answer = ask_with_key(f"http://{where}/stop", settings, log_root, post=True)
-    if answer.status != 200:
-        why = failure_reason(answer, "a run is stopped")
-        print(f"pod-agent: {where} was not stopped: {why}", file=sys.stderr)
+    head = find_head(environ)
+    answer = head and _ask_head(head, log_root, "/stop", "a run is stopped", post=True)
+    if head is None or answer is None:
         return 69
     within = float(json.loads(answer.body)["within"]) + _STOP_MARGIN
-    print(f"pod-agent: run {status.get('run_id')} is told to end", file=sys.stderr)
-    return anyio.run(_wait_for_end, where, within)
+    print(f"pod-agent: run {head.status.get('run_id')} is being stopped", file=sys.stderr)
+    return anyio.run(_wait_for_end, head.where, within)
 
 
 async def _wait_for_end(where: str, limit: float) -> int:

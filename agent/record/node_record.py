@@ -28,7 +28,7 @@ from agent.record.files import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from agent.record.background import DiskAlarm
@@ -187,13 +187,6 @@ class ProcessStat(NamedTuple):
     start: int
 
 
-class ProcessSnapshot(NamedTuple):
-    """The pid scope of this process and the state of some processes, by pid."""
-
-    pid_space: PidSpace
-    processes: Mapping[int, ProcessStat]
-
-
 def parse_stat(text: str) -> ProcessStat | None:
     """Parse /proc/<pid>/stat; the process name in it may contain brackets."""
     fields = text.rpartition(")")[2].split()
@@ -222,14 +215,6 @@ def read_pid_space() -> PidSpace:
     return PidSpace(boot_id, namespace, socket.gethostname())
 
 
-def process_snapshot(pids: Iterable[int]) -> ProcessSnapshot:
-    """Read the state of processes."""
-    found = {pid: read_stat(pid) for pid in pids}
-    return ProcessSnapshot(
-        read_pid_space(), {pid: stat for pid, stat in found.items() if stat is not None}
-    )
-
-
 def process_of(name: str, pid: int) -> StartedProcess | None:
     """Return a running process by its pid, or None."""
     stat = read_stat(pid)
@@ -245,14 +230,16 @@ def own_record(node: str, run_id: str) -> NodeRecord:
 # --- processes of a record -----------------------------------------------------------------------
 
 
-def running_of(record: NodeRecord, snapshot: ProcessSnapshot) -> tuple[StartedProcess, ...]:
-    """Return the processes of a record that still run, by a snapshot."""
-    if not snapshot.pid_space.sees(record.place):
+def running_of(
+    record: NodeRecord, here: PidSpace, processes: Mapping[int, ProcessStat | None]
+) -> tuple[StartedProcess, ...]:
+    """Return the processes of a record that still run, by the states of their pids."""
+    if not here.sees(record.place):
         return ()
     return tuple(
         one
         for one in (record.agent, *record.started)
-        if (stat := snapshot.processes.get(one.pid)) is not None
+        if (stat := processes.get(one.pid)) is not None
         and stat.start == one.start
         and stat.state not in _NO_STATES
     )
@@ -260,7 +247,8 @@ def running_of(record: NodeRecord, snapshot: ProcessSnapshot) -> tuple[StartedPr
 
 def running_processes(record: NodeRecord) -> tuple[StartedProcess, ...]:
     """Return the processes of a record that still run here, the agent first."""
-    return running_of(record, process_snapshot(one.pid for one in (record.agent, *record.started)))
+    pids = [one.pid for one in (record.agent, *record.started)]
+    return running_of(record, read_pid_space(), {pid: read_stat(pid) for pid in pids})
 
 
 class FoundFolder(NamedTuple):
@@ -324,72 +312,52 @@ def seems_active(folder: Path, now: float) -> bool:
     return age_of(folder / NODE_FILE, now) <= FRESH
 
 
-def run_of(root: Path, node: str, agents: Collection[int]) -> str:
-    """Return the run id of killed agents of this node, or ''."""
-    folder = folder_of(root, node, agents)
-    return "" if folder is None else folder.parent.name
-
-
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
     """Return the run folder of killed agents of this node, by their pids, or None."""
     here = read_pid_space()
-    for run in _newest(root, ""):
-        for path in _records(run, safe_name(node)):
-            record = NodeRecord.read(path)
-            if isinstance(record, str) or record.ended or not here.sees(record.place):
-                continue
-            if record.node == node and record.agent.pid in agents:
-                return path.parent
+    for path, record in _records_of(root, node):
+        if not record.ended and here.sees(record.place) and record.agent.pid in agents:
+            return path
     return None
 
 
 # --- other runs ----------------------------------------------------------------------------------
 
 
-class OtherRun(NamedTuple):
-    """Another run with processes that still run on this node."""
-
-    run_id: str
-    folder: Path
-    processes: tuple[StartedProcess, ...]
-    is_agent_running: bool
-    """False if only processes of a killed agent still run."""
-
-    def sentence(self) -> str:
-        """Return the processes and the remedy."""
-        names = ", ".join(f"{one.name} (pid {one.pid})" for one in self.processes)
-        return f"run {self.run_id} still runs here: `pod-agent stop` ({names})"
-
-
-def find_other_run(root: Path, own_run_id: str, node: str) -> OtherRun | None:
-    """Find another run with processes on this node, among the newest runs.
+def find_running_agent(root: Path, node: str) -> str:
+    """Return a sentence about another agent of this node that runs here, with the remedy; or ''.
 
     This process and its ancestors do not count: an agent may be started by another one's job.
     """
     ancestors = set(_ancestors_of(os.getpid()))
-    for run in _newest(root, safe_name(own_run_id)):
-        for path in _records(run, safe_name(node)):
+    for path, record in _records_of(root, node):
+        others = [one for one in running_processes(record) if one.pid not in ancestors]
+        if record.agent in others:
+            names = ", ".join(f"{one.name} (pid {one.pid})" for one in others)
+            return f"run {path.parent.name} still runs here: `pod-agent stop` ({names})"
+    return ""
+
+
+def _records_of(root: Path, node: str) -> Iterator[tuple[Path, NodeRecord]]:
+    """Yield the folders and records of a node's agents in the newest runs."""
+    for run in _newest(root):
+        for path in _record_files(run, safe_name(node)):
             record = NodeRecord.read(path)
-            if isinstance(record, str) or record.node != node:
-                continue
-            alive = running_processes(record)
-            others = tuple(one for one in alive if one.pid not in ancestors)
-            if others:
-                return OtherRun(run.name, path.parent, others, record.agent in others)
-    return None
+            if isinstance(record, NodeRecord) and record.node == node:
+                yield path.parent, record
 
 
-def _newest(root: Path, own: str) -> list[Path]:
+def _newest(root: Path) -> list[Path]:
     dated = []
     with suppress(OSError), os.scandir(root) as entries:
         for entry in entries:
             with suppress(OSError):
-                if entry.name != own and entry.is_dir(follow_symlinks=False):
+                if entry.is_dir(follow_symlinks=False):
                     dated.append((entry.stat().st_mtime, entry.path))
     return [Path(path) for _, path in sorted(dated, reverse=True)[:MAX_RUNS]]
 
 
-def _records(run: Path, node: str) -> list[Path]:
+def _record_files(run: Path, node: str) -> list[Path]:
     """List the record files of a node in a run, including numbered folders."""
     with suppress(OSError):
         return [
@@ -410,24 +378,23 @@ def _ancestors_of(pid: int) -> list[int]:
     return line
 
 
-def time_to_data(ago: float, boot_id: str | None = None) -> dict[str, object]:
+def time_to_data(ago: float) -> dict[str, object]:
     """Return a past time as JSON data: by this machine's monotonic clock, and in UTC."""
-    boot = read_pid_space().boot_id if boot_id is None else boot_id
     return {
         "utc": iso_time(time.time() - ago),
-        "boot": boot,
+        "boot": read_pid_space().boot_id,
         "seconds": round(time.monotonic() - ago, 3),
     }
 
 
-def seconds_since(data: Mapping[str, object], boot_id: str | None = None) -> float:
+def seconds_since(data: Mapping[str, object]) -> float:
     """Return the seconds since a time; raise ValueError if it is invalid.
 
     After a reboot, or on another machine, the wall clock is used.
     """
     boot, seconds, utc = data.get("boot"), data.get("seconds"), data.get("utc")
-    here = read_pid_space().boot_id if boot_id is None else boot_id
-    if boot and boot == here and isinstance(seconds, int | float) and seconds <= time.monotonic():
+    is_same_boot = bool(boot) and boot == read_pid_space().boot_id
+    if is_same_boot and isinstance(seconds, int | float) and seconds <= time.monotonic():
         return time.monotonic() - seconds
     if not isinstance(utc, str):
         raise ValueError("a time has no utc")  # noqa: TRY004 - one error type for bad data

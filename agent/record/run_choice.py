@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from enum import Enum
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,47 +15,33 @@ from agent.record.files import (
     numbered_names,
     safe_name,
 )
-from agent.record.node_record import NODE_FILE as NODE
-from agent.record.node_record import (
-    NodeRecord,
-    read_pid_space,
-    seems_active,
-)
+from agent.record.node_record import NODE_FILE, NodeRecord, read_pid_space, seems_active
 from agent.record.run_record import RUN_FILE, RUN_LOCK, NoRecord, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 
 _TRIES = 100
 
 
-class Resumable(NamedTuple):
-    """Whether a run may be resumed, and why not."""
-
-    yes: bool
-    why: str = ""
-
-
-def may_resume(
-    record: RunRecord | None, fingerprint: str, node: str = "", retries: int | None = None
-) -> Resumable:
-    """Decide whether a run may be resumed: not ended, the same job, and the same head.
+def why_not_resumed(
+    record: RunRecord, fingerprint: str, node: str = "", retries: int | None = None
+) -> str:
+    """Return why a run may not be resumed, or ''.
 
     `node` is the name of this head; '' if the platform's run id identifies the run. With `retries`,
     a run without attempts left is not resumed.
     """
-    if record is None:
-        return Resumable(yes=False, why="it has no record")
     if record.is_over:
-        return Resumable(yes=False, why="it has ended")
+        return "it has ended"
     if record.fingerprint != fingerprint:
-        return Resumable(yes=False, why="it is of another job, or other settings")
+        return "it is of another job, or other settings"
     if node and record.head and record.head != node:
-        return Resumable(yes=False, why=f"its head is {record.head}")
+        return f"its head is {record.head}"
     if retries is not None and len(record.tried) > retries:
-        return Resumable(yes=False, why="its attempts are used up")
-    return Resumable(yes=True)
+        return "its attempts are used up"
+    return ""
 
 
 class ChosenRun(NamedTuple):
@@ -74,39 +59,24 @@ class ChosenRun(NamedTuple):
 
 
 class FoundRun(NamedTuple):
-    """A run on disk that may be resumed."""
+    """A run on disk."""
 
-    run_id: str
     record: RunRecord | NoRecord
     lock: LockHolder
     seems_active: bool = False
     """Whether its head seems to run, for disks without locks."""
 
-
-class RunMatch(Enum):
-    """How a run on disk matches a new head."""
-
-    RESUME = "goes on"
-    FREE = "free"
-    TAKEN = "taken"
-
-
-def match_run(
-    found: FoundRun, fingerprint: str, node: str = "", retries: int | None = None
-) -> tuple[RunMatch, str]:
-    """Decide whether this head resumes or makes a run, and why not if it is taken."""
-    if found.lock is LockHolder.THEIRS:
-        return RunMatch.TAKEN, "another head has it"
-    if isinstance(found.record, NoRecord):
-        return (
-            (RunMatch.FREE, "") if found.record.is_missing else (RunMatch.TAKEN, found.record.why)
-        )
-    verdict = may_resume(found.record, fingerprint, node, retries)
-    if not verdict.yes:
-        return RunMatch.TAKEN, verdict.why
-    if found.lock is LockHolder.UNKNOWN and found.seems_active:
-        return RunMatch.TAKEN, f"its head {found.record.head} is at work"
-    return RunMatch.RESUME, ""
+    def why_taken(self, fingerprint: str, node: str = "", retries: int | None = None) -> str:
+        """Return why this head can neither resume nor make the run, or ''."""
+        record = self.record
+        if self.lock is LockHolder.THEIRS:
+            return "another head has it"
+        if isinstance(record, NoRecord):
+            return "" if record.is_missing else record.why
+        why = why_not_resumed(record, fingerprint, node, retries)
+        if not why and self.lock is LockHolder.UNKNOWN and self.seems_active:
+            return f"its head {record.head} is active"
+        return why
 
 
 def choose_run(  # noqa: PLR0913 - what ties a head to a run
@@ -139,25 +109,25 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     latest = _latest(root) if platform_run_id is None else None
     if latest is not None:
         lock, found = _find_run(root, latest)
-        fit, reason = match_run(found, fingerprint, node, retries)
-        if fit is RunMatch.RESUME and isinstance(found.record, RunRecord):
+        why = found.why_taken(fingerprint, node, retries)
+        if not why and isinstance(found.record, RunRecord):
             return _resume(root, latest, found.record, lock)
         lock.release()
-        skipped += [f"run {latest} does not go on: {reason}"] if reason else []
+        skipped += [f"run {latest} does not go on: {why}"] if why else []
     names = (
-        _new_names(new_id)
+        (safe_name(new_id()) for _ in range(_TRIES))
         if platform_run_id is None
         else numbered_names(safe_name(platform_run_id))
     )
     for name in names:
         lock, found = _find_run(root, name)
-        fit, reason = match_run(found, fingerprint)
-        if fit is RunMatch.FREE:
-            return ChosenRun(name, None, tuple(skipped), lock)
-        if fit is RunMatch.RESUME and isinstance(found.record, RunRecord):
+        why = found.why_taken(fingerprint)
+        if not why and isinstance(found.record, RunRecord):
             return _resume(root, name, found.record, lock, *skipped)
+        if not why:
+            return ChosenRun(name, None, tuple(skipped), lock)
         lock.release()
-        skipped.append(f"run {name} does not go on: {reason}")
+        skipped.append(f"run {name} does not go on: {why}")
     raise PreflightError(
         f"no run in {root} is free",
         why=skipped[-1],
@@ -187,7 +157,7 @@ def _may_run_elsewhere(run: Path, node: str) -> bool:
     They cannot if the agents ended in good order, or if their pids are valid here.
     """
     here, folders = read_pid_space(), (run / name for name in numbered_names(safe_name(node)))
-    records = [NodeRecord.read(one / NODE) for one in takewhile(Path.is_dir, folders)]
+    records = [NodeRecord.read(one / NODE_FILE) for one in takewhile(Path.is_dir, folders)]
     return not records or not all(
         isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in records
     )
@@ -201,13 +171,11 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
         folder.mkdir(parents=True, exist_ok=True)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
-        return lock, FoundRun(
-            name, NoRecord(error_text(error), is_missing=True), LockHolder.UNKNOWN
-        )
+        return lock, FoundRun(NoRecord(error_text(error), is_missing=True), LockHolder.UNKNOWN)
     found = RunRecord.read(folder / RUN_FILE)
     now = lock.now_on_disk() or time.time()
-    at_work = isinstance(found, RunRecord) and seems_active(folder / safe_name(found.head), now)
-    return lock, FoundRun(name, found, claim, at_work)
+    is_active = isinstance(found, RunRecord) and seems_active(folder / safe_name(found.head), now)
+    return lock, FoundRun(found, claim, is_active)
 
 
 def _latest(root: Path) -> str | None:
@@ -218,8 +186,3 @@ def _latest(root: Path) -> str | None:
         return None
     name = str(target)
     return name if name == safe_name(name) and (root / name).is_dir() else None
-
-
-def _new_names(new_id: Callable[[], str]) -> Iterator[str]:
-    for _ in range(_TRIES):
-        yield safe_name(new_id())

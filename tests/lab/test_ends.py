@@ -58,7 +58,7 @@ def test_stop_from_the_heads_own_node_alone(cluster: Cluster) -> None:
     assert refused.returncode == 69
     assert "RAY_AUTH_TOKEN" in refused.stderr
     stopped = head.exec([AGENT, "stop"], env=cluster.env, timeout=40)
-    assert "is told to end" in stopped.stderr  # it ends with the pod, whose first process leaves
+    assert "is being stopped" in stopped.stderr  # it ends with the pod, whose first process leaves
     assert ends([head, worker], 10) == [143, 143]
     assert "cleaned up" in head.stdout()
 

@@ -15,7 +15,7 @@ import pytest
 from agent.boot.make_ready import SurvivingProcesses, find_surviving_processes
 from agent.node.addresses import taken_ports
 from agent.plan.plan import RAY
-from agent.record.node_record import NodeRecord, own_record, process_of, run_of
+from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder
 from agent.runtime import descendants, parent
 from agent.runtime.process import AdoptedChild, adopt, start_time
@@ -173,10 +173,10 @@ def test_a_record_goes_on_in_the_next(tmp_path: Path) -> None:
     new = own_record("pod0", "").continuing(former)
     assert (new.run_id, new.passed_on, new.done) == ("run-1", 9, ("a",))
     killed = former.agent.pid
-    assert run_of(tmp_path, "pod0", (killed,)) == "run-1"
-    assert run_of(tmp_path, "pod0", (killed + 1, killed)) == "run-1"  # the last left no record
-    assert run_of(tmp_path, "pod0", (killed + 1,)) == ""
-    assert run_of(tmp_path, "pod1", (killed,)) == ""
+    assert folder_of(tmp_path, "pod0", (killed,)) == tmp_path / "run-1" / "pod0"
+    assert folder_of(tmp_path, "pod0", (killed + 1, killed))  # the last left no record
+    assert folder_of(tmp_path, "pod0", (killed + 1,)) is None
+    assert folder_of(tmp_path, "pod1", (killed,)) is None
 
 
 @pytest.mark.parametrize(("before", "found"), [(0, True), (1, True), (2, False)])

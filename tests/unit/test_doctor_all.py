@@ -94,7 +94,7 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
             "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
             "FAIL disk: full. Empty [pod1]",
             "ok   ray: 2.60 [all nodes]",
-            "   of 10.0.0.9 nothing is known: no agent runs there",
+            "   nothing is known about 10.0.0.9: no agent runs there",
         ]
         assert verbs.show_findings(environ, tmp_path, as_json=True) == 78
         data = json.loads(capsys.readouterr().out)

@@ -160,7 +160,7 @@ def test_an_agent_that_stays_away_is_given_up(
     thread.join(SECONDS)
     assert (codes, output.getvalue()) == ([69], "one\n")
     told = capsys.readouterr().err
-    assert "gave no more of the log for 1 s, and no verdict: giving up (connection refused" in told
+    assert "sent no log and no verdict for 1 s: giving up (connection refused" in told
 
 
 # --- what the head gives -------------------------------------------------------------------------

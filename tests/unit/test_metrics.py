@@ -87,8 +87,10 @@ def test_what_is_not_known_has_no_sample() -> None:
         "pod_agent_uptime_seconds",
         "pod_agent_waits",
     }
-    assert not [name for name in parsed({**run_of(3), "job": None}) if "job" in name]
-    early = {**run_of(3), "curve": {"steps": None, "points": []}, "services": []}
+    no_curve: dict[str, Any] = {"steps": None, "points": []}
+    without = {**run_of(3), "job": None, "curve": no_curve}
+    assert not [name for name in parsed(without) if "job" in name or "attempt" in name]
+    early = {**run_of(3), "curve": no_curve, "services": []}
     assert not {"pod_agent_job_reward", "pod_agent_service_up"} & parsed(early).keys()
 
 

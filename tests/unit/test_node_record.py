@@ -26,10 +26,9 @@ from agent.record.node_record import (
     NodeRecord,
     NodeRecorder,
     PidSpace,
-    ProcessSnapshot,
     ProcessStat,
     StartedProcess,
-    find_other_run,
+    find_running_agent,
     may_reuse,
     own_record,
     parse_stat,
@@ -137,7 +136,7 @@ def test_what_lives_by_what_proc_says(
     place: PidSpace, processes: dict[int, ProcessStat], found: tuple[StartedProcess, ...]
 ) -> None:
     """A pid counts only here, with its start time, and not once it has ended."""
-    assert running_of(RECORD, ProcessSnapshot(place, processes)) == found
+    assert running_of(RECORD, place, processes) == found
 
 
 @pytest.mark.parametrize(
@@ -145,7 +144,7 @@ def test_what_lives_by_what_proc_says(
 )
 def test_an_unknown_place_is_nobodys(unknown: PidSpace) -> None:
     """Where a machine tells neither boot nor namespace, no pid can be known again."""
-    assert running_of(replace(RECORD, place=unknown), ProcessSnapshot(unknown, {10: RUNS})) == ()
+    assert running_of(replace(RECORD, place=unknown), unknown, {10: RUNS}) == ()
 
 
 def test_a_real_process_lives_until_it_ends() -> None:
@@ -253,34 +252,22 @@ def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
 # --- other runs --------------------------------------------------------------------------------
 
 
-def test_what_lives_of_another_run(tmp_path: Path) -> None:
-    """Another run's process on this node is found and named; our own run's, and we, are not."""
+def test_another_agent_on_this_node(tmp_path: Path) -> None:
+    """A running agent is named with its run; this process and a killed agent's are not."""
     mine = own_record("pod0", "run-1")
     for run in ("run-1", "run-2", "run-3"):
         (tmp_path / run / "pod0").mkdir(parents=True)
     with sleeper() as process:
         mine.write(tmp_path / "run-2" / "pod0" / NODE_FILE)
-        assert find_other_run(tmp_path, "run-1", "pod0") is None
-        record = replace(mine, agent=process)
-        record.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
-        assert find_other_run(tmp_path, "run-1", "pod0") is None
-        found = find_other_run(tmp_path, "run-9", "pod0")
-        assert found is not None
-        assert (found.run_id, found.processes, found.is_agent_running) == (
-            "run-1",
-            (process,),
-            True,
-        )
-        assert found.sentence() == (
+        assert find_running_agent(tmp_path, "pod0") == ""
+        replace(mine, agent=process).write(tmp_path / "run-1" / "pod0" / NODE_FILE)
+        assert find_running_agent(tmp_path, "pod0") == (
             f"run run-1 still runs here: `pod-agent stop` (sleep (pid {process.pid}))"
         )
-        assert find_other_run(tmp_path, "run-9", "pod1") is None
+        assert find_running_agent(tmp_path, "pod1") == ""
         left = replace(mine, agent=replace(process, start=1), started=(process,))
         left.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
-        found = find_other_run(tmp_path, "run-9", "pod0")
-        assert found is not None
-        assert not found.is_agent_running
-    assert find_other_run(tmp_path, "run-9", "pod0") is None
+        assert find_running_agent(tmp_path, "pod0") == ""
 
 
 def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
@@ -292,9 +279,7 @@ def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with sleeper() as process:
         replace(own_record("pod0", "run-1"), agent=process).write(folder / "pod0-2" / NODE_FILE)
-        found = find_other_run(tmp_path, "run-2", "pod0")
-    assert found is not None
-    assert found.folder == folder / "pod0-2"
+        assert find_running_agent(tmp_path, "pod0").startswith("run run-1 still runs here")
 
 
 def test_only_the_newest_runs_are_looked_at(tmp_path: Path) -> None:
@@ -305,10 +290,10 @@ def test_only_the_newest_runs_are_looked_at(tmp_path: Path) -> None:
             (tmp_path / f"run-{number}" / "pod0").mkdir(parents=True)
         record.write(tmp_path / "run-0" / "pod0" / NODE_FILE)
         os.utime(tmp_path / "run-0", (1, 1))
-        assert find_other_run(tmp_path, "own", "pod0") is None
+        assert find_running_agent(tmp_path, "pod0") == ""
         record.write(tmp_path / "run-24" / "pod0" / NODE_FILE)
-        assert find_other_run(tmp_path, "own", "pod0") is not None
-    assert find_other_run(tmp_path / "nothing", "own", "pod0") is None
+        assert find_running_agent(tmp_path, "pod0")
+    assert find_running_agent(tmp_path / "nothing", "pod0") == ""
 
 
 def test_those_above_us_do_not_count(tmp_path: Path) -> None:
@@ -318,7 +303,7 @@ def test_those_above_us_do_not_count(tmp_path: Path) -> None:
     (tmp_path / "run-1" / "pod0").mkdir(parents=True)
     record = replace(own_record("pod0", "run-1"), agent=parent)
     record.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
-    assert find_other_run(tmp_path, "run-2", "pod0") is None
+    assert find_running_agent(tmp_path, "pod0") == ""
 
 
 def test_who_is_at_work(tmp_path: Path) -> None:

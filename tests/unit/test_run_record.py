@@ -17,7 +17,7 @@ from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.record.files import LockHolder, iso_time
 from agent.record.node_record import own_record
-from agent.record.run_choice import ChosenRun, FoundRun, RunMatch, choose_run, match_run, may_resume
+from agent.record.run_choice import ChosenRun, FoundRun, choose_run, why_not_resumed
 from agent.record.run_record import (
     RUN_FILE,
     AttemptRecord,
@@ -230,41 +230,42 @@ def test_a_new_token_makes_no_new_run() -> None:
         (RECORD, "pod0", ""),
         (replace(RECORD, state=RunState.BOOTING), "", ""),
         (replace(RECORD, head=""), "pod1", ""),
-        (None, "", "it has no record"),
         (RECORD.as_ended(), "", "it has ended"),
         (replace(RECORD, fingerprint="0"), "", "it is of another job, or other settings"),
         (RECORD, "pod1", "its head is pod0"),
     ],
 )
-def test_what_goes_on(record: RunRecord | None, node: str, why: str) -> None:
+def test_what_goes_on(record: RunRecord, node: str, why: str) -> None:
     """A run goes on if it has not ended and is of the same job."""
-    verdict = may_resume(record, RECORD.fingerprint, node)
-    assert (verdict.yes, verdict.why) == (not why, why)
+    assert why_not_resumed(record, RECORD.fingerprint, node) == why
+
+
+MISSING = NoRecord("there is none", is_missing=True)
 
 
 @pytest.mark.parametrize(
-    ("found", "claim", "at_work", "fit"),
+    ("found", "claim", "is_active", "why"),
     [
-        (RECORD, LockHolder.OURS, False, RunMatch.RESUME),
-        (RECORD, LockHolder.OURS, True, RunMatch.RESUME),
-        (RECORD, LockHolder.UNKNOWN, False, RunMatch.RESUME),
-        (RECORD, LockHolder.UNKNOWN, True, RunMatch.TAKEN),
-        (RECORD, LockHolder.THEIRS, False, RunMatch.TAKEN),
-        (RECORD.as_ended(), LockHolder.OURS, False, RunMatch.TAKEN),
-        (NoRecord("there is none", is_missing=True), LockHolder.OURS, False, RunMatch.FREE),
-        (NoRecord("there is none", is_missing=True), LockHolder.UNKNOWN, False, RunMatch.FREE),
-        (NoRecord("there is none", is_missing=True), LockHolder.THEIRS, False, RunMatch.TAKEN),
-        (NoRecord("it is broken"), LockHolder.OURS, False, RunMatch.TAKEN),
+        (RECORD, LockHolder.OURS, False, ""),
+        (RECORD, LockHolder.OURS, True, ""),
+        (RECORD, LockHolder.UNKNOWN, False, ""),
+        (RECORD, LockHolder.UNKNOWN, True, "its head pod0 is active"),
+        (RECORD, LockHolder.THEIRS, False, "another head has it"),
+        (RECORD.as_ended(), LockHolder.OURS, False, "it has ended"),
+        (MISSING, LockHolder.OURS, False, ""),
+        (MISSING, LockHolder.UNKNOWN, False, ""),
+        (MISSING, LockHolder.THEIRS, False, "another head has it"),
+        (NoRecord("it is broken"), LockHolder.OURS, False, "it is broken"),
     ],
 )
 def test_what_a_candidate_is(
     found: RunRecord | NoRecord,
     claim: LockHolder,
-    at_work: bool,  # noqa: FBT001 - a table's column
-    fit: RunMatch,
+    is_active: bool,  # noqa: FBT001 - a table's column
+    why: str,
 ) -> None:
-    """A head's lock counts most; a broken record is left alone; where no lock is, life counts."""
-    assert match_run(FoundRun("4711", found, claim, at_work), RECORD.fingerprint)[0] is fit
+    """A head's lock decides; without locks an active head does; a broken record is left alone."""
+    assert FoundRun(found, claim, is_active).why_taken(RECORD.fingerprint) == why
 
 
 def new_ids() -> Callable[[], str]:

@@ -29,7 +29,7 @@ from agent.decisions.values import (
     StepOver,
 )
 from agent.decisions.verdict import JobReport
-from agent.record.run_choice import ChosenRun, may_resume
+from agent.record.run_choice import ChosenRun, why_not_resumed
 from agent.record.run_record import RUN_FILE, RunRecord, fingerprint
 from agent.settings.jobs import launcher
 from agent.work.job import job_identity
@@ -100,7 +100,7 @@ class HeadAgent(Agent):
         left, files = self.node.surviving, self.machine.files
         found = [RunRecord.read(RUNS / id_ / RUN_FILE) for id_ in self.world.run_ids(files, left)]
         before = found[0] if found and isinstance(found[0], RunRecord) else None
-        if left is None and not may_resume(before, own, self.machine.name).yes:
+        if left is None and before and why_not_resumed(before, own, self.machine.name):
             before = None
         run_id = self.world.new_run_id() if before is None else before.run_id
         former_head = (
