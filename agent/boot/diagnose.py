@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.outcome import Kind
 from agent.base.text import listed
 from agent.boot.events import without_addresses
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 
 _TAIL = 256 << 10
 """Bytes read from the end of each log."""
-_SEARCH_LIMIT = 2.0
+_SEARCH_LIMIT = times.CAUSE_SEARCH
 _FULL_BELOW = 1 << 20
 _EXPLAINED_KINDS = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
 RAY_LOGS = (
@@ -126,8 +127,7 @@ _MOST_OF_MAIN_LOG, _MOST_OF_OTHER_LOG = 2 << 20, 512 << 10
 """Most bytes of the agent's and the job's log, and of any other log in the run folder."""
 _MOST_LOGS = 64
 _DRIVERS = 3
-_EXTRA_TIME = 1.0
-"""Seconds that the caller waits beyond the time limit of the bundle's thread."""
+_EXTRA_TIME = times.BUNDLE_EXTRA
 
 
 async def make_bundle(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import anyio
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.outcome import Outcome
 from agent.base.text import mib
 from agent.base.value import Value
@@ -67,8 +67,7 @@ def start_job_output(
     return output, mirror
 
 
-STOP_TIMEOUT = 5.0
-"""Seconds for Ray's dashboard to accept the stop of a job; it usually takes one."""
+STOP_TIMEOUT = times.STOP_ACCEPTED
 
 
 async def stop_job(
@@ -96,8 +95,7 @@ async def stop_job(
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 
 
-_CHECKPOINT_LIMIT = 5.0
-"""Seconds for the disk to list the checkpoints after an attempt."""
+_CHECKPOINT_LIMIT = times.CHECKPOINT_LISTING
 
 
 async def newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
@@ -122,8 +120,7 @@ async def _find_checkpoint(job: Job, attempt: int) -> CheckpointSeen:
     return CheckpointSeen(attempt)
 
 
-_DISK_LIMIT = 20.0
-"""Seconds for the checkpoint folder to answer before a submission."""
+_DISK_LIMIT = times.CHECKPOINT_DISK
 
 
 class Submission(Value):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import times
 from agent.base.text import listed
 from agent.control.protocol import Reply
 from agent.control.reports import Expected
@@ -71,11 +72,9 @@ async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> No
 
 _PART = 256 << 10
 """Most bytes of a log in one reply."""
-_WAIT = 3.0
-"""Seconds that a request waits for new lines, below the caller's timeout."""
-_STEP = 0.1
-"""Seconds between two reads; at its end the agent waits twice as long for open requests."""
-_DISK = 2.0
+_WAIT = times.LOG_LINES_AWAITED
+_STEP = times.LOG_POLL
+_DISK = times.LOG_DISK
 HEAD = "head"
 """Another name for the head's own node."""
 

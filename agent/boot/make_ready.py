@@ -16,7 +16,7 @@ import anyio
 import psutil
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.value import Value
 from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
@@ -180,11 +180,7 @@ _NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 _SPILLED = "ray_spilled_objects*"
 KEPT_SESSIONS = 3
 """Number of ended sessions whose logs are kept."""
-QUIET_PERIOD = 600.0
-"""Seconds without a change after which a session has ended.
-
-A running Ray writes its logs more often, also in another container that shares the folder.
-"""
+QUIET_PERIOD = times.SESSION_QUIET
 _MOST = 64
 _MOST_FILES = 10_000
 

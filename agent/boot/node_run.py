@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import anyio
 
 from agent import __version__
+from agent.base import times
 from agent.base.latency import Latency
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
@@ -87,9 +88,8 @@ class NodeStats:
         return stats if stats.latencies or stats.steps or stats.known else None
 
 
-WRITE_LIMIT = 2.0
-"""Longest wait at the end for a stalled disk."""
-_INTERVAL = 5.0
+WRITE_LIMIT = times.DISK_AT_END
+_INTERVAL = times.NODE_CHECK
 
 
 def _warn(sentence: str) -> None:
@@ -281,8 +281,7 @@ async def stop_ray(child: Child, grace: float) -> None:
     await child.stop(grace, leader_ends_group=True)
 
 
-_KILL_LIMIT = 10.0
-"""Seconds to kill leftovers; what resists stays."""
+_KILL_LIMIT = times.LEFTOVERS_KILLED
 
 
 async def end_attempt(attempt: Attempt, ray: Child | None, grace: float) -> str:

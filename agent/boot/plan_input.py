@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import needs_shell_quoting
 from agent.base.text import is_ip, mib
@@ -241,8 +241,7 @@ def _shrink_remedy(limit: int) -> str:
     )
 
 
-_DISK_LIMIT = 2.0
-"""Seconds that a stalled disk may delay the start; the run reads it again later."""
+_DISK_LIMIT = times.START_DISK
 
 
 def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
@@ -283,7 +282,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
 
 
-_LOOKUP_LIMIT = 2.0
+_LOOKUP_LIMIT = times.START_LOOKUP
 
 
 def plan_from_environment(

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import anyio
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.ranges import LONGEST_TAIL, TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics
@@ -22,7 +23,7 @@ from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
-from agent.plan.waits import PREFLIGHT_LIMIT, PROBE_LIMIT, SAMPLE_LIMIT
+from agent.plan.waits import PREFLIGHT_LIMIT, PROBE_LIMIT
 from agent.record.bundle import last_lines
 from agent.record.log import say
 from agent.runtime.best_effort import BestEffort, Failure
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
     from agent.work.where import Placeholders
 
 
-_KILLED_AFTER = 5.0
-_STOP = 1.0
+_KILLED_AFTER = times.ALL_REDUCE_KILLED
+_STOP = times.ALL_REDUCE_STOP
 _NO_OUTPUT = "its ranks ended without a word"
 
 
@@ -97,18 +98,15 @@ def _ended_well(words: str) -> bool:
     return isinstance(result, dict) and not any(result.get("codes", [1]))
 
 
-_REACH_LIMIT = 3.0
-"""A running raylet accepts connections, on a busy machine a little later."""
+_REACH_LIMIT = times.RAYLET_REACHED
 _TRIES = 3
-_PER_TRY = 2.0
+_PER_TRY = times.REACH_TRY
 _AT_ONCE = 64
 _SAMPLES = 3
-_PAUSE = 2.0
-"""Seconds between two samples of a link: cores may still be busy with Ray's start."""
+_PAUSE = times.SAMPLE_PAUSE
 _STEADY = 1.25
 """A slow link is equally slow each time; samples that differ more show a busy machine."""
-_SAMPLES_WITHIN = SAMPLE_LIMIT - 3.0
-"""A node that runs out of time reports so before the head's limit."""
+_SAMPLES_WITHIN = times.SAMPLE_TRIES
 
 
 class Prober:

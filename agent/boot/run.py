@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError
 from agent.base.outcome import Outcome
 from agent.boot import head_start, plan_input
@@ -79,8 +79,7 @@ async def _hold_until_stopped(outcome: Outcome) -> None:
         tasks.cancel_scope.cancel()
 
 
-_DISK_LIMIT = 20.0
-"""An idle network disk may need some seconds."""
+_DISK_LIMIT = times.RUN_FOLDER_DISK
 
 
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:

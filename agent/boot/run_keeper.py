@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.decisions.attempts import is_loss, retries_exhausted
 from agent.decisions.head import state as h
 from agent.decisions.head.state import LaterHead, RunRemembered
@@ -89,7 +89,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     )
 
 
-_INTERVAL = 3.0
+_INTERVAL = times.RUN_RECORD_CHECK
 
 
 async def watch_for_later_head(

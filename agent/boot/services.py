@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import times
 from agent.decisions.values import ServiceGone, ServiceReady, ServiceWaits
 from agent.record.files import iso_time
 from agent.record.log import say
@@ -29,8 +30,7 @@ if TYPE_CHECKING:
     ServiceEvent = ServiceReady | ServiceWaits | ServiceGone
 
 
-_PROGRESS_INTERVAL = 2.0
-"""Seconds between two reads of a step's progress."""
+_PROGRESS_INTERVAL = times.STEP_PROGRESS
 _LONGEST_LINE = 200
 
 
@@ -132,10 +132,8 @@ def _mark(marker: Path, name: str) -> None:
         say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
 
 
-_FIRST_LIMIT = 10.0
-"""Longest time for one probe while a service starts."""
-_GRACE = 1.0
-"""Grace for a service that no longer answers."""
+_FIRST_LIMIT = times.SERVICE_FIRST_PROBE
+_GRACE = times.SERVICE_GRACE
 
 
 class Services:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import listed
 from agent.boot.head_server import request_log
 from agent.bridge.link import RayLink
@@ -106,8 +107,10 @@ def log_stacks(node: str, text: str, where: str) -> None:
         say(f"stacks of {node}: {line}")
 
 
-_BUSY_LIMIT, _STACKS_LIMIT, _TASKS_LIMIT = 15.0, 45.0, 30.0
-_DISK_LIMIT = 2.0
+_BUSY_LIMIT = times.STALL_BUSY
+_STACKS_LIMIT = times.STALL_STACKS
+_TASKS_LIMIT = times.STALL_TASKS
+_DISK_LIMIT = times.STALL_DISK
 _MOST_IDLE_NODES = 8
 """Most nodes whose stacks are logged; the file has all."""
 _REMEDY = (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, OrderKind
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 
 
 LOG = JOB_LOG
-_DISK_LIMIT = 2.0
+_DISK_LIMIT = times.SHARE_DISK
 _LONGEST_END = 1 << 20
 """Bytes of the output's end that are searched for torchrun's failure report."""
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import times
 from agent.base.text import in_url
 from agent.decisions.head import state as h
 from agent.decisions.head.state import NodesAsked, WorkerSilent
@@ -83,19 +84,10 @@ async def watch_ray(
     return h.RayGone(await parts.end_sentence(code), run.memory.recent())
 
 
-_RETURNS_WITHIN = 0.5
-"""Seconds for an agent to reconnect: it also closes its connection to send a new report at once."""
-_PROBE = 2.2
-"""Longest wait for a silent worker's answer.
-
-A lost SYN is sent again after 1 s; on a link that loses 30 % and delays the rest by 200 ms each
-way, an answer takes 0.4 s at best, and half of all tries are lost. With the time to reconnect it
-stays below the 3 s within which a dead worker is named; a dead agent on a live machine takes less,
-since the connection is refused at once.
-"""
-_BEYOND = 1.0
-"""A probe that ends at its own limit gives no evidence, so that limit is later than ours."""
-_EVERY = 5.0
+_RETURNS_WITHIN = times.RECONNECT
+_PROBE = times.PROBE_OF_SILENT
+_BEYOND = times.PROBE_EVIDENCE
+_EVERY = times.PROBE_INTERVAL
 _AT_ONCE = 128
 """Concurrent probes: if the head is cut off, all workers become silent together."""
 
@@ -155,7 +147,7 @@ class SilenceWatch:
 
 
 _NODES_AT_ONCE = 256
-_PER_NODE = 2.0
+_PER_NODE = times.PER_NODE_ASKED
 
 
 async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], None]) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.ranges import ITEMS, MOST_ADDRESSES
 from agent.boot import make_ready
@@ -148,9 +149,8 @@ def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
     return fingerprint(argv, TORCHRUN, recipe, clean)
 
 
-_GOODBYE_LIMIT = 1.0
-_AWAITED_GOODBYE_LIMIT = 5.0
-"""For an outcome that the head must receive."""
+_GOODBYE_LIMIT = times.GOODBYE
+_AWAITED_GOODBYE_LIMIT = times.AWAITED_GOODBYE
 
 
 class WorkerAgent:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from agent.base import times
 from agent.bridge.ray_calls import (
     GcsJobs,
     GcsNodes,
@@ -25,18 +26,15 @@ from agent.runtime.keepalive import repeat, set_keepalive
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_HEARTBEAT = 5.0
-_NODES_STEP = 0.1
-_NODES_STEP_WITH_JOB = 1.0
-_JOB_STEP = 0.2
-_OUTPUT_STEP = 0.5
-_GCS_STEP = 2.0
-_DASHBOARD_SILENT_AFTER = 10.0
-"""After this many seconds without an answer of the dashboard, GCS is asked."""
-_DEAD_PEER_LIMIT = 30.0
-"""Ray's client sets no timeouts: without this, a cut link would block it forever."""
-_OUTPUT_COPY_LIMIT = 5.0
-"""Longest that a job's end is delayed for the rest of its output."""
+_HEARTBEAT = times.BRIDGE_HEARTBEAT
+_NODES_STEP = times.NODES_POLL
+_NODES_STEP_WITH_JOB = times.NODES_POLL_WITH_JOB
+_JOB_STEP = times.JOB_POLL
+_OUTPUT_STEP = times.JOB_OUTPUT_POLL
+_GCS_STEP = times.GCS_POLL
+_DASHBOARD_SILENT_AFTER = times.DASHBOARD_SILENT
+_DEAD_PEER_LIMIT = times.RAY_CONNECTION_DEAD
+_OUTPUT_COPY_LIMIT = times.JOB_OUTPUT_COPIED
 
 
 class Bridge:

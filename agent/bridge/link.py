@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 from anyio.streams.buffered import BufferedByteReceiveStream
 
+from agent.base import times
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
 from agent.decisions.verdict import JobReport
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 _MAX_LINE = 1 << 22
-_PAUSE, _MAX_PAUSE = 0.5, 5.0
-"""Seconds between two starts of a bridge."""
+_PAUSE = times.BRIDGE_PAUSE
+_MAX_PAUSE = times.LONGEST_BRIDGE_PAUSE
 
 
 class RayLink:

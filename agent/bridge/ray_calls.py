@@ -7,11 +7,13 @@ import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from agent.base import times
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_RPC_LIMIT = 5.0
+_RPC_LIMIT = times.GCS_CALL
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.base.text import first_names, listed
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
@@ -19,8 +20,7 @@ if TYPE_CHECKING:
     Nodes = Sequence[tuple[str, Facts]]
     """Name and facts of each node, the head's first."""
 
-MAX_CLOCK_DIFFERENCE = 5.0
-"""In seconds: a hello may take three, a larger difference comes from the clock."""
+MAX_CLOCK_DIFFERENCE = times.CLOCKS_DIFFER
 _LONGEST_VALUE = 80
 _ABSENT = "not installed"
 _UNSET = "not set"

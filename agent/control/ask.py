@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import requests
 from urllib3.exceptions import HTTPError
 
+from agent.base import times
 from agent.base.ports import port_map
 from agent.base.text import all_escaped, escaped, in_url
 from agent.node.limits import starting
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-REQUEST_LIMIT = 5.0
+REQUEST_LIMIT = times.ONE_REQUEST
 MAX_BODY = 16 << 20
 """The status of 5,000 nodes fits."""
 _CHUNK = 1 << 20
@@ -36,10 +37,8 @@ UNKNOWN_FORMAT_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a status of another version."""
 OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
 _NOT_AN_AGENT = "whatever listens there is no agent"
-POLL_INTERVAL = 1.0
-"""Seconds between two requests where `/events` cannot be used."""
-_STREAM_TIMEOUT = 12.0
-"""A stream sends a status every 5 s at least."""
+POLL_INTERVAL = times.STATUS_POLL
+_STREAM_TIMEOUT = times.STREAM_SILENT
 _DATA_PREFIX = b"data: "
 
 

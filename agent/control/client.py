@@ -12,6 +12,7 @@ import aiohttp
 import anyio
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import escaped, in_url
 from agent.control.protocol import (
     MAX_HOLD,
@@ -35,11 +36,10 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import Connection
 
-_STEP = 0.1
-_MAX_STEP = 1.0
+_STEP = times.CONNECT_PAUSE
+_MAX_STEP = times.LONGEST_CONNECT_PAUSE
 _MAX_ANSWER_BYTES = 1 << 20
-_REPORT_MARGIN = 5.0
-"""Timeout of a report beyond the time that the head may hold it."""
+_REPORT_MARGIN = times.REPORT_MARGIN
 _BARE_AFTER = 2
 """Checks that must find GCS open and no agent, before the head counts as plain Ray."""
 

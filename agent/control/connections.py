@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 from aiohttp import web
 
+from agent.base import times
 from agent.control.sockets import BACKLOG
 from agent.record.log import say
 
@@ -20,10 +21,8 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-HEADER_SECONDS = 10.0
-"""Limit from the start of a connection to its first complete request header."""
-IDLE_SECONDS = 30.0
-"""Limit from an answer to the next complete header; aiohttp's clients reuse one for 15 s only."""
+HEADER_SECONDS = times.HEADER
+IDLE_SECONDS = times.CONNECTION_IDLE
 MAX_OPEN = 16_384
 """Limit of open connections, where half the limit of open files is more."""
 MAX_UNTRUSTED_PER_ADDRESS = 1024
@@ -34,7 +33,7 @@ address, and none of them is trusted before its first report is read.
 """
 _ACCEPTED_PER_TURN = 16
 """Connections accepted in one turn of the loop, before any of them is counted."""
-_WARNING_EVERY = 60.0
+_WARNING_EVERY = times.FULL_WARNING
 
 
 class _Peer(NamedTuple):

@@ -18,6 +18,7 @@ from msgspec import field, to_builtins
 from msgspec.structs import asdict, replace
 
 from agent import __version__
+from agent.base import times
 from agent.base.latency import Latency
 from agent.base.outcome import Outcome
 from agent.base.ranges import (
@@ -60,8 +61,7 @@ T = TypeVar("T")
 VERSION = 2
 """The protocol's version; agents of different versions refuse each other."""
 REPORT_PATH = "/report"
-MAX_HOLD = 10.0
-"""Longest that the head delays its reply while nothing has changed."""
+MAX_HOLD = times.REPLY_HELD
 MAX_REPORT_BYTES = 1 << 18
 """A goodbye carries the ends of all logs."""
 MAX_HELLO_CHARACTERS = 48 << 10

@@ -10,8 +10,9 @@ import anyio
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.value import Value
-from agent.control.protocol import MAX_HOLD, Bye, Hello, Reply, Report, version_disagreement
+from agent.control.protocol import Bye, Hello, Reply, Report, version_disagreement
 from agent.decisions.head.fleet import Worker
 from agent.decisions.head.state import LaterHead, WorkerIntroduced, WorkerReplaced, WorkerReported
 from agent.decisions.values import Order, OrderKind
@@ -28,12 +29,11 @@ BASE_LIMIT = 256
 _DEPARTED_SHARE = 8
 """One agent in eight may be kept after it has departed."""
 _CHECK_EVERY = 32
-_FULL_RECHECK = 1.0
+_FULL_RECHECK = times.FULL_RECHECK
 
 HELD_PHASE = "held"
-_RUN_DECISION_LIMIT = 5.0
-_SILENT_AFTER = MAX_HOLD + 5.0
-"""A running agent reports more often than this."""
+_RUN_DECISION_LIMIT = times.RUN_DECIDED
+_SILENT_AFTER = times.AGENT_SILENT
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000
 """How far a later head's clock, and so its epoch, may be ahead of this one's."""
 

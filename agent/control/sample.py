@@ -15,6 +15,7 @@ import aiohttp
 import anyio
 from aiohttp import web
 
+from agent.base import times
 from agent.base.text import in_url
 from agent.runtime.probes import reason
 
@@ -26,14 +27,13 @@ PATH = "/sample"
 RUN_PARAMETER = "run"
 MAX_BYTES = 8 << 20
 """The most bytes sent in one measurement."""
-MAX_SECONDS = 1.0
-"""The longest time measured."""
+MAX_SECONDS = times.SAMPLE_LENGTH
 _MIN_BYTES = 2 << 20
 _FAST_BITS_PER_SECOND = 6e8
 """A link that reaches this rate is not slow; its measurement ends early."""
 _CHUNK = 1 << 16
-_QUEUE_LIMIT = 8.0
-_CONNECT_LIMIT = 3.0
+_QUEUE_LIMIT = times.SAMPLE_QUEUE
+_CONNECT_LIMIT = times.SAMPLE_CONNECT
 
 
 SampleResult = tuple[int, float]

@@ -19,6 +19,7 @@ import anyio
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
 
+from agent.base import times
 from agent.base.text import is_ip
 from agent.control.connections import CONNECTIONS, Connections, Listener, suspend_deadline, trust
 from agent.control.metrics import metrics
@@ -46,12 +47,9 @@ _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 
 MAX_READERS = 16
 """Readers at a time; each costs memory and CPU time."""
-STATUS_INTERVAL = 0.5
-"""Shortest time between two reads of the status, shared by all readers."""
-KEEPALIVE_INTERVAL = 5.0
-"""An unchanged status is repeated at this interval, as a sign of life."""
-WRITE_LIMIT = 10.0
-"""A reader that does not accept a status within this time is disconnected."""
+STATUS_INTERVAL = times.STATUS_READ
+KEEPALIVE_INTERVAL = times.STATUS_REPEATED
+WRITE_LIMIT = times.READER_STALLED
 _LOOP_SHARE = 50.0
 """Reading the status takes at most one fiftieth of the loop's time."""
 ASSETS = {
@@ -67,8 +65,7 @@ POLICY = (
 )
 """Content-Security-Policy: own files, requests to this server, and its form only."""
 COOKIE = "pod_agent"
-BODY_SECONDS = 10.0
-"""Timeout of reading a request's body."""
+BODY_SECONDS = times.BODY
 SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": POLICY,

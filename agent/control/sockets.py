@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import socket
 
+from agent.base import times
 from agent.base.errors import PreflightError
 from agent.runtime.keepalive import set_keepalive
 
-DEAD_WITHIN = 3.0
-"""A held report says nothing for seconds, and a pod that is lost does not say goodbye."""
+DEAD_WITHIN = times.PEER_DEAD
 BACKLOG = 1024
 """Callers that the kernel keeps until they are accepted."""
 

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import anyio
 
+from agent.base import times
 from agent.base.text import all_escaped
 from agent.checks.finding import Finding, Level, node_list
 from agent.control.ask import (
@@ -37,14 +38,11 @@ if TYPE_CHECKING:
     from agent.control.status import Status
 
 HEAD = "head"
-OUTAGE_LIMIT = 15.0
-"""A killed agent is started again within 2 s, later on a busy machine."""
-_RETRY_PAUSE = 0.5
+OUTAGE_LIMIT = times.AGENT_RESTARTS
+_RETRY_PAUSE = times.VERB_RETRY_PAUSE
 _JOB, _AGENT = "job", "agent"
-_STOP_MARGIN = 10.0
-"""Seconds beyond the head's grace, in which it writes and sends the verdict."""
-GONE_AFTER = 15.0
-"""Seconds without a status after which the head counts as gone; it sends one every 5 s."""
+_STOP_MARGIN = times.STOP_VERB_MARGIN
+GONE_AFTER = times.HEAD_GONE
 
 
 def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:

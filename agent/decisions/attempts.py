@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec import field
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.outcome import Kind, Outcome
 from agent.base.value import Value
 from agent.decisions.verdict import JobReport
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 10.0, 300.0
-_SHORT = 600.0
-"""Seconds: an attempt that was lost sooner, without a new checkpoint, made no progress."""
+_FIRST_PAUSE = times.FIRST_RETRY_PAUSE
+_LONGEST_PAUSE = times.LONGEST_RETRY_PAUSE
+_SHORT = times.ATTEMPT_SHORT
 _MOST_IN_VAIN = 3
 
 
@@ -142,7 +142,8 @@ def _is_newer(then: int | None, later: int | None) -> bool:
 
 DIAGNOSTICS_PER_LIMIT = 10
 """How often a job without progress is diagnosed within its limit."""
-_SHORTEST, _LONGEST = 1.0, 60.0
+_SHORTEST = times.STALL_CHECK_SHORTEST
+_LONGEST = times.STALL_CHECK_LONGEST
 _FRAME, _MAIN = "    ", '"MainThread"'
 _ORDINARY = (
     *("ray/", "threading.py", "concurrent/", "asyncio/", "socketserver.py", "selectors.py"),

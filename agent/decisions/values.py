@@ -8,6 +8,7 @@ from enum import Enum
 from msgspec import field
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.outcome import Outcome
 from agent.base.ranges import Bytes, Count, Line, Name, Required, Seconds
 from agent.base.value import Value
@@ -106,9 +107,8 @@ class Refused(Value):
 HERE = "head"
 """Names the head's own node where a worker's node has its agent's id."""
 
-RESTARTS_FORGOTTEN_AFTER = 600.0
-"""Restarts are forgotten after this many seconds without one: four a week are no crash loop."""
-MAX_RESTART_PAUSE = 30.0
+RESTARTS_FORGOTTEN_AFTER = times.RESTARTS_FORGOTTEN
+MAX_RESTART_PAUSE = times.LONGEST_RESTART_PAUSE
 
 
 class Step(str, Enum):

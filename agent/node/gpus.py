@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent.base import times
 from agent.node.facts import MIB, Driver, DriverGpu
 
 if TYPE_CHECKING:
@@ -98,8 +99,7 @@ def json_in(text: str) -> Any:  # noqa: ANN401 - whatever a tool says
     return json.loads(text[begin.start() :])
 
 
-_LIMIT = 20.0
-"""Seconds; without the persistence daemon the driver initializes each GPU first."""
+_LIMIT = times.GPUS_ANSWER
 _FIELDS = "index,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")

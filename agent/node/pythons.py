@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.own_command import own_command
 from agent.node.facts import Framework, RayPython, TorchPython
 from agent.node.limits import starting
@@ -28,7 +29,7 @@ RAY_PROGRAM = "ray-facts"
 RECORD = "ray-python"
 """A file in our virtual environment with the Python that has Ray; the image's build writes it."""
 
-_ASK_LIMIT = 30.0
+_ASK_LIMIT = times.PYTHON_ANSWERS
 
 
 def find_ray(path: str | None) -> RayPython:

@@ -14,6 +14,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from agent.base import times
 from agent.base.value import Value
 
 if TYPE_CHECKING:
@@ -34,8 +35,7 @@ class Matcher(Protocol):
 
 LIMIT = 100 << 20
 """Ray's dashboard accepts packages up to this size (2.40 to 2.60); GCS accepts 512 MiB."""
-_TIME_LIMIT = 20.0
-"""Seconds for counting; a folder that takes longer is reported as too large."""
+_TIME_LIMIT = times.UPLOAD_COUNTED
 _MATCHER = "_private/thirdparty/pathspec/__init__.py"
 _ENTRY = 30 + 46
 """Bytes of an entry in a zip file, without its name, which is stored twice."""

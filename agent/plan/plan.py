@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.base.ports import Ports
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level
@@ -89,12 +90,16 @@ class StopBudget(Value):
 
 def stop_budget(grace: float) -> StopBudget:
     """Split a grace into phases; the job gets the rest, and a short grace shrinks all."""
-    scale = min(1.0, grace / 25.0)
-    final_replies, services, ray, leftovers, output = (x * scale for x in (2.0, 3.0, 3.0, 1.5, 2.0))
-    # replies, services and Ray stop at the same time; KILL and exit need 4 s
-    concurrent = max(final_replies, services, ray)
-    job = grace - concurrent - leftovers - output - 4.0 * scale
-    return StopBudget(job, final_replies, services, ray, leftovers, output, 2.0 * scale)
+    scale = min(1.0, grace / times.STOP_WHOLE)
+    return StopBudget(
+        job=grace - times.STOP_PARTS * scale,
+        final_replies=times.STOP_FINAL_REPLIES * scale,
+        services=times.STOP_SERVICES * scale,
+        ray=times.STOP_RAY * scale,
+        leftovers=times.STOP_LEFTOVERS * scale,
+        output=times.STOP_OUTPUT * scale,
+        bundle=times.STOP_BUNDLE * scale,
+    )
 
 
 RAY = "ray start"

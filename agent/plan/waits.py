@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.work.services import longest_waits
@@ -33,8 +34,7 @@ NODE = "lost node"
 SILENT_HEAD = "silent head"
 FENCE = "fence"
 """Neither the head's agent nor GCS is reachable: the worker stops its processes."""
-FENCE_SHARE = 0.8
-"""Share of AGENT_NODE_GRACE; after all of it the head may continue without the worker."""
+FENCE_SHARE = times.FENCE_SHARE
 STOP = "stop"
 PAUSE = "pause"
 """Between two attempts; not shown in the plan."""
@@ -45,8 +45,7 @@ CLEAR = "clear"
 """For all reachable nodes to end an attempt before the next; not shown in the plan."""
 UNREACHABLE = "away"
 """For an unreachable node to end it by itself; not shown in the plan."""
-CLEAR_LIMIT = 60.0
-"""In addition to AGENT_NODE_GRACE."""
+CLEAR_LIMIT = times.EARLIER_ATTEMPT_ENDS
 PROBE = "probe"
 """For each node's probe of the reward server."""
 PREFLIGHT = "preflight"
@@ -55,22 +54,19 @@ HANG = "hang"
 """For a stopped process of Ray to continue; not shown in the plan."""
 NEVER_LATE = {PAUSE, PROBE}
 """Waits after which the run continues."""
-SUBMIT_LIMIT = 120.0
-"""For a submission; an upload of a working_dir has more time by its size."""
+SUBMIT_LIMIT = times.SUBMISSION
 UPLOAD_RATE = 512 << 10
 """Bytes a second of the slowest upload for which a submission waits."""
-SILENCE_LIMIT = 120.0
-JOIN_LIMIT = 120.0
-ASK_LIMIT = 5.0
-GCS_LIMIT = 75.0
-"""GCS reports a node dead 15 s after its Ray was killed, 65 s after its network loss (2.60)."""
-PROBE_LIMIT = 10.0
-SAMPLE_LIMIT = 10.0
-PREFLIGHT_LIMIT = 120.0
-HANG_LIMIT = 30.0
-PREFLIGHT_SPARE = 10.0
-"""For its result to arrive after its own time limit."""
-FAILURE_REPORTS_LIMIT = 8.0
+SILENCE_LIMIT = times.NO_JOB_STATUS
+JOIN_LIMIT = times.RAY_JOINS
+ASK_LIMIT = times.NODES_ASKED
+GCS_LIMIT = times.GCS_REPORTS_LOSS
+PROBE_LIMIT = times.NODE_PROBE
+SAMPLE_LIMIT = times.BANDWIDTH_SAMPLE
+PREFLIGHT_LIMIT = times.ALL_REDUCE
+HANG_LIMIT = times.RAY_HANGS
+PREFLIGHT_SPARE = times.ALL_REDUCE_SPARE
+FAILURE_REPORTS_LIMIT = times.SHARE_REPORTS
 FIXED = "fixed"
 
 

@@ -17,6 +17,7 @@ from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from agent.base import times
 from agent.record.files import error_text
 
 if TYPE_CHECKING:
@@ -27,20 +28,16 @@ T = TypeVar("T")
 
 MAX_QUEUED = 1 << 20
 """Bytes queued for a blocked destination."""
-FLUSH_LIMIT = 1.0
-"""Longest time the process waits for all writers at its exit, in seconds."""
+FLUSH_LIMIT = times.FLUSH
 _PIECE = 1 << 16
-_STUCK_AFTER = 2.0
-"""A write that takes longer, in seconds, counts as stuck."""
+_STUCK_AFTER = times.WRITE_STUCK
 _SURE = 4096
 """Bytes that a ready pipe accepts without blocking (PIPE_BUF)."""
 _PAUSES = (1.0, 2.0, 5.0)
 """Seconds between retries; the last one repeats."""
 _NOBODY_READS = {errno.EPIPE, errno.EBADF}
-STALLED_AFTER = 10.0
-"""Seconds after which a write is reported as stalled; a slow disk is faster."""
-_RETRY_AFTER = 15.0
-"""Seconds until an item that could not be written is tried again."""
+STALLED_AFTER = times.WRITE_STALLED
+_RETRY_AFTER = times.WRITE_RETRY
 _FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
 _REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
 _STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"

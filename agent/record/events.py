@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, get_args
 
 import msgspec
 
+from agent.base import times
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.record import codec
@@ -330,8 +331,8 @@ class EventRecorder:
         return self._log.append(at, event)
 
 
-_REMINDER = 30.0
-_QUIET = 2.0
+_REMINDER = times.WAIT_REMINDER
+_QUIET = times.WAIT_QUIET
 
 
 class _LoggedWait(msgspec.Struct):

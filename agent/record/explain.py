@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.text import listed
 from agent.base.value import Value
@@ -39,8 +40,7 @@ MOST_SPANS = 32
 _MOST_LINES = 10
 _MOST_WAITS = 3
 _MOST_NAMES = 4
-_SHORTEST = 0.05
-"""Shorter times, in seconds, are left out."""
+_SHORTEST = times.SPAN_SHORTEST
 
 TimedEvent = tuple[float, object]
 """An event and its time on the agent's clock."""

@@ -14,6 +14,8 @@ from datetime import datetime, timezone
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base import times
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -23,7 +25,7 @@ MAX_BYTES = 4 << 20
 PART_SUFFIX = ".part"
 """Suffix of a file that is being written."""
 _NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-_LOCK_LIMIT = 2.0
+_LOCK_LIMIT = times.FILE_LOCK
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 from msgspec import to_builtins
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import (
@@ -36,8 +37,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 NODE_FILE = "node.json"
-FRESH = 90.0
-"""Seconds since the last touch within which a record's agent may run on another machine."""
+FRESH = times.RECORD_FRESH
 MAX_RUNS = 20
 """Runs searched for processes that still run, the newest ones."""
 _VERSION = 1
@@ -401,10 +401,8 @@ def seconds_since(data: Mapping[str, object]) -> float:
     return seconds_between(utc, iso_time(time.time()))
 
 
-_STEP = 0.5
-"""Seconds between writes of counters that change all the time."""
-_TOUCH = 30.0
-"""Seconds between touches, by which other machines see that the agent runs."""
+_STEP = times.RECORD_COUNTERS
+_TOUCH = times.RECORD_TOUCH
 _MOST = 200
 """Processes kept, the newest ones: restarted services must not fill the record."""
 _COUNTERS = {"passed_on": 0, "copied": 0, "unreached": 0.0, "oom_kills": 0}

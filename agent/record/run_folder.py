@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
@@ -160,7 +161,7 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
 _LOCK = ".agent.lock"
 _MOST_LIVES = 50
 """Numbered copies kept of each file of earlier agents."""
-_PATIENCE = 0.1
+_PATIENCE = times.FOLDER_MOVE
 _WAITING = "no-head-"
 
 

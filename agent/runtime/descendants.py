@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 import psutil
 
+from agent.base import times
 from agent.runtime import parent
 from agent.runtime.waiting import NotYet, TimedOutError, until
 
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
 
 
 _PR_SET_CHILD_SUBREAPER = 36
-_EXIT_LIMIT = 5.0
-"""Freeing much memory takes a process a while."""
+_EXIT_LIMIT = times.DESCENDANTS_EXIT
 _managed: set[int] = set()
 _spawning = 0
 

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import anyio
 
+from agent.base import times
 from agent.base.text import is_ip
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-_REUSE_SECONDS = 10.0
-"""How long a late answer is reused; a recreated pod has a new address."""
+_REUSE_SECONDS = times.ADDRESS_REUSED
 _FAMILY_ORDER = {socket.AF_INET: 0, socket.AF_INET6: 1}
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import anyio
 import psutil
 
+from agent.base import times
 from agent.node.gpus import busy_gpu
 from agent.node.limits import ProcessLimitError
 from agent.runtime import descendants
@@ -42,7 +43,8 @@ _NO_ACTORS = (
 _PREFERRED_ROLES = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02
 """Cores used by idle processes: a base, and per process."""
-_GPU_LIMIT, _DUMP_LIMIT = 20.0, 10.0
+_GPU_LIMIT = times.GPU_READ
+_DUMP_LIMIT = times.STACK_DUMP
 _MAX_STACK = 6_000
 _NO_BACKTRACE = {"RUST_BACKTRACE": "0"}
 """Makes py-spy print errors without its own backtrace."""

@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Protocol
 
+from agent.base import times
 from agent.record.background import Background, Sink, appending
 from agent.record.log import disk_alarm, say
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CHUNK = 1 << 16
-_STEP = 0.05
-_COPY_STEP = 0.2
+_STEP = times.OUTPUT_POLL
+_COPY_STEP = times.COPY_POLL
 _MAX_FIRST_LINE = 4096
 """Ray's first line is far shorter; a job may never end its first line."""
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")

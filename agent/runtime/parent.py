@@ -13,11 +13,12 @@ import signal
 import time
 from contextlib import suppress
 
+from agent.base import times
 from agent.runtime.first_signals import SHELL_JOB_CONTROL, STOPS, record_stop_requests
 
 MAX_CRASHES = 3
 """An agent killed more often within `CRASH_WINDOW` seconds is not restarted."""
-CRASH_WINDOW = 600.0
+CRASH_WINDOW = times.AGENT_CRASH_WINDOW
 GAVE_UP, NO_PROCESS = 70, 69
 """The exit codes of AGENT_KILLED and NO_PROCESS in base/ends.py, which is not imported here."""
 _CRASHES = {
@@ -25,9 +26,8 @@ _CRASHES = {
     *(signal.SIGILL, signal.SIGFPE),
 }
 """Signals after which the agent is restarted; it handles all others itself."""
-_SWEEP_LIMIT = 5.0
-_EXIT_LIMIT = 2.0
-"""An agent that has sent its code exits within this, unless a disk blocks a thread."""
+_SWEEP_LIMIT = times.PARENT_SWEEP
+_EXIT_LIMIT = times.AGENT_EXIT
 _MAX_WAIT = 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36

@@ -17,6 +17,7 @@ import anyio
 import psutil
 from aiohttp.abc import AbstractResolver
 
+from agent.base import times
 from agent.base.text import in_url, is_ip
 from agent.runtime.dns import resolve
 from agent.runtime.waiting import NotYet, until
@@ -41,8 +42,7 @@ REWARD_REQUEST = {
     "labels": ["2"],
 }
 _CHUNK = 1 << 20
-_LOCAL_CONNECT_LIMIT = 2.0
-"""The kernel accepts a local connection at once, or not at all."""
+_LOCAL_CONNECT_LIMIT = times.LOCAL_CONNECT
 _REFUSED = "connection refused"
 _BUSY = ("no answer within", "it answered 503", "it answered 429")
 """Evidence of a service that may only be busy."""

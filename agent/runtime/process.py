@@ -22,6 +22,7 @@ import anyio
 import psutil
 from anyio.abc import ByteReceiveStream, ByteSendStream
 
+from agent.base import times
 from agent.base.outcome import name_of_code, shell_code
 from agent.base.text import without_controls
 from agent.base.value import Value
@@ -41,10 +42,10 @@ _PIPE_BYTES = 1 << 20
 """Buffer for a second or two without a reader."""
 _TAIL_BYTES = 1 << 14
 """Bytes of the end kept in memory, in case the disk accepts none."""
-_WRITE_PAUSE = 0.02
+_WRITE_PAUSE = times.WRITE_PAUSE
 _WRITE_STEPS = 50
 """Steps of `_WRITE_PAUSE`, one second in all, to write the end of the log."""
-_POLL_INTERVAL = 0.1
+_POLL_INTERVAL = times.PROCESS_POLL
 UNKNOWN_CODE = 255
 """Exit code of a child that another process reaped; it must not look like success."""
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")

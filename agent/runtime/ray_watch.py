@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import anyio
 
+from agent.base import times
 from agent.node import limits
 from agent.plan.waits import HANG_LIMIT
 from agent.runtime import driver
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
 REQUIRED_PROCESSES = ("gcs_server", "raylet")
 """Processes without which the node is lost; Ray restarts all others."""
 STOPPED_LIMIT = HANG_LIMIT
-_STEP = 0.5
-_RAY_EXIT_LIMIT = 1.5
-"""If `ray start` detects it too, it exits within a second and logs more."""
+_STEP = times.RAY_POLL
+_RAY_EXIT_LIMIT = times.RAY_EXIT_NOTICED
 _ENDED_STATES, STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
 
-_HELPERS_STEP = 1.0
+_HELPERS_STEP = times.RAY_HELPERS_POLL
 _RAYLET, _FORKSERVER = "/raylet", "multiprocessing.forkserver"
 _DASHBOARD = "/dashboard/dashboard.py"
 _NAMES = {
@@ -44,8 +44,7 @@ _MAX_ARGUMENTS = 1000
 _BOOT_CHECKS = 60
 """Checks that search for missing helpers each time; then only every tenth does."""
 _CHECK_EVERY = 10
-OOM_RECENT = 60.0
-"""An end this soon after an OOM kill is attributed to it."""
+OOM_RECENT = times.OOM_RECENT
 
 
 class RayProcess(NamedTuple):

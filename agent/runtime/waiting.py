@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
 
+from agent.base import times
 from agent.base.value import Value
 
 if TYPE_CHECKING:
@@ -20,10 +21,10 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-STEP = 0.05
+STEP = times.WAIT_POLL
 
 E = TypeVar("E")
-_READ_LIMIT = 1.0
+_READ_LIMIT = times.WAIT_READ
 
 
 class NotYet(Value):

@@ -7,6 +7,7 @@ import re
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Annotated
 
+from agent.base import times
 from agent.base.errors import Problem
 from agent.base.outcome import shell_code
 from agent.base.ranges import JOB_NODES, Attempt, ExitCode, Rank, Seconds
@@ -132,8 +133,7 @@ def processes(gpus: int, settings: Settings) -> int:
     return gpus or settings.num_cpus or 1
 
 
-MONITOR_INTERVAL = 0.05
-"""Seconds between torchrun's checks of its processes, short to find the first failure."""
+MONITOR_INTERVAL = times.TORCHRUN_POLL
 _SET_BY_AGENT = (
     *("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MAX_RESTARTS"),
     *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "MONITOR_INTERVAL"),

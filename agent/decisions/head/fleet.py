@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import listed
 from agent.base.value import Value
 from agent.checks.finding import Finding
@@ -23,8 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SILENT_AFTER = 15.0
-"""Seconds without a report after which a worker counts as lost where no Ray runs."""
+SILENT_AFTER = times.SILENT_WITHOUT_RAY
 _NO_REPORT = f"no report for {SILENT_AFTER:g} s"
 _MOST_NAMED = 8
 """How many missing workers are named; the rest are counted."""

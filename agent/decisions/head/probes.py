@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.text import first_names, listed
 from agent.checks.agreement import agreement
 from agent.checks.all_reduce import NAME, AllReduceShare, all_reduce_result
@@ -167,8 +167,7 @@ def _can_answer(state: HeadState, key: str) -> bool:
     return key == HERE or (worker is not None and not worker.has_left and not worker.silent)
 
 
-_HEAD_RESULT_WITHIN = 5.0
-"""Seconds to wait for the head's own result, the most detailed one, after a node failed."""
+_HEAD_RESULT_WITHIN = times.HEAD_RESULT
 
 
 def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -273,15 +272,13 @@ def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
     )
 
 
-SLOW = 0.02
-"""Round-trip seconds that no data center's own network takes."""
+SLOW = times.ROUND_TRIP_SLOW
 _MAX_LOGGED = 8
 _MAX_FINDINGS = 64
 _MAX_NAMED = 8
 _OPEN_PORTS = "Open all TCP ports between the nodes; `pod-agent plan` lists those that are used"
 _ONE_DATA_CENTER = "Take nodes of one data center"
-_JOIN_SPREAD = 3.0
-"""Pods that start together join within this many seconds; samples would slow their Ray."""
+_JOIN_SPREAD = times.JOIN_SPREAD
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.outcome import Kind, Outcome
 from agent.base.text import listed
 from agent.decisions.attempts import (
@@ -129,8 +129,7 @@ def _leftover_name(state: HeadState, name: str) -> str:
 
 MAX_LOST_NODES = 20_000
 """How many lost nodes of an attempt are kept by name, the newest."""
-_RECENT_LOSS_SECONDS = 60.0
-"""Seconds after a loss in which a failure of the job counts as its consequence."""
+_RECENT_LOSS_SECONDS = times.RECENT_LOSS
 
 
 def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:

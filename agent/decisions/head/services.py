@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, StepQueues
@@ -298,8 +298,7 @@ def _is_overdue(state: HeadState, key: Key, item: Item, now: float) -> bool:
     return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
 
 
-HOLDER_SILENT_AFTER = 60.0
-"""Seconds without a report after which a worker loses its place in the step queues."""
+HOLDER_SILENT_AFTER = times.QUEUE_HOLDER_SILENT
 _UNKNOWN = "?"
 """The disk of a node without facts: it may be shared with any other."""
 

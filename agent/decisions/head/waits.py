@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import listed
 from agent.decisions.attempts import is_loss
 from agent.decisions.head import retry
@@ -80,11 +81,9 @@ def _hang_deadline(state: HeadState) -> float:
 
 _MAX_NAMED = 8
 """How many nodes with a service that is not ready are named; the rest are counted."""
-_PREPARE_STALE_AFTER = 60.0
-"""Seconds without a report after which a worker's prepare step extends no deadline."""
+_PREPARE_STALE_AFTER = times.PREPARE_STALE
 _RAY_TAKES_JOB = "Ray to take the job"
-_KILL_MARGIN = 10.0
-"""Seconds after a job's grace until Ray reports that it killed the job."""
+_KILL_MARGIN = times.JOB_KILLED
 
 
 def pending_waits(state: HeadState) -> tuple[Wait, ...]:

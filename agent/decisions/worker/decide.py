@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.text import is_ip, listed
 from agent.decisions.values import (
     ALL_REDUCE,
@@ -189,8 +189,7 @@ def _with_service(
     return replace(state, services={**state.services, name: new})
 
 
-LOG_SILENCE_AFTER = 2.0
-"""Seconds of silence before it is logged: on a bad link single calls fail."""
+LOG_SILENCE_AFTER = times.SILENCE_LOGGED
 
 
 def silence_messages(
@@ -212,9 +211,8 @@ def silence_messages(
     return replace(state, silence_logged=True), (LogLine(f"{silent}: {leaves}", "warning"),)
 
 
-RETRY_PAUSE = 0.5
-_MAX_REPLY_HOLD = 15.0
-"""The longest that a head delays a reply: a killed agent's last reply may be this old."""
+RETRY_PAUSE = times.JOIN_RETRY_PAUSE
+_MAX_REPLY_HOLD = times.REPLY_AGE
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.text import listed
 from agent.decisions.values import Item, LogLine, Step
 from agent.decisions.worker.state import (
@@ -24,10 +25,8 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
-_LATEST_FRACTION = 0.95
-"""The fraction of AGENT_NODE_GRACE since the last contact that is left if silence shows late."""
-_MIN_REPLY_SECONDS = 3.0
-"""The least seconds that a head has to answer again."""
+_LATEST_FRACTION = times.FENCE_LATEST_SHARE
+_MIN_REPLY_SECONDS = times.FENCE_LEAST
 
 
 def deadline(state: WorkerState) -> float | None:
