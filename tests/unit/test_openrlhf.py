@@ -8,19 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.recipes import openrlhf, openrlhf_parts
-from agent.work.recipes.arguments import known_flags
-from agent.work.recipes.openrlhf_flags import (
-    DPO,
-    DPO_DOTTED,
-    KINDS,
-    PPO,
-    PPO_DOTTED,
-    RM,
-    RM_DOTTED,
-    SFT,
-    SFT_DOTTED,
-)
+from agent.work.recipes import openrlhf, openrlhf_flags
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from unit.recipe_words import flags_of
 
@@ -70,7 +58,7 @@ def asked(  # noqa: PLR0913 - as many as a table varies
 def number(command: Command, flag: str) -> int:
     """Return the number of a flag by its dotted name, whatever the version calls it."""
     flags = flags_of(command)
-    words = flags[flag] if flag in flags else flags[openrlhf_parts.FLAT[flag]]
+    words = flags[flag] if flag in flags else flags[openrlhf.FLAT[flag]]
     return int(words[0])
 
 
@@ -96,9 +84,9 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
     """The parser knows each flag and its words, the sizes divide, and the arithmetic is said."""
     gpus, tensor_parallel, told = SHAPES[shape]
     command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
-    known = known_flags(PPO_DOTTED if version >= openrlhf_parts.DOTTED else PPO, version)
+    known = openrlhf_flags.flags_of("ppo", version)
     for flag, words in flags_of(command).items():
-        assert known[flag] == str(len(words)), f"{version} takes --{flag} otherwise"
+        assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
     check_sizes(command, sum(gpus))
     assert told in command.notes[0]
     assert set(command.why) <= {f"--{flag}" for flag in flags_of(command)}
@@ -124,13 +112,13 @@ def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing th
     samples: int,
 ) -> None:
     """Whatever joined and whatever the user says of batches: it fits, or it is said why not."""
-    dotted = version >= openrlhf_parts.DOTTED
+    dotted = version >= openrlhf.DOTTED
     flags = ("train.micro_batch_size", micro), ("rollout.n_samples_per_prompt", samples)
     args = [
         word
         for flag, value in flags
         if value
-        for word in (f"--{flag if dotted else openrlhf_parts.FLAT[flag]}", str(value))
+        for word in (f"--{flag if dotted else openrlhf.FLAT[flag]}", str(value))
     ]
     what = asked(tuple(gpus), version, *args, recipe=recipe, tensor_parallel=tensor_parallel)
     having = [count for count in gpus if count]
@@ -152,27 +140,27 @@ def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing th
         (asked((4, 4, 4), tensor_parallel=8), "cannot hold engines of 8"),
         (asked((8,), cpus=6), "node 0 has 8 GPUs and only 6 CPUs"),
         (asked((8,), (0, 8, 11), cpus=8), "calls of the reward server take one more"),
-        (asked((8,), scores=False), "nothing gives rewards"),
+        (asked((8,), scores=False), "no source of rewards"),
         (asked((8,), (0, 11, 2), "--train.batch_size", "100"), "nearest that is: 104"),
         (asked((8,), (0, 9, 10), "--rollout_batch_size", "100"), "no multiple of 16"),
         (asked((8,), (0, 11, 2), "--train_batch_size", "128"), "did you mean --train.batch_size?"),
-        (asked((8,), (0, 9, 10), "--bf16"), "train_ppo_ray of OpenRLHF 0.9.10 knows no flag"),
+        (asked((8,), (0, 9, 10), "--bf16"), "train_ppo_ray of OpenRLHF 0.9.10 has no flag"),
         (asked((8,), (0, 11, 2), "--ref.num_nodes", "2"), "give both the same number"),
         (
             asked((8,), (0, 11, 2), "--vllm.num_engines", "4"),
             "the actor has 8, the engines 4: leave out --vllm.num_engines",
         ),
-        (asked((8,), (0, 11, 2), "--actor.num_nodes", "2"), "16 GPUs are wanted (actor 16) and 8"),
+        (asked((8,), (0, 11, 2), "--actor.num_nodes", "2"), "16 GPUs are needed (actor 16) and 8"),
         (
             asked((8,), (0, 11, 2), "--no-train.colocate_all"),
-            "24 GPUs are wanted (actor 8, reference 8, engines 8) and 8 are there",
+            "24 GPUs are needed (actor 8, reference 8, engines 8) and 8 joined",
         ),
         (asked((8,), (0, 9, 10), "--async_train"), "add --no-vllm_enable_sleep"),
         (
             asked((8,), (0, 9, 10), "--async_train", "--no-vllm_enable_sleep"),
-            "16 GPUs are wanted (actor 8, engines 8)",
+            "16 GPUs are needed (actor 8, engines 8)",
         ),
-        (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot be cut into ranks"),
+        (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot form ranks"),
     ],
 )
 def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
@@ -234,7 +222,7 @@ def test_the_command_as_a_whole() -> None:
     assert "flash_attn" not in flags
     assert "use_wandb" not in flags
     assert command.why["--vllm_num_engines"] == "16 GPUs = 8 engines × 2"
-    assert command.why["--input_key"] == "where the prompt stands in each row"
+    assert command.why["--input_key"] == "column of the prompt"
 
 
 @pytest.mark.parametrize(
@@ -261,9 +249,13 @@ def test_numbers_as_argparse_takes_them() -> None:
     assert {"5e-7", "1_000", "{attempt}"} <= {*argv}
 
 
-def test_numbers_are_those_of_known_flags() -> None:
-    """A flag of no release would be a slip; a switch takes no number."""
-    histories = (PPO, PPO_DOTTED, SFT, SFT_DOTTED, RM, RM_DOTTED, DPO, DPO_DOTTED)
-    known = [row for history in histories for row in history]
-    words = {flag: count for _, count, flags in known if count != "-" for flag in flags.split()}
-    assert {flag for flag in KINDS if words.get(flag, "0") == "0"} == set()
+def test_flags_by_release() -> None:
+    """A release has the flags that were added up to it and not removed."""
+    flags = {v: openrlhf_flags.flags_of("sft", v) for v in ((0, 8, 0), (0, 9, 2), (0, 10, 2))}
+    assert [("bf16" in known) for known in flags.values()] == [True, False, False]
+    assert [("param_dtype" in known) for known in flags.values()] == [False, True, False]
+    assert [known.get("train.seed") for known in flags.values()] == [None, None, "1i"]
+    assert flags[0, 8, 0]["adam_betas"] == "2f"
+    assert "beta" not in flags[0, 8, 0]
+    assert openrlhf_flags.flags_of("dpo", (0, 8, 0))["beta"] == "1f"
+    assert openrlhf_flags.flags_of("sft", (0, 7, 9)) == {}

@@ -6,19 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.work.recipes import openrlhf_m, openrlhf_parts, openrlhf_train
-from agent.work.recipes.arguments import known_flags
-from agent.work.recipes.openrlhf_flags import DPO, DPO_DOTTED, RM, RM_DOTTED, SFT, SFT_DOTTED
+from agent.work.recipes import openrlhf_flags, openrlhf_m, openrlhf_train
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput, Version
 from unit.recipe_words import flags_of
 
 OLDER = ((0, 8, 0), (0, 8, 10), (0, 9, 2), (0, 10, 1), (0, 10, 2))
 VERSIONS: tuple[Version, ...] = (*OLDER, *openrlhf_train.VERSIONS)
-PROGRAMS = {
-    "openrlhf-sft": ("train_sft", SFT, SFT_DOTTED),
-    "openrlhf-rm": ("train_rm", RM, RM_DOTTED),
-    "openrlhf-dpo": ("train_dpo", DPO, DPO_DOTTED),
-}
+PROGRAMS = {"openrlhf-sft": "sft", "openrlhf-rm": "rm", "openrlhf-dpo": "dpo"}
 SHAPES = {
     "1x1": ((1,), "1 GPU = 1 process; batch 256 = 1 × 256"),
     "1x8": ((8,), "8 GPUs = 8 processes; batch 256 = 8 × 32"),
@@ -59,13 +53,12 @@ def asked(
 def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
     """The parser knows each flag and its words, every rank gets as much, and the sum is said."""
     gpus, told = SHAPES[shape]
-    module, flat, dotted = PROGRAMS[recipe]
     command = openrlhf_train.make(asked(recipe, gpus, version, eval_data="/data/eval.jsonl"))
-    assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.{module}")
-    known = known_flags(dotted if version >= openrlhf_parts.DOTTED else flat, version)
+    assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.train_{PROGRAMS[recipe]}")
+    known = openrlhf_flags.flags_of(PROGRAMS[recipe], version)
     flags = flags_of(command)
     for flag, words in flags.items():
-        assert known[flag] == str(len(words)), f"{version} takes --{flag} otherwise"
+        assert known[flag][0] == str(len(words)), f"{version} takes --{flag} otherwise"
     assert command.notes[0] == told
     assert "/ckpt/state" in command.argv, "a folder of its own, whose old neighbours it deletes"
     assert ("data.output_key" in flags or "output_key" in flags) == (recipe == "openrlhf-sft")
@@ -113,10 +106,10 @@ def test_the_fork_on_every_shape(shape: str) -> None:
     """OpenRLHF-M knows each flag, and cuts a rollout's prompts evenly over the actor's GPUs."""
     gpus, tensor_parallel, told = M_SHAPES[shape]
     command = openrlhf_m.make(asked("openrlhf-m-grpo", gpus, tensor_parallel=tensor_parallel))
-    known = known_flags(openrlhf_m.M_PPO, openrlhf_m.VERSIONS[-1])
+    known = openrlhf_flags.flags_of("m", openrlhf_m.VERSIONS[-1])
     flags = flags_of(command)
     for flag, words in flags.items():
-        assert known[flag] == str(len(words)), f"--{flag} takes something else"
+        assert known[flag][0] == str(len(words)), f"--{flag} takes something else"
     assert told in command.notes[0]
     assert int(flags["rollout_batch_size"][0]) % sum(gpus) == 0
     assert flags["input_key"] == ("message",)

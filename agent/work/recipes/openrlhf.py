@@ -1,65 +1,433 @@
-"""OpenRLHF over Ray: GRPO and PPO with all models on the same GPUs, rewards from a server."""
+"""OpenRLHF over Ray: GRPO and PPO with all models on the same GPUs, rewards from a server.
+
+The sizes, placement and flags are shared by OpenRLHF-M and by OpenRLHF's programs for torchrun.
+"""
 
 from __future__ import annotations
 
+from math import gcd, lcm
 from typing import TYPE_CHECKING
 
-from agent.work.recipes import openrlhf_parts as parts
-from agent.work.recipes.arguments import Arguments, Program, known_flags
-from agent.work.recipes.openrlhf_flags import KINDS, PPO, PPO_DOTTED
-from agent.work.recipes.openrlhf_parts import batches_of, check_cpus
-from agent.work.recipes.recipe import Command
+from agent.base.value import Value
+from agent.work.recipes.arguments import Arguments, Program
+from agent.work.recipes.openrlhf_flags import flags_of
+from agent.work.recipes.recipe import (
+    Command,
+    GpuGroups,
+    MisfitError,
+    count_of,
+    engines_text,
+    version_text,
+)
 
 if TYPE_CHECKING:
-    from agent.work.recipes.recipe import RecipeInput, Version
+    from collections.abc import Mapping
 
-VERSIONS = parts.VERSIONS
+    from agent.work.recipes.recipe import NodeSize, RecipeInput, Version
+
+VERSIONS: tuple[Version, ...] = ((0, 8, 11), (0, 9, 10), (0, 10, 4), (0, 11, 2))
 ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
 
+DOTTED: Version = (0, 10, 2)
+"""The first release whose flags have dots."""
+SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
+LEAST = "takes the least memory; more is faster"
 _REWARD_TASKS_UNTIL: Version = (0, 9, 1)
 """Before it each call of the reward server is a Ray task, which takes a CPU."""
+_BATCHES_PER_ROLLOUT = 8
+"""1,024 samples in batches of 128."""
+_WANDB = "by-WANDB_API_KEY"
+"""Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
+
+FLAT = {
+    "train.colocate_all": "colocate_all_models",
+    "train.colocate_actor_ref": "colocate_actor_ref",
+    "train.colocate_critic_reward": "colocate_critic_reward",
+    "train.async_enable": "async_train",
+    "train.agent_func_path": "agent_func_path",
+    "train.micro_batch_size": "micro_train_batch_size",
+    "train.batch_size": "train_batch_size",
+    "rollout.micro_batch_size": "micro_rollout_batch_size",
+    "rollout.batch_size": "rollout_batch_size",
+    "rollout.n_samples_per_prompt": "n_samples_per_prompt",
+    "actor.num_nodes": "actor_num_nodes",
+    "actor.num_gpus_per_node": "actor_num_gpus_per_node",
+    "actor.model_name_or_path": "pretrain",
+    "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "ref.num_nodes": "ref_num_nodes",
+    "ref.num_gpus_per_node": "ref_num_gpus_per_node",
+    "critic.num_nodes": "critic_num_nodes",
+    "critic.num_gpus_per_node": "critic_num_gpus_per_node",
+    "reward.num_nodes": "reward_num_nodes",
+    "reward.num_gpus_per_node": "reward_num_gpus_per_node",
+    "reward.model_name_or_path": "reward_pretrain",
+    "reward.remote_url": "remote_rm_url",
+    "vllm.num_engines": "vllm_num_engines",
+    "vllm.tensor_parallel_size": "vllm_tensor_parallel_size",
+    "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "vllm.enable_sleep": "vllm_enable_sleep",
+    "vllm.sync_backend": "vllm_sync_backend",
+    "ds.enable_sleep": "deepspeed_enable_sleep",
+    "ds.zero_stage": "zero_stage",
+    "ds.ring_attn_size": "ring_attn_size",
+    "ds.tensor_parallel_size": "ds_tensor_parallel_size",
+    "data.prompt_dataset": "prompt_data",
+    "data.input_key": "input_key",
+    "data.label_key": "label_key",
+    "data.max_len": "max_len",
+    "eval.dataset": "eval_dataset",
+    "eval.steps": "eval_steps",
+    "ckpt.path": "ckpt_path",
+    "ckpt.output_dir": "save_path",
+    "ckpt.save_steps": "save_steps",
+    "ckpt.load_enable": "load_checkpoint",
+    "algo.advantage.estimator": "advantage_estimator",
+    "algo.kl.use_loss": "use_kl_loss",
+    "algo.kl.estimator": "kl_estimator",
+    "algo.kl.init_coef": "init_kl_coef",
+    "logger.wandb.key": "use_wandb",
+}
+"""What a dotted flag was called up to 0.10.1."""
+
+
+_COLOCATED = (
+    ("vllm.gpu_memory_utilization", "0.5", "training shares the GPUs; the default is nearly 1"),
+    ("train.colocate_all", "", ""),
+    ("vllm.enable_sleep", "", "engines free their memory while models train"),
+    ("ds.enable_sleep", "", "models free their memory while engines generate"),
+)
+_DATA = (
+    ("data.input_key", "input", "column of the prompt"),
+    ("data.label_key", "label", "column of the right answer"),
+)
+_ALGORITHM = {
+    "openrlhf-grpo": (
+        ("algo.advantage.estimator", "group_norm", "GRPO"),
+        ("algo.kl.use_loss", "", "GRPO"),
+        ("algo.kl.estimator", "k3", "the estimator for a loss"),
+    ),
+    "openrlhf-ppo": (("algo.advantage.estimator", "gae", "PPO"),),
+}
+"""Settings of a recipe that do not depend on the nodes: flag, value ('' for a switch), reason."""
 
 
 def make(asked: RecipeInput) -> Command:
-    """Make `train_ppo_ray`'s command, sized for every GPU that joined."""
+    """Make `train_ppo_ray`'s command, sized for all GPUs that joined."""
     grpo = asked.recipe == "openrlhf-grpo"
-    dotted = asked.version >= parts.DOTTED
-    program = Program(
-        f"train_ppo_ray of OpenRLHF {'.'.join(map(str, asked.version))}",
-        known_flags(PPO_DOTTED if dotted else PPO, asked.version),
-        {} if dotted else parts.FLAT,
-        KINDS,
-    )
-    arguments = Arguments(program, asked.args)
-    check_cpus(asked, spare=asked.version < _REWARD_TASKS_UNTIL)
-    groups, told = parts.place(arguments, asked, critic=not grpo)
-    batches = batches_of(arguments, groups.world, 8 if grpo else 1)
-    parts.cut(arguments, batches)
+    arguments = Arguments(program("train_ppo_ray", "ppo", asked.version), asked.args)
+    check_cpus(asked, reward_tasks=asked.version < _REWARD_TASKS_UNTIL)
+    groups, placement = place(arguments, asked, critic=not grpo)
+    batches = batches_of(arguments, groups.total, 8 if grpo else 1)
+    add_batches(arguments, batches)
     arguments.add("actor.model_name_or_path", asked.model, why="AGENT_MODEL")
-    _data(arguments, asked)
-    parts.add_training(arguments, asked, "actor")
-    if grpo:
-        arguments.add("algo.advantage.estimator", "group_norm", why="GRPO")
-        arguments.add("algo.kl.use_loss", why="GRPO")
-        arguments.add("algo.kl.estimator", "k3", why="the one that is meant for a loss")
-    else:
-        arguments.add("algo.advantage.estimator", "gae", why="PPO")
-    parts.add_lengths(arguments)
-    parts.add_reward(arguments, asked, groups)
-    parts.add_checkpoints(arguments, asked, steps=20)
-    parts.check_demand(arguments, sum(node.gpus for node in asked.nodes))
+    arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
+    arguments.add_all(_DATA)
+    if asked.eval_data:
+        arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
+        arguments.add("eval.steps", 20, why="the default never evaluates")
+    add_training(arguments, asked, "actor")
+    arguments.add_all(_ALGORITHM[asked.recipe])
+    add_lengths(arguments)
+    add_reward(arguments, asked, groups)
+    add_checkpoints(arguments, asked, steps=20)
+    check_demand(arguments, sum(node.gpus for node in asked.nodes))
     return Command(
         (asked.python, "-m", "openrlhf.cli.train_ppo_ray", *arguments.argv()),
         {},
         arguments.why(),
-        (f"{told}; {batches.told()}", *parts.remarks(batches)),
+        (f"{placement}; {batches.text()}", *data_notes(batches)),
     )
 
 
-def _data(arguments: Arguments, asked: RecipeInput) -> None:
-    arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
-    arguments.add("data.input_key", "input", why="where the prompt stands in each row")
-    arguments.add("data.label_key", "label", why="where the right answer stands in each row")
-    if asked.eval_data:
-        arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
-        arguments.add("eval.steps", 20, why="its own default never evaluates")
+def program(module: str, flags: str, version: Version, flat: Mapping[str, str] = FLAT) -> Program:
+    """Return a program of OpenRLHF in one release, with the flags of that release."""
+    name = f"{module} of OpenRLHF {version_text(version)}"
+    return Program(name, flags_of(flags, version), {} if version >= DOTTED else flat)
+
+
+def groups_of(nodes: tuple[NodeSize, ...]) -> GpuGroups:
+    """Return the nodes' GPUs as equal groups, as large as possible."""
+    counts = [node.gpus for node in nodes]
+    if not any(counts):
+        raise MisfitError("OpenRLHF trains on GPUs only, and no node has one")
+    size = gcd(*counts)
+    return GpuGroups(sum(counts) // size, size)
+
+
+def shapes(nodes: tuple[NodeSize, ...]) -> str:
+    """Return the nodes for a message: 2 nodes of 8 GPUs, nodes of 8 and 4 GPUs."""
+    counts = [node.gpus for node in nodes]
+    if len(set(counts)) > 1:
+        return f"nodes of {', '.join(map(str, counts[:-1]))} and {counts[-1]} GPUs"
+    return f"{count_of(len(counts), 'node')} of {count_of(counts[0], 'GPU')}"
+
+
+def check_cpus(asked: RecipeInput, *, reward_tasks: bool) -> None:
+    """Refuse nodes on which a process would wait for a CPU: each GPU takes one.
+
+    With `reward_tasks`, one more is needed on any node: calls of the reward server are Ray tasks of
+    a CPU each (an actor without a number of CPUs starts without any).
+    """
+    for index, node in enumerate(asked.nodes):
+        if node.gpus and node.cpus is not None and node.cpus < node.gpus:
+            raise MisfitError(
+                f"node {index} has {node.gpus} GPUs and only {node.cpus} CPUs, and OpenRLHF takes "
+                f"one CPU for each GPU: raise AGENT_NUM_CPUS there, or set "
+                f"AGENT_NUM_GPUS={node.cpus}"
+            )
+    known = [node.cpus for node in asked.nodes if node.cpus is not None]
+    gpus = sum(node.gpus for node in asked.nodes)
+    if reward_tasks and len(known) == len(asked.nodes) and sum(known) <= gpus:
+        raise MisfitError(
+            f"the {gpus} GPUs take one CPU each and there are {sum(known)} CPUs, but calls of the "
+            "reward server take one more: raise AGENT_NUM_CPUS on a node by one"
+        )
+
+
+def check_engine(nodes: tuple[NodeSize, ...], tensor_parallel: int) -> str:
+    """Refuse engines on parts of several nodes; return a note if they fill several whole nodes.
+
+    The GPUs of an engine communicate in every layer.
+    """
+    counts = [node.gpus for node in nodes]
+    if all(count % tensor_parallel == 0 for count in counts):
+        return ""
+    whole_nodes = len(set(counts)) == 1 and tensor_parallel % counts[0] == 0
+    if whole_nodes and sum(counts) % tensor_parallel == 0:
+        return f"each engine spans {tensor_parallel // counts[0]} nodes, over the network"
+    largest = gcd(*counts)
+    fitting = [str(size) for size in range(1, largest + 1) if largest % size == 0]
+    raise MisfitError(
+        f"{shapes(nodes)} cannot hold engines of {tensor_parallel} GPUs within "
+        f"a node: set AGENT_TENSOR_PARALLEL to {' or '.join(fitting)}"
+    )
+
+
+def nearest(target: int, step: int) -> int:
+    """Return the multiple of a step nearest to a target, at least one step."""
+    return max(1, (target + step // 2) // step) * step
+
+
+class TrainBatch(Value):
+    """Samples of one update: `size` = `micro` × steps × `ranks`, as DeepSpeed asserts."""
+
+    size: int
+    micro: int
+    """Samples of a rank per step."""
+    ranks: int
+    """Groups of processes with different data."""
+    gpus: int
+
+    def text(self) -> str:
+        """Return the arithmetic."""
+        steps = self.size // (self.micro * self.ranks)
+        factors = [self.ranks, *([self.micro] if self.micro > 1 else []), steps]
+        apart = self.gpus // self.ranks
+        ranks = "" if apart == 1 else f" ({count_of(self.ranks, 'rank')} of {apart} GPUs)"
+        return f"batch {self.size} = {' × '.join(map(str, factors))}{ranks}"
+
+
+class OpenrlhfBatches(Value):
+    """A rollout is whole batches, and every rank gets the same number of samples."""
+
+    train: TrainBatch
+    rollout: int
+    """Prompts of a rollout."""
+    micro_rollout: int
+    samples: int
+    """Answers to each prompt."""
+
+    def text(self) -> str:
+        """Return the arithmetic."""
+        batches = self.rollout * self.samples // self.train.size
+        return (
+            f"{self.train.text()}; rollout {self.rollout} prompts × {self.samples} = "
+            f"{count_of(batches, 'batch')}"
+        )
+
+
+def train_batch(arguments: Arguments, gpus: int, target: int) -> TrainBatch:
+    """Return the batch nearest to a target that the ranks divide."""
+    apart = arguments.count("ds.ring_attn_size") * arguments.count("ds.tensor_parallel_size")
+    if gpus % apart:
+        raise MisfitError(
+            f"{gpus} GPUs cannot form ranks of {apart}: ring attention times DeepSpeed's "
+            "tensor parallel must divide them"
+        )
+    ranks = gpus // apart
+    micro = arguments.count("train.micro_batch_size")
+    size = arguments.count("train.batch_size", nearest(target, micro * ranks))
+    _divides(arguments, "train.batch_size", size, micro * ranks, f"{ranks} ranks × micro {micro}")
+    return TrainBatch(size, micro, ranks, gpus)
+
+
+def batches_of(
+    arguments: Arguments, gpus: int, samples: int, *, prompts_by_rank: bool = False
+) -> OpenrlhfBatches:
+    """Return batches that fit the ranks, or refuse the user's sizes that do not.
+
+    If a rollout is not whole batches, or one rank has more samples than another, ranks wait for
+    each other in a collective until NCCL's timeout. With `prompts_by_rank` every rank also gets the
+    same number of prompts.
+    """
+    train = train_batch(arguments, gpus, 128)
+    micro = arguments.count("rollout.micro_batch_size")
+    samples = arguments.count("rollout.n_samples_per_prompt", samples)
+    unit = lcm(train.size, micro * train.ranks)
+    step = unit // gcd(unit, samples)
+    if prompts_by_rank:
+        step = lcm(step, gpus)
+    target = _BATCHES_PER_ROLLOUT * train.size // samples
+    rollout = arguments.count("rollout.batch_size", nearest(target, step))
+    _divides(arguments, "rollout.batch_size", rollout, step, f"{samples} samples per prompt")
+    return OpenrlhfBatches(train, rollout, micro, samples)
+
+
+def _divides(arguments: Arguments, flag: str, size: int, step: int, of: str) -> None:
+    if size % step:
+        raise MisfitError(
+            f"AGENT_JOB_ARGS: {arguments.flag_text(flag)} {size} is no multiple of {step} ({of}); "
+            f"the nearest that is: {nearest(size, step)}"
+        )
+
+
+def place(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> tuple[GpuGroups, str]:
+    """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
+    found = groups_of(asked.gpu_nodes)
+    shape = shapes(asked.gpu_nodes)
+    nodes = arguments.count("actor.num_nodes", found.count)
+    gpus = arguments.count("actor.num_gpus_per_node", found.gpus)
+    groups = GpuGroups(nodes, gpus)
+    tensor_parallel = arguments.count("vllm.tensor_parallel_size", asked.tensor_parallel)
+    spans = check_engine(asked.gpu_nodes, tensor_parallel)
+    if groups.total % tensor_parallel:
+        raise MisfitError(
+            f"{groups.total} GPUs cannot form engines of {tensor_parallel}: "
+            "set AGENT_TENSOR_PARALLEL to a number that divides them"
+        )
+    engines = arguments.count("vllm.num_engines", groups.total // tensor_parallel)
+    for model in ("actor", "ref", *(["critic"] if critic else [])):
+        why = shape if model == "actor" else "as the actor, on the same GPUs"
+        arguments.add(f"{model}.num_nodes", nodes, why=why)
+        arguments.add(f"{model}.num_gpus_per_node", gpus, why=why)
+    text = engines_text(groups.total, engines, tensor_parallel)
+    arguments.add("vllm.num_engines", engines, why=text)
+    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why="AGENT_TENSOR_PARALLEL")
+    arguments.add_all(_COLOCATED)
+    uneven = f" ({shape} count as {found.count} groups of {found.gpus})"
+    is_uneven = len({node.gpus for node in asked.gpu_nodes}) > 1
+    idle = sum(node.gpus for node in asked.nodes) - groups.total
+    text += uneven if is_uneven else ""
+    text += f" ({spans})" if spans else ""
+    return groups, text + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
+
+
+def add_batches(arguments: Arguments, batches: OpenrlhfBatches) -> None:
+    """Set the batches."""
+    ranks = count_of(batches.train.ranks, "rank")
+    arguments.add("train.batch_size", batches.train.size, why=f"fits {ranks}, nearest to 128")
+    arguments.add("train.micro_batch_size", batches.train.micro, why=LEAST)
+    arguments.add(
+        "rollout.batch_size",
+        batches.rollout,
+        why=f"× {batches.samples} = whole batches of {batches.train.size}, fits {ranks}",
+    )
+    arguments.add("rollout.micro_batch_size", batches.micro_rollout, why=LEAST)
+    if batches.samples > 1:
+        arguments.add("rollout.n_samples_per_prompt", batches.samples, why="answers to compare")
+
+
+def add_training(arguments: Arguments, asked: RecipeInput, model: str) -> None:
+    """Set sharding and precision, and W&B if there is a key."""
+    arguments.add("ds.zero_stage", 3, why="weights sharded over all GPUs")
+    arguments.add(f"{model}.gradient_checkpointing_enable", why="longer texts in the same memory")
+    for switch in ("bf16", "flash_attn"):  # the default in newer versions
+        if arguments.supports(switch):
+            arguments.add(switch)
+    if asked.wandb:
+        arguments.add(
+            "logger.wandb.key", _WANDB, why="any value turns W&B on; the key is WANDB_API_KEY"
+        )
+
+
+def add_lengths(arguments: Arguments) -> None:
+    """Set the longest prompt and answer."""
+    if arguments.supports("prompt_max_len"):
+        arguments.add("prompt_max_len", 1024)
+        arguments.add("generate_max_len", 3072)
+    else:
+        arguments.add("data.max_len", 4096, why="prompt and answer together")
+
+
+def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> None:
+    """Set the source of rewards: the reward server, else the one in the user's arguments."""
+    if asked.scores:
+        arguments.add("reward.remote_url", "{reward_url}", why="the run's reward server")
+    elif arguments.given("reward.model_name_or_path"):
+        arguments.add("reward.num_nodes", groups.count, why="as the actor")
+        arguments.add("reward.num_gpus_per_node", groups.gpus, why="as the actor")
+    elif not (
+        arguments.given("reward.remote_url")
+        or (
+            arguments.supports("train.agent_func_path") and arguments.given("train.agent_func_path")
+        )
+    ):
+        raise MisfitError(
+            "no source of rewards: set AGENT_REWARD to a server or its URL, or name a model by "
+            f"{arguments.flag_text('reward.model_name_or_path')} in AGENT_JOB_ARGS"
+        )
+
+
+def add_checkpoints(arguments: Arguments, asked: RecipeInput, steps: int, within: str = "") -> None:
+    """Save checkpoints and resume from them; without any, the flag to load has no effect."""
+    if not asked.checkpoints:
+        return
+    path = f"{asked.checkpoints}/{within}" if within else asked.checkpoints
+    arguments.add("ckpt.save_steps", steps, why="the default never saves")
+    arguments.add("ckpt.path", path, why="AGENT_CHECKPOINTS")
+    arguments.add("ckpt.load_enable", why="resumes from the last checkpoint, if any")
+    arguments.add("ckpt.output_dir", f"{asked.checkpoints}/model", why="the model at the end")
+
+
+def check_demand(arguments: Arguments, gpus: int) -> None:
+    """Refuse placement groups that do not fit on the GPUs: they would wait forever."""
+    wanted = {"actor": _world(arguments, "actor")}
+    engines = arguments.count("vllm.num_engines") * arguments.count("vllm.tensor_parallel_size")
+    everything = arguments.holds("train.colocate_all")
+    apart = arguments.supports("train.async_enable") and arguments.holds("train.async_enable")
+    if apart and arguments.holds("vllm.enable_sleep"):
+        raise MisfitError(
+            f"{arguments.flag_text('train.async_enable')} excludes "
+            f"{arguments.flag_text('vllm.enable_sleep')}: add "
+            f"{arguments.left_out_text('vllm.enable_sleep')} to AGENT_JOB_ARGS"
+        )
+    if everything or arguments.holds("train.colocate_actor_ref"):
+        if _world(arguments, "ref") != wanted["actor"]:
+            raise MisfitError("the actor and its reference share GPUs: give both the same number")
+    else:
+        wanted["reference"] = _world(arguments, "ref")
+    if not everything:
+        for model in ("critic", "reward"):
+            if arguments.holds(f"{model}.num_nodes"):
+                wanted[model] = _world(arguments, model)
+    if apart or not everything:
+        wanted["engines"] = engines
+    elif engines != wanted["actor"]:
+        raise MisfitError(
+            f"actor and engines share GPUs, and the actor has {wanted['actor']}, the engines "
+            f"{engines}: leave out {arguments.flag_text('vllm.num_engines')}, or set "
+            "AGENT_TENSOR_PARALLEL so that engines × GPUs of each are as many"
+        )
+    if sum(wanted.values()) > gpus:
+        parts = ", ".join(f"{name} {count}" for name, count in wanted.items())
+        raise MisfitError(f"{sum(wanted.values())} GPUs are needed ({parts}) and {gpus} joined")
+
+
+def data_notes(batches: OpenrlhfBatches) -> tuple[str, ...]:
+    """Return notes on the size of the data and on resuming."""
+    return (f"a rollout needs data of at least {batches.rollout} prompts", SAME_GPUS)
+
+
+def _world(arguments: Arguments, model: str) -> int:
+    nodes = arguments.count(f"{model}.num_nodes", 1)
+    return nodes * arguments.count(f"{model}.num_gpus_per_node", 8)

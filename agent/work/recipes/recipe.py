@@ -71,6 +71,24 @@ def count_of(number: int, thing: str) -> str:
     return f"{number} {thing}{ending}"
 
 
+class GpuGroups(Value):
+    """Equal groups of GPUs, each within one node."""
+
+    count: int
+    gpus: int
+    """GPUs of each group."""
+
+    @property
+    def total(self) -> int:
+        """Return the GPUs of all groups."""
+        return self.count * self.gpus
+
+
+def engines_text(gpus: int, engines: int, tensor_parallel: int) -> str:
+    """Return the arithmetic of engines: 16 GPUs = 8 engines × 2."""
+    return f"{count_of(gpus, 'GPU')} = {count_of(engines, 'engine')} × {tensor_parallel}"
+
+
 class MisfitError(ValueError):
     """A recipe does not fit the nodes; the message says why."""
 

@@ -1,7 +1,7 @@
-"""TRL's GRPO by torchrun, on GPUs or on CPUs, rewards from a server.
+"""TRL's GRPO by torchrun, on GPUs or CPUs, with rewards from a server.
 
-What it runs is our own small program, bundled/trl_grpo.py: TRL's `trl grpo` cannot go on from a
-checkpoint, and knows no reward server.
+It runs bundled/trl_grpo.py: TRL's own `trl grpo` cannot resume from a checkpoint or use a reward
+server.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ from agent.work.recipes.arguments import Arguments, Program
 from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes, version_text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = (
@@ -24,69 +22,62 @@ VERSIONS: tuple[Version, ...] = (
 )
 ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
 
-KINDS: Mapping[str, type[float]] = {
-    **dict.fromkeys(
-        (
-            *("save-steps", "save-total-limit", "eval-steps", "num-generations"),
-            *("per-device-train-batch-size", "gradient-accumulation-steps"),
-            *("max-completion-length", "max-steps", "seed", "vllm-tensor-parallel-size"),
-        ),
-        int,
-    ),
-    **dict.fromkeys(
-        ("reward-seconds", "num-train-epochs", "learning-rate", "temperature", "beta"), float
-    ),
-}
-"""What of bundled/trl_grpo.py takes numbers."""
+_TEXT = (
+    *("model", "data", "split", "eval-data", "eval-split", "prompt-key", "label-key"),
+    *("reward-url", "checkpoints"),
+)
+_WHOLE = (
+    *("save-steps", "save-total-limit", "eval-steps", "num-generations"),
+    *("per-device-train-batch-size", "gradient-accumulation-steps"),
+    *("max-completion-length", "max-steps", "seed", "vllm-tensor-parallel-size"),
+)
 FLAGS = {
     **dict.fromkeys(("chat", "cpu", "wandb"), "0"),
+    **dict.fromkeys(_TEXT, "1"),
+    **dict.fromkeys(_WHOLE, "1i"),
     **dict.fromkeys(
-        (
-            *("model", "data", "split", "eval-data", "eval-split", "prompt-key", "label-key"),
-            *("reward-url", "checkpoints", *KINDS),
-        ),
-        "1",
+        ("reward-seconds", "num-train-epochs", "learning-rate", "temperature", "beta"), "1f"
     ),
     "config": "*",
 }
-"""What it takes, and how many words follow."""
+"""The flags of bundled/trl_grpo.py, each with the words that it takes (see `Program.flags`)."""
 
 _GPUS_ONLY: Version = (1, 15)
-"""Its kernels are Triton's, and run on no CPU; releases before and after it have another way."""
+"""Its Triton kernels run on GPUs only; releases before and after it also run on CPUs."""
 
 _ANSWERS = 128
-"""Answers that an update is to rest on, about."""
+"""Answers per update, approximately."""
 
 
 def make(asked: RecipeInput) -> Command:
-    """Make the command that torchrun gets on every node."""
-    arguments = Arguments(Program("trl_grpo", FLAGS, {}, KINDS), asked.args)
+    """Make the command that torchrun runs on every node."""
+    arguments = Arguments(Program("trl_grpo", FLAGS, {}), asked.args)
     world = gpu_processes(asked.nodes)
     arguments.add("model", asked.model, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
-    arguments.add("prompt-key", "input", why="where the prompt stands in each row")
-    arguments.add("label-key", "label", why="where the right answer stands; '' for none")
+    arguments.add("prompt-key", "input", why="column of the prompt")
+    arguments.add("label-key", "label", why="column of the right answer; '' for none")
     if asked.eval_data:
         arguments.add("eval-data", asked.eval_data, why="AGENT_EVAL_DATA")
     if asked.scores:
         arguments.add("reward-url", "{reward_url}", why="the run's reward server")
     elif not arguments.given("reward-url"):
-        raise MisfitError("nothing gives rewards: set AGENT_REWARD to a server or its URL")
-    arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; goes on from the last")
-    told = _batch(arguments, world)
+        raise MisfitError("no source of rewards: set AGENT_REWARD to a server or its URL")
+    arguments.add("checkpoints", asked.checkpoints, why="AGENT_CHECKPOINTS; resumes from the last")
+    sizes = _batch(arguments, world)
     if not world:
         arguments.add("cpu", why="no node has a GPU")
     if arguments.holds("cpu"):
         _check_cpus(asked.version)
     _engines(arguments, asked)
     if asked.wandb:
-        arguments.add("wandb", why="WANDB_API_KEY is there")
+        arguments.add("wandb", why="WANDB_API_KEY")
     script = str(Path(__file__).parents[2] / "bundled" / "trl_grpo.py")
-    return Command((asked.python, script, *arguments.argv()), {}, arguments.why(), (told,))
+    return Command((asked.python, script, *arguments.argv()), {}, arguments.why(), (sizes,))
 
 
 def _check_cpus(version: Version) -> None:
-    """Refuse the release that ends with an error in its first step on CPUs."""
+    """Refuse the release that fails in its first step on CPUs."""
     if version[:2] == _GPUS_ONLY:
         raise MisfitError(
             f"TRL {version_text(version)} trains on GPUs only: 1.14.2 and 1.16.0 also run on CPUs"
@@ -94,9 +85,9 @@ def _check_cpus(version: Version) -> None:
 
 
 def _batch(arguments: Arguments, world: int) -> str:
-    """Set how many answers an update rests on: whole groups of answers to one prompt.
+    """Set the answers of an update: whole groups of answers to one prompt.
 
-    On CPUs the launcher decides how many processes there are: each learns from whole groups.
+    On CPUs the launcher decides the number of processes: each trains on whole groups.
     """
     group = arguments.count("num-generations", 8)
     if group < 2:
@@ -109,12 +100,12 @@ def _batch(arguments: Arguments, world: int) -> str:
     total = each * steps * (world or 1)
     if total % group:
         raise MisfitError(
-            f"AGENT_JOB_ARGS: {total} answers to learn from are no whole groups of {group}: give "
-            f"--per-device-train-batch-size a multiple of {group}"
+            f"AGENT_JOB_ARGS: {total} answers per update are no whole groups of {group}: "
+            f"--per-device-train-batch-size must be a multiple of {group}"
         )
-    arguments.add("num-generations", group, why="answers to each prompt, to compare")
-    arguments.add("per-device-train-batch-size", each, why="whole groups, whatever joins")
-    arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers an update")
+    arguments.add("num-generations", group, why="answers per prompt, to compare")
+    arguments.add("per-device-train-batch-size", each, why="whole groups")
+    arguments.add("gradient-accumulation-steps", steps, why=f"near {_ANSWERS} answers per update")
     prompts = f"{count_of(total // group, 'prompt')} × {group}"
     if not world:
         return f"each process: batch {total} = {each} × {steps}; {prompts}"
@@ -123,7 +114,7 @@ def _batch(arguments: Arguments, world: int) -> str:
 
 
 def _engines(arguments: Arguments, asked: RecipeInput) -> None:
-    """Let vLLM generate where an engine was asked for that spans GPUs."""
+    """Use vLLM for AGENT_TENSOR_PARALLEL above 1."""
     size = asked.tensor_parallel
     if size == 1:
         return
@@ -131,6 +122,6 @@ def _engines(arguments: Arguments, asked: RecipeInput) -> None:
     if any(count == 0 or count % size for count in counts):
         raise MisfitError(
             f"engines of {size} GPUs do not fit nodes of {' and '.join(map(str, counts))}: "
-            "set AGENT_TENSOR_PARALLEL to what divides them"
+            "set AGENT_TENSOR_PARALLEL to a number that divides them"
         )
     arguments.add("vllm-tensor-parallel-size", size, why="AGENT_TENSOR_PARALLEL, by vLLM")
