@@ -131,15 +131,19 @@ def test_every_recipe_has_a_file() -> None:
 
 @pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
 def test_sources(name: str) -> None:
-    """Each source names a repository, a file and a commit; rows refer to sources of the file."""
+    """A source is a file at a commit or in a package; rows refer to sources of the same file."""
     recipe = load(name)
     assert recipe["recipe"] == name
     ids = [source["id"] for source in recipe["source"]]
     assert len(set(ids)) == len(ids)
     for source in recipe["source"]:
-        assert COMMIT.fullmatch(source["commit"]), source
+        if "package" in source:
+            assert re.fullmatch(r"[\w-]+==[\d.]+", source["package"])
+            assert re.fullmatch(r"[0-9a-f]{64}", source["sha256"])
+        else:
+            assert COMMIT.fullmatch(source["commit"]), source
+            assert re.fullmatch(r"[\w.-]+/[\w.-]+", source["repository"])
         assert source["kind"] in KINDS
-        assert re.fullmatch(r"[\w.-]+/[\w.-]+", source["repository"])
         assert source["file"]
         assert source["about"]
     for setting in recipe["setting"]:
