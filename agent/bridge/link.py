@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import anyio
-from anyio.streams.buffered import BufferedByteReceiveStream
 
 from agent.base import times
 from agent.decisions.head import state as h
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_MAX_LINE = 1 << 22
 _PAUSE = times.BRIDGE_PAUSE
 _MAX_PAUSE = times.LONGEST_BRIDGE_PAUSE
 
@@ -153,20 +152,15 @@ class RayLink:
 
     async def _send(self, command: Mapping[str, object]) -> None:
         child = self._child
-        if child is None or child.pipes.stdin is None:
+        if child is None or child.stdin is None or child.stdin.is_closing():
             return  # the next bridge is sent all commands
-        try:
-            await child.pipes.stdin.send((json.dumps(command) + "\n").encode())
-        except (anyio.BrokenResourceError, anyio.ClosedResourceError):
-            return  # same
+        child.stdin.write((json.dumps(command) + "\n").encode())
+        with suppress(BrokenPipeError, ConnectionResetError):  # same
+            await child.stdin.drain()
 
     async def _read(self, child: Child) -> None:
-        assert child.pipes.stdout is not None  # noqa: S101 - started with pipes
-        stream = BufferedByteReceiveStream(child.pipes.stdout)
-        while True:
-            try:
-                line = await stream.receive_until(b"\n", _MAX_LINE)
-            except (anyio.IncompleteRead, anyio.EndOfStream, anyio.ClosedResourceError):
+        async for line in child.stdout:
+            if not line.endswith(b"\n"):  # the bridge was killed while it wrote
                 return
             data = json.loads(line)
             if data["event"] == "stop-taken":

@@ -91,10 +91,11 @@ class _Lookup:
 
     async def answer(self, limit: float) -> tuple[str, ...] | str | None:
         """Return the answer; None after `limit` seconds without one."""
-        done, call = anyio.Event(), _loop_caller()
+        done, loop = anyio.Event(), asyncio.get_running_loop()
 
         def wake() -> None:
-            call(done.set)
+            with suppress(RuntimeError):  # the loop is closed
+                loop.call_soon_threadsafe(done.set)
 
         with self._lock:
             if self._found is not None:
@@ -117,23 +118,11 @@ def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     answer: list[tuple[str, ...]] = []
 
     def work() -> None:
-        try:
+        with suppress(OSError, UnicodeError):
             answer.append(lookup(host))
-        except (OSError, UnicodeError):
-            answer.append(())
 
     thread = threading.Thread(target=work, daemon=True)
     with suppress(RuntimeError):  # a container may limit how many threads there are
         thread.start()
         thread.join(limit)
     return answer[0] if answer else ()
-
-
-def _loop_caller() -> Callable[[Callable[[], None]], None]:
-    loop = asyncio.get_running_loop()
-
-    def call(function: Callable[[], None]) -> None:
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(function)
-
-    return call

@@ -66,13 +66,11 @@ async def output_of(
         return "", f"{argv[0]}: {error.strerror}"
     except ProcessLimitError as error:
         return "", error.reason
-    assert child.pipes.stdout is not None  # noqa: S101 - started with pipes
     text, code = b"", None
     with anyio.move_on_after(limit):
-        try:
-            while len(text) < _MAX_OUTPUT:
-                text += await child.pipes.stdout.receive()
-        except anyio.EndOfStream:
+        while chunk := await child.stdout.read(_MAX_OUTPUT - len(text)):
+            text += chunk
+        if len(text) < _MAX_OUTPUT:
             code = await child.wait()
     with anyio.CancelScope(shield=True):
         await child.stop(0.0)

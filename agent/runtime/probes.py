@@ -128,27 +128,47 @@ def _is_finite(value: object) -> bool:
 
 async def reward_answers(url: str, limit: float = 10.0) -> str:
     """Request one score; return '' for a valid reply, else what is wrong."""
-    timeout = aiohttp.ClientTimeout(total=limit)
+    reply = await _send_request(url, json.dumps(REWARD_REQUEST), limit)
+    return reply if isinstance(reply, str) else check_reward_reply(*reply)
+
+
+async def reply_evidence(url: str, body: str | None, expect: str, limit: float = 10.0) -> str:
+    """Send one request; return '' for the expected reply, else what is wrong."""
+    reply = await _send_request(url, body, limit)
+    if isinstance(reply, str):
+        return reply
+    status, text = reply
+    shown = text[:120].decode(errors="replace").strip()
+    if not 200 <= status < 300:
+        return f"it answered {status}: {shown}"
+    if expect and expect not in text.decode(errors="replace"):
+        return f"its reply lacks {expect!r}: {shown}"
+    return ""
+
+
+async def _send_request(url: str, body: str | None, limit: float) -> tuple[int, bytes] | str:
+    """Send one request; return status and body of the reply, or why there is none."""
+    headers = {"Content-Type": "application/json"} if body is not None else {}
+    method = "GET" if body is None else "POST"
+    text = b""
     try:
         async with (
             aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(resolver=ThreadResolver(limit)),
-                timeout=timeout,
+                timeout=aiohttp.ClientTimeout(total=limit),
                 trust_env=not names_an_address(url),
             ) as session,
-            session.post(url, json=REWARD_REQUEST) as reply,
+            session.request(method, url, data=body, headers=headers) as reply,
         ):
-            body = b""
             async for chunk in reply.content.iter_any():
-                body += chunk
-                if len(body) > _MAX_REPLY:
+                text += chunk
+                if len(text) > _MAX_REPLY:
                     return f"its reply is longer than {_MAX_REPLY} bytes"
-            return check_reward_reply(reply.status, body)
+            return reply.status, text
     except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
         return f"no answer within {limit:g} s"
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        cause = getattr(error, "os_error", None) or error
-        return reason(cause)
+        return reason(getattr(error, "os_error", None) or error)
 
 
 def names_an_address(url: str) -> bool:
@@ -235,33 +255,6 @@ def _resolve_result(host: str, address: str, port: int) -> ResolveResult:
         "proto": 0,
         "flags": socket.AI_NUMERICHOST,
     }
-
-
-async def reply_evidence(url: str, body: str | None, expect: str, limit: float = 10.0) -> str:
-    """Send one request; return '' for the expected reply, else what is wrong."""
-    timeout = aiohttp.ClientTimeout(total=limit)
-    headers = {"Content-Type": "application/json"} if body is not None else {}
-    method = "GET" if body is None else "POST"
-    try:
-        async with (
-            aiohttp.ClientSession(timeout=timeout, trust_env=not names_an_address(url)) as session,
-            session.request(method, url, data=body, headers=headers) as reply,
-        ):
-            text = b""
-            async for chunk in reply.content.iter_any():
-                text += chunk
-                if len(text) > _MAX_REPLY:
-                    return f"its reply is longer than {_MAX_REPLY} bytes"
-    except (TimeoutError, asyncio.TimeoutError):  # two things until Python 3.11
-        return f"no answer within {limit:g} s"
-    except (aiohttp.ClientError, OSError, ValueError) as error:
-        return reason(getattr(error, "os_error", None) or error)
-    shown = text[:120].decode(errors="replace").strip()
-    if not 200 <= reply.status < 300:
-        return f"it answered {reply.status}: {shown}"
-    if expect and expect not in text.decode(errors="replace"):
-        return f"its reply lacks {expect!r}: {shown}"
-    return ""
 
 
 class MissCounter:

@@ -16,16 +16,14 @@ import subprocess
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import psutil
-from anyio.abc import ByteReceiveStream, ByteSendStream
 
 from agent.base import times
 from agent.base.outcome import name_of_code, shell_code
 from agent.base.text import without_controls
-from agent.base.value import Value
 from agent.node.limits import starting
 from agent.record.background import Writer, appending
 from agent.record.log import disk_alarm
@@ -37,6 +35,8 @@ if TYPE_CHECKING:
 
 
 _CHUNK = 1 << 16
+_MAX_LINE = 1 << 22
+"""Longest line of a piped stdout; the bridge sends all nodes in one."""
 
 _PIPE_BYTES = 1 << 20
 """Buffer for a second or two without a reader."""
@@ -59,95 +59,6 @@ _BOILERPLATE = re.compile(
 )
 """Lines that `ray start` prints at every start or every end (2.40 to 2.60)."""
 _EXITED_SUBPROCESS = re.compile(r"\[exit code=")
-
-
-class Pipes(Value):
-    """A child's stdin and stdout, where they are pipes."""
-
-    stdin: PipeWriter | None = None
-    stdout: PipeReader | None = None
-
-    def close(self) -> None:
-        """Close both pipes."""
-        for pipe in (self.stdin, self.stdout):
-            if pipe is not None:
-                pipe.close()
-
-
-class PipeReader(ByteReceiveStream):
-    """The agent's end of a child's stdout."""
-
-    def __init__(self, reader: asyncio.StreamReader, transport: asyncio.ReadTransport) -> None:
-        self._reader = reader
-        self._transport = transport
-
-    @classmethod
-    async def connect(cls, pipe: IO[bytes]) -> PipeReader:
-        """Connect a pipe to the event loop, which closes it at its end."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader(_CHUNK)
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_read_pipe(lambda: protocol, pipe)
-        return cls(reader, transport)
-
-    async def receive(self, max_bytes: int = _CHUNK) -> bytes:
-        """Return the data available, at least one byte."""
-        data = await self._reader.read(max_bytes)
-        if not data:
-            raise anyio.EndOfStream
-        return data
-
-    def close(self) -> None:
-        """Close the pipe."""
-        self._transport.close()
-
-    async def aclose(self) -> None:
-        """Read no more."""
-        self.close()
-
-    @property
-    def extra_attributes(self) -> Mapping[Any, Any]:
-        """Say that there is nothing to tell beside the bytes."""
-        return {}
-
-
-class PipeWriter(ByteSendStream):
-    """The agent's end of a child's stdin."""
-
-    def __init__(self, writer: asyncio.StreamWriter) -> None:
-        self._writer = writer
-
-    @classmethod
-    async def connect(cls, pipe: IO[bytes]) -> PipeWriter:
-        """Connect a pipe to the event loop."""
-        loop = asyncio.get_running_loop()
-        reader = asyncio.StreamReader()  # never fed; it reports a closed pipe to the writer
-        protocol = asyncio.StreamReaderProtocol(reader)
-        transport, _ = await loop.connect_write_pipe(lambda: protocol, pipe)
-        return cls(asyncio.StreamWriter(transport, protocol, reader, loop))
-
-    async def send(self, item: bytes) -> None:
-        """Write all of it; wait while the child does not read."""
-        if self._writer.is_closing():
-            raise anyio.ClosedResourceError
-        self._writer.write(item)
-        try:
-            await self._writer.drain()
-        except (BrokenPipeError, ConnectionResetError):
-            raise anyio.BrokenResourceError from None
-
-    def close(self) -> None:
-        """Write no more."""
-        self._writer.close()
-
-    async def aclose(self) -> None:
-        """Write no more."""
-        self.close()
-
-    @property
-    def extra_attributes(self) -> Mapping[Any, Any]:
-        """Say that there is nothing to tell beside the bytes."""
-        return {}
 
 
 class ChildLog:
@@ -289,8 +200,11 @@ class Child:
         self.name = name
         self.started = start_time(pid)
         """Its start time in ticks since the machine's boot; identifies it together with its pid."""
-        self.pipes = Pipes()
-        """Its pipes, if it was started with `start_piped`."""
+        self.stdin: asyncio.StreamWriter | None = None
+        """Its stdin, if it was started with `start_piped`."""
+        self.stdout = asyncio.StreamReader(_MAX_LINE)
+        """Its stdout, if it was started with `start_piped`."""
+        self._reading: asyncio.ReadTransport | None = None
         self._output = output
         self._keep_group = keep_group
         self.is_stopping = False
@@ -346,9 +260,13 @@ class Child:
     async def _connect(self, process: subprocess.Popen[bytes]) -> None:
         assert process.stdin is not None  # noqa: S101 - started with pipes
         assert process.stdout is not None  # noqa: S101 - same
-        stdin = await PipeWriter.connect(process.stdin)
-        self.pipes = Pipes(stdin)  # closed by `stop` if the other one fails
-        self.pipes = Pipes(stdin, await PipeReader.connect(process.stdout))
+        loop = asyncio.get_running_loop()
+        unfed = asyncio.StreamReader()  # it reports a closed pipe to the writer
+        protocol = asyncio.StreamReaderProtocol(unfed)
+        writing, _ = await loop.connect_write_pipe(lambda: protocol, process.stdin)
+        self.stdin = asyncio.StreamWriter(writing, protocol, unfed, loop)
+        reading = asyncio.StreamReaderProtocol(self.stdout)
+        self._reading, _ = await loop.connect_read_pipe(lambda: reading, process.stdout)
 
     @property
     def running(self) -> bool:
@@ -379,7 +297,9 @@ class Child:
             self._signal(os.killpg, signal.SIGKILL)
             with anyio.CancelScope(shield=True), anyio.move_on_after(1.0):
                 await self._ended.wait()
-            self.pipes.close()
+            for pipe in (self.stdin, self._reading):
+                if pipe is not None:
+                    pipe.close()
 
     async def end_sentence(self, code: int) -> str:
         """Return a sentence with its exit code and the end of its log."""
@@ -447,8 +367,8 @@ class Child:
 
     def _end(self, code: int) -> None:
         self._code = code
-        if self.pipes.stdin is not None:
-            self.pipes.stdin.close()  # stdout may still have data; it closes at its end
+        if self.stdin is not None:
+            self.stdin.close()  # stdout may still have data; it closes at its end
         self._ended.set()
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
