@@ -53,9 +53,7 @@ class Scenario:
 
 
 BOOT = Scenario("boot", "tests/lab/test_boot.py::test_three_pods_one_environment_two_runs")
-TOKEN = Scenario(
-    "token", "tests/lab/test_strangers.py::test_token_guards_everything_and_shows_nowhere"
-)
+TOKEN = Scenario("token", "tests/lab/test_one_run.py")
 REFUSAL = Scenario("token", "tests/lab/test_versions.py::test_a_ray_without_token_auth_is_refused")
 
 

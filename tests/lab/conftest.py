@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,20 +14,19 @@ from ignored_signals import keep_ignored_signals_from_children
 from scenario import Cluster, need_lab, needed_in_pods
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 keep_ignored_signals_from_children()
 
 
-@pytest.fixture
-def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Pods with one identical environment; `@pytest.mark.pods(3, unpublished=…)` says how many."""
+@contextmanager
+def cluster_of(
+    count: int, request: pytest.FixtureRequest, options: Mapping[str, Any] | None = None
+) -> Iterator[Cluster]:
+    """Create pods with one identical environment; on a failure print what their agents wrote."""
     need_lab()
-    mark = request.node.get_closest_marker("pods")
-    count = mark.args[0] if mark else 1
     names = [f"pod{letter}" for letter in "abcdef"[:count]]
-    options = dict(mark.kwargs) if mark else {}
-    with podlab.Lab(names=names, shm="1g", share=needed_in_pods(), **options) as lab:
+    with podlab.Lab(names=names, shm="1g", share=needed_in_pods(), **options or {}) as lab:
         made = Cluster(
             lab,
             {
@@ -37,10 +37,25 @@ def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
             },
         )
         yield made
-        report = getattr(request.node, "failed_call", None)
-        if report:
+        if getattr(request.node, "failed_call", False):
             for container in made.started:
                 print(container.tail())
+
+
+@pytest.fixture
+def cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Pods for one scenario; `@pytest.mark.pods(3, unpublished=…)` sets their number."""
+    mark = request.node.get_closest_marker("pods")
+    count, options = (mark.args[0], mark.kwargs) if mark else (1, None)
+    with cluster_of(count, request, options) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_cluster(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """Two pods for all scenarios of a file."""
+    with cluster_of(2, request) as made:
+        yield made
 
 
 @pytest.fixture
@@ -69,8 +84,9 @@ def idle(lab: podlab.Lab) -> Iterator[list[podlab.Container]]:
 
 @pytest.hookimpl(tryfirst=True, hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
-    """Note a failure on the test itself, so that its cluster can show the agents' words."""
+    """Record a failure on the test and its file, so that their cluster prints its agents' logs."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]  # pluggy's result has no stub here
-    if report.when == "call" and report.failed:
-        item.failed_call = True  # type: ignore[attr-defined]  # our own note
+    if report.when in {"setup", "call"} and report.failed:
+        for node in (item, item.parent):
+            node.failed_call = True  # type: ignore[union-attr]  # an attribute of ours

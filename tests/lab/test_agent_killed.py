@@ -56,7 +56,6 @@ def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed
     assert len(json.loads(run.read_text())["attempts"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) -> None:
     """Three times it is started again; then the parent ends everything with 70."""
@@ -71,7 +70,6 @@ def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) 
     assert "giving up" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_killed_while_everything_boots(cluster: Cluster) -> None:
     """Ray that boots and the reward server are taken over; a prepare step is not done again."""
@@ -103,7 +101,6 @@ def attempt(cluster: Cluster) -> dict[str, Any]:
     return last
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_killed_while_it_stops_a_job_that_lost_its_worker(cluster: Cluster) -> None:
     """The next agent knows why the job is being stopped: 75 with the worker's name, not 143."""
@@ -123,7 +120,6 @@ def test_killed_while_it_stops_a_job_that_lost_its_worker(cluster: Cluster) -> N
     assert outcome["culprit"] == "node"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_loss_is_remembered_by_the_next_agent(cluster: Cluster) -> None:
     """A job that fails within a minute after a worker's loss is made again, whoever saw that."""
@@ -146,7 +142,6 @@ def test_a_loss_is_remembered_by_the_next_agent(cluster: Cluster) -> None:
     assert codes == [75, 7]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_killed_while_it_leaves(cluster: Cluster) -> None:
     """The verdict stands: the next agent begins no other run, and the worker hears of it."""
@@ -166,7 +161,6 @@ def test_killed_while_it_leaves(cluster: Cluster) -> None:
     assert len([*cluster.pods[0].tmp.glob("logs/2*/run.json")]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_killed_between_two_attempts(cluster: Cluster) -> None:
     """The Ray that was started for the next attempt is taken over; a worker's return begins it."""
@@ -184,7 +178,6 @@ def test_killed_between_two_attempts(cluster: Cluster) -> None:
     assert head.stderr().count("starting Ray's head") == 2
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_killed_together_with_its_ray(cluster: Cluster) -> None:
     """The next attempt's output is passed on from its beginning, however much there was before."""
@@ -204,7 +197,6 @@ def test_killed_together_with_its_ray(cluster: Cluster) -> None:
     assert copy.read_text().splitlines()[-1] == "second"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
 def test_a_stop_right_after_its_death(cluster: Cluster, signum: signal.Signals) -> None:
@@ -220,7 +212,6 @@ def test_a_stop_right_after_its_death(cluster: Cluster, signum: signal.Signals) 
     assert head.stdout().endswith("cleaned\n")
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_the_parent_dies(cluster: Cluster) -> None:
     """Not a pod's first process, the parent may be killed: the agent ends as on SIGTERM."""
@@ -239,7 +230,6 @@ def test_the_parent_dies(cluster: Cluster) -> None:
     assert cluster.outcome(0)["exit_code"] == 143
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_who_follows_the_log_sees_it_to_its_end(cluster: Cluster) -> None:
     """`logs --follow` goes on with the next agent, and ends with the run."""

@@ -65,7 +65,6 @@ def test_what_would_break_the_run_ends_it(cluster: Cluster) -> None:
     assert not cluster.file(0, "job.log").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
     """What leaves one pod is shaped as RunPod's Global Networking is: that pod is named, once."""
@@ -86,7 +85,6 @@ def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
     assert ends(agents, 40) == [143, 143, 143]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 def test_a_slow_link_is_named_while_others_are_awaited(cluster: Cluster) -> None:
     """The first worker is measured as it joins: the last is not even started before that is said.

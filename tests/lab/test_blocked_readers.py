@@ -61,7 +61,6 @@ def test_a_stderr_that_nobody_reads(cluster: Cluster) -> None:
     holder.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_streams_that_are_closed_or_left(cluster: Cluster) -> None:
     """`>&-`, `2>&-`, both, and `| head -1`: the code is the job's, and so is what job.log has."""

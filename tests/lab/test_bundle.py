@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from scenario import BOOT, Cluster, ends, last_line
+from scenario import BOOT, Cluster, last_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,33 +45,6 @@ def the_bundle(cluster: Cluster, pod: int, container: Container) -> dict[str, st
     return found
 
 
-@pytest.mark.slow
-@pytest.mark.pods(2)
-def test_a_failed_job_leaves_all_nodes_logs_with_the_head(cluster: Cluster) -> None:
-    """Logs of agents, Ray, services and job, plan, facts and outcome, and the secret nowhere."""
-    cluster.env |= {"RAY_AUTH_TOKEN": TOKEN, "AGENT_REWARD": "builtin"}
-    script = 'echo "\x1b[31mkey $RAY_AUTH_TOKEN\x1b[0m"; exit 3'
-    head, worker = cluster.agents("sh", "-c", script)
-    assert ends([head, worker]) == [3, 3], head.tail()
-    found = the_bundle(cluster, 0, head)
-    assert TOKEN not in "".join(found.values())
-    assert found["poda/job.log"] == "key ********\n"
-    wanted = {
-        *("plan.txt", "status.json", "findings.json", "run.json", "contents.txt"),
-        *("poda/agent.log", "poda/events.jsonl", "poda/facts.json", "poda/ray-start.log"),
-        *("poda/reward-server.log", "poda/ray/gcs_server.out", "poda/ray/raylet.out"),
-        *("poda/ray/dashboard.log", "podb/agent.log", "podb/ray.log", "podb/raylet.out"),
-        *("podb/facts.json", "podb/last-heard.txt"),
-    }
-    assert wanted <= found.keys(), sorted(found)
-    assert any(name.startswith("poda/ray/job-driver-") for name in found)
-    assert "following the head" in found["podb/agent.log"]
-    assert "state: left" in found["podb/last-heard.txt"]
-    assert bundles(cluster, 1) == []
-    assert "bundle" not in cluster.outcome(1)
-
-
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_worker_that_died_without_a_word(cluster: Cluster) -> None:
     """The head's bundle has what it heard of it last."""
@@ -86,7 +59,6 @@ def test_a_worker_that_died_without_a_word(cluster: Cluster) -> None:
     assert "silent: " in found["podb/last-heard.txt"]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_worker_whose_head_is_gone_keeps_its_own(cluster: Cluster) -> None:
     """Nobody else could have its logs."""

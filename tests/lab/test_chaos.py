@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 SEED = 4
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(480)
 def test_a_short_seed_ends_as_predicted(tmp_path: Path) -> None:
     """Whatever goes wrong in a minute, the run ends with a code that may be, in time, and clean."""

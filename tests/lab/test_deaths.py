@@ -40,7 +40,6 @@ def test_a_worker_that_dies_and_comes_back_costs_an_attempt(cluster: Cluster) ->
     assert "podb" in first["reason"]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_the_heads_ray_dies_twice(cluster: Cluster) -> None:
     """Ray lost under the job: it is made again on a new Ray; the second time is once too often."""
@@ -67,7 +66,7 @@ def test_the_heads_ray_dies_twice(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(3)
-@pytest.mark.parametrize("disk", ["shared", pytest.param("lost", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("disk", ["shared", "lost"])
 def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
     cluster: Cluster, disk: str, shared: Path
 ) -> None:
@@ -92,7 +91,6 @@ def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
     assert ("a worker reports run" in new.stderr()) == (disk == "lost")
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_head_that_begins_another_run(cluster: Cluster) -> None:
     """With another job it is another run: a worker of the old one leaves with 75."""
@@ -105,7 +103,6 @@ def test_a_head_that_begins_another_run(cluster: Cluster) -> None:
     other.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_head_that_never_comes_back(cluster: Cluster) -> None:
     """AGENT_HEAD_GRACE after its last word the worker leaves, with nothing left behind."""
@@ -134,7 +131,6 @@ def test_a_worker_that_dies_is_named_within_three_seconds(cluster: Cluster) -> N
     assert "podb" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_ray_alone_dies_where_it_only_serves(cluster: Cluster) -> None:
     """Head's or worker's: it is started again in place, and the worker comes back by itself."""
@@ -158,7 +154,6 @@ def _kill(pod: Container, name: str) -> None:
     assert pod.exec(["kill", "-9", str(process.pid)]).returncode == 0
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_a_dashboard_that_hangs_leaves_the_job_alone(cluster: Cluster) -> None:
     """The job goes on, and its end is heard from GCS."""

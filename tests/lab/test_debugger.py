@@ -66,7 +66,6 @@ PERSON = textwrap.dedent(
 )
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_breakpoint_on_a_worker_is_found_from_the_head(cluster: Cluster) -> None:
     """`ray debug` on the head lists it, looks into the task's variables, and lets it go on."""

@@ -36,7 +36,6 @@ def told_once(stderr: str) -> str:
     return told
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("moment", ["boot", "job"])
 def test_a_full_log_disk_costs_the_log_alone(cluster: Cluster, moment: str) -> None:
@@ -60,7 +59,6 @@ def test_a_full_log_disk_costs_the_log_alone(cluster: Cluster, moment: str) -> N
     assert "No space left on device" in told
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("end", ["job", "SIGTERM"])
 def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> None:
@@ -90,7 +88,6 @@ def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> N
         idle.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path) -> None:
     """Nothing can be begun: 78 with the folder's name, and no hang."""
@@ -105,7 +102,6 @@ def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path)
         idle.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("stalled", ["logs", "checkpoints"])
 def test_sigterm_while_a_disk_stalls_an_attempt(
@@ -133,7 +129,6 @@ def test_sigterm_while_a_disk_stalls_an_attempt(
         assert "/tmp/logs" in next(x for x in agent.stderr().splitlines() if "does not answer" in x)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_a_full_tmp(cluster: Cluster) -> None:
     """Ray cannot live without its sessions: the end names the disk, and what to do."""
@@ -147,7 +142,6 @@ def test_a_full_tmp(cluster: Cluster) -> None:
     assert "--temp-dir=/larger" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_a_full_shm(cluster: Cluster) -> None:
     """Ray keeps its objects elsewhere then: a warning with its remedy, and the job's own code."""

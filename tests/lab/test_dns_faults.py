@@ -11,7 +11,6 @@ NOBODY = "10.77.0.99"
 TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec sleep 1000'
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_server_that_is_mute_at_first(cluster: Cluster) -> None:
     """A server that answers 15 s late costs that time; one that is mute later costs nothing."""
@@ -25,7 +24,6 @@ def test_a_server_that_is_mute_at_first(cluster: Cluster) -> None:
     assert ends([head, worker], 60) == [7, 7], head.tail()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("wrong", ["nobody's", "a worker's"])
 def test_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
@@ -39,7 +37,6 @@ def test_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
     assert ends([head, worker]) == [0, 0], head.tail() + worker.tail()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 def test_a_name_that_moves_while_dns_is_bad(cluster: Cluster) -> None:
     """The head comes back elsewhere: first its old address is told, then none, then nothing."""

@@ -161,7 +161,6 @@ def test_a_ray_that_dies_while_booting_is_started_again(cluster: Cluster) -> Non
     assert ends([head, worker], 150) == [6, 6]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_a_ray_that_hangs_is_spoken_of_and_started_again(cluster: Cluster) -> None:
     """Where nothing happens any more, the wait is told again after 30 s, and Ray is given up."""

@@ -18,7 +18,6 @@ def _has_ray(pod: Container) -> bool:
     return any(p.name in {"raylet", "gcs_server"} and not p.zombie for p in pod.processes())
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
     """Its Ray is gone before the next attempt begins, which goes on with who is left."""
@@ -40,7 +39,6 @@ def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
     assert cluster.outcome(0)["attempts"][0]["exit_code"] == 75
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_fenced_worker_joins_again(cluster: Cluster) -> None:
     """Its link heals after the fence: where nothing was lost but its Ray, it comes back."""
@@ -55,7 +53,6 @@ def test_a_fenced_worker_joins_again(cluster: Cluster) -> None:
     assert worker.stderr().count("Ray is up on this node") == 2
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_what_a_fenced_worker_prepares_is_stopped_and_run_again(cluster: Cluster) -> None:
     """Nothing of it runs while the head is out of reach; then it begins anew, and the job runs."""

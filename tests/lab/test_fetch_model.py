@@ -16,8 +16,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-pytestmark = pytest.mark.slow  # the client is installed for it, from a package index
-
 
 @pytest.fixture(scope="module")
 def client() -> Path:

@@ -34,7 +34,6 @@ def _is_up(head: Container) -> bool:
     return all(any(line.startswith(mark) for line in lines) for mark in marks)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_a_job_is_stopped_all_the_same(cluster: Cluster) -> None:
     """Its driver gets its SIGTERM and its grace, by the agent itself."""
@@ -50,7 +49,6 @@ def test_a_job_is_stopped_all_the_same(cluster: Cluster) -> None:
     assert "did not stop in time" not in head.stderr()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_it_hangs_before_the_job(cluster: Cluster, *, comes_back: bool) -> None:
@@ -76,7 +74,6 @@ def test_it_hangs_before_the_job(cluster: Cluster, *, comes_back: bool) -> None:
     assert len(cluster.outcome(0)["attempts"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_it_hangs_where_ray_only_serves(cluster: Cluster) -> None:
     """With no job of ours Ray is started again, too; not while somebody's own job runs there."""

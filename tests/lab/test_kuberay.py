@@ -188,7 +188,6 @@ def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
     await_true("the job is stopped", stopped, 20)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 def test_a_lost_pod_and_a_killed_agent(cluster: Cluster) -> None:
     """The job that failed with a pod is submitted again; the next agent follows that attempt."""
@@ -213,7 +212,6 @@ def test_a_lost_pod_and_a_killed_agent(cluster: Cluster) -> None:
     assert sorted({*re.findall(r"submission_id='([^']*)'", told)}) == ["rl-8h2pd", "rl-8h2pd-2"]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 def test_an_upload_is_logged(cluster: Cluster) -> None:
     """Over a slow network: one line with its size before, one with its duration after."""

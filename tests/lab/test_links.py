@@ -48,7 +48,6 @@ def _rounds(head: Container) -> int:
     return int(found[-1]) if found else 0
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
     """Nothing is restarted, and the job, which waits for the worker's actor, goes on."""
@@ -73,7 +72,6 @@ def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
     assert len(cluster.outcome(0)["attempts"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("how", ["both ways", "to the worker", "to the head"])
 def test_a_link_that_is_cut_for_good(cluster: Cluster, how: str) -> None:
@@ -102,7 +100,6 @@ def _lose(head: Pod, worker: Pod, how: str) -> None:
         worker.drop(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("how", ["to the worker", "to the head"])
 def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -> None:
@@ -124,7 +121,6 @@ def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -
     assert ends([head, worker], 40) == [7, 7], head.tail()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.timeout(720)
 def test_a_slow_and_bad_line(cluster: Cluster) -> None:

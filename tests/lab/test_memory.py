@@ -95,7 +95,6 @@ def have_killed(head: Container, folder: Path, victim: ProcessInfo) -> None:
     assert running.wait() in {0, 137}, running.tail()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("who", ["worker", "driver"])
 def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
@@ -120,7 +119,6 @@ def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
     assert len(cluster.outcome(0)["attempts"]) == 1
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("who", ["driver", "raylet"])
 def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
@@ -141,7 +139,6 @@ def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
     assert cluster.outcome(0)["kind"] == "job-failed"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_the_kernels_oom_killer_takes_the_agent(cluster: Cluster) -> None:
     """Another goes on in its stead and says why; the job notices nothing."""

@@ -86,7 +86,6 @@ def test_a_partial_cluster_runs_on_what_is_there(cluster: Cluster) -> None:
     assert "1 of 2" in said
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_fewer_than_the_least_is_too_few(cluster: Cluster) -> None:
     """Below AGENT_MIN_WORKERS the run ends with 69, as it would without AGENT_PARTIAL."""

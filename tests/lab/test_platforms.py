@@ -170,7 +170,6 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
         assert json.loads(run.read_text())["exit_code"] == 9
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("disk", ["volume", "own"])
 def test_dstack_submits_an_interrupted_run_anew(cluster: Cluster, disk: str, shared: Path) -> None:

@@ -48,7 +48,6 @@ def await_ranks(agent: Container) -> None:
     await_true("its ranks are there", are_there)
 
 
-@pytest.mark.slow
 @needs_torch
 @pytest.mark.pods(3)
 def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
@@ -67,7 +66,6 @@ def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
     assert "the job" in agents[0].stdout()
 
 
-@pytest.mark.slow
 @needs_torch
 @pytest.mark.pods(2)
 def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
@@ -92,7 +90,6 @@ def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
     assert "the job" not in agents[0].stdout()
 
 
-@pytest.mark.slow
 @needs_torch
 @pytest.mark.pods(2)
 def test_a_stop_amid_it(cluster: Cluster) -> None:
@@ -111,7 +108,6 @@ def test_a_stop_amid_it(cluster: Cluster) -> None:
     assert "the job" not in agents[0].stdout()
 
 
-@pytest.mark.slow
 @needs_torch
 @pytest.mark.pods(2)
 def test_a_pod_that_is_cut_off_amid_it(cluster: Cluster) -> None:
@@ -126,7 +122,6 @@ def test_a_pod_that_is_cut_off_amid_it(cluster: Cluster) -> None:
     assert f"was aborted: {cluster.pods[1].name} was lost" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
     """It needs torch in Ray's Python: 78 at once, with a word for it."""
@@ -136,7 +131,6 @@ def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
     assert "starting Ray" not in head.stderr()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_before_a_job_of_rays(cluster: Cluster) -> None:
     """Beside Ray, in Ray's Python, where POD_AGENT_ENVIRONMENT names one that has torch, too."""

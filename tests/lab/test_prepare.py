@@ -77,7 +77,6 @@ def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> Non
     assert "AGENT_PREPARE_EACH failed: exit code 5; its last words: disk full" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> None:
     """Both nodes have it before the job runs; where the hub has none, the run ends with 69."""

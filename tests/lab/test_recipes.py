@@ -79,7 +79,6 @@ def test_openrlhf_and_what_does_not_fit(cluster: Cluster) -> None:
     assert not (cluster.pods[0].tmp / "new").exists()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 @pytest.mark.parametrize(
     ("name", "framework", "version"),
@@ -128,7 +127,6 @@ def test_openrlhf_by_torchrun_goes_on(cluster: Cluster) -> None:
     assert "written by 4 processes" in last_line(smaller)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("name", ["rm", "dpo"])
 def test_every_other_recipe_by_torchrun(cluster: Cluster, name: str) -> None:

@@ -106,7 +106,6 @@ def test_a_reward_server_on_a_node_of_its_own(cluster: Cluster) -> None:
     assert "reward server on podc answers" in head.stderr()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_killed_agent_of_such_a_node_is_started_again(cluster: Cluster) -> None:
     """Its service lives on, under the agent in its stead, and the job goes on asking it."""
@@ -145,7 +144,6 @@ once = "{shared}/deep/.prepared"
     assert cluster.file(0, "data.log").read_text() == f"made {cluster.pods[0].ip}\n"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> None:
     """The head's agent is killed; the one in its stead starts no retriever anew, here or there."""
@@ -163,7 +161,6 @@ def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> Non
     assert ends([head, worker]) == [0, 0], head.tail()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_what_waits_for_others_starts_after_them_under_another_agent_too(cluster: Cluster) -> None:
     """A step of every node waits for the head's, a retriever for its node's; the head dies once."""

@@ -99,7 +99,6 @@ class Node:
         return [line for line in everyone if line != "sleep infinity"]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("cell", cells())
 def test_a_signal(cluster: Cluster, cell: Cell) -> None:

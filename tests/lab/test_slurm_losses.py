@@ -38,7 +38,6 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
         yield cluster
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) -> None:
     """Its parent starts another within the step: the same Ray, one attempt, the job's own code."""
@@ -67,7 +66,6 @@ def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) ->
     assert job.sbatch.wait(ASKED_AGAIN) == 7
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_node_that_hangs_has_the_job_requeued(slurm: SlurmCluster) -> None:
     """At 75 the batch script requeues the job, which goes on as the next attempt of its run."""
@@ -80,7 +78,6 @@ def test_a_node_that_hangs_has_the_job_requeued(slurm: SlurmCluster) -> None:
     _goes_on(slurm, job)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_lost_node_has_the_job_requeued(slurm: SlurmCluster) -> None:
     """Slurm requeues it, once it misses the node; it goes on as the next attempt of its run."""

@@ -13,7 +13,6 @@ TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec s
 SPARE = "podc is one more than the running attempt needs: unused until another begins"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("comes", ["late", "in place of a lost one"])
 def test_a_spare_is_taken_for_the_next_attempt(cluster: Cluster, comes: str) -> None:

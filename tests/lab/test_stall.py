@@ -36,7 +36,6 @@ TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec s
 """Hangs at the first attempt, as for want of an actor, and ends at the second."""
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_job_that_hangs_since_a_node_was_lost_is_made_again(cluster: Cluster) -> None:
     """The node is back within its grace, so that only AGENT_STALL can end the attempt."""
@@ -52,7 +51,6 @@ def test_a_job_that_hangs_since_a_node_was_lost_is_made_again(cluster: Cluster) 
     assert "attempt 2 of 2: podb was lost and is back; 2 of 2 node(s)" in head.stderr()
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_job_that_hangs_is_looked_at_on_every_node(cluster: Cluster) -> None:
     """Stacks of the driver and of an actor of each node; where there is no py-spy, that is said."""

@@ -48,7 +48,6 @@ class Shown:
         return [*former, *self.screen()]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_the_view_follows_a_run(cluster: Cluster) -> None:
     """The view shows phases, waits, nodes and the job's lines; at the end, the verdict."""

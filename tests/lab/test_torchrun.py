@@ -85,7 +85,6 @@ def test_the_first_failed_rank_decides_for_all(cluster: Cluster) -> None:
         assert cluster.outcome(pod)["kind"] == "job-failed"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(1)
 def test_alone_with_an_exception_and_with_a_signal(cluster: Cluster) -> None:
     """EXPECTED_WORKERS=0: torch's error file gives the words; a killed rank's code is 128+n."""
@@ -104,7 +103,6 @@ def test_alone_with_an_exception_and_with_a_signal(cluster: Cluster) -> None:
     assert "137 (SIGKILL)" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_sigterm_to_the_head_stops_the_ranks(cluster: Cluster) -> None:
     """Everybody ends with 143 within the grace, the ranks had their signal, and nothing is left."""
@@ -135,7 +133,6 @@ def test_a_killed_pod_is_a_lost_node(cluster: Cluster) -> None:
     assert cluster.outcome(0)["kind"] == "lost"
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_what_follows_from_a_killed_pod_is_no_verdict(cluster: Cluster) -> None:
     """Seat that fail because another node has died do not hide it: still 75, by its name."""
@@ -147,7 +144,6 @@ def test_what_follows_from_a_killed_pod_is_no_verdict(cluster: Cluster) -> None:
     assert "lost a needed node while the job ran: podb" in last_line(head)
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_another_attempt_when_the_node_is_back(cluster: Cluster) -> None:
     """AGENT_JOB_RETRIES: all nodes together again, by the same two torchruns with new ranks."""
@@ -167,7 +163,6 @@ def test_another_attempt_when_the_node_is_back(cluster: Cluster) -> None:
     assert [attempt["number"] for attempt in outcome["attempts"]] == [1, 2]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_killed_torchrun_ends_the_job(cluster: Cluster) -> None:
     """A worker's torchrun that is killed names no rank: its own end is the job's, 137.

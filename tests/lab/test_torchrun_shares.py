@@ -39,7 +39,6 @@ waits_for_the_others()
 """
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_a_workers_share_is_heard_and_looked_at(cluster: Cluster) -> None:
     """Its fatal line is told on both nodes, its output is life, and its stacks are in both logs."""
@@ -66,7 +65,6 @@ def test_a_workers_share_is_heard_and_looked_at(cluster: Cluster) -> None:
     assert "podb: a GPU ran out of memory" in found["status.json"]
 
 
-@pytest.mark.slow
 @pytest.mark.pods(2)
 def test_what_a_failed_share_told_is_the_remedy_everywhere(cluster: Cluster) -> None:
     """Its node's log explains it there, and at the head the node is named with it."""

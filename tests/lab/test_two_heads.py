@@ -37,7 +37,6 @@ def _status(worker: Container) -> str:
     return worker.exec([sys.executable, "-c", ask]).stdout
 
 
-@pytest.mark.slow
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("told_by", ["run.json", "the worker", "nobody"])
 def test_a_second_head_supersedes_the_first(cluster: Cluster, told_by: str, shared: Path) -> None:

@@ -9,7 +9,6 @@ from unit.simulated.playing import broken_rules
 WORLDS, AT_ONCE = 2000, 50
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("first", range(0, WORLDS, AT_ONCE))
 def test_worlds(first: int) -> None:
     """No rule is broken in any of them."""

@@ -1,4 +1,4 @@
-"""The table of faults: its tests exist, and what was seen of them is kept and shown."""
+"""The tables of faults and promises: their scenarios exist; results are stored and printed."""
 
 from __future__ import annotations
 
@@ -11,19 +11,37 @@ import pytest
 from faultrows import cli, page
 from faultrows.results import FAILED, HELD, SKIPPED, Seen, load, read_junit, save, table
 from faultrows.rows import ROWS, Row
+from promises import PROMISES, QUICK
 
 ROOT = Path(__file__).parents[2]
 CASE = '<testsuites><testsuite><testcase name="a" time="2.0">{}</testcase></testsuite></testsuites>'
 
 
-@pytest.mark.parametrize("row", ROWS, ids=[row.name for row in ROWS])
-def test_every_row_names_scenarios_that_exist(row: Row) -> None:
-    """A table that names a test which is no more would promise what nobody shows."""
-    assert row.tests
-    for test in row.tests:
-        file, _, name = test.partition("::")
-        defined = ast.parse((ROOT / file).read_text()).body
-        assert name in [one.name for one in defined if isinstance(one, ast.FunctionDef)], test
+def scenarios() -> set[str]:
+    """Return all tests of the pod lab, and their files, as pytest takes them."""
+    found = set()
+    for file in (ROOT / "tests/lab").glob("test_*.py"):
+        name = str(file.relative_to(ROOT))
+        tests = [
+            one for one in ast.parse(file.read_text()).body if isinstance(one, ast.FunctionDef)
+        ]
+        found |= {name, *(f"{name}::{test.name}" for test in tests)}
+    return found
+
+
+def test_every_scenario_of_the_tables_exists() -> None:
+    """A row that names a missing test promises what nothing proves."""
+    rows = [test for row in ROWS for test in row.tests]
+    promised = [f"tests/lab/{promise.scenario.partition('[')[0]}" for promise in PROMISES]
+    assert sorted({*rows, *promised} - scenarios()) == []
+    assert [row.name for row in ROWS if not row.tests] == []
+
+
+def test_every_promise_has_a_scenario_of_its_own() -> None:
+    """So that the run of all promises repeats none; the quick run's scenario is one of them."""
+    names = [promise.scenario for promise in PROMISES]
+    assert len(set(names)) == len(names)
+    assert QUICK in names
 
 
 def test_the_page_has_all_rows() -> None:

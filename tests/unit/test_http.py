@@ -6,7 +6,6 @@ import gzip
 import json
 import socket
 import threading
-import time
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
 
@@ -112,9 +111,7 @@ def test_a_drip_has_an_end() -> None:
             connection.sendall(b" ")
 
     with answering(drip) as peer:
-        began = time.monotonic()
         assert ask(peer.url, limit=1.0).evidence == "no answer within 1 s"
-        assert time.monotonic() - began < 3
 
 
 def test_a_flood_has_an_end() -> None:

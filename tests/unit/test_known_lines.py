@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, cast
 
 import pytest
@@ -225,14 +224,13 @@ def test_pieces_of_the_output_do_not_matter() -> None:
     assert len(said) == 2
 
 
+@pytest.mark.timeout(120)  # an expression that backtracks takes hours
 def test_a_flood_is_looked_at_in_passing() -> None:
     """Ten megabytes of ordinary output, and one of lines that only look like known ones."""
     flood = [line.encode() for line in ORDINARY] * 2000
     alike = [b"Max retries exceeded with url: /other " + b"x" * 1000] * 1000
-    began = time.process_time()
     assert find_known_lines(flood) == []
     assert find_known_lines(alike) == []
-    assert time.process_time() - began < 20
 
 
 class Keeper:

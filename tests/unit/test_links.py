@@ -336,7 +336,7 @@ def test_a_sample_is_drawn() -> None:
     assert isinstance(found, tuple)
     size, seconds = found
     assert 0 < size <= MAX_BYTES
-    assert 0 < seconds < 2
+    assert seconds > 0
 
 
 @pytest.mark.parametrize(

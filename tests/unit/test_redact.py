@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import shlex
-import time
 from urllib.parse import quote, urlencode
 
 import pytest
@@ -147,12 +146,11 @@ def test_a_label_key_masks_no_message() -> None:
     assert redactor.clean("a message, an answer") == "a message, an answer"
 
 
+@pytest.mark.timeout(60)  # an expression that backtracks takes hours
 def test_a_long_value_is_read_in_a_moment() -> None:
     """The largest value that an environment can hold, of whatever letters, costs no second."""
-    began = time.monotonic()
     for piece in ("a", "a.", "a:", "://", "x=", '"a":"', "://a:", "Bearer "):
         redactor_for({"BIG": piece * (131_000 // len(piece))}, None)
-    assert time.monotonic() - began < 3
 
 
 WORDS = st.text("ab\n.*", max_size=12)

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -106,9 +105,7 @@ def test_the_end_waits_for_no_disk_that_is_full() -> None:
     writer = Writer("test", lambda: os.open("/dev/full", os.O_WRONLY), trouble=told.append)
     writer.put("nobody will read this")
     await_true("it was tried", lambda: bool(told))
-    began = time.monotonic()
-    writer.finish(20)
-    assert time.monotonic() - began < 10
+    writer.finish(3600)
     assert told == ["No space left on device"]
 
 

@@ -1,0 +1,139 @@
+"""Which scenario of the pod lab proves which promise of README and contract.
+
+`./scripts/test` runs these; `--all` runs every scenario. `python tests/promises.py` prints their
+names, with `--quick` the one of the quick run.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import NamedTuple
+
+
+class Promise(NamedTuple):
+    """One promise, and the scenario that proves it."""
+
+    text: str
+    scenario: str
+
+
+QUICK = "test_boot.py::test_rehearsal_learns_on_three_pods"
+PROMISES = (
+    # boot and platforms
+    Promise(
+        "one environment on every pod; the job's own exit code on every node; a second run",
+        "test_boot.py::test_three_pods_one_environment_two_runs",
+    ),
+    Promise("without a setting the rehearsal runs on all nodes, and learns", QUICK),
+    Promise(
+        "a worker that does not join is named, and the run ends with 69 at the deadline (dstack)",
+        "test_boot.py::test_dstack_names_the_missing_rank",
+    ),
+    Promise(
+        "RunPod Instant Clusters: the interface of the cluster, for Ray and for NCCL",
+        "test_platforms.py::test_an_instant_cluster_meets_on_ens1",
+    ),
+    Promise(
+        "Slurm: the job's code arrives, and jobs on the same hosts leave each other alone",
+        "test_slurm.py::test_the_jobs_code_arrives_and_another_jobs_ray_stays",
+    ),
+    Promise(
+        "KubeRay: the agent submits to the operator's Ray, and leaves it running",
+        "test_kuberay.py::test_as_a_rayjobs_submitter",
+    ),
+    # commands, the agent's port, secrets
+    Promise(
+        "status, logs, doctor --all, explain, page, metrics, events; token; ports; bundle",
+        "test_one_run.py",
+    ),
+    Promise(
+        "`pod-agent stop` ends the run from the head's own node",
+        "test_ends.py::test_stop_from_the_heads_own_node_alone",
+    ),
+    # ends
+    Promise(
+        "SIGTERM to the head: all nodes end with 143 within AGENT_STOP_GRACE, nothing is left",
+        "test_ends.py::test_sigterm_to_the_head_stops_all_within_the_grace",
+    ),
+    Promise(
+        "SIGTERM to a worker: 143 there; the head waits AGENT_NODE_GRACE, then 75",
+        "test_ends.py::test_sigterm_to_a_worker_costs_the_job_its_grace",
+    ),
+    Promise(
+        "a check that fails on the head ends all nodes with 78 and one sentence",
+        "test_ends.py::test_a_head_that_its_own_checks_forbid_takes_its_workers_along",
+    ),
+    Promise(
+        "AGENT_ON_DONE=hold: the pod stays with the outcome, and without Ray and job",
+        "test_ends.py::test_hold_keeps_the_verdict_and_nothing_else",
+    ),
+    Promise(
+        "AGENT_JOB=none: the cluster stays until it is stopped, then 0",
+        "test_ends.py::test_no_job_means_stay",
+    ),
+    Promise(
+        "SIGUSR1 and SIGUSR2 reach the job",
+        "test_signals_pass.py::test_a_program_below_a_shell_hears_it",
+    ),
+    Promise(
+        "a stdout that nobody reads delays neither the job nor the end",
+        "test_blocked_readers.py::test_a_stdout_that_nobody_reads",
+    ),
+    # losses
+    Promise(
+        "an agent that is killed is started again: one job, the same Ray, no line lost",
+        "test_agent_killed.py::test_a_killed_agent_is_started_again_and_follows_on[head]",
+    ),
+    Promise(
+        "a lost worker is named within 3 s; AGENT_JOB_RETRIES makes another attempt",
+        "test_deaths.py::test_a_worker_that_dies_and_comes_back_costs_an_attempt",
+    ),
+    Promise(
+        "a head that comes back elsewhere goes on with its run, and workers rejoin it",
+        "test_deaths.py::test_a_head_that_comes_back_elsewhere_goes_on_with_its_run[shared]",
+    ),
+    # reward server, services, prepare steps
+    Promise(
+        "a reward server that hangs or fails is started again, and outages are recorded",
+        "test_reward.py::test_a_server_that_hangs_or_errs_is_started_again",
+    ),
+    Promise(
+        "AGENT_SERVICES: the job starts when a service on every node is ready",
+        "test_services.py::test_a_retriever_on_every_node",
+    ),
+    Promise(
+        "AGENT_PREPARE and AGENT_PREPARE_EACH run beside the boot, and before the job",
+        "test_prepare.py::test_steps_run_beside_the_boot_and_before_the_job",
+    ),
+    Promise(
+        "a prepare step that fails ends the run with 69 and its last words",
+        "test_prepare.py::test_a_step_that_fails_ends_the_run_with_its_last_words",
+    ),
+    # jobs
+    Promise(
+        "a recipe is sized for the nodes that joined, scored, and resumed by the next run",
+        "test_recipes.py::test_verl_is_sized_scored_and_goes_on",
+    ),
+    Promise(
+        "AGENT_RUNTIME_ENV and AGENT_WORKING_DIR: the job runs in an uploaded folder",
+        "test_placing.py::test_verls_runtime_env_is_uploaded_but_for_what_git_ignores",
+    ),
+    Promise(
+        "AGENT_LAUNCHER=torchrun: ranks over all nodes, without Ray",
+        "test_torchrun.py::test_ranks_over_three_pods_and_no_ray",
+    ),
+    Promise(
+        "torchrun: the first failed rank's code is every node's",
+        "test_torchrun.py::test_the_first_failed_rank_decides_for_all",
+    ),
+)
+
+
+def main(argv: list[str]) -> None:
+    """Print the scenarios as pytest takes them, each once."""
+    chosen = [QUICK] if "--quick" in argv else [promise.scenario for promise in PROMISES]
+    print(*dict.fromkeys(f"tests/lab/{scenario}" for scenario in chosen), sep="\n")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
