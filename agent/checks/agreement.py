@@ -72,8 +72,8 @@ def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
     yield from _differing("pod-agent", nodes, lambda f: f.outfit.agent, Level.FAIL, _ONE_IMAGE)
     with_gpus = [node for node in nodes if node[1].gpus]
     for library in _LIBRARIES:
-        asked = with_gpus if library.needs_gpu and with_gpus else nodes
-        values = [(name, _version(facts, library.name)) for name, facts in asked]
+        compared = with_gpus if library.needs_gpu and with_gpus else nodes
+        values = [(name, _version(facts, library.name)) for name, facts in compared]
         versions = {value for _, value in values if value != _ABSENT}
         certain = len(versions) > 1 and not brings_libraries  # a node without it may not need it
         level = library.level if certain else Level.WARN

@@ -1,1 +1,1 @@
-"""This machine: facts as values, and, in files of their own, how they are read."""
+"""This machine: facts as values, and, in separate files, how they are read."""

@@ -228,7 +228,7 @@ class Facts(Value):
     default_source: str | None = None
     """The source address of the default route, if there is one."""
     taken_ports: Mapping[Port, str] | None = None
-    """Ports of ours that are in use, with the process; None if not checked."""
+    """Ports of the run that other processes use, with the process; None if not checked."""
     program_fault: str = ""
     """Why the program after `--` cannot start here, or ''."""
     wandb_login: bool = False
@@ -286,8 +286,8 @@ class Facts(Value):
 
         The hint is for this node's own name, if the resolver does not help.
         """
-        mine = set(self.addresses())
-        return next((a for a in self._addresses_of(host, hint) if a in mine), None)
+        own = set(self.addresses())
+        return next((a for a in self._addresses_of(host, hint) if a in own), None)
 
     def _addresses_of(self, host: str, hint: str | None = None) -> tuple[str, ...]:
         if is_ip(host):
@@ -295,11 +295,11 @@ class Facts(Value):
         found = self.known_names.get(host, ())
         if not self.is_own_name(host):
             return found
-        # The address to which other nodes resolve our name comes first. Debian resolves a host's
+        # The address to which other nodes resolve this name comes first. Debian resolves a host's
         # own name to 127.0.1.1: then the platform's address, then that of the default route.
-        mine = self.addresses()
-        likely = (*found, hint, self.default_source, *mine)
-        return tuple(dict.fromkeys(a for a in likely if a in mine))
+        own = self.addresses()
+        likely = (*found, hint, self.default_source, *own)
+        return tuple(dict.fromkeys(a for a in likely if a in own))
 
     def interface_of(self, address: str) -> str | None:
         """Return the interface that has an address."""

@@ -61,7 +61,7 @@ def ask_python(executable: str) -> RayPython:
 def _answer(
     argv: list[str], what: str, kind: type[T], environ: Mapping[str, str] | None = None
 ) -> T | None:
-    """Run a program of ours and return the JSON of its last line; None if it fails."""
+    """Run a program of the agent and return the JSON of its last line; None if it fails."""
     try:
         with starting(what):
             done = subprocess.run(
@@ -98,13 +98,13 @@ def find_torch(environ: Mapping[str, str], named: str | None) -> TorchPython:
     A Python in the job's command is the only candidate. Otherwise the candidates are those of
     `torchrun` and `python` on PATH, the image's Python with Ray, and our own.
     """
-    asked = []
+    searched = []
     for executable in dict.fromkeys(_torch_candidates(environ.get("PATH"), named)):
         version = _version_in(executable, environ)
         if version is not None:
             return TorchPython(executable, version)
-        asked.append(executable)
-    return TorchPython(asked[0] if asked else named or sys.executable, None, tuple(asked))
+        searched.append(executable)
+    return TorchPython(searched[0] if searched else named or sys.executable, None, tuple(searched))
 
 
 def _torch_candidates(path: str | None, named: str | None) -> Iterator[str]:

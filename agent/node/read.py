@@ -132,9 +132,9 @@ def _fault_of_script(file: Path, path: str) -> str:
         return f"is a script for {interpreter}, and its first line ends as on Windows"
     if not _exists(Path(interpreter)):
         return f"is a script for {interpreter}, which does not exist"
-    called = re.fullmatch(r"(?:-S\s+)?([\w.][\w.+-]*)(?:\s.*)?", argument)  # `env` alone, or -S
-    if Path(interpreter).name == "env" and called and _on_path(called[1], path) is None:
-        return f"is a script for {called[1]}, which is not on PATH"
+    program = re.fullmatch(r"(?:-S\s+)?([\w.][\w.+-]*)(?:\s.*)?", argument)  # `env` alone, or -S
+    if Path(interpreter).name == "env" and program and _on_path(program[1], path) is None:
+        return f"is a script for {program[1]}, which is not on PATH"
     return ""
 
 

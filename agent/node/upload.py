@@ -61,8 +61,8 @@ def measure(
     if spec is None:
         return None
     ignore_files = _ignore_files(ray, environ)
-    asked = [*_always_left_out(ray, environ), *excludes]
-    rules = [_rule(spec, folder, asked)] if asked else []
+    patterns = [*_default_excludes(ray, environ), *excludes]
+    rules = [_rule(spec, folder, patterns)] if patterns else []
     size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
     parts: Counter[str] = Counter()
     complete = True
@@ -95,7 +95,7 @@ def _walk(
                 yield from _walk(inner, spec, ignore_files, rules)
         elif path.is_file():
             yield path, path.stat().st_size
-    except OSError:  # Ray will say what it cannot read
+    except OSError:  # Ray reports what it cannot read
         return
 
 
@@ -122,12 +122,12 @@ def _rays_matcher(ray: str) -> Matcher | None:
 
 def _ignore_files(ray: str, environ: Mapping[str, str]) -> list[str]:
     """Return the names of ignore files; `.rayignore` is read after Ray 2.48."""
-    mine = [] if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1" else [".gitignore"]
-    knows_its_own = '".rayignore"' in _text(ray, "_private/runtime_env/packaging.py")
-    return [*mine, ".rayignore"] if knows_its_own else mine
+    git = [] if environ.get("RAY_RUNTIME_ENV_IGNORE_GITIGNORE") == "1" else [".gitignore"]
+    reads_rayignore = '".rayignore"' in _text(ray, "_private/runtime_env/packaging.py")
+    return [*git, ".rayignore"] if reads_rayignore else git
 
 
-def _always_left_out(ray: str, environ: Mapping[str, str]) -> list[str]:
+def _default_excludes(ray: str, environ: Mapping[str, str]) -> list[str]:
     """Return what newer versions of Ray exclude by default, such as .git."""
     pattern = r'^RAY_RUNTIME_ENV_DEFAULT_EXCLUDES = "([^"]*)"'
     match = re.search(pattern, _text(ray, "_private/ray_constants.py"), re.MULTILINE)

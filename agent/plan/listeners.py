@@ -43,8 +43,8 @@ def listeners(  # noqa: PLR0913 - everything that may listen
     if topology.is_idle:
         return ()
     ports, guard = ray.ports, "token" if guarded else "none"
-    ours = "none" if settings.ray_auth_token is None else "token"
-    agent = Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", ours)
+    own_guard = "none" if settings.ray_auth_token is None else "token"
+    agent = Listener(str(ports.agent), "agent", f"{NODE_IP} and 127.0.0.1", own_guard)
     others = tuple(
         Listener(str(spec.port), spec.name, spec.bind, _guard_of(spec))
         for spec in services

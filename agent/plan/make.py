@@ -159,7 +159,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     upload: UploadSize | None = None,
 ) -> Plan:
     """Make the plan of this node."""
-    settings, claim = loaded.settings, topology.platform
+    settings, platform = loaded.settings, topology.platform
     services = () if topology.is_idle else all_services(settings, loaded.command, facts, file)
     topology = without_service_nodes(topology, settings, services)
     here = tuple(s for s in services if is_here(s.where, topology))
@@ -171,11 +171,11 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     guarded = settings.ray_auth_token is not None and supports_token_auth(facts.ray.version)
     ray = OwnRay(
         settings,
-        replace(facts, cpus=min(facts.cpus, claim.cpus or facts.cpus)),
+        replace(facts, cpus=min(facts.cpus, platform.cpus or facts.cpus)),
         ports,
-        temp_dir(facts, claim.job_id),
+        temp_dir(facts, platform.job_id),
         settings.dashboard_host or ("0.0.0.0" if guarded else "127.0.0.1"),  # noqa: S104 - guarded
-        claim.memory,
+        platform.memory,
     )
     torchrun = _torchrun(settings, facts, ports, environ)
     launch: Launch = topology.given_ray or torchrun or ray
@@ -215,7 +215,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         ),
         notes=(
             *loaded.ignored,
-            *claim.notes,
+            *platform.notes,
             *_notes(settings, topology, facts, environ),
             *planned.notes,
         ),
@@ -429,7 +429,7 @@ def service_problems(
         met = [o for o in others if o.port == spec.port and o.where.meets(spec.where)]
         if spec.port is not None and met:
             got = f"port {spec.port}, which {met[0].name} has on the same node"
-            yield Problem(f"{where} ready", got, "a port of its own")
+            yield Problem(f"{where} ready", got, "another port")
     given = topology.given_ray
     if given is not None:
         for step in file.steps:
@@ -478,7 +478,7 @@ def _port_problems(
         whose = "torchrun's" if by_torchrun else "Ray's"
         got = f"port {spec.port}, which is the agent's own" if met == "agent" else None
         got = got or f"port {spec.port}, which is {whose} ({met})"
-        yield Problem(f"{where} ready", got, "a port that nobody else has")
+        yield Problem(f"{where} ready", got, "a free port")
     elif spec.port is not None and workers[0] <= spec.port <= workers[1]:
         got = f"port {spec.port}, inside {workers[0]}-{workers[1]}, which Ray's workers use"
         yield Problem(f"{where} ready", got, "a port outside of that")

@@ -66,8 +66,8 @@ class OwnRay(Value):
     def _of_worker(self) -> list[str]:
         """Return a worker's flags; without --temp-dir Ray uses the head's path."""
         address = f"--address={HEAD_IP}:{self.ports.gcs}"
-        is_asked = value_of(self.settings.ray_args, TEMP_DIR) is not None
-        return [address, f"--temp-dir={self.session}"] if is_asked else [address]
+        is_given = value_of(self.settings.ray_args, TEMP_DIR) is not None
+        return [address, f"--temp-dir={self.session}"] if is_given else [address]
 
     def _common(self) -> list[str]:
         ports, settings = self.ports, self.settings
@@ -97,12 +97,12 @@ class OwnRay(Value):
 
     def _memory(self) -> list[str]:
         """Return memory limits where Ray's defaults are too large and the user set none."""
-        asked = {flag.name for flag in flags_of(self.settings.ray_args)}
-        facts = replace(self.facts, shm=0) if PLASMA in asked else self.facts
+        given = {flag.name for flag in flags_of(self.settings.ray_args)}
+        facts = replace(self.facts, shm=0) if PLASMA in given else self.facts
         size = object_store(facts, self.allotted_memory)
         if size is None:
             return []
         chosen = {OBJECT_STORE: size}
         if self.allotted_memory is not None:
             chosen = {MEMORY: max(MIB, self.allotted_memory - size), **chosen}
-        return [f"{name}={amount}" for name, amount in chosen.items() if name not in asked]
+        return [f"{name}={amount}" for name, amount in chosen.items() if name not in given]

@@ -90,7 +90,7 @@ def _commands(plan: Plan) -> Iterator[str]:
         yield f"none: {_owner(plan)} starts Ray here, and the agent at the head submits the job"
         return
     if plan.own_ray is not None:
-        own = f"a stale Ray of ours is stopped (one with {plan.own_ray.session})"
+        own = f"a stale Ray of the agent is stopped (one with {plan.own_ray.session})"
         yield "first:  " + (
             "a stale Ray on this pod is stopped" if plan.topology.owns_machine else own
         )

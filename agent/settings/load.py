@@ -119,7 +119,7 @@ def _check_names(environ: Mapping[str, str], problems: list[Problem]) -> list[st
             foreign.append(name)
         else:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
-    return [f"not ours and ignored: {', '.join(foreign)}"] if foreign else []
+    return [f"unknown and ignored: {', '.join(foreign)}"] if foreign else []
 
 
 def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
@@ -130,7 +130,7 @@ def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
         upper = name.upper()
         meant = next((k for k in ours if nearly_equal(upper, k)), None)
         if meant is not None and not {name, meant} & ({*ours} & {*environ}):
-            found.append(f"{name} is no variable of ours (did you mean {meant}?)")
+            found.append(f"{name} is no known variable (did you mean {meant}?)")
     return tuple(found)
 
 

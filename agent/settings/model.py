@@ -294,4 +294,4 @@ KNOWN_NAMES = (*FIELD_OF, *SECRET_FILE_VARIABLES)
 """Every name that is read."""
 
 FOREIGN_NAMES = ("RAY_DEBUG", "RAY_AUTH_MODE", "RAY_ADDRESS", "WANDB_API_KEY_FILE", "WANDB_MODE")
-"""Variables of Ray and W&B that resemble ours; they are not misspellings."""
+"""Variables of Ray and W&B that resemble known names; they are not misspellings."""

@@ -131,10 +131,15 @@ def _check_token(settings: Settings) -> Iterator[Problem]:
         )
 
 
+def reward_choice(settings: Settings, command: tuple[str, ...] | None) -> str:
+    """Return AGENT_REWARD, or its default for this job."""
+    return settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
+
+
 def reward_port(settings: Settings, command: tuple[str, ...] | None) -> int | None:
     """Return the port of the reward server, if this run starts one."""
-    wish = settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
-    return None if wish == "off" or is_url(wish) else settings.reward_port
+    reward = reward_choice(settings, command)
+    return None if reward == "off" or is_url(reward) else settings.reward_port
 
 
 def port_problems(lines: list[str]) -> tuple[Problem, ...]:

@@ -45,7 +45,7 @@ class PlatformInfo(Value):
     """An id of this job that is unique on its host."""
     interface: str | None = None
     reported_address: str | None = None
-    """This node's address as the platform reports it; it may not be one of its own."""
+    """This node's address as the platform reports it; no interface may have it."""
     ports: PortBase = DEFAULTS
     owns_machine: bool = False
     restarts_containers: bool = False
@@ -72,7 +72,7 @@ class RankVariables(Value):
     numbered_nodes: bool = False
     """True if nodes are named by rank, such as node0."""
     owns_machine: bool = True
-    """True in a container of our own, where any running Ray is a stale one of ours."""
+    """True in a container of the agent, where any running Ray is left over from it."""
 
 
 def info_by_rank(

@@ -44,7 +44,7 @@ SESSIONS = "/tmp/ray"
 def detect_kuberay(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
     """Detect a Ray container of KubeRay, or the submitter of a RayJob.
 
-    With AGENT_HEAD the agent starts a Ray of its own instead.
+    With AGENT_HEAD the agent starts its own Ray instead.
     """
     if settings.head is not None:
         return None
@@ -110,7 +110,7 @@ def _submitter_info(settings: Settings, ray: GivenRay, evidence: tuple[str, ...]
         seen = f"nothing, in a pod of KubeRay ({', '.join(evidence)})"
         wanted = (
             "the number of Ray's worker pods (replicas of all worker groups), which KubeRay does "
-            "not pass to pods; or AGENT_HEAD on every pod, for a Ray of the agent's own"
+            "not pass to pods; or AGENT_HEAD on every pod, so that the agent starts its own Ray"
         )
         raise platform_error("EXPECTED_WORKERS", seen, wanted)
     return PlatformInfo(

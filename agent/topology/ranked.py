@@ -49,7 +49,7 @@ SKYPILOT = RankVariables(
 SKYPILOT_PORTS = PortBase(agent=8276, client=20_001, first_worker=20_002, last_worker=29_999)
 SKYPILOT_NOTE = (
     f"the agent's ports begin at {SKYPILOT_PORTS.agent}: SkyPilot's own Ray holds 6380 and 8266 "
-    "(AGENT_PORT, the same on every node, moves ours)"
+    "(AGENT_PORT, the same on every node, changes them)"
 )
 
 

@@ -74,7 +74,7 @@ class Topology(Value):
     must_own_head_host: bool = False
     """True if this node is the head only if the head's name resolves to it."""
     owns_machine: bool = False
-    """True in a container of our own, where any Ray that runs is a stale one of ours."""
+    """True in a container of the agent, where any running Ray is left over from it."""
 
     @property
     def given_ray(self) -> GivenRay | None:
@@ -127,8 +127,8 @@ def _role(settings: Settings, platform: PlatformInfo, facts: Facts) -> tuple[boo
         )
     if settings.head is not None and not platform.role_is_proven:
         owns = facts.is_own(settings.head)
-        mine = "is" if owns else "is not"
-        return owns, (f"AGENT_HEAD={settings.head} {mine} an address of this node",)
+        verb = "is" if owns else "is not"
+        return owns, (f"AGENT_HEAD={settings.head} {verb} an address of this node",)
     return platform.is_head, platform.evidence
 
 

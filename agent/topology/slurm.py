@@ -150,7 +150,7 @@ def _info_with_rank(environ: Mapping[str, str]) -> PlatformInfo:
         evidence=evidence,
         node_name=environ.get("SLURMD_NODENAME", "").strip() or own,
         own_names=(own,) if len(hosts) > 1 else (),
-        # srun's own address, as slurmd saw it: the head's where the batch script called srun
+        # srun's address as slurmd reports it: the head's if the batch script ran srun
         reported_address=environ.get("SLURM_LAUNCH_NODE_IPADDR", "").strip() or None,
     )
 

@@ -76,50 +76,50 @@ class FolderContents(Value):
     """The step from which verl resumes."""
 
 
-def why_unusable(held: FolderContents, ours: CheckpointOwner) -> str:
+def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
     """Return why a job must not use a folder, or ''; starting over would overwrite it."""
-    if held.fault:
-        return f"its {CHECKPOINT_FILE} cannot be read: {held.fault}"
-    if held.owner is None:
-        return why_untracked(held, ours.framework)
+    if found.fault:
+        return f"its {CHECKPOINT_FILE} cannot be read: {found.fault}"
+    if found.owner is None:
+        return why_untracked(found, own_job.framework)
     for what in ("recipe", "framework", "model"):
-        theirs, own = getattr(held.owner, what), getattr(ours, what)
-        if theirs != own:
-            return f"it is another {what}'s: {theirs}, not {own}"
+        other, own = getattr(found.owner, what), getattr(own_job, what)
+        if other != own:
+            return f"it is another {what}'s: {other}, not {own}"
     return ""
 
 
-def why_untracked(held: FolderContents, framework: str) -> str:
+def why_untracked(found: FolderContents, framework: str) -> str:
     """Return which checkpoint verl would ignore, or ''.
 
     In a folder of the same job that is an unfinished first checkpoint, or one whose tracker file is
     on another node.
     """
-    if framework != "verl" or not held.newest or held.tracked:
+    if framework != "verl" or not found.newest or found.tracked:
         return ""
-    return f"it holds {held.newest} but no {TRACKER}: without that verl begins at step 0"
+    return f"it contains {found.newest} but no {TRACKER}: without it verl begins at step 0"
 
 
-def why_not_resumable(held: FolderContents, ours: CheckpointOwner) -> str:
+def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
     """Return why a job of this size cannot resume from a folder, or ''."""
-    mark = held.owner
-    if mark is None or not held.newest or ours.framework not in _CANNOT_RESHARD:
+    owner = found.owner
+    if owner is None or not found.newest or own_job.framework not in _CANNOT_RESHARD:
         return ""
-    if mark.world_size == ours.world_size:
+    if owner.world_size == own_job.world_size:
         return ""
     return (
-        f"{held.newest} was written by {mark.world_size} processes, and {ours.framework} cannot "
-        f"go on from it with {ours.world_size}"
+        f"{found.newest} was written by {owner.world_size} processes, and "
+        f"{own_job.framework} cannot resume from it with {own_job.world_size}"
     )
 
 
-def resumes_from(held: FolderContents, framework: str) -> str:
+def resumes_from(found: FolderContents, framework: str) -> str:
     """Return the path in the folder of the checkpoint that a job resumes from, or ''."""
     if framework in _CANNOT_RESUME:
         return ""
     if framework == "verl":
-        return f"global_step_{held.tracked}" if held.tracked else ""
-    return held.newest
+        return f"global_step_{found.tracked}" if found.tracked else ""
+    return found.newest
 
 
 def is_step(name: str) -> bool:

@@ -108,16 +108,16 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
     """
     if job is None or job.recipe is None:
         return (None if job is None else job.argv), {}
-    asked = job.recipe.input
+    given = job.recipe.input
     settings = {
-        "model": asked.model,
-        "train_data": asked.train_data,
-        "eval_data": asked.eval_data,
-        "tensor_parallel": str(asked.tensor_parallel),
-        "version": version_text(asked.version),
-        "checkpoints": asked.checkpoints,
+        "model": given.model,
+        "train_data": given.train_data,
+        "eval_data": given.eval_data,
+        "tensor_parallel": str(given.tensor_parallel),
+        "version": version_text(given.version),
+        "checkpoints": given.checkpoints,
     }
-    return (job.name, *asked.args), settings
+    return (job.name, *given.args), settings
 
 
 _ENOUGH_CPUS = 1 << 20
@@ -155,9 +155,9 @@ def world_size(nodes: tuple[NodeSize, ...]) -> int:
 
 def checkpoint_owner(recipe: RecipeJob, world_size: int) -> CheckpointOwner:
     """Return the owner of a job's checkpoints."""
-    asked, known = recipe.input, recipe.known
-    version, parallel = version_text(asked.version), asked.tensor_parallel
-    return CheckpointOwner(known.name, known.framework, version, asked.model, world_size, parallel)
+    given, known = recipe.input, recipe.known
+    version, parallel = version_text(given.version), given.tensor_parallel
+    return CheckpointOwner(known.name, known.framework, version, given.model, world_size, parallel)
 
 
 def version_of(known: KnownJob, framework: Framework | None) -> ChosenVersion:
@@ -204,31 +204,31 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
 
 def scores(known: KnownJob, settings: Settings) -> bool:
     """Return whether a reward server scores for this recipe."""
-    asked_for = settings.reward is not None and settings.reward != "off"
-    return known.reward == "needed" or (known.reward == "possible" and asked_for)
+    wants_server = settings.reward is not None and settings.reward != "off"
+    return known.reward == "needed" or (known.reward == "possible" and wants_server)
 
 
-def plan_recipe(known: KnownJob, asked: RecipeInput) -> RecipeJob:
+def plan_recipe(known: KnownJob, given: RecipeInput) -> RecipeJob:
     """Plan a recipe for the expected nodes; raises SettingsError if it fits no cluster.
 
     If it fits only another cluster it is not refused yet, since other nodes may join.
     """
     recipe = recipe_of(known)
     try:
-        guess = recipe.make(asked)
+        guess = recipe.make(given)
     except MisfitError as error:
-        other = next(filter(None, (_command_for(known, asked, nodes) for nodes in _SHAPES)), None)
+        other = next(filter(None, (_command_for(known, given, nodes) for nodes in _SHAPES)), None)
         if other is None:
             got = f"{known.name}, which cannot be made: {error}"
             raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),)) from None
-        return RecipeJob(known, asked, None, str(error), other.env)
-    return RecipeJob(known, asked, guess, env=guess.env)
+        return RecipeJob(known, given, None, str(error), other.env)
+    return RecipeJob(known, given, guess, env=guess.env)
 
 
 def _command_for(
-    known: KnownJob, asked: RecipeInput, nodes: tuple[NodeSize, ...]
+    known: KnownJob, given: RecipeInput, nodes: tuple[NodeSize, ...]
 ) -> Command | None:
     try:
-        return recipe_of(known).make(replace(asked, nodes=nodes))
+        return recipe_of(known).make(replace(given, nodes=nodes))
     except MisfitError:
         return None

@@ -41,7 +41,7 @@ class PrepareStep(Value):
     def needs_order(self) -> bool:
         """Return whether a worker runs it only when the head orders it.
 
-        Nodes that may share what it makes take turns, and what only the head tells must be known.
+        Nodes that may share its output take turns, and placeholders need values from the head.
         """
         return self.once is not None or has_placeholder(self.command)
 
@@ -62,14 +62,14 @@ def prepare_steps(
 
     AGENT_PREPARE_EACH makes a node ready: on the head, AGENT_PREPARE starts after it.
     """
-    asked = (
+    rows = (
         (PREPARE_EACH, settings.prepare_each, ON_EVERY, ()),
         (PREPARE, settings.prepare, ON_HEAD, (PREPARE_EACH,)),
     )
     within, variable = settings.wait_prepare, "AGENT_WAIT_PREPARE"
     own = (
         PrepareStep(name, command, where, within, variable, after=after)
-        for name, command, where, after in asked
+        for name, command, where, after in rows
         if command is not None
     )
     return (*own, *more)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.base.own_command import own_command
 from agent.base.value import Value
 from agent.settings.jobs import DEFAULT_DIALECT, known_job
-from agent.settings.rules import is_url, needs_reward_url
+from agent.settings.rules import is_url, reward_choice
 from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, PrepareStep, ordered_steps
 from agent.work.where import NODE_IP, ON_HEAD, Placeholders, Where
 
@@ -138,16 +138,16 @@ def reward_service(
     settings: Settings, command: tuple[str, ...] | None, python: str = sys.executable
 ) -> ServiceSpec | None:
     """Return the reward server of this run, or None; `python` runs the bundled one."""
-    wish = settings.reward or ("builtin" if needs_reward_url(settings, command) else "off")
+    reward = reward_choice(settings, command)
     port, path = settings.reward_port, settings.reward_path
     url = f"http://{NODE_IP}:{port}{path}"
     within, variable = settings.wait_reward, "AGENT_WAIT_REWARD"
-    if wish == "off":
+    if reward == "off":
         return None
-    if is_url(wish):
-        return ServiceSpec(REWARD, wish, None, ScoringProbe(wish), within, variable, url=wish)
-    own = ServiceSpec(REWARD, wish, None, ScoringProbe(url), within, variable, port=port, url=url)
-    if wish == "builtin":
+    if is_url(reward):
+        return ServiceSpec(REWARD, reward, None, ScoringProbe(reward), within, variable, url=reward)
+    own = ServiceSpec(REWARD, reward, None, ScoringProbe(url), within, variable, port=port, url=url)
+    if reward == "builtin":
         flags = ["--host", f"{NODE_IP},{_LOOPBACK}", "--port", str(port), "--path", path]
         job = known_job(settings, command)
         if job is not None and job.dialect != DEFAULT_DIALECT:
@@ -156,7 +156,7 @@ def reward_service(
         return replace(own, argv=argv, bind=f"{NODE_IP} and {_LOOPBACK}")
     return replace(
         own,
-        argv=("/bin/sh", "-c", wish),
+        argv=("/bin/sh", "-c", reward),
         env=(("AGENT_REWARD_PORT", str(port)), ("AGENT_REWARD_PATH", path)),
         bind=BY_COMMAND,
         after=(PREPARE_EACH, PREPARE),  # the data that it reads

@@ -387,11 +387,11 @@ def _check_names(services: Mapping[str, Table], steps: Mapping[str, Table]) -> N
         elif name.lower() in _RESERVED_NAMES:
             table.report("", f"the name {name!r}, which the agent itself uses", "another name")
     for name in services.keys() & steps.keys():
-        steps[name].report("", f"the name of a service, too: {name!r}", "a name of its own")
+        steps[name].report("", f"also the name of a service: {name!r}", "another name")
 
 
 def _check_dependencies(tables: Mapping[str, Table]) -> None:
-    """Each waits for others that there are, and at last for one that waits for nothing."""
+    """Check that all dependencies exist and have no cycle."""
     known = {NAMES_IN_AFTER.get(name, name): name for name in tables}
     after = {own: _names(tables[name]) or () for own, name in known.items()}
     for own, name in known.items():
@@ -407,5 +407,5 @@ def _check_dependencies(tables: Mapping[str, Table]) -> None:
     found = [known[one] for one in find_cycle(others)]
     if found:
         pairs = zip(found, [*found[1:], found[0]], strict=True)
-        told = ", ".join(f"{one} waits for {other}" for one, other in pairs)
-        tables[found[0]].report("after", f"a circle ({told})", "dependencies without a circle")
+        cycle = ", ".join(f"{one} waits for {other}" for one, other in pairs)
+        tables[found[0]].report("after", f"a cycle ({cycle})", "dependencies without a cycle")

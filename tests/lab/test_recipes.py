@@ -55,7 +55,7 @@ def test_verl_is_sized_scored_and_goes_on(cluster: Cluster) -> None:
     cluster.env["EXPECTED_WORKERS"] = "0"
     smaller = cluster.agent(0)
     assert ends([smaller]) == [78]
-    assert "written by 4 processes, and verl cannot go on from it with 2" in last_line(smaller)
+    assert "written by 4 processes, and verl cannot resume from it with 2" in last_line(smaller)
     assert smaller.stdout() == ""
 
 

@@ -119,8 +119,8 @@ def test_a_program_that_is_not_there_ends_before_the_boot(tmp_path: Path) -> Non
     done = agent("run", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert done.returncode == 78, done.stderr
     last = done.stderr.strip().splitlines()[-1]
-    assert "'./no-such-train.sh' is not there" in last
-    assert "WARN names: RAY_WORKERS is no variable of ours" in done.stderr
+    assert "'./no-such-train.sh' does not exist" in last
+    assert "WARN names: RAY_WORKERS is no known variable" in done.stderr
     shown = agent("plan", "--", "./no-such-train.sh", env=env, cwd=tmp_path)
     assert shown.returncode == 0
     assert "FAIL job: the program after --: './no-such-train.sh'" in shown.stdout
@@ -132,7 +132,7 @@ def test_a_near_miss_explains_a_refusal() -> None:
     """Where the mistyped name is why a worker knows no head, the refusal says so."""
     done = agent("plan", env={"RAY_WORKER": "1", "HEAD_PODID": "abc"})
     assert done.returncode == 78
-    assert "HEAD_PODID is no variable of ours (did you mean HEAD_POD_ID?)" in done.stderr
+    assert "HEAD_PODID is no known variable (did you mean HEAD_POD_ID?)" in done.stderr
 
 
 def test_status_without_a_head_is_69() -> None:

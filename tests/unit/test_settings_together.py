@@ -63,7 +63,7 @@ def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
 def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None:
     """A name without AGENT_ may be another tool's: it is taken for a slip, and only warned of."""
     (slip,) = load({typo: SECRET}).misspelled
-    assert slip == f"{typo} is no variable of ours (did you mean {meant}?)"
+    assert slip == f"{typo} is no known variable (did you mean {meant}?)"
     with pytest.raises(SettingsError) as caught:
         load({typo: SECRET, "AGENT_PORT": "x"})
     assert caught.value.hints == (slip,)
