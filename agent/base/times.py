@@ -110,8 +110,6 @@ ADDRESS_REUSED = 10.0
 """A late DNS answer is reused for so long; a recreated pod has a new address."""
 RUN_DECIDED = 5.0
 """A first report is held for so long until the head has chosen its run."""
-FULL_RECHECK = 1.0
-"""A head without room for more agents refuses new ones for so long before it counts again."""
 
 # --- Probes between nodes before the job ----------------------------------------------------------
 

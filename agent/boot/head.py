@@ -38,7 +38,7 @@ from agent.boot.stall import StallWatch
 from agent.boot.torchrun import TorchrunLink
 from agent.boot.watch import SilenceWatch, probe_nodes, watch_gcs, watch_ray
 from agent.bridge.link import RayLink
-from agent.control.reports import AgentLimit, RankAssignment, Reports, agent_limit
+from agent.control.reports import RankAssignment, Reports, agent_limit
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
@@ -134,9 +134,8 @@ class HeadAgent:
             ranks=RankAssignment(self._keeper.record.ranks, self._keeper.record_ranks, most),
             on_recalled_run=on_recalled_run(self._keeper, self._inbox.put),
             has_token=plan.token is not None,
-            limit=AgentLimit(
-                most, run.now, lambda key: is_worker_needed(self._state, key, run.now())
-            ),
+            most=most,
+            is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
         )
         self._status.worker_stats = reports.worker_stats
         site = make_site(

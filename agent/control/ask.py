@@ -136,7 +136,7 @@ def ask_with_key(url: str, settings: Settings, log_root: Path, *, post: bool = F
 def failure_reason(answer: HttpAnswer, what_is_done: str) -> str:
     """Return why a head refused; `what_is_done` is a clause such as `a run is stopped`."""
     if not answer.status or answer.status in {401, 403}:
-        what = answer.evidence or "it asks for proof"
+        what = answer.evidence or "it requires a token or key"
         return (
             f"{what}; without RAY_AUTH_TOKEN {what_is_done} from its head's node alone, by the "
             "user whose agent it is and with the same AGENT_LOG_DIR"

@@ -240,7 +240,7 @@ class HeadLink:
         if reply.run_id == self._run_id and reply.epoch < self._epoch:
             # The hello makes a head that lost its disk, and whose clock is behind, raise its epoch.
             self._sends_hello = True
-            later = "a later one of the same run was heard before"
+            later = "a later one of the same run has replied before"
             return _NoReply(f"the head at {ip} is an earlier one: {later}", from_an_agent=True)
         self._handle_reply(ip, reply)
         return None
@@ -292,7 +292,7 @@ class HeadLink:
         return self._bare_checks >= _BARE_AFTER
 
     async def send_goodbye(self, limit: float) -> None:
-        """Send the head a goodbye; the head may not be up yet, or be gone."""
+        """Send the head a goodbye; the head may not run yet, or no longer."""
         async with aiohttp.ClientSession(headers=self._headers) as session:
 
             async def delivered() -> bool | NotYet:
@@ -333,9 +333,9 @@ def _parse_reply(text: str) -> Reply | str | _NoReply:
         return protocol_mismatch(data, "the head") or Reply.from_dict(data)
     except UnreadableError as error:
         is_agents = isinstance(data, dict)
-        return _NoReply(f"does not speak as a head's agent ({error})", from_an_agent=is_agents)
+        return _NoReply(f"does not answer like a head's agent ({error})", from_an_agent=is_agents)
     except (ValueError, RecursionError):
-        return _NoReply("does not speak as a head's agent")
+        return _NoReply("does not answer like a head's agent")
 
 
 def _parse_error(text: str) -> str | None:

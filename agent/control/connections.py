@@ -72,7 +72,7 @@ class Connections:
         return True
 
     def trust(self, connection: Connection) -> None:
-        """Note that a connection is trusted, unless it was closed meanwhile."""
+        """Note that a connection is trusted, unless it is closed."""
         peer = self._peers.get(connection.ip)
         if peer is not None and connection in peer.untrusted:
             del peer.untrusted[connection]
@@ -167,7 +167,7 @@ class Connection(asyncio.Protocol):
 
     @contextmanager
     def serving(self) -> Iterator[None]:
-        """Suspend the deadline while a request is handled; its handler has limits of its own."""
+        """Suspend the deadline while a request is handled; its handler has own limits."""
         self._stop_waiting()
         try:
             yield

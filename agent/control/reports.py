@@ -19,7 +19,7 @@ from agent.decisions.values import Order, OrderKind
 from agent.runtime.waiting import Inbox
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Iterable
 
     from agent.control.protocol import WorkerStats
     from agent.work.torchrun import ShareOrder
@@ -29,7 +29,7 @@ BASE_LIMIT = 256
 _DEPARTED_SHARE = 8
 """One agent in eight may be kept after it has departed."""
 _CHECK_EVERY = 32
-_FULL_RECHECK = times.FULL_RECHECK
+"""Agents between two searches for departed ones, which look at all agents."""
 
 HELD_PHASE = "held"
 _RUN_DECISION_LIMIT = times.RUN_DECIDED
@@ -45,41 +45,6 @@ def agent_limit(expected_workers: int) -> int:
 
 class TooManyAgentsError(Exception):
     """The limit of agents is reached, and none of them has departed."""
-
-
-class AgentLimit:
-    """Limits the agents that are kept: the first to depart are forgotten, unless still needed."""
-
-    def __init__(
-        self, most: int, clock: Callable[[], float], is_needed: Callable[[str], bool]
-    ) -> None:
-        self._most = most
-        self._clock = clock
-        self._is_needed = is_needed
-        self._added = 0
-        self._full_since: float | None = None
-
-    def agents_to_forget(
-        self, count: int, departed: Callable[[], Mapping[str, float]]
-    ) -> list[str]:
-        """Return the agents to forget for a new one; raises TooManyAgentsError if there are none.
-
-        `departed` returns the departed agents and the time of their last reports. It is expensive,
-        and called every 32 agents, or once a second while the limit is reached.
-        """
-        self._added += 1
-        is_full, now = count >= self._most, self._clock()
-        if not is_full and self._added % _CHECK_EVERY:
-            return []
-        if is_full and self._full_since is not None and now < self._full_since + _FULL_RECHECK:
-            raise TooManyAgentsError
-        last_reports = departed()
-        unneeded = (key for key in last_reports if not self._is_needed(key))
-        may_go = sorted(unneeded, key=last_reports.__getitem__)
-        self._full_since = now if is_full and not may_go else None
-        if self._full_since is not None:
-            raise TooManyAgentsError
-        return may_go[: max(len(may_go) - self._most // _DEPARTED_SHARE, count + 1 - self._most, 0)]
 
 
 class RankAssignment:
@@ -169,8 +134,9 @@ class Reports:
         on_bye: Callable[[str, Bye], None] = lambda _name, _bye: None,
         ranks: RankAssignment | None = None,
         on_recalled_run: Callable[[Hello, int], bool] = lambda _hello, _epoch: False,
-        limit: AgentLimit | None = None,
         *,
+        most: int = BASE_LIMIT,
+        is_needed: Callable[[str], bool] = lambda _key: False,
         has_token: bool = False,
     ) -> None:
         self._reply = reply
@@ -181,7 +147,8 @@ class Reports:
         self._ranks = ranks or RankAssignment()
         self._on_recalled_run = on_recalled_run
         self._has_token = has_token
-        self._limit = limit or AgentLimit(BASE_LIMIT, clock, lambda _key: False)
+        self._most = most
+        self._is_needed = is_needed
         self._run_decided = anyio.Event()
         self._disconnected: Inbox[str] = Inbox(str)
         self._id = secrets.token_hex(8)
@@ -392,8 +359,20 @@ class Reports:
         )
 
     def _make_space(self) -> None:
-        """Forget departed agents beyond the limit; raises TooManyAgentsError if there are none."""
-        for key in self._limit.agents_to_forget(len(self._agents), self._departed):
+        """Forget departed agents for a new one, the first to depart first, unless still needed.
+
+        Raises TooManyAgentsError if there are none.
+        """
+        count = len(self._agents)
+        if count < self._most and count % _CHECK_EVERY:
+            return
+        departed = self._departed()
+        may_go = [key for key in departed if not self._is_needed(key)]
+        if count >= self._most and not may_go:
+            raise TooManyAgentsError
+        may_go.sort(key=departed.__getitem__)
+        surplus = max(len(may_go) - self._most // _DEPARTED_SHARE, count + 1 - self._most, 0)
+        for key in may_go[:surplus]:
             self._forget(key)
             self._emit(WorkerReplaced(key))
 

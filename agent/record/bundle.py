@@ -124,7 +124,7 @@ class Bundle:
                     return
                 if time.monotonic() >= until or left < _LEAST:
                     of = "room" if left < _LEAST else "time"
-                    summary.append(f"{one.name}: left out for want of {of}")
+                    summary.append(f"{one.name}: left out: no {of} left")
                     continue
                 text = _text_of(one, min(one.most, left), clean)
                 if not text:
@@ -143,8 +143,8 @@ class Bundle:
 
 
 _ABOUT = (
-    "What was to be had of a run that failed, of each log only its end.",
-    "The secrets that the agent knows of are masked; look through it before you hand it on.",
+    "Records and logs of a run that failed; each log is cut to its end.",
+    "Secrets from the settings are masked; check the files before you share them.",
 )
 
 

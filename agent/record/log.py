@@ -179,11 +179,11 @@ class _Log:
     def _trouble(self, name: str) -> Callable[[str], None]:
         """Return a function that logs a failed destination and its recovery."""
 
-        def tell(why: str) -> None:
+        def log_trouble(why: str) -> None:
             what = f"cannot be written: {why}" if why else "can be written again"
             self.say(f"{name} {what}", "warning")
 
-        return tell
+        return log_trouble
 
 
 _log = _Log()

@@ -113,7 +113,7 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         if not why and isinstance(found.record, RunRecord):
             return _resume(root, latest, found.record, lock)
         lock.release()
-        skipped += [f"run {latest} does not go on: {why}"] if why else []
+        skipped += [f"run {latest} is not resumed: {why}"] if why else []
     names = (
         (safe_name(new_id()) for _ in range(_TRIES))
         if platform_run_id is None
@@ -127,7 +127,7 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
         if not why:
             return ChosenRun(name, None, tuple(skipped), lock)
         lock.release()
-        skipped.append(f"run {name} does not go on: {why}")
+        skipped.append(f"run {name} is not resumed: {why}")
     raise PreflightError(
         f"no run in {root} is free",
         why=skipped[-1],

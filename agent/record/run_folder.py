@@ -198,7 +198,7 @@ class RunFolder:
 
     @classmethod
     def waiting(cls, root: Path, node: str) -> RunFolder:
-        """Make the folder of a worker that does not know its run yet; a restart uses it again."""
+        """Make the folder of a worker whose run is still unknown; a restart uses it again."""
         name = f"{_WAITING}{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}"
         return cls(root, _waited_in(root, safe_name(node)) or name, node, link=False)
 

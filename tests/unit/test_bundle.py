@@ -117,7 +117,7 @@ def test_each_part_and_the_whole_are_bounded(
     assert sum(map(len, found.values())) <= 3000
     assert found["a"].startswith("line ")
     assert found["a"].endswith("line 9999\n")
-    assert "f: left out for want of room" in contents
+    assert "f: left out: no room left" in contents
 
 
 def test_a_secret_that_is_cut_is_not_shown(tmp_path: Path) -> None:
@@ -162,7 +162,7 @@ def test_what_has_no_time_is_left_out(tmp_path: Path) -> None:
     one.make([BundlePart("a", "text"), BundlePart("b", "text")], CLEAN, until(-1.0))
     found = unpacked(one.path)
     assert set(found) == {CONTENTS}
-    assert "b: left out for want of time" in found[CONTENTS]
+    assert "b: left out: no time left" in found[CONTENTS]
 
 
 # --- of a run ------------------------------------------------------------------------------------

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from agent.control.protocol import Bye, Hello, Reply, Report, WorkerStats
 from agent.control.reports import (
     BASE_LIMIT,
-    AgentLimit,
     Expected,
     RankAssignment,
     Reports,
@@ -48,12 +47,14 @@ class Fleet:
         self.timeline = Timeline()
         self.take(ServiceReady(REWARD))
         self.names: tuple[str, ...] = ()
-        room = AgentLimit(
-            most, self._clock, lambda key: is_worker_needed(self.story.state, key, self.now)
-        )
         expected = Expected(None, "", "", "")
         ranks = RankAssignment((), self._keep, most)
-        self.reports = Reports(FIRST, expected, self.take, self._clock, ranks=ranks, limit=room)
+        self.reports = Reports(
+            *(FIRST, expected, self.take, self._clock),
+            ranks=ranks,
+            most=most,
+            is_needed=lambda key: is_worker_needed(self.story.state, key, self.now),
+        )
 
     def _clock(self) -> float:
         return self.now
@@ -87,7 +88,7 @@ class Fleet:
 
     def known(self) -> dict[str, set[str]]:
         """Return which agents and pods each part of the head still knows, by its own name."""
-        parts = {**vars(self.story.state), **vars(self.reports), **vars(self.timeline)}
+        parts = {**asdict(self.story.state), **vars(self.reports), **vars(self.timeline)}
         parts["names"] = self.names
         return {name: {*re.findall(r"<(\d+)>", repr(part))} for name, part in parts.items()}
 
@@ -139,10 +140,7 @@ def test_strangers_take_no_room_for_ever(expected: int) -> None:
     now, told = 0.0, list[object]()
     most = agent_limit(expected)
     assert most >= max(BASE_LIMIT, 2 * expected)
-    reports = Reports(
-        *(FIRST, Expected(None, "", "", ""), told.append, lambda: now),
-        limit=AgentLimit(most, lambda: now, lambda _key: False),
-    )
+    reports = Reports(FIRST, Expected(None, "", "", ""), told.append, lambda: now, most=most)
 
     async def hello(n: int) -> Reply:
         return await reports.handle(Report(f"agent{n}", "", "p", hello=Hello(f"pod{n}", n)))

@@ -314,10 +314,10 @@ def test_a_platforms_run_that_is_over_has_numbers(tmp_path: Path) -> None:
     chosen = choose(tmp_path, "4711")
     assert chosen.run_id == "4711-4"
     assert chosen.skipped[:2] == (
-        "run 4711 does not go on: it has ended",
-        "run 4711-2 does not go on: it is of another job, or other settings",
+        "run 4711 is not resumed: it has ended",
+        "run 4711-2 is not resumed: it is of another job, or other settings",
     )
-    assert "run 4711-3 does not go on: it is broken" in chosen.skipped[2]
+    assert "run 4711-3 is not resumed: it is broken" in chosen.skipped[2]
     assert chosen.lock is not None
     chosen.lock.release()
     leave(tmp_path, replace(RECORD, run_id="4711-4"))

@@ -16,7 +16,7 @@ import pytest
 from agent.control import ask
 from agent.control import server as control_server
 from agent.control.protocol import Hello, Reply, Report
-from agent.control.reports import AgentLimit, Expected, Reports, agent_limit
+from agent.control.reports import Expected, Reports, agent_limit
 from agent.control.server import COOKIE, AgentServer, host_names, refusal_of
 from agent.control.sockets import bind
 from agent.decisions.head.state import WorkerReported
@@ -68,8 +68,7 @@ class Port:
     async def serve(self, up: threading.Event, done: threading.Event) -> None:
         """Serve until the end of the test."""
         expected = Expected(None, "", "", "")
-        room = AgentLimit(agent_limit(1000), lambda: 0.0, lambda _key: False)
-        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, limit=room)
+        reports = Reports(FIRST, expected, self.heard.append, lambda: 0.0, most=agent_limit(1000))
         site = AgentServer(
             token=self.token,
             ready=lambda: True,

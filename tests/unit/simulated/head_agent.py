@@ -12,7 +12,7 @@ from agent.boot.head_server import count_possible_callers, first_reply, make_exp
 from agent.boot.run_keeper import RunKeeper, make_goal, on_recalled_run
 from agent.boot.watch import SilenceWatch, probe_nodes
 from agent.control.protocol import Report, protocol_mismatch
-from agent.control.reports import AgentLimit, RankAssignment, Reports, agent_limit
+from agent.control.reports import RankAssignment, Reports, agent_limit
 from agent.decisions import attempts, head
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
@@ -122,7 +122,8 @@ class HeadAgent(Agent):
             ranks=RankAssignment(self.keeper.record.ranks, self.keeper.record_ranks, most),
             on_recalled_run=on_recalled_run(self.keeper, self.inbox.put),
             has_token=self.world.setup.has_token,
-            limit=AgentLimit(most, now, lambda key: is_worker_needed(self.state, key, now())),
+            most=most,
+            is_needed=lambda key: is_worker_needed(self.state, key, now()),
         )
 
     async def _serves(self, text: str) -> str:
