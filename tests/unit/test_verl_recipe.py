@@ -129,7 +129,7 @@ def test_a_reward_server_needs_asynchronous_rollouts_in_0_6() -> None:
         ("1x6", 4, "1, 2, 3 or 6 fits"),
         ("2x6", 4, "1, 2, 3 or 6 fits"),
         ("8,4", 16, "more than the 12 GPUs"),
-        ("4,2", 6, "no node of 4, 2 holds an engine of 6 GPUs"),
+        ("4,2", 6, "no node of 4, 2 has the GPUs for an engine of 6"),
     ],
 )
 def test_engines_that_do_not_fit_are_refused(shape: str, tensor_parallel: int, said: str) -> None:
@@ -218,13 +218,13 @@ def test_idle_gpus_and_engines_of_several_nodes_are_said() -> None:
     assert notes[0].startswith("20 GPUs = 5 engines × 4")
     assert "2 of 22 GPUs stay idle" in notes
     notes = make(asked("2x4", tensor_parallel=8)).notes
-    assert "an engine spans 2 nodes; vLLM 0.11.1 at least is asked for then" in notes
+    assert "an engine spans 2 nodes; this needs vLLM 0.11.1 or newer" in notes
 
 
 def test_unknown_cpus_are_said() -> None:
     """Where nobody counted them, the need is told instead of checked."""
     notes = make(asked(cpus=None)).notes
-    assert "a node needs up to 29 CPUs, and how many they have is not known here" in notes
+    assert "a node needs up to 29 CPUs; the CPUs of the nodes are not known here" in notes
 
 
 SIZES = st.lists(

@@ -199,6 +199,8 @@ def _words_of(rest: list[str]) -> list[str]:
     return words
 
 
+Row = tuple[str, object, str]
+"""A setting of a recipe: key (`+key` if the configuration lacks it), value and reason."""
 Prefix = Literal["", "+", "++", "~"]
 _PREFIXES: tuple[Prefix, ...] = ("++", "+", "~", "")
 
@@ -281,12 +283,16 @@ def merge(own: Iterable[Override], users: Iterable[Override]) -> tuple[Override,
 
 
 def merged_with_reasons(
-    own: Iterable[tuple[Override, str]], users: Sequence[Override]
+    rows: Iterable[Row], users: Sequence[Override]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """Return the arguments and the reason of each key, from the recipe's rows and the user's."""
-    rows = tuple(own)
-    arguments = merge((override for override, _ in rows), users)
-    why = {override.key: reason for override, reason in rows}
+    """Return the arguments and the reason of each key, from a recipe's rows and the user's."""
+    own: list[Override] = []
+    why: dict[str, str] = {}
+    for key, value, reason in rows:
+        prefix: Prefix = "+" if key.startswith("+") else ""
+        own.append(Override(key.removeprefix("+"), str(value), prefix))
+        why[own[-1].key] = reason
+    arguments = merge(own, users)
     why |= {override.key: _FROM_USER for override in users}
     kept = {override.key for override in arguments}
     return (

@@ -1,4 +1,7 @@
-"""verl: GRPO and PPO by `verl.trainer.main_ppo`, which hydra configures."""
+"""verl: GRPO and PPO by `verl.trainer.main_ppo`, which hydra configures.
+
+Search-R1, a fork of an early verl, shares the placement and the keys.
+"""
 
 from __future__ import annotations
 
@@ -8,89 +11,88 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.arguments import Override, merge, quoted, read, texts, whole
-from agent.work.recipes.recipe import Command, MisfitError, RecipeInput, Version, count_of
+from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
+from agent.work.recipes.recipe import (
+    Command,
+    GpuGroups,
+    MisfitError,
+    RecipeInput,
+    Version,
+    count_of,
+    engines_text,
+    version_text,
+)
 from agent.work.recipes.verl_keys import chooses_another_tree, complaint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
+    from agent.work.recipes.arguments import Override, Row
     from agent.work.recipes.recipe import NodeSize
 
-
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+MODEL = "actor_rollout_ref.model"
+NODES, GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
+TENSOR_PARALLEL = f"{ROLLOUT}.tensor_model_parallel_size"
+TRAIN_BATCH, MINI_BATCH = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+_SAMPLES, _MODE = f"{ROLLOUT}.n", f"{ROLLOUT}.mode"
+_STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
 STORES = 8
-"""TransferQueue's processes that hold data, by default; one CPU each."""
-_BATCH, _MINI_BATCH = 1024, 256
-_TENSOR_PARALLEL = "AGENT_TENSOR_PARALLEL"
+"""TransferQueue's storage processes, by default; one CPU each."""
+_TRAIN_NEAR, _MINI_NEAR = 1024, 256
+"""verl's own batches."""
 
 
-class VerlGroups(Value):
-    """Into how many groups of how many GPUs the nodes are cut."""
-
-    count: int
-    gpus: int
-
-    @property
-    def total(self) -> int:
-        """Return how many GPUs train."""
-        return self.count * self.gpus
-
-
-def groups(
+def groups_of(
     nodes: tuple[NodeSize, ...],
     tensor_parallel: int,
     *,
     count: int | None = None,
     gpus: int | None = None,
-) -> VerlGroups:
-    """Cut the nodes into equal groups; a user's own `count` and `gpus` are checked."""
+) -> GpuGroups:
+    """Divide the nodes into equal groups; `count` and `gpus` of the user are checked."""
     sizes = [node.gpus for node in nodes if node.gpus]
     if not sizes:
         raise MisfitError(f"it trains on GPUs, and none of {len(nodes)} nodes has one")
     if tensor_parallel > sum(sizes):
         raise MisfitError(
-            f"{_TENSOR_PARALLEL}={tensor_parallel} is more than the {sum(sizes)} GPUs that joined"
+            f"AGENT_TENSOR_PARALLEL={tensor_parallel} is more than the {sum(sizes)} GPUs"
         )
     even = min(sizes) == max(sizes)
     if gpus is None and even:
         gpus = sizes[0]
     if gpus is None:
         candidates = [size for size in range(1, max(sizes) + 1) if size % tensor_parallel == 0]
-        candidates = [size for size in candidates if _places(sizes, size) >= (count or 1)]
+        candidates = [size for size in candidates if _fitting(sizes, size) >= (count or 1)]
         if not candidates:
             raise MisfitError(
-                f"no node of {_named(sizes)} holds an engine of {tensor_parallel} GPUs"
+                f"no node of {_list(sizes)} has the GPUs for an engine of {tensor_parallel}"
                 + (f" {count} times" if count else "")
-                + f": set {_TENSOR_PARALLEL} to {_divisors_of(max(sizes))}"
+                + f": set AGENT_TENSOR_PARALLEL to {_divisors_of(max(sizes))}"
             )
-        gpus = max(candidates, key=lambda size: ((count or _places(sizes, size)) * size, size))
-    places = _places(sizes, gpus)
-    if (count or 1) > places:
+        gpus = max(candidates, key=lambda size: ((count or _fitting(sizes, size)) * size, size))
+    fitting = _fitting(sizes, gpus)
+    if (count or 1) > fitting:
         raise MisfitError(
             f"trainer.nnodes={count or 1} groups of {gpus} GPUs, each on one node, do not fit on "
-            f"nodes of {_named(sizes)} GPUs, which hold {places}: verl would wait without end"
+            f"nodes of {_list(sizes)} GPUs, which have {fitting}: verl would wait forever"
         )
-    cut = VerlGroups(count or places, gpus)
-    _check_engines(cut, tensor_parallel, whole_nodes=even and gpus == sizes[0])
-    return cut
-
-
-def _check_engines(cut: VerlGroups, tensor_parallel: int, *, whole_nodes: bool) -> None:
-    if cut.gpus % tensor_parallel == 0:
-        return
-    spans = tensor_parallel % cut.gpus == 0 and cut.total % tensor_parallel == 0 and whole_nodes
-    if not spans:
+    groups = GpuGroups(count or fitting, gpus)
+    spans_nodes = tensor_parallel % gpus == 0 and groups.total % tensor_parallel == 0
+    if gpus % tensor_parallel and not (spans_nodes and even and gpus == sizes[0]):
         raise MisfitError(
-            f"{_TENSOR_PARALLEL}={tensor_parallel} does not divide the {cut.gpus} GPUs of a node: "
-            f"an engine would lie across parts of nodes; {_divisors_of(cut.gpus)} fits"
+            f"AGENT_TENSOR_PARALLEL={tensor_parallel} does not divide the {gpus} GPUs of a node: "
+            f"an engine would span parts of nodes; {_divisors_of(gpus)} fits"
         )
+    return groups
 
 
-def _places(sizes: Iterable[int], gpus: int) -> int:
+def _fitting(sizes: Iterable[int], gpus: int) -> int:
+    """Return how many groups of GPUs fit on the nodes."""
     return sum(size // gpus for size in sizes)
 
 
-def _named(sizes: Iterable[int]) -> str:
+def _list(sizes: Iterable[int]) -> str:
     return ", ".join(map(str, sizes))
 
 
@@ -99,197 +101,166 @@ def _divisors_of(number: int) -> str:
     return found[0] if len(found) == 1 else f"{', '.join(found[:-1])} or {found[-1]}"
 
 
-def arithmetic(cut: VerlGroups, tensor_parallel: int) -> str:
-    """Say how many engines there are, as `16 GPUs = 8 engines × 2`."""
-    engines = cut.total // tensor_parallel
-    return f"{count_of(cut.total, 'GPU')} = {count_of(engines, 'engine')} × {tensor_parallel}"
-
-
-class VerlBatches(Value):
-    """The prompts of a step, and of one update within it."""
-
-    train: int
-    mini: int
-
-
 class BatchRules(Value):
-    """What verl asserts of batches: the samples of each are dealt out in equal parts."""
+    """verl's assertions on batches: the samples of each are divided into equal parts."""
 
     gpus: int
     samples: int
     """Answers to each prompt (`rollout.n`)."""
     loops: int = 1
-    """Agent-loop workers that take equal parts of a step; 1 where they need not be equal."""
+    """Agent-loop workers with equal parts of a step; 1 if they may be unequal."""
 
     def mini_fits(self, mini: int) -> bool:
-        """Tell whether an update's samples can be dealt to all GPUs."""
+        """Return whether the GPUs divide an update's samples."""
         return mini * self.samples % self.gpus == 0
 
     def train_fits(self, train: int) -> bool:
-        """Tell whether a step's samples can be dealt to all GPUs and all agent-loop workers."""
+        """Return whether GPUs and agent-loop workers divide a step's samples."""
         samples = train * self.samples
         return samples % self.gpus == 0 and samples % self.loops == 0
 
-    def fit(self, train: int | None = None, mini: int | None = None) -> VerlBatches:
-        """Return batches near verl's own 1024 and 256, or near what the user gave of the two."""
+    def fit(self, train: int | None = None, mini: int | None = None) -> tuple[int, int]:
+        """Return the prompts of a step and of an update: near verl's own, or the user's."""
         if train is not None and not self.train_fits(train):
-            raise MisfitError(self._refusal("data.train_batch_size", train, self.train_fits))
+            raise MisfitError(self._refusal(TRAIN_BATCH, train, self.train_fits))
         if mini is not None and not self.mini_fits(mini):
-            raise MisfitError(self._refusal(_MINI_KEY, mini, self.mini_fits))
+            raise MisfitError(self._refusal(MINI_BATCH, mini, self.mini_fits))
         if train is not None and mini is not None:
             if train % mini:
-                raise MisfitError(
-                    f"data.train_batch_size={train} is no multiple of {_MINI_KEY}={mini}"
-                )
-            return VerlBatches(train, mini)
+                raise MisfitError(f"{TRAIN_BATCH}={train} is no multiple of {MINI_BATCH}={mini}")
+            return train, mini
         if train is not None:
             parts = (part for part in range(1, train + 1) if train % part == 0)
-            return VerlBatches(train, nearest(train / 4, filter(self.mini_fits, parts)))
+            return train, nearest(train / 4, filter(self.mini_fits, parts))
         if mini is not None:
-            steps = range(mini, (_BATCH // mini + self.loops + 1) * mini + 1, mini)
-            return VerlBatches(nearest(_BATCH, filter(self.train_fits, steps)), mini)
-        share = range(self.gpus, _MINI_BATCH + (self.loops + 1) * self.gpus, self.gpus)
-        mini = nearest(_MINI_BATCH, (part for part in share if self.train_fits(4 * part)))
-        return VerlBatches(4 * mini, mini)
+            steps = range(mini, (_TRAIN_NEAR // mini + self.loops + 1) * mini + 1, mini)
+            return nearest(_TRAIN_NEAR, filter(self.train_fits, steps)), mini
+        multiples = range(self.gpus, _MINI_NEAR + (self.loops + 1) * self.gpus, self.gpus)
+        mini = nearest(_MINI_NEAR, (size for size in multiples if self.train_fits(4 * size)))
+        return 4 * mini, mini
 
     def _refusal(self, key: str, value: int, fits: Callable[[int], bool]) -> str:
         near = range(1, value + self.gpus * self.loops + 1)
         loops = f" and {self.loops} agent loops" if self.loops > 1 else ""
         return (
-            f"{key}={value} × {self.samples} answers cannot be dealt out evenly to {self.gpus} GPUs"
-            f"{loops}: {nearest(value, filter(fits, near))} would do"
+            f"{key}={value} × {self.samples} answers cannot be divided by {self.gpus} GPUs{loops}: "
+            f"{nearest(value, filter(fits, near))} fits"
         )
 
 
-_MINI_KEY = "actor_rollout_ref.actor.ppo_mini_batch_size"
-
-
-def nearest(aim: float, numbers: Iterable[int]) -> int:
-    """Return the number next to the aim, the larger of two that are as near."""
-    return min(numbers, key=lambda number: (abs(number - aim), -number))
+def nearest(target: float, numbers: Iterable[int]) -> int:
+    """Return the number nearest to the target, the larger one of two."""
+    return min(numbers, key=lambda number: (abs(number - target), -number))
 
 
 class Placement(Value):
-    """What a version of verl starts on the nodes, as far as it takes CPUs."""
+    """The processes of verl on the nodes, and the CPUs that they take."""
 
     version: Version
-    cut: VerlGroups
+    groups: GpuGroups
     tensor_parallel: int
-    served: bool = True
-    """Whether engines are servers of their own, as in verl's asynchronous rollout."""
+    has_servers: bool = True
+    """Whether each engine is a server process, as in verl's asynchronous rollout."""
     stores: int = STORES
     name: str = "verl"
     main: str = "TaskRunner"
-    """The process that directs the others, as a person knows it."""
+    """The process that directs the others."""
 
     @property
-    def _queue(self) -> bool:
+    def _has_queue(self) -> bool:
         return self.version >= (0, 9)
 
     def needs(self, node: NodeSize, nodes: tuple[NodeSize, ...]) -> dict[str, int]:
-        """Return for what a node needs how many CPUs."""
-        groups_here = min(node.gpus // self.cut.gpus, self.cut.count)
+        """Return the CPUs that a node needs, by purpose."""
+        groups_here = min(node.gpus // self.groups.gpus, self.groups.count)
         each = 3 if self.version >= (0, 7) else 1
         needs = {}
         if groups_here:
-            gpus = groups_here * self.cut.gpus
+            gpus = groups_here * self.groups.gpus
             needs[f"{count_of(gpus, 'GPU')} × {each}"] = gpus * each
-        if groups_here and self.served and self.version < (0, 7, 1):
+        if groups_here and self.has_servers and self.version < (0, 7, 1):
             # up to 0.7.0 each engine's server takes a CPU on its node, beside the groups
-            engines = groups_here * max(1, self.cut.gpus // self.tensor_parallel)
+            engines = groups_here * max(1, self.groups.gpus // self.tensor_parallel)
             needs[count_of(engines, "engine")] = engines
-        if self._queue and self.stores:
+        if self._has_queue and self.stores:
             here = -(-self.stores // len(nodes))
             needs[f"{here} of TransferQueue's {self.stores} stores"] = here
-        # Ray leaves what needs no GPU to nodes without one, where there are any with CPUs
-        quiet = [other for other in nodes if not other.gpus and other.cpus != 0]
-        if node in (quiet or [other for other in nodes if other.cpus != 0]):
-            needs["TransferQueue's controller" if self._queue else self.main] = 1
+        # Ray places processes that need no GPU on nodes without one, if any of those has CPUs
+        without_gpus = [other for other in nodes if not other.gpus and other.cpus != 0]
+        if node in (without_gpus or [other for other in nodes if other.cpus != 0]):
+            needs["TransferQueue's controller" if self._has_queue else self.main] = 1
         return needs
 
     def cpus(self, node: NodeSize, nodes: tuple[NodeSize, ...]) -> int:
-        """Return how many CPUs a node needs."""
+        """Return the CPUs that a node needs."""
         return sum(self.needs(node, nodes).values())
 
-    def fewer_stores(self, nodes: tuple[NodeSize, ...]) -> int:
-        """Return how many of TransferQueue's stores find a CPU, at most verl's own number."""
-        if not self._queue:
+    def fitting_stores(self, nodes: tuple[NodeSize, ...]) -> int:
+        """Return how many of TransferQueue's stores have a free CPU, at most the default."""
+        if not self._has_queue:
             return 0
         bare = replace(self, stores=0)
         known = [(node.cpus, bare.cpus(node, nodes)) for node in nodes]
-        spare = [cpus - taken for cpus, taken in known if cpus is not None]
-        fitting = min(spare, default=STORES) * len(nodes)
+        free = [cpus - taken for cpus, taken in known if cpus is not None]
+        fitting = min(free, default=STORES) * len(nodes)
         return min(STORES, fitting) if fitting > 0 else STORES
 
-    def missing(self, nodes: tuple[NodeSize, ...]) -> str:
-        """Say which nodes have too few CPUs for what would be put there; '' where none has."""
+    def check(self, nodes: tuple[NodeSize, ...]) -> None:
+        """Refuse nodes with too few CPUs."""
         short = []
         for index, node in enumerate(nodes):
             needs = self.needs(node, nodes)
-            total = self.cpus(node, nodes)
+            total = sum(needs.values())
             if node.cpus is not None and node.cpus < total:
                 name = f"node {index + 1}" if index else "the head"
-                what = " + ".join(needs)
-                short.append(f"{name} has {node.cpus} of {total} CPUs ({what})")
-        if not short:
-            return ""
-        return (
-            f"{self.name} would wait without end for CPUs: {'; '.join(short)}. Ray only counts "
-            "CPUs: AGENT_NUM_CPUS on such a node says that it has more"
-        )
+                short.append(f"{name} has {node.cpus} of {total} CPUs ({' + '.join(needs)})")
+        if short:
+            raise MisfitError(
+                f"{self.name} would wait forever for CPUs: {'; '.join(short)}. Ray only counts "
+                "CPUs: AGENT_NUM_CPUS on such a node sets a higher number"
+            )
 
-    def unknown(self, nodes: tuple[NodeSize, ...]) -> Iterable[str]:
-        """Say how many CPUs are needed, where it is not known how many there are."""
+    def notes(self, nodes: tuple[NodeSize, ...]) -> Iterable[str]:
+        """Return the CPUs that are needed, if it is unknown how many there are."""
         if any(node.cpus is None for node in nodes):
             most = max(self.cpus(node, nodes) for node in nodes)
-            yield f"a node needs up to {most} CPUs, and how many they have is not known here"
+            yield f"a node needs up to {most} CPUs; the CPUs of the nodes are not known here"
 
 
 VERSIONS: tuple[Version, ...] = ((0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
 ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
 
-_ACTOR, _ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
-_TRAIN_BATCH, _MINI_BATCH_KEY = "data.train_batch_size", f"{_ACTOR}.ppo_mini_batch_size"
-_NODES, _GPUS = "trainer.nnodes", "trainer.n_gpus_per_node"
-_TENSOR_PARALLEL_KEY = f"{_ROLLOUT}.tensor_model_parallel_size"
-_SAMPLES, _LOOPS = f"{_ROLLOUT}.n", f"{_ROLLOUT}.agent.num_workers"
-_MODE = f"{_ROLLOUT}.mode"
-_STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
-_REWARD = "custom_reward_function"
 _GROUP_SIZE = 8
 """Answers to each prompt that GRPO compares."""
 _AGENT_LOOPS = 8
 """Agent-loop workers that verl starts by default."""
 _EVERY = 20
-"""Steps from one checkpoint, and one evaluation, to the next."""
+"""Steps between checkpoints, and between evaluations."""
 
 
 def make(asked: RecipeInput) -> Command:
-    """Make the command for the nodes that joined, in the installed version's words."""
+    """Make the command for the nodes that joined, with the keys of the installed version."""
     users = [read(argument) for argument in asked.args]
     _check_keys(users, asked.version)
     given = {one.key: one.value for one in users if one.prefix != "~"}
-    sizes = _Sizes(asked, given)
-    own = (*_what(asked), *sizes.arguments(), *_reward(asked, given), *_rest(asked))
-    arguments = merge((override for override, _ in own), users)
-    why = {override.key: reason for override, reason in own}
-    why |= {one.key: "AGENT_JOB_ARGS" for one in users}
-    standing = {one.key for one in arguments}
+    sizes, notes = _sizes(asked, given)
+    rows = (*_model_and_data(asked), *sizes, *_reward(asked, given), *_output(asked))
+    arguments, why = merged_with_reasons(rows, users)
     return Command(
-        argv=(asked.python, "-m", "verl.trainer.main_ppo", *(one.argument() for one in arguments)),
+        argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
-        why={key: reason for key, reason in why.items() if key in standing},
-        notes=(*sizes.notes(), *_missing_data_notes(asked)),
+        why=why,
+        notes=(*notes, *_notes(asked)),
     )
 
 
 def reward_function() -> str:
-    """Return the file with the reward function that asks a server: it lies where the agent does."""
+    """Return the path of the reward function that asks a server."""
     return str(Path(__file__).parents[2] / "bundled" / "verl_reward.py")
 
 
 def _check_keys(users: list[Override], version: Version) -> None:
-    """Refuse keys that this version of verl does not have, or no longer heeds: all together."""
+    """Refuse all keys that this version of verl lacks or ignores."""
     if any(chooses_another_tree(override) for override in users):
         return
     complaints = [found for override in users if (found := complaint(override, version))]
@@ -297,145 +268,137 @@ def _check_keys(users: list[Override], version: Version) -> None:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
 
 
-class _Sizes:
-    """What follows from the nodes: placement, engines, batches."""
+def _sizes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[list[Row], list[str]]:
+    """Return the settings that follow from the nodes, and notes on them."""
+    version, grpo = asked.version, asked.recipe == "verl-grpo"
+    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel
+    samples = whole(given, _SAMPLES) or (_GROUP_SIZE if grpo else 1)
+    groups = groups_of(
+        asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
+    )
+    loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
+    rules = BatchRules(groups.total, samples, loops if version < (0, 9) else 1)
+    train, mini = rules.fit(whole(given, TRAIN_BATCH), whole(given, MINI_BATCH))
+    mode = given.get(_MODE, "async" if _needs_async(asked) else "sync")
+    placement = Placement(
+        version,
+        groups,
+        tensor_parallel,
+        has_servers=mode == "async" or version >= (0, 7),
+        name=f"verl {version_text(version)}",
+    )
+    stores = whole(given, _STORES) or placement.fitting_stores(asked.nodes)
+    placement = replace(placement, stores=stores)
+    placement.check(asked.nodes)
 
-    def __init__(self, asked: RecipeInput, given: Mapping[str, str]) -> None:
-        self._asked = asked
-        self._version = asked.version
-        self._grpo = asked.recipe == "verl-grpo"
-        self._tensor = whole(given, _TENSOR_PARALLEL_KEY) or asked.tensor_parallel
-        self._samples = whole(given, _SAMPLES) or (_GROUP_SIZE if self._grpo else 1)
-        self._cut = groups(
-            asked.nodes, self._tensor, count=whole(given, _NODES), gpus=whole(given, _GPUS)
+    engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
+    gpus = [node.gpus for node in asked.nodes if node.gpus]
+    whole_nodes = set(gpus) == {groups.gpus}
+    even = f"× {samples} answers it is divisible by {groups.total} GPUs"
+    rows: list[Row] = [
+        (
+            NODES,
+            groups.count,
+            f"{len(gpus)} nodes with GPUs joined"
+            if whole_nodes
+            else f"groups of {groups.gpus} on nodes of {_list(gpus)} GPUs",
+        ),
+        (
+            GPUS,
+            groups.gpus,
+            f"{groups.total} GPUs in {groups.count} equal groups, each on one node",
+        ),
+        (TENSOR_PARALLEL, tensor_parallel, f"AGENT_TENSOR_PARALLEL; {engines}"),
+        (_SAMPLES, samples, "GRPO compares the answers to a prompt" if grpo else "PPO needs one"),
+        (TRAIN_BATCH, train, f"near 1024, and {even}; the data needs at least {train} rows"),
+        (MINI_BATCH, mini, f"near 256, a part of the batch, and {even}"),
+    ]
+    if version >= (0, 9) and stores != STORES:
+        rows.append(
+            (_STORES, stores, f"instead of {STORES}: each takes a CPU, and no more are free")
         )
-        loops = whole(given, _LOOPS) or _AGENT_LOOPS
-        rules = BatchRules(self._cut.total, self._samples, loops if self._version < (0, 9) else 1)
-        self._batches = rules.fit(whole(given, _TRAIN_BATCH), whole(given, _MINI_BATCH_KEY))
-        served = given.get(_MODE, "async" if _awaits(asked) else "sync") == "async"
-        served = served or self._version >= (0, 7)
-        release = f"verl {'.'.join(map(str, self._version))}"
-        placement = Placement(self._version, self._cut, self._tensor, served, name=release)
-        stores = whole(given, _STORES) or placement.fewer_stores(asked.nodes)
-        self._placement = replace(placement, stores=stores)
-        missing = self._placement.missing(asked.nodes)
-        if missing:
-            raise MisfitError(missing)
-
-    def arguments(self) -> Iterable[tuple[Override, str]]:
-        """Give what was sized, each with its reason."""
-        cut, batches = self._cut, self._batches
-        yield _set(_NODES, cut.count), self._nodes_why()
-        yield (
-            _set(_GPUS, cut.gpus),
-            f"{cut.total} GPUs in {cut.count} equal groups, each on one node",
-        )
-        yield _set(_TENSOR_PARALLEL_KEY, self._tensor), f"AGENT_TENSOR_PARALLEL; {self._engines()}"
-        answers = (
-            "GRPO compares the answers to one prompt" if self._grpo else "PPO needs one answer"
-        )
-        yield _set(_SAMPLES, self._samples), answers
-        dealt = f"× {self._samples} answers it can be dealt out to {cut.total} GPUs"
-        rows = f"the data needs at least {batches.train} rows"
-        yield _set(_TRAIN_BATCH, batches.train), f"near 1024, and {dealt}; {rows}"
-        yield _set(_MINI_BATCH_KEY, batches.mini), f"near 256, a part of the batch, and {dealt}"
-        if self._version >= (0, 9) and self._placement.stores != STORES:
-            why = f"instead of {STORES}: each takes a CPU, and no more are free"
-            yield _set(_STORES, self._placement.stores), why
-
-    def notes(self) -> Iterable[str]:
-        """Say the arithmetic."""
-        train, mini = self._batches.train, self._batches.mini
-        yield f"{self._engines()}; batch {train} = {train // mini} × {mini}"
-        asked = self._asked
-        gpus = sum(node.gpus for node in asked.nodes)
-        if self._cut.total < gpus:
-            yield f"{gpus - self._cut.total} of {gpus} GPUs stay idle"
-        if self._tensor > self._cut.gpus:
-            needs = "; vLLM 0.11.1 at least is asked for then" * (self._version >= (0, 7, 1))
-            yield f"an engine spans {self._tensor // self._cut.gpus} nodes{needs}"
-        yield from self._placement.unknown(asked.nodes)
-
-    def _engines(self) -> str:
-        return arithmetic(self._cut, self._tensor)
-
-    def _nodes_why(self) -> str:
-        sizes = [node.gpus for node in self._asked.nodes if node.gpus]
-        if len(set(sizes)) == 1 and sizes[0] == self._cut.gpus:
-            return f"{len(sizes)} nodes with GPUs joined"
-        return f"groups of {self._cut.gpus} that nodes of {', '.join(map(str, sizes))} GPUs hold"
+    notes = [f"{engines}; batch {train} = {train // mini} × {mini}"]
+    idle = sum(gpus) - groups.total
+    if idle:
+        notes.append(f"{idle} of {sum(gpus)} GPUs stay idle")
+    if tensor_parallel > groups.gpus:
+        needs = "; this needs vLLM 0.11.1 or newer" * (version >= (0, 7, 1))
+        notes.append(f"an engine spans {tensor_parallel // groups.gpus} nodes{needs}")
+    return rows, [*notes, *placement.notes(asked.nodes)]
 
 
-def _what(asked: RecipeInput) -> Iterable[tuple[Override, str]]:
-    """Give what is trained on what."""
+def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
+    """Return the settings of model, data and algorithm."""
     grpo = asked.recipe == "verl-grpo"
-    yield _set("algorithm.adv_estimator", "grpo" if grpo else "gae"), asked.recipe
-    yield _set("data.train_files", texts(asked.train_data)), "AGENT_TRAIN_DATA"
+    model = quoted(asked.model)
+    yield "algorithm.adv_estimator", "grpo" if grpo else "gae", asked.recipe
+    yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
     if asked.eval_data:
-        yield _set("data.val_files", texts(asked.eval_data)), "AGENT_EVAL_DATA"
-        yield (
-            _set("trainer.test_freq", _EVERY),
-            f"verl's default is -1: never; every {_EVERY} steps",
-        )
+        yield "data.val_files", texts(asked.eval_data), "AGENT_EVAL_DATA"
+        yield "trainer.test_freq", _EVERY, "verl's default is -1: never"
     else:
-        read_only = "verl reads some in any case; without AGENT_EVAL_DATA it is never evaluated"
-        yield _set("data.val_files", texts(asked.train_data)), read_only
-        yield _set("trainer.val_before_train", "False"), "no AGENT_EVAL_DATA"
-    yield _set("data.filter_overlong_prompts", "True"), "else one long prompt ends the job"
-    yield _set("actor_rollout_ref.model.path", quoted(asked.model)), "AGENT_MODEL"
+        unused = "verl requires some; without AGENT_EVAL_DATA it is never evaluated"
+        yield "data.val_files", texts(asked.train_data), unused
+        yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
+    yield "data.filter_overlong_prompts", "True", "one long prompt would end the job"
+    yield f"{MODEL}.path", model, "AGENT_MODEL"
     if grpo:
-        yield _set(f"{_ACTOR}.use_kl_loss", "True"), "GRPO holds on to its reference by a loss"
+        yield f"{ACTOR}.use_kl_loss", "True", "GRPO stays near its reference by a loss"
     else:
-        yield _set("critic.model.path", quoted(asked.model)), "PPO's critic begins as AGENT_MODEL"
-    yield _set(f"{_ACTOR}.use_dynamic_bsz", "True"), "without it verl asks for micro batches"
-    yield _set(f"{_ROLLOUT}.name", "vllm"), "verl has no default"
+        yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
+    yield f"{ACTOR}.use_dynamic_bsz", "True", "without it verl requires micro batches"
+    yield f"{ROLLOUT}.name", "vllm", "verl has no default"
 
 
-def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[tuple[Override, str]]:
-    """Give the function that asks the reward server, unless the user has one of his own."""
-    root = _REWARD if asked.version < (0, 7, 1) else f"reward.{_REWARD}"
+def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
+    """Return the settings of the function that asks the reward server, unless the user has one."""
+    root = "custom_reward_function"
+    if asked.version >= (0, 7, 1):
+        root = f"reward.{root}"
     if not asked.scores or f"{root}.path" in given:
         return
-    yield _set(f"{root}.path", quoted(reward_function())), "asks the reward server"
-    yield _set(f"{root}.name", "compute_score"), "its function"
-    url = Override(f"{root}.reward_kwargs.url", quoted("{reward_url}"), "+")
-    yield url, "the reward server of this run"
-    if _awaits(asked):
-        yield _set(_MODE, "async"), "only so does verl 0.6 await a reward function"
+    yield f"{root}.path", quoted(reward_function()), "asks the reward server"
+    yield f"{root}.name", "compute_score", "its function"
+    yield f"+{root}.reward_kwargs.url", quoted("{reward_url}"), "the run's reward server"
+    if _needs_async(asked):
+        yield _MODE, "async", "verl 0.6 awaits a reward function only in this mode"
         if given.get(_MODE, "async") != "async":
             raise MisfitError(f"AGENT_JOB_ARGS: {_MODE}: verl 0.6 scores by a server only in async")
 
 
-def _rest(asked: RecipeInput) -> Iterable[tuple[Override, str]]:
-    """Give how it is logged and saved."""
-    logger = '["console","wandb"]' if asked.wandb else '["console"]'
-    yield _set("trainer.logger", logger), "WANDB_API_KEY" if asked.wandb else "no WANDB_API_KEY"
-    yield _set("trainer.project_name", quoted(asked.recipe)), "the recipe's name"
-    yield _set("trainer.experiment_name", quoted(_last_word(asked.model))), "the model's name"
-    yield _set("trainer.default_local_dir", quoted(asked.checkpoints)), "AGENT_CHECKPOINTS"
-    yield _set("trainer.save_freq", _EVERY), f"verl's default is -1: never; every {_EVERY} steps"
-    yield _set("trainer.resume_mode", "auto"), "goes on from the last checkpoint there is"
-
-
-def _missing_data_notes(asked: RecipeInput) -> Iterable[str]:
-    if not asked.scores:
-        yield (
-            "verl scores by the data_source of each row, and refuses one that it does not know: "
-            "AGENT_REWARD has a server score instead"
-        )
-    if not asked.eval_data:
-        yield "no AGENT_EVAL_DATA: it is trained, and never evaluated"
-    if asked.version >= (0, 9):
-        yield "verl 0.9 needs the packages TransferQueue and orjson, which it does not ask pip for"
-
-
-def _awaits(asked: RecipeInput) -> bool:
+def _needs_async(asked: RecipeInput) -> bool:
     return asked.scores and asked.version < (0, 7)
 
 
-def _set(key: str, value: object) -> Override:
-    return Override(key, str(value))
+def _output(asked: RecipeInput) -> Iterable[Row]:
+    """Return the settings of logs and checkpoints."""
+    yield logger_row(wandb=asked.wandb)
+    yield "trainer.project_name", quoted(asked.recipe), "the recipe's name"
+    yield "trainer.experiment_name", quoted(model_name(asked)), "the model's name"
+    yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
+    yield "trainer.save_freq", _EVERY, "verl's default is -1: never"
+    yield "trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"
 
 
-def _last_word(path: str) -> str:
-    return path.rstrip("/").rsplit("/", 1)[-1] or path
+def logger_row(*, wandb: bool) -> Row:
+    """Return the setting of the loggers."""
+    if wandb:
+        return "trainer.logger", '["console","wandb"]', "WANDB_API_KEY"
+    return "trainer.logger", '["console"]', "no WANDB_API_KEY"
+
+
+def model_name(asked: RecipeInput) -> str:
+    """Return the last part of the model's id or path."""
+    return asked.model.rstrip("/").rsplit("/", 1)[-1] or asked.model
+
+
+def _notes(asked: RecipeInput) -> Iterable[str]:
+    if not asked.scores:
+        yield (
+            "verl scores by the data_source of each row, and refuses unknown ones: AGENT_REWARD "
+            "uses a reward server instead"
+        )
+    if not asked.eval_data:
+        yield "no AGENT_EVAL_DATA: the model is never evaluated"
+    if asked.version >= (0, 9):
+        yield "verl 0.9 needs the packages TransferQueue and orjson, which pip does not install"
