@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from agent.decisions.head.fleet import Fleet, Worker
     from agent.node.facts import Facts
-    from agent.runtime.ray_watch import MemoryWatch
 
 
 _POLLED = (h.JobHeard, h.RayNodes)
@@ -84,19 +83,6 @@ def _reported_state(one: Worker) -> tuple[object, ...]:
     """Return the parts of a worker's state that are worth a new record."""
     plain = (one.phase, one.detail, one.joined, one.preparing, one.has_left, one.error)
     return (*plain, one.items, one.answers)
-
-
-def attach_memory_report(
-    tell: Callable[[h.HeadEvent], None], memory: MemoryWatch
-) -> Callable[[h.HeadEvent], None]:
-    """Wrap a callback: a failed job's report gets the recent out-of-memory kills."""
-
-    def send(event: h.HeadEvent) -> None:
-        if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
-            event = replace(event, report=replace(event.report, memory=memory.recent()))
-        tell(event)
-
-    return send
 
 
 S = TypeVar("S")

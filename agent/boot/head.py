@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base.outcome import Kind
 from agent.boot.diagnose import WorkerLogs, explain_end
-from agent.boot.events import EventFilter, Guard, attach_memory_report, recorded_form
+from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import (
     Submission,
     SubmissionTask,
@@ -304,11 +304,14 @@ class HeadAgent:
         process = self._plan.process(BRIDGE)
         log = partial(self._run.folder.file, process.log)
         env = environment.for_bridge(self._env, self._plan.settings)
-        argv, tell = (
-            process.command(self._placeholders),
-            attach_memory_report(self._inbox.put, self._run.memory),
-        )
-        return RayLink(argv, env, log, tell, self._run.record_child)
+        argv = process.command(self._placeholders)
+        return RayLink(argv, env, log, self._put_ray_event, self._run.record_child)
+
+    def _put_ray_event(self, event: h.HeadEvent) -> None:
+        """Put an event of the bridge; a failed job's report gets the recent out-of-memory kills."""
+        if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
+            event = replace(event, report=replace(event.report, memory=self._run.memory.recent()))
+        self._inbox.put(event)
 
     async def _follow_ray(self, link: Link) -> None:
         with self._bridge_scope:

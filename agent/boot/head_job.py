@@ -17,8 +17,8 @@ from agent.record import run_folder
 from agent.record.files import safe_name
 from agent.record.log import say
 from agent.runtime import driver
-from agent.runtime.best_effort import Failure
 from agent.runtime.output import JobOutput, PreambleFilter, driver_log
+from agent.runtime.waiting import Failure
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
 from agent.work.job import JobPlaceholders, checkpoint_owner, entrypoint, fill, sizes, world_size
@@ -74,7 +74,7 @@ async def stop_job(
     link: RayLink | TorchrunLink,
     job_id: str,
     flush: Callable[[], Awaitable[None]],
-    tell: Callable[[DriverSignaled], None],
+    send: Callable[[DriverSignaled], None],
     task: SubmissionTask,
 ) -> None:
     """Stop a job through Ray, or signal its driver where the dashboard hangs.
@@ -90,7 +90,7 @@ async def stop_job(
         return
     pids = driver.terminate_driver(job_id)
     if pids:  # else it runs on another machine, or has ended
-        tell(DriverSignaled(job_id))
+        send(DriverSignaled(job_id))
         timeout = f"Ray did not take the stop of the job within {STOP_TIMEOUT:g} s"
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 

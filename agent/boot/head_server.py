@@ -65,7 +65,7 @@ async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> No
     """Wait until the workers have the verdict; log those that did not confirm it."""
     silent, unreported = await reports.wait_for_goodbyes(limit, may_call)
     for name in silent:
-        say(f"{name} has not said goodbye; it leaves when it sees that the head is gone")
+        say(f"{name} did not confirm the verdict; it leaves once the head is out of reach")
     if unreported:
         say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 

@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from agent.node.facts import Facts, Folder
     from agent.plan.plan import Plan
     from agent.record.run_folder import RunFolder
-    from agent.runtime.best_effort import BestEffort
     from agent.runtime.process import Child
+    from agent.runtime.waiting import BestEffort
 
 
 _RAY_MARKS = (
@@ -339,5 +339,5 @@ def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> Survivi
     more = kills.number - record.oom_kills
     evidence = oom_sentence(kills, more) if more > 0 else ""
     why = f" ({evidence})" if evidence else ""
-    say(f"the agent (pid {killed[0]}) was killed{why}: this one goes on in its stead", "warning")
+    say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
     return SurvivingProcesses(record, names, evidence if kills.of_container else "")

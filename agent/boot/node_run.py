@@ -23,11 +23,10 @@ from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecorder
 from agent.record.run_folder import write_outcome
 from agent.runtime import descendants, driver
-from agent.runtime.best_effort import BestEffort
 from agent.runtime.process import Child
 from agent.runtime.ray_watch import MemoryWatch
 from agent.runtime.signals import run_within
-from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -238,7 +237,7 @@ class NodeRun:
         file = partial(self.folder.file, log)
         child = None if self.surviving is None else self.surviving.adopt(name, file)
         if child is not None:
-            say(f"{name} (pid {child.pid}) lives: taken over")
+            say(f"{name} (pid {child.pid}) still runs: adopted")
             return child
         child = await Child.start(name, argv, env, file, keep_group=keep_group)
         self.record_child(child)

@@ -26,10 +26,9 @@ from agent.plan.plan import ALL_REDUCE as PROCESS
 from agent.plan.waits import PREFLIGHT_LIMIT, PROBE_LIMIT
 from agent.record.bundle import last_lines
 from agent.record.log import say
-from agent.runtime.best_effort import BestEffort, Failure
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.process import tail_of
-from agent.runtime.waiting import NotYet, TimedOutError, in_thread, until
+from agent.runtime.waiting import BestEffort, Failure, NotYet, TimedOutError, in_thread, until
 from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ if TYPE_CHECKING:
 
 _KILLED_AFTER = times.ALL_REDUCE_KILLED
 _STOP = times.ALL_REDUCE_STOP
-_NO_OUTPUT = "its ranks ended without a word"
+_NO_OUTPUT = "its ranks ended without output"
 
 
 async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) -> Answer:

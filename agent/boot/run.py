@@ -146,7 +146,7 @@ def _refuse_a_stalled_disk(root: Path) -> None:
         raise PreflightError(
             f"AGENT_LOG_DIR={root} does not answer",
             why=f"a write to its disk takes longer than {_DISK_LIMIT:g} s",
-            remedy="Mend that disk or mount it anew, or choose another in AGENT_LOG_DIR",
+            remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
             culprit="AGENT_LOG_DIR",
         )
 
@@ -176,9 +176,9 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, 
         more = f" (and {len(chosen.skipped) - 1} more)" if len(chosen.skipped) > 1 else ""
         say(f"{chosen.skipped[-1]}{more}")
     if claim.run_id is not None and chosen.before is None and plan.settings.job_retries:
-        say(f"run {chosen.run_id} begins: {root} holds no record of it to go on from")
+        say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
     if chosen.before is not None and chosen.before.attempts:
-        say(f"run {chosen.run_id} goes on: attempts so far: {len(chosen.before.attempts)}")
+        say(f"run {chosen.run_id} continues, attempts so far: {len(chosen.before.attempts)}")
     return chosen, own
 
 

@@ -93,7 +93,7 @@ _INTERVAL = times.RUN_RECORD_CHECK
 
 
 async def watch_for_later_head(
-    run: NodeRun, keeper: RunKeeper, tell: Callable[[LaterHead], None]
+    run: NodeRun, keeper: RunKeeper, send: Callable[[LaterHead], None]
 ) -> None:
     """Read the run's record at intervals; send an event once a later head wrote it."""
 
@@ -104,7 +104,7 @@ async def watch_for_later_head(
         epoch = await run.best_effort("a look for a later head's record", read)
         return epoch if isinstance(epoch, int) and epoch else NotYet()
 
-    tell(
+    send(
         LaterHead(
             await until(look, None, step=_INTERVAL, longest=_INTERVAL), "run.json has its epoch"
         )
@@ -112,14 +112,14 @@ async def watch_for_later_head(
 
 
 def on_recalled_run(
-    keeper: RunKeeper, tell: Callable[[RunRemembered], None]
+    keeper: RunKeeper, send: Callable[[RunRemembered], None]
 ) -> Callable[[Hello, int], bool]:
     """Return the callback for workers' hellos; it returns whether a decision follows."""
 
     def take(hello: Hello, epoch: int) -> bool:
         known = recalled_run(keeper, hello, epoch)
         if known is not None:
-            tell(known)
+            send(known)
         return known is not None
 
     return take

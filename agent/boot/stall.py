@@ -27,9 +27,8 @@ from agent.node.gpus import TOOLS
 from agent.plan.show import duration
 from agent.record.log import say
 from agent.runtime import driver as job
-from agent.runtime.best_effort import Failure
 from agent.runtime.driver import Utilization
-from agent.runtime.waiting import NotYet, in_thread, until
+from agent.runtime.waiting import Failure, NotYet, in_thread, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -115,7 +114,7 @@ _MOST_IDLE_NODES = 8
 """Most nodes whose stacks are logged; the file has all."""
 _REMEDY = (
     "Look in the stacks for who waits for whom: a collective whose rank is missing, a result that "
-    "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is said"
+    "nobody makes, a lock; `pod-agent stop` ends it. AGENT_STALL sets after how long this is logged"
 )
 
 
@@ -222,7 +221,7 @@ class StallWatch:
                 found[key] = await self._diagnostics.collect(what, id_)
                 return
             text = await request_log(self._reports, key, what, limit)
-            found[key] = f"no word within {limit:g} s" if text is None else text
+            found[key] = f"no answer within {limit:g} s" if text is None else text
 
         async with anyio.create_task_group() as tasks:
             for key in found:

@@ -19,8 +19,8 @@ from agent.runtime.waiting import NotYet, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from agent.runtime.best_effort import BestEffort
     from agent.runtime.process import Child
+    from agent.runtime.waiting import BestEffort
 
 
 REQUIRED_PROCESSES = ("gcs_server", "raylet")

@@ -335,7 +335,7 @@ ROWS = (
     Row(
         "memory-agent",
         "the kernel's OOM killer takes the agent",
-        "another goes on in its stead, and says why",
+        "another continues its run, and says why",
         (MEMORY + "test_the_kernels_oom_killer_takes_the_agent",),
     ),
     Row(

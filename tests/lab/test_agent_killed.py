@@ -82,8 +82,8 @@ def test_killed_while_everything_boots(cluster: Cluster) -> None:
         BOOT,
     )
     kill_agent(head)
-    head.wait_for(r"ray start \(pid \d+\) lives: taken over", timeout=10)
-    head.wait_for(r"reward server \(pid \d+\) lives: taken over", timeout=10)
+    head.wait_for(r"ray start \(pid \d+\) still runs: adopted", timeout=10)
+    head.wait_for(r"reward server \(pid \d+\) still runs: adopted", timeout=10)
     assert ends([head, worker], BOOT) == [0, 0]
     assert (cluster.pods[0].tmp / "prepared").read_text().split() == ["prepared"]
     assert "removing a stale Ray" not in head.stderr()
@@ -171,7 +171,7 @@ def test_killed_between_two_attempts(cluster: Cluster) -> None:
     worker.kill()
     head.wait_for(r"is lost[\s\S]*starting Ray's head[\s\S]*waiting for workers", timeout=60)
     kill_agent(head)
-    head.wait_for(r"ray start \(pid \d+\) lives: taken over", timeout=20)
+    head.wait_for(r"ray start \(pid \d+\) still runs: adopted", timeout=20)
     again = cluster.agent(1, "sh", "-c", job)
     assert ends([head, again]) == [7, 7], head.tail()
     assert head.stdout() == "attempt 1\nattempt 2\n"

@@ -141,7 +141,7 @@ def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
 
 @pytest.mark.pods(1)
 def test_the_kernels_oom_killer_takes_the_agent(cluster: Cluster) -> None:
-    """Another goes on in its stead and says why; the job notices nothing."""
+    """Another continues its run and says why; the job notices nothing."""
     with memory_limit("pod", 5 << 30) as folder:
         head = start_within(cluster, folder, FOREVER)
         head.wait_for("^attempt 1$", stream="stdout", timeout=BOOT)

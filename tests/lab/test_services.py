@@ -115,7 +115,7 @@ def test_a_killed_agent_of_such_a_node_is_started_again(cluster: Cluster) -> Non
     head.wait_for("asked once", stream="stdout", timeout=BOOT)
     (before,) = [p for p in alone.processes() if "reward-server" in p.cmdline]
     kill_agent(alone)
-    alone.wait_for(rf"reward server \(pid {before.pid}\) lives: taken over", timeout=30)
+    alone.wait_for(rf"reward server \(pid {before.pid}\) still runs: adopted", timeout=30)
     head.wait_for(r"job is submitted[\s\S]*reward server on podb answers", timeout=30)
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, alone]) == [0, 0], head.tail()
@@ -155,7 +155,7 @@ def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> Non
     before = [file.read_text() for file in files]
     (first,) = [p for p in head.processes() if p.ppid == 1 and "pod-agent run" in p.cmdline]
     os.kill(first.host_pid, signal.SIGKILL)
-    head.wait_for(r"goes on in its stead[\s\S]*retriever on podb answers", timeout=30)
+    head.wait_for(r"continues its run[\s\S]*retriever on podb answers", timeout=30)
     assert [file.read_text() for file in files] == before
     (cluster.pods[0].tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()
@@ -172,7 +172,7 @@ def test_what_waits_for_others_starts_after_them_under_another_agent_too(cluster
     head.wait_for("retriever on podb waits for data", timeout=BOOT)
     worker.wait_for("data waits for AGENT_PREPARE", timeout=BOOT)
     kill_agent(head)
-    head.wait_for(r"goes on in its stead[\s\S]*data waits for AGENT_PREPARE", timeout=30)
+    head.wait_for(r"continues its run[\s\S]*data waits for AGENT_PREPARE", timeout=30)
     for pod in cluster.pods:
         (pod.tmp / "go").touch()
     assert ends([head, worker]) == [0, 0], head.tail()

@@ -15,8 +15,7 @@ import pytest
 from agent.bridge.link import RayLink
 from agent.decisions.head import state as h
 from agent.node.limits import ProcessLimitError
-from agent.runtime.best_effort import BestEffort, Failure
-from agent.runtime.waiting import NotYet, until
+from agent.runtime.waiting import BestEffort, Failure, NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

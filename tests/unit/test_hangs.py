@@ -13,10 +13,9 @@ import pytest
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
-from agent.runtime.best_effort import BestEffort
 from agent.runtime.process import Child
 from agent.runtime.ray_watch import RayHelpers, watch_helpers
-from agent.runtime.waiting import NotYet, until
+from agent.runtime.waiting import BestEffort, NotYet, until
 from unit.heads import PAIR, RUNNING, SERVING, SUBMITTED, TICK, History, Story, goal, nodes, word
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from agent.boot.make_ready import (
     choose_removals,
     prune_sessions,
 )
-from agent.runtime.best_effort import BestEffort
+from agent.runtime.waiting import BestEffort
 
 if TYPE_CHECKING:
     from pathlib import Path
