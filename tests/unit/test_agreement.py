@@ -140,8 +140,8 @@ _VARIABLES = st.dictionaries(
 
 
 @given(st.lists(_VARIABLES, min_size=1, max_size=7))
-def test_what_agrees_is_not_told(worn: list[dict[str, str]]) -> None:
-    """A variable is told if and only if two nodes differ in it, and every node is accounted for."""
+def test_only_differing_variables_are_reported(worn: list[dict[str, str]]) -> None:
+    """A variable is reported if and only if two nodes differ in it, with every node."""
     found = agreement([(f"n{i}", replace(MACHINE, variables=one)) for i, one in enumerate(worn)])
     plain = [{"DEBUG_RAY": "0", **one} for one in worn]
     names = {name for one in plain for name in one}
@@ -182,7 +182,7 @@ def joined(facts: Facts) -> list[tuple[float, h.HeadEvent]]:
 
 
 def test_a_run_whose_nodes_disagree_is_refused() -> None:
-    """What would break the run ends it in the moment in which the last node joins."""
+    """A breaking difference ends the run as soon as the last node has joined."""
     story = Story(PAIR, joined(says(DEBUG_RAY="1", NCCL_DEBUG="INFO")))
     (said,) = [a for a in story.actions if isinstance(a, LogLine) and "NCCL" in a.sentence]
     assert said.level == "warning"
@@ -194,8 +194,8 @@ def test_a_run_whose_nodes_disagree_is_refused() -> None:
     assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
 
 
-def test_it_is_told_before_a_long_wait() -> None:
-    """What else is awaited, such as the data for an hour, holds up no word of what differs."""
+def test_differences_are_reported_before_a_long_wait() -> None:
+    """Differences are reported before long waits, such as for the data."""
     slow = replace(PAIR, steps=STEPS, services=(REWARD_SPEC,))
     story = Story(slow, joined(says(NCCL_DEBUG="INFO")))
     assert story.state.phase is HeadPhase.BOOTING
@@ -217,8 +217,8 @@ def test_a_worker_that_is_awaited_is_not_judged_before() -> None:
     assert REACH not in {probe for _, probe, _ in story.probes}
 
 
-def test_a_warning_is_told_once() -> None:
-    """A difference that breaks nothing is said before the first attempt alone."""
+def test_a_warning_is_reported_once() -> None:
+    """A harmless difference is reported only before the first attempt."""
     story = Story(PAIR, joined(says(NCCL_DEBUG="INFO")))
     assert story.state.phase is HeadPhase.SUBMITTING
     story.take(h.RayGone("killed"), 4.0)
@@ -231,7 +231,7 @@ def test_a_warning_is_told_once() -> None:
 
 
 def test_a_node_without_an_agent_is_not_compared() -> None:
-    """Of a node that was joined by hand nothing is known."""
+    """A node that was joined by hand has no facts."""
     story = Story(PAIR, [(2.0, nodes(2))])
     assert story.state.phase is HeadPhase.SUBMITTING
     assert not story.state.differences

@@ -99,7 +99,7 @@ def test_memory(tmp_path: Path, lines: str, files: dict[str, str], size: int) ->
 
 
 def test_room_for_processes(tmp_path: Path) -> None:
-    """The tightest pids.max is named with what is in use; `max` is no limit."""
+    """The lowest pids.max is named with its use; `max` is no limit."""
     files = {"a/pids.max": "2048", "a/pids.current": "48", "pids.max": "max", "pids.current": "9"}
     room = limits.process_room(0, *tree(tmp_path, V2.format(path="/a"), files))
     assert room is not None
@@ -112,7 +112,7 @@ def test_no_limit_of_processes(tmp_path: Path) -> None:
 
 
 def test_the_real_machine_is_read() -> None:
-    """Of the machine that runs the tests, what is found cannot exceed what there is."""
+    """Limits read on this machine are at most its resources."""
     assert 1 <= limits.cpus() <= ALL
     assert 0 < limits.memory(1 << 50) <= 1 << 50
     first, last = read.ephemeral_range()

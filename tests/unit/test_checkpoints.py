@@ -150,7 +150,7 @@ def test_verl_would_begin_anew_without_its_note(tmp_path: Path) -> None:
 
 
 def test_the_mark_is_put_whole(tmp_path: Path) -> None:
-    """It is there at once and whole, in a folder that is made for it; a file in the way is told."""
+    """The owner file is written atomically, and a file in the way is reported."""
     place = tmp_path / "a" / "b"
     assert write_mark(str(place), OURS) == ""
     assert [path.name for path in place.iterdir()] == [CHECKPOINT_FILE]
@@ -195,7 +195,7 @@ def test_on_what_a_folder_lies(
 
 
 def test_this_machines_mounts(tmp_path: Path) -> None:
-    """The kernel's own list names something for every folder; without one nothing is said."""
+    """The kernel's list has a mount for every folder; without the list there is none."""
     found = mount_of(str(tmp_path))
     assert found is not None
     assert str(tmp_path).startswith(found.folder)

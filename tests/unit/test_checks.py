@@ -31,8 +31,10 @@ def found(check: str, environ: dict[str, str], facts: Facts) -> Finding:
     return next(finding for finding in findings if finding.check == check)
 
 
-def weigh(check: str, environ: dict[str, str], facts: Facts, level: Level, words: str) -> None:
-    """Hold a check's finding against what a row says of it."""
+def assert_finding(
+    check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
+) -> None:
+    """Compare a check's finding with a row."""
     finding = found(check, environ, facts)
     assert finding.level is level
     assert words in finding.what
@@ -272,8 +274,8 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
 def test_findings(
     check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
 ) -> None:
-    """Each danger has its level and its words; what is wrong and not insisted on, a remedy."""
-    weigh(check, environ, facts, level, words)
+    """Each check has its level, its sentence, and a remedy unless it is ok."""
+    assert_finding(check, environ, facts, level, words)
 
 
 def test_every_check_is_run_and_tested() -> None:

@@ -206,7 +206,7 @@ def test_a_proxy_stays_out_of_the_nodes_traffic(
 
 
 def test_display_shows_only_what_is_added_and_masks_secrets() -> None:
-    """A plan shows what the agent adds or changes; of a secret only that it is there."""
+    """A plan shows added and changed variables; secrets are masked."""
     environ = {"PATH": "/bin", "VLLM_HOST_IP": "10.0.0.77", "RAY_AUTH_TOKEN": SECRET}
     environ["RAY_ADDRESS"] = "ray://elsewhere"
     shown = chosen_for_display(environ, settings_of(environ), of(environ))
@@ -228,6 +228,6 @@ def test_display_shows_only_what_is_added_and_masks_secrets() -> None:
 def test_the_object_store_fits_shared_memory(
     shm: int, free: int, memory: int, size: int | None
 ) -> None:
-    """Ray's own choice stands where it fits; else the store shrinks to what /dev/shm has free."""
+    """Ray's default stays where it fits; else the store shrinks to the free /dev/shm."""
     facts = replace(MACHINE, shm=shm * MIB, shm_free=free * MIB, memory=memory * MIB)
     assert object_store(facts) == size

@@ -25,7 +25,7 @@ def package(folder: Path, name: str) -> Path:
 
 
 def metadata(folder: Path, name: str) -> None:
-    """Leave what an installation leaves."""
+    """Create the metadata of an installation."""
     (folder / name).mkdir(parents=True)
     (folder / name / "METADATA").write_text("Name: x\n")
 
@@ -73,7 +73,7 @@ def test_an_installed_one(site: Path, tmp_path: Path, name: str, folder: str, ve
 def test_a_checkout_in_which_the_job_starts(
     site: Path, tmp_path: Path, name: str, module: str, file: str
 ) -> None:
-    """It comes before what is installed, as for `python -m`; its own file says the version."""
+    """The current folder comes first, as for `python -m`; its version file counts."""
     package(site, module)
     metadata(site, f"{name}-9.9.9.dist-info")
     checkout = tmp_path / "checkout"
@@ -85,7 +85,7 @@ def test_a_checkout_in_which_the_job_starts(
 
 
 def test_an_editable_install(site: Path, tmp_path: Path) -> None:
-    """Its metadata is as old as the installation, so the checkout's own file says the version."""
+    """The checkout's version file counts, since its metadata may be outdated."""
     checkout = tmp_path / "checkout"
     package(checkout, "verl")
     metadata(site, "verl-0.7.0.dist-info")
@@ -112,13 +112,13 @@ def test_forks_are_told_from_what_they_were_made_of(site: Path) -> None:
 
 
 def test_none_at_all(tmp_path: Path) -> None:
-    """What is not there has no folder."""
+    """A missing framework has no folder."""
     assert pythons.framework_here("verl", str(tmp_path)) == Framework("verl")
     assert pythons.find_framework("verl", "/nowhere/python", str(tmp_path)) == Framework("verl")
 
 
 def test_another_python_is_asked(tmp_path: Path) -> None:
-    """A Python that has none of the agent's libraries tells what it would find."""
+    """A Python without the agent's libraries reports its framework."""
     place = tmp_path / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", place], check=True)
     python = place / "bin" / "python"

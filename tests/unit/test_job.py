@@ -55,7 +55,7 @@ def test_the_contracts_placeholders() -> None:
 
 @given(st.text())
 def test_a_value_is_not_filled_again(text: str) -> None:
-    """What a placeholder brings is not searched for placeholders."""
+    """A filled-in value is not searched for placeholders."""
     joined = JobPlaceholders(1, 0, 0, "{nodes}", text, "")
     assert fill(("{head_ip}", "{reward_url}"), joined) == ["{nodes}", text]
 
@@ -110,7 +110,7 @@ WITH_URL = (*TRAIN, "--reward={reward_url}")
 def test_which_reward_server_runs(
     environ: dict[str, str], command: tuple[str, ...] | None, wanted: str | None
 ) -> None:
-    """The wish decides; without one, whether the job asks for the server's address."""
+    """AGENT_REWARD decides; else whether the job needs the URL."""
     settings = settings_of(environ, list(command) if command else None)
     service = reward_service(settings, command)
     if service is None:
@@ -131,8 +131,8 @@ def test_a_reward_servers_address_is_the_heads() -> None:
     assert reward_url([service], Placeholders("fd00::1")) == "http://[fd00::1]:5005/score"
 
 
-def test_a_shell_reward_server_is_told_port_and_path() -> None:
-    """A server of the user's own finds in its environment where it will be asked."""
+def test_a_shell_reward_server_gets_port_and_path() -> None:
+    """A reward server of the user gets its port and path by environment variables."""
     settings = settings_of({"AGENT_REWARD": "python serve.py", "AGENT_REWARD_PORT": "5005"})
     service = reward_service(settings, None)
     assert service is not None

@@ -73,7 +73,7 @@ def test_what_is_set_by_hand_wins() -> None:
 
 
 def test_a_port_by_hand_that_meets_the_jobs_own_is_refused() -> None:
-    """A collision with a shifted port is told as any other is."""
+    """A conflict with a shifted port is reported as any other."""
     environ, facts = read("slurm-head")
     taken = ports_of(4711).agent
     with pytest.raises(SettingsError) as caught:

@@ -123,6 +123,6 @@ def test_it_is_judged_where_nothing_could_bring_it(
 
 @pytest.mark.parametrize("name", ["kuberay-submitter-head", "kuberay-head"])
 def test_a_ray_that_is_given_has_its_own_programs(name: str) -> None:
-    """Where the job runs on somebody else's Ray, nobody can tell from here."""
+    """Where the platform starts Ray, the program is not checked here."""
     plan = plan_of(read(name)[0], MISSING, ["nosuch"])
     assert "job" not in {finding.check for finding in plan.findings}

@@ -87,7 +87,7 @@ ROWS: dict[str, tuple[list[Link], int, str, str]] = {
 
 @pytest.mark.parametrize(("measured", "weights", "platform", "what"), ROWS.values(), ids=ROWS)
 def test_slow_ways(measured: list[Link], weights: int, platform: str, what: str) -> None:
-    """What is slow is one sentence in the user's terms; what is fast is none."""
+    """Slow links are one sentence; fast links are none."""
     found = slow_links(measured, weights, platform)
     assert ("" if found is None else found.what) == what
     assert found is None or found.remedy
@@ -152,7 +152,7 @@ def test_a_large_cluster_has_few_ways_to_the_head() -> None:
 
 
 def test_one_sentence_for_all() -> None:
-    """It is told with the last answer, once, and `doctor --all` has it."""
+    """It is logged once, after the last sample, and listed by `doctor --all`."""
     story = Story(PAIR, JOINED)
     answered(story, 100, 3.0)
     answered(story, 50, 4.0)
@@ -166,7 +166,7 @@ def test_one_sentence_for_all() -> None:
 
 
 def test_the_models_own_size() -> None:
-    """Where the weights are a folder of this machine, theirs is what is told."""
+    """The sentence has the model's size if its weights are a local folder."""
     story = Story(replace(PAIR, facts=replace(MACHINE, model_bytes=15 * GB)), JOINED)
     answered(story, 100, 3.0)
     assert "syncing the model's 15 GB of weights takes 20 min; Instant Clusters" in story.said

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from agent.checks.finding import Level
 from agent.checks.recipe import checkpoint_space
 from agent.node.facts import MIB, Driver, DriverGpu, Facts, Room
-from unit.test_checks import TWO, found, weigh
+from unit.test_checks import TWO, assert_finding, found
 from unit.worlds import MACHINE
 
 GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
@@ -23,7 +23,7 @@ def with_variables(facts: Facts = MACHINE, **variables: str) -> Facts:
 
 
 def with_driver(*gpus: DriverGpu, fault: str = "", events: tuple[str, ...] = ()) -> Facts:
-    """Return a machine of eight GPUs whose driver was asked."""
+    """Return a machine of eight GPUs with a report of its driver."""
     return replace(GPUS, driver=Driver("nvidia-smi", gpus, fault, events))
 
 
@@ -326,11 +326,11 @@ def test_findings(
     check: str, environ: dict[str, str], facts: Facts, level: Level, words: str
 ) -> None:
     """Each danger has its level and its words, and whatever is not fine a remedy."""
-    weigh(check, environ, facts, level, words)
+    assert_finding(check, environ, facts, level, words)
 
 
 def test_a_keys_text_is_never_shown() -> None:
-    """A key of a wrong shape is still somebody's."""
+    """A finding about a malformed key does not contain the key."""
     assert "hunter2" not in found("W&B key", {"WANDB_API_KEY": "hunter2"}, MACHINE).sentence()
 
 

@@ -13,8 +13,8 @@ OWN = Address(None, "the address of pod0.test", ("pod0.test",))
 MINE = ("10.0.0.2", "127.0.0.1")
 
 
-def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DNS that is mute, then wrong, then right: each is said once."""
+def test_each_dns_reply_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silent, wrong and right DNS replies are each logged once."""
     answers: list[tuple[str, ...] | str] = ["no answer", "no answer", ("10.0.0.9",), ("10.0.0.2",)]
     said: list[str] = []
 
@@ -32,7 +32,7 @@ def test_what_is_waited_for_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_name_that_stays_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the deadline it is no head, and hears what it has."""
+    """At the deadline the node is not the head, and the error has its addresses."""
 
     async def resolve(_host: str) -> tuple[str, ...] | str:
         return ("10.0.0.9",)

@@ -76,7 +76,7 @@ def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) ->
 
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
-    """The plan reads as it did; POD_AGENT_UPDATE_GOLDEN=1 rewrites what it is compared with."""
+    """The plan equals its golden file; POD_AGENT_UPDATE_GOLDEN=1 rewrites the file."""
     text = text_of(*CASES[name])
     file = GOLDEN / f"{name}.txt"
     if UPDATE:
@@ -112,7 +112,7 @@ def test_no_secret_in_a_plan(name: str) -> None:
     ],
 )
 def test_the_nodes_address(environ: dict[str, str], facts: Facts, ip: str | None, how: str) -> None:
-    """The node's address is known now, or it is known how it will be found."""
+    """The plan has the node's address, or how `run` finds it."""
     address = plan_of(environ, facts).address
     assert address.ip == ip
     assert how in address.how
@@ -151,7 +151,7 @@ def test_where_the_dashboard_listens(environ: dict[str, str], host: str) -> None
 
 
 def test_a_token_that_ray_does_not_know_guards_the_agent_alone() -> None:
-    """Insisted on below Ray 2.52: the dashboard stays on loopback, the plan says what is open."""
+    """Below Ray 2.52 the dashboard stays on loopback, and the plan lists open ports."""
     environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_ALLOW_INSECURE": "1"}
     plan = plan_of(environ, with_ray(MACHINE, version="2.51.1"))
     assert our_ray(plan).dashboard_host == "127.0.0.1"

@@ -180,8 +180,10 @@ CONTRADICTIONS: dict[str, tuple[str, dict[str, str], list[str]]] = {
 @pytest.mark.parametrize(
     ("name", "changes", "words"), CONTRADICTIONS.values(), ids=CONTRADICTIONS.keys()
 )
-def test_what_does_not_fit_is_told(name: str, changes: dict[str, str], words: list[str]) -> None:
-    """What does not fit together is refused with 78, and all sides are named."""
+def test_a_contradiction_is_refused_and_names_all_sides(
+    name: str, changes: dict[str, str], words: list[str]
+) -> None:
+    """A contradiction is refused with 78 and names all sides."""
     with pytest.raises(SettingsError) as caught:
         plan_of(changed(name, changes), read(name)[1])
     (problem,) = caught.value.problems
@@ -280,9 +282,9 @@ BY_HAND: dict[str, tuple[str, dict[str, str], tuple[str, str, int, str | None]]]
 
 
 @pytest.mark.parametrize(("name", "changes", "expected"), BY_HAND.values(), ids=BY_HAND.keys())
-def test_the_hand_wins(
+def test_the_users_settings_override_the_platform(
     name: str, changes: dict[str, str], expected: tuple[str, str, int, str | None]
 ) -> None:
-    """What the user set stands; platforms step back where their evidence is weaker."""
+    """The user's settings override the platform, and weaker evidence yields."""
     t = plan_of(changed(name, changes), read(name)[1]).topology
     assert (t.platform.name, t.role, t.expected_workers, t.head_host) == expected

@@ -76,7 +76,7 @@ def test_ray_counts_the_memory_that_was_allotted(memory: str, flags: list[str]) 
     ],
 )
 def test_slurms_gpus_come_with_their_kind(changes: dict[str, str], gpus: int | None) -> None:
-    """A count by kind is added up; what cannot be read is only a hint that is missing."""
+    """Counts by kind are added; an unreadable one counts as absent."""
     environ = changed("slurm-worker", changes)
     assert plan_of(environ, read("slurm-worker")[1]).topology.platform.gpus_per_node == gpus
 
@@ -132,11 +132,7 @@ def test_the_head_listens_where_the_others_call(
 def test_a_head_that_is_listed_by_its_own_host_name(
     found: tuple[str, ...], seen: str, address: str
 ) -> None:
-    """What its name resolves to, what Slurm saw, the default route: the first that is its own.
-
-    The default route may lead to another network than the nodes', and Debian gives a host its
-    own name as 127.0.1.1; srun may as well have been called on a login node.
-    """
+    """The address is the first of this node: of its name, of Slurm, of the default route."""
     environ = changed("slurm-head", {"SLURM_LAUNCH_NODE_IPADDR": seen})
     facts = replace(
         machine(environ),

@@ -48,7 +48,7 @@ ENVIRONMENTS = st.fixed_dictionaries(
 
 @st.composite
 def mixtures(draw: st.DrawFn) -> dict[str, str]:
-    """Draw some of one captured environment, all of another, and what a user might add."""
+    """Draw a part of one captured environment, all of another, and settings of a user."""
     one, other = draw(st.sampled_from(ENVIRONS)), draw(st.sampled_from(ENVIRONS))
     kept = draw(st.sets(st.sampled_from(sorted(one))))
     hand = {name: st.sampled_from(texts) for name, texts in BY_HAND.items()}
@@ -131,10 +131,7 @@ def test_one_head_that_all_workers_find(platform: str, nodes: int) -> None:
 @pytest.mark.parametrize("platform", CLUSTERS)
 @given(st.integers(2, 5), st.data())
 def test_never_two_heads(platform: str, nodes: int, data: st.DataObject) -> None:
-    """Whatever all nodes are told alike by hand, at most one of them becomes the head.
-
-    One that must own the head's name first is none yet: it ends with 78 where it does not.
-    """
+    """With equal settings on all nodes at most one of them becomes the head."""
     hand = {
         "AGENT_HEAD": st.sampled_from([address(0), address(1), "head.rl.default"]),
         "HEAD_POD_ID": st.sampled_from(["pod0", "pod1"]),

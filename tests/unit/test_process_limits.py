@@ -77,7 +77,7 @@ def test_a_full_machine_is_said_with_its_limit() -> None:
     ],
 )
 def test_what_the_kernel_refuses(error: BaseException, words: str) -> None:
-    """Each form of the refusal is known, also where a task group has wrapped it."""
+    """Each error of a reached limit is recognized, also inside a task group's."""
     with pytest.raises(ProcessLimitError) as caught, starting("the job"):
         raise error
     assert words in caught.value.sentence()

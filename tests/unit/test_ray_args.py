@@ -26,7 +26,7 @@ WORKER = {"AGENT_HEAD": "10.0.0.1", "RAY_WORKER": "1"}
 
 
 def told(given: str) -> str:
-    """Return what is said of flags that are refused whatever Ray is here."""
+    """Return the problems of flags that are refused for every Ray."""
     with pytest.raises(SettingsError) as caught:
         load({"AGENT_RAY_ARGS": given})
     return "\n".join(problem.sentence() for problem in caught.value.problems)
@@ -38,8 +38,8 @@ def argv(given: str, environ: dict[str, str] | None = None) -> tuple[str, ...]:
     return our_ray(plan).command(is_head=plan.topology.is_head)
 
 
-def test_rays_own_source_tells_its_flags() -> None:
-    """What is read from the source is what click itself has, the value of each included."""
+def test_flags_are_read_from_rays_source() -> None:
+    """Flags parsed from Ray's source equal those of click, including their values."""
     declared = {
         name: not option.is_flag and not option.count
         for option in start.params
@@ -84,8 +84,8 @@ def test_a_worker_is_given_no_flag_of_the_heads() -> None:
 
 @pytest.mark.parametrize("flag", SET_BY_AGENT)
 @pytest.mark.parametrize("form", ["{}", "{}=7", "{} 7"])
-def test_the_agents_own_are_refused(flag: str, form: str) -> None:
-    """Each is named with what to use in its place."""
+def test_flags_that_the_agent_sets_are_refused(flag: str, form: str) -> None:
+    """Each flag that the agent sets is refused with its replacement."""
     sentence = told(form.format(flag))
     assert sentence.startswith(f"AGENT_RAY_ARGS: got {flag}; expected {SET_BY_AGENT[flag]}")
 
@@ -124,8 +124,8 @@ def test_what_is_no_flag(given: str, complaint: str) -> None:
         ("--nonsense", "a flag that `ray start` of Ray"),
     ],
 )
-def test_what_this_ray_has_not(given: str, complaint: str) -> None:
-    """What `ray start` would refuse after seconds, or take for something else, is refused now."""
+def test_flags_that_this_ray_lacks_are_refused(given: str, complaint: str) -> None:
+    """Flags that this Ray lacks are refused before `ray start`."""
     with pytest.raises(SettingsError) as caught:
         plan_input.plan_from_environment({"AGENT_RAY_ARGS": given}, None)
     assert complaint in caught.value.sentence()
@@ -174,7 +174,7 @@ def test_a_temp_dir_that_cannot_be(tmp_path: Path, name: str) -> None:
 
 
 def test_a_temp_dir_too_deep() -> None:
-    """A socket's path ends at 107 bytes; how much is too much is said."""
+    """A socket's path has at most 107 bytes; the error has the excess."""
     with pytest.raises(SettingsError, match="shorter by 4"):
         plan_of({}, replace(MACHINE, temp="/" + 34 * "x", uid=0))
     assert plan_of({}, replace(MACHINE, temp="/" + 30 * "x", uid=0)).launch.session
@@ -191,8 +191,8 @@ def test_a_temp_dir_too_deep() -> None:
         )
     )
 )
-def test_flags_survive_the_way(flags: list[RayFlag]) -> None:
-    """What was given as `--a=b` or `--a` is what Ray is given, in the same order."""
+def test_flags_reach_ray_unchanged(flags: list[RayFlag]) -> None:
+    """`--a=b` and `--a` reach Ray unchanged and in order."""
     words = tuple(word for flag in flags for word in flag.words)
     assert list(flags_of(words)) == flags
     assert tuple(flags_for_node(words, is_head=True)) == words

@@ -31,7 +31,7 @@ ROWS: dict[str, tuple[list[GpuCount], list[tuple[Level, str]]]] = {
 
 @pytest.mark.parametrize(("nodes", "expected"), ROWS.values(), ids=ROWS)
 def test_counts(nodes: list[GpuCount], expected: list[tuple[Level, str]]) -> None:
-    """Fewer than there are is a warning, none a failure; either names the nodes and what to do."""
+    """Fewer GPUs than present warn, none fails; both name nodes and remedy."""
     found = gpus_missing_in_ray(nodes)
     assert [(one.level, one.what) for one in found] == expected
     assert all("AGENT_NUM_GPUS" in one.remedy for one in found)
@@ -48,7 +48,7 @@ def met(ray: float, here: int = 8, **changes: object) -> Story:
 
 
 def test_ray_sees_none_of_a_nodes_gpus() -> None:
-    """The run is refused by the node's name, before a job waits for what is not there."""
+    """The run is refused with the node's name, before the job waits for GPUs."""
     story = met(0.0)
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (78, "Ray's GPUs")
@@ -64,8 +64,8 @@ def test_ray_misses_one() -> None:
     assert said.sentence.startswith("Ray's GPUs: Ray counts 7 of the 8 on pod2. ")
 
 
-def test_where_nothing_is_amiss() -> None:
-    """All seen, or AGENT_NUM_GPUS=0: nothing is said."""
+def test_no_finding_where_all_gpus_are_counted() -> None:
+    """No finding if all are counted, or with AGENT_NUM_GPUS=0."""
     for story in (met(8.0), met(0.0, here=0)):
         assert story.state.phase is HeadPhase.SUBMITTING
         assert not story.state.differences

@@ -76,7 +76,7 @@ def bare_python(tmp_path: Path) -> Path:
 
 
 def test_another_python_is_asked(tmp_path: Path) -> None:
-    """A Python that has none of the agent's libraries tells what it has of Ray."""
+    """A Python without the agent's libraries reports its Ray."""
     bare = bare_python(tmp_path)
     found = pythons.ask_python(str(bare))
     assert (found.executable, found.version) == (str(bare), None)
@@ -91,7 +91,7 @@ def test_another_python_is_asked(tmp_path: Path) -> None:
 def test_without_ray_here_the_recorded_one_is_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the image's build recorded comes before PATH; without either it is this Python."""
+    """The Python recorded by the image's build precedes PATH; else it is this one."""
     nothing = RayPython(sys.executable, "3.11.7", None)
     other = str(bare_python(tmp_path))
     path = put_ray(tmp_path / "bin", f"#!{other}")

@@ -86,7 +86,9 @@ def test_the_version_decides(version: str | None, used: str, *, warned: bool) ->
         ({"AGENT_JOB_ARGS": "--no-such"}, "8", None, "--no-such is no argument of it"),
     ],
 )
-def test_what_cannot_be(environ: dict[str, str], gpus: str, version: str | None, said: str) -> None:
+def test_a_recipe_that_cannot_be_made_is_refused(
+    environ: dict[str, str], gpus: str, version: str | None, said: str
+) -> None:
     """What does not fit, or is not known, ends with 78 and its sentence."""
     with pytest.raises(AgentError) as caught:
         show({**ENVIRON, **environ}, RecipeQuery(NAME, "2", gpus, None, version))

@@ -48,7 +48,7 @@ READY = "ready.tcp = 8000\n"
 
 
 def read(text: str) -> ServicesFile:
-    """Return what a file asks for that must be right."""
+    """Return the contents of a valid file."""
     found, problems = parse(text, "s.toml", SETTINGS)
     assert problems == []
     return found
@@ -83,7 +83,7 @@ def test_every_key() -> None:
 
 
 def test_the_least() -> None:
-    """What is left out has its default."""
+    """Missing keys have their defaults."""
     found = read(service(COMMAND + READY) + "[prepare.data]\ncommand = 'make'\n")
     (spec,), (step,) = found.services, found.steps
     assert (spec.where, spec.within, spec.restarts, spec.essential) == (ON_HEAD, 600.0, 3, True)
@@ -124,7 +124,7 @@ def test_what_the_reward_row_says() -> None:
     ],
 )
 def test_the_port_of_a_service(ready: str, port: int | None) -> None:
-    """A service's port is that on which its own node is asked."""
+    """The port of a service is where its own node probes it."""
     assert read(service(COMMAND + ready)).services[0].port == port
 
 
@@ -212,7 +212,7 @@ def test_the_port_of_a_service(ready: str, port: int | None) -> None:
     ],
 )
 def test_what_is_wrong(text: str, where: str, words: str) -> None:
-    """A problem names the file, the table and the key, and what was expected."""
+    """A problem names the file, the table, the key and the expected value."""
     (problem,) = wrong(text)
     assert problem.startswith("AGENT_SERVICES=s.toml")
     assert where in problem.partition(": got ")[0]
@@ -246,7 +246,7 @@ VALUES = st.recursive(
 
 
 def toml(value: object) -> str:
-    """Write a value as TOML; nothing for what it does not know."""
+    """Write a value as TOML; '' for an unsupported type."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):

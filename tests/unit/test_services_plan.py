@@ -64,7 +64,7 @@ def plan(environ: dict[str, str], text: str = FILE, facts: Facts = MACHINE) -> P
 
 
 def problems(environ: dict[str, str], text: str) -> list[Problem]:
-    """Return what of a file cannot be where a node lives."""
+    """Return the problems of a services file on this platform."""
     environ = {**environ, "AGENT_SERVICES": "s.toml"}
     loaded = load(environ, ["true"])
     file, wrong = parse(text, "s.toml", loaded.settings)
@@ -83,10 +83,10 @@ def problems(environ: dict[str, str], text: str) -> list[Problem]:
         ({**DSTACK, "DSTACK_NODE_RANK": "2"}, ["finder", "judge"], ["finder", "judge"], False),
     ],
 )
-def test_who_runs_what(
+def test_the_rank_decides_what_runs_on_a_node(
     environ: dict[str, str], here: list[str], possible: list[str], *, has_ray: bool
 ) -> None:
-    """A node's rank says what runs there; without one it may be any."""
+    """A node's rank decides what runs there; without a rank any service may."""
     made = plan(environ)
     assert [spec.name for spec in made.services] == here
     assert [spec.name for spec in made.possible_services] == possible
@@ -100,12 +100,12 @@ def test_who_runs_what(
     [({**DSTACK, "DSTACK_NODE_RANK": "0"}, 1), (HEAD, 2), ({"AGENT_HEAD": "10.0.0.5"}, 0)],
 )
 def test_a_node_alone_is_no_worker(environ: dict[str, str], workers: int) -> None:
-    """What the platform counts has it in; EXPECTED_WORKERS, set by hand, has not."""
+    """The platform's count includes it; EXPECTED_WORKERS does not."""
     assert plan(environ).topology.expected_workers == workers
 
 
 def test_head_and_workers_agree() -> None:
-    """The digest is of what workers run by order; what is the head's alone may differ."""
+    """The digest covers what workers run by order; the head's own services may differ."""
     one, other = plan(HEAD), plan(WORKER)
     assert digest(one.all_services, one.steps) == digest(other.all_services, other.steps)
     changed = plan(WORKER, FILE.replace("8001", "8002"))
@@ -117,7 +117,7 @@ def test_head_and_workers_agree() -> None:
 
 
 def test_the_plan_shows_what_waits_for_what() -> None:
-    """On the head and on a worker; what this run lacks is not named, since nothing waits for it."""
+    """On the head and on a worker; dependencies that this run lacks are left out."""
     text = """
 [services.reward]
 command = "serve"
@@ -168,7 +168,7 @@ after = ["AGENT_PREPARE"]
 def test_what_the_reward_server_waits_for(
     environ: dict[str, str], text: str, after: tuple[str, ...]
 ) -> None:
-    """A command may read what is prepared; the bundled server and a URL need nothing of it."""
+    """A command waits for prepare steps; the bundled server and a URL do not."""
     made = plan({**HEAD, **environ}, f'{text}\n[prepare.data]\ncommand = "make"')
     assert made.all_services[0].after == after
 
@@ -232,8 +232,10 @@ def test_the_plan_shows_all_of_it() -> None:
         ({"AGENT_REWARD_PORT": "8266"}, "[services.reward]\n", "[services.reward]", "agent's own"),
     ],
 )
-def test_what_cannot_be(environ: dict[str, str], text: str, where: str, words: str) -> None:
-    """What meets on a port, or has no node to run on, is told by file, table and key."""
+def test_conflicting_ports_and_missing_nodes_are_reported(
+    environ: dict[str, str], text: str, where: str, words: str
+) -> None:
+    """Conflicting ports and nodes that do not exist are reported by file, table and key."""
     (problem,) = problems(environ, text)
     assert problem.variable.startswith(f"AGENT_SERVICES=s.toml {where}")
     assert words in problem.sentence()
@@ -268,7 +270,7 @@ def test_one_port_on_two_nodes() -> None:
 
 
 def test_a_node_alone_has_a_rank_of_its_own() -> None:
-    """It comes on top of EXPECTED_WORKERS, also where the default is none at all."""
+    """It is added to EXPECTED_WORKERS, also where the default is 0."""
     text = f'[services.a]\n{READY}where = "rank 1"\nalone = true'
     assert problems({"AGENT_HEAD": "10.0.0.5"}, text) == []
     assert problems({**HEAD, "EXPECTED_WORKERS": "0"}, text) == []
@@ -293,7 +295,7 @@ def test_a_node_alone_fetches_no_model_of_the_jobs(
 
 
 def test_a_recipe_asks_the_server_of_a_row() -> None:
-    """The row stands for AGENT_REWARD: a recipe that may ask a server asks this one."""
+    """The table replaces AGENT_REWARD: a recipe with an optional server uses this one."""
     environ = {**HEAD, "AGENT_JOB": "verl-grpo", "AGENT_MODEL": "/m", "AGENT_TRAIN_DATA": "/d"}
     facts = replace(MACHINE, gpus=8, cpus=64, framework=Framework("verl", "/opt/verl", "0.9.1"))
     loaded = load({**environ, "AGENT_SERVICES": "s.toml"}, None)
@@ -306,7 +308,7 @@ def test_a_recipe_asks_the_server_of_a_row() -> None:
 
 
 def test_the_reward_url_follows_its_row() -> None:
-    """The row moves the reward server, and its URL is that of the node on which it lives."""
+    """The table moves the reward server, and its URL names that node."""
     made = plan(HEAD, '[services.reward]\nwhere = "rank 1"\nready.within = "7m"')
     (spec,) = made.all_services
     assert made.services == ()
@@ -319,7 +321,7 @@ def test_the_reward_url_follows_its_row() -> None:
 
 
 def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The whole way, from the variable to the plan; what is wrong is told with the rest."""
+    """From the variable to the plan; its problems are reported with all others."""
     monkeypatch.setattr(plan_input, "gather", lambda *_, **__: MACHINE)
     file = tmp_path / "s.toml"
     file.write_text(FILE.replace("/data", str(tmp_path)))
@@ -340,7 +342,7 @@ def test_the_file_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_disks_are_named_alike() -> None:
-    """What lies beside each other lies on one disk, there or not."""
+    """Paths in one folder have one disk, whether they exist or not."""
     assert disk_of("/nowhere/at/all") == disk_of("/")
     assert disk_of("/proc/x") == "proc"
 

@@ -31,7 +31,7 @@ CONTRACT = [
 
 
 def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tuple[Problem, ...]:
-    """Return what is wrong with an environment that must be refused."""
+    """Return the problems of an environment that must be refused."""
     with pytest.raises(SettingsError) as caught:
         load(environ, command)
     assert caught.value.exit_code == 78
@@ -39,7 +39,7 @@ def problems_of(environ: dict[str, str], command: list[str] | None = None) -> tu
 
 
 def test_the_contracts_names_and_no_others() -> None:
-    """What is read is the contract's table, and the file form of each secret."""
+    """The variables are those of the contract, and the file form of each secret."""
     assert sorted(KNOWN_NAMES) == sorted([*CONTRACT, *(f"{name}_FILE" for name in SECRETS)])
 
 
@@ -103,7 +103,7 @@ def test_the_contracts_names_and_no_others() -> None:
     ],
 )
 def test_a_good_value_is_read(name: str, text: str, value: object) -> None:
-    """A value of the contract's form arrives as what it means."""
+    """A valid value is converted to its type."""
     assert getattr(settings_of({name: text}), FIELD_OF[name]) == value
 
 
@@ -130,7 +130,7 @@ def test_a_good_value_is_read(name: str, text: str, value: object) -> None:
     ],
 )
 def test_defaults(name: str, value: object) -> None:
-    """What is unset has the contract's default."""
+    """An unset variable has the contract's default."""
     assert getattr(settings_of({}), FIELD_OF[name]) == value
 
 
@@ -189,14 +189,14 @@ BAD = {
     [pytest.param(name, text, id=f"{name}={text!r}") for name in BAD for text in BAD[name]],
 )
 def test_a_bad_value_is_refused_by_its_name(name: str, text: str) -> None:
-    """A bad value gives one problem, with the variable's name and what was expected."""
+    """An invalid value is one problem with the variable's name and the expected form."""
     (problem,) = problems_of({name: text})
     assert problem.variable == name
     assert problem.expected
 
 
 def test_all_problems_come_together() -> None:
-    """Every bad value, a typo and two contradictions are told at once."""
+    """Every invalid value, a typo and two contradictions are reported together."""
     environ = {name: texts[0] for name, texts in BAD.items() if name != "AGENT_MIN_WORKERS"}
     environ |= {"AGENT_JOBS": "rehearsal", "AGENT_MIN_WORKERS": "2"}
     environ |= {"AGENT_PARTIAL": "fail", "WANDB_API_KEY": "x", "WANDB_API_KEY_FILE": "/x"}
@@ -205,8 +205,8 @@ def test_all_problems_come_together() -> None:
     assert told == expected
 
 
-def test_one_bad_value_is_told_once() -> None:
-    """A bad value is not told again as part of a contradiction that it only seems to cause."""
+def test_one_bad_value_is_reported_once() -> None:
+    """An invalid value is not reported again as part of a contradiction."""
     told = [p.variable for p in problems_of({"AGENT_PARTIAL": "proceed", "AGENT_MIN_WORKERS": "x"})]
     assert told == ["AGENT_MIN_WORKERS"]
 
@@ -234,7 +234,7 @@ def test_a_duration_is_bounded_or_refused(text: str) -> None:
 
 
 def test_the_tables_show_every_variable_and_no_secret() -> None:
-    """`env` and the README list all of them; a secret is masked, its origin told."""
+    """`env` and the README list every variable; secrets are masked, with their origin."""
     environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_LOG": "json"}
     table = text_table(load(environ), environ)
     assert SECRET not in table

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def told(environ: dict[str, str], command: list[str] | None = None) -> str:
-    """Return everything that is said of an environment that must be refused."""
+    """Return the error text of an environment that must be refused."""
     with pytest.raises(SettingsError) as caught:
         load(environ, command)
     problems = [problem.sentence() for problem in caught.value.problems]
@@ -39,7 +39,7 @@ def told(environ: dict[str, str], command: list[str] | None = None) -> str:
     ],
 )
 def test_a_near_miss_is_refused(typo: str, meant: str) -> None:
-    """A name one edit away from a known one is an error that names the known one."""
+    """A name almost equal to a known one is an error that names the known one."""
     sentence = told({typo: "1"})
     assert typo in sentence
     assert f"{meant} (did you mean that?)" in sentence
@@ -77,8 +77,8 @@ def test_a_near_miss_of_another_name_is_warned_of(typo: str, meant: str) -> None
         "RAY_DEBUG_POST_MORTEM",
     ],
 )
-def test_others_names_are_no_slips(name: str, tmp_path: Path) -> None:
-    """Ray's and W&B's own variables are never taken for ours, nor is what is known."""
+def test_variables_of_other_tools_are_no_misspellings(name: str, tmp_path: Path) -> None:
+    """Variables of Ray and W&B are not reported as misspellings."""
     (tmp_path / "secret").write_text(SECRET)
     assert load({name: f"{tmp_path}/secret"}).misspelled == ()
     assert load({"RAY_WORKER": "0", "RAY_WORKERS": "4"}).misspelled == ()
@@ -94,7 +94,7 @@ def test_foreign_names_are_named_in_one_note() -> None:
 
 @pytest.mark.parametrize("name", ["AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT"])
 def test_a_service_link_is_ignored_with_a_line(name: str) -> None:
-    """Kubernetes sets NAME_PORT=tcp://… for a service of that name: told, and not taken."""
+    """NAME_PORT=tcp://… of Kubernetes is ignored with a sentence."""
     loaded = load({name: "tcp://10.0.0.1:80"})
     assert any(name in note and "ignored" in note for note in loaded.ignored)
     assert loaded.origins[name].startswith("default")
@@ -135,7 +135,7 @@ def test_an_unreadable_or_empty_file(form: str, tmp_path: Path) -> None:
 
 
 def test_a_file_that_an_editor_marked_or_broke(tmp_path: Path) -> None:
-    """A byte order mark is no part of the secret; what no environment can hold is refused."""
+    """A byte order mark is not part of the secret; invalid text is refused."""
     file = tmp_path / "secret"
     file.write_text(SECRET, encoding="utf-8-sig")
     secret = load({"WANDB_API_KEY_FILE": str(file)}).settings.wandb_api_key
@@ -167,7 +167,7 @@ def test_equal_settings_are_equal() -> None:
 
 
 def test_no_secret_is_ever_shown() -> None:
-    """Neither what was loaded nor what was refused shows a secret."""
+    """Neither loaded values nor problems contain a secret."""
     loaded = load({"RAY_AUTH_TOKEN": SECRET, "WANDB_API_KEY": SECRET})
     assert SECRET not in f"{loaded!r} {loaded.settings} {asdict(loaded.settings)}"
     assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET} two", "WANDB_API_KEY": SECRET})
@@ -183,7 +183,7 @@ def test_no_secret_is_ever_shown() -> None:
     ],
 )
 def test_what_is_not_built_yet(environ: dict[str, str], variable: str) -> None:
-    """A valid value of something to come ends with 78 and says so, never in silence."""
+    """A valid value of a missing feature ends with 78 and a sentence."""
     sentence = told(environ)
     assert f"{variable}: got" in sentence
     assert "'not in this version'" in sentence
@@ -224,7 +224,7 @@ WITH_URL = [*TRAIN, "--reward={reward_url}"]
 def test_contradictions(
     environ: dict[str, str], command: list[str] | None, words: list[str]
 ) -> None:
-    """What cannot go together is refused with the names of all sides."""
+    """A contradiction between settings is refused and names all of them."""
     sentence = told(environ, command)
     assert [word for word in words if word not in sentence] == []
 

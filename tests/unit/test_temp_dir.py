@@ -23,7 +23,7 @@ as_root = pytest.mark.skipif(os.getuid() != 0, reason="only root gives a file aw
 
 
 def make_ours(place: Path) -> str:
-    """Make the folder around this temp dir ours; return what is wrong with it."""
+    """Secure the folder around this temp dir; return the finding's text."""
     found = secure_folder(f"{place}/ray", US)
     facts = replace(US, ray_temp=found)
     (finding,) = run_checks(facts, settings_of({}), topology_of({}), only=TEMP_DIR)
@@ -73,8 +73,8 @@ def test_a_link_is_refused_and_not_followed(tmp_path: Path) -> None:
 
 
 @as_root
-def test_anothers_is_refused(tmp_path: Path) -> None:
-    """A folder that somebody made before us is left as it is, and named."""
+def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
+    """A folder of another user is left unchanged and named."""
     place = tmp_path / "theirs"
     place.mkdir(mode=0o777)
     os.chown(place, NOBODY, NOBODY)
@@ -93,5 +93,5 @@ def test_what_others_left_in_ours_is_refused(tmp_path: Path) -> None:
 
 
 def test_nothing_there_is_no_fact(tmp_path: Path) -> None:
-    """What is not there yet needs no word."""
+    """A folder that does not exist yet is no finding."""
     assert read_folder(str(tmp_path / "none")) is None

@@ -133,8 +133,8 @@ ROWS = {
 
 
 @pytest.mark.parametrize(("environ", "facts", "expected"), ROWS.values(), ids=ROWS.keys())
-def test_who_this_node_is(environ: dict[str, str], facts: Facts, expected: Is) -> None:
-    """Platform, role, rank, expected workers and head follow from what is there to be seen."""
+def test_role_rank_workers_and_head(environ: dict[str, str], facts: Facts, expected: Is) -> None:
+    """Environment and facts decide platform, role, rank, expected workers and head."""
     t = topology_of(environ, facts)
     assert Is(t.platform.name, t.role, t.platform.rank, t.expected_workers, t.head_host) == expected
 
@@ -199,7 +199,7 @@ CONTRADICTIONS = {
 def test_contradictions_show_both_sides(
     environ: dict[str, str], facts: Facts, words: list[str]
 ) -> None:
-    """What does not fit together is refused with 78, and all sides are named."""
+    """A contradiction is refused with 78 and names all sides."""
     with pytest.raises(SettingsError) as caught:
         topology_of(environ, facts)
     (problem,) = caught.value.problems
@@ -226,7 +226,7 @@ def test_world_size_says_nothing_of_nodes() -> None:
 
 
 def test_the_sentence_has_role_rank_and_evidence() -> None:
-    """One line says what this node is and why."""
+    """One line has this node's role, rank and evidence."""
     sentence = topology_of(dstack(2, 3)).sentence()
     assert sentence.startswith("worker, rank 2 of 3: DSTACK_NODE_RANK=2, DSTACK_NODES_NUM=3")
     assert topology_of(on(B), POD).sentence() == f"worker: RUNPOD_POD_ID={B}, HEAD_POD_ID={A}"
@@ -261,7 +261,7 @@ ENVIRONMENTS = st.fixed_dictionaries(
 
 
 def role_or_error(environ: dict[str, str], facts: Facts) -> Topology | SettingsError:
-    """Return who a node is, or why that cannot be told; any other error is a bug."""
+    """Return the role of a node, or the SettingsError; any other error is a bug."""
     try:
         return resolve(environ, load(environ).settings, facts)
     except SettingsError as error:

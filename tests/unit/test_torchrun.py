@@ -89,7 +89,7 @@ def test_what_torchrun_is_given(command: str, words: str) -> None:
     ],
 )
 def test_what_torchrun_cannot_run(command: str, named: str) -> None:
-    """Each is refused before anything starts, by what was given."""
+    """Unsuitable commands are refused before the start, with the given text."""
     (problem,) = torchrun_problems(
         load(BY_TORCHRUN, command.split()).settings, command.split(), wants_job=True
     )
@@ -128,7 +128,7 @@ def test_what_only_ray_could_heed_is_refused(name: str, text: str, remedy: str) 
 
 
 def test_a_recipe_of_torchruns_is_not_started_by_ray() -> None:
-    """The recipe says by what it is started; another launcher beside it is a contradiction."""
+    """A recipe has one launcher; another AGENT_LAUNCHER is a contradiction."""
     with pytest.raises(SettingsError) as refused:
         load({"AGENT_JOB": "openrlhf-sft", "AGENT_LAUNCHER": "ray"})
     assert "AGENT_LAUNCHER" in {problem.variable for problem in refused.value.problems}
@@ -202,7 +202,7 @@ def test_the_plan_shows_each_nodes_share(environ: dict[str, str], rank: str) -> 
 
 
 def test_no_torch_anywhere_is_a_refusal() -> None:
-    """It names the Pythons that were asked, and what to do."""
+    """The finding names the Pythons that were searched, and a remedy."""
     plan = plan_of(HEAD, "python", "train.py")
     facts = replace(plan.facts, torch=TorchPython("/usr/bin/python3", None, ("/usr/bin/python3",)))
     made = make_plan(load(HEAD, ["train.py"]), plan.topology, facts, HEAD, {})
@@ -254,15 +254,15 @@ def test_a_named_python_is_asked_first(tmp_path: Path) -> None:
     assert found == TorchPython(sys.executable, "2.12.1")
 
 
-def test_a_named_python_without_torch_is_told(tmp_path: Path) -> None:
-    """Nobody else is asked: the job would run in that one."""
+def test_a_named_python_without_torch_is_reported(tmp_path: Path) -> None:
+    """No other Python is searched, since the job would run in the named one."""
     environ = {**os.environ, "PATH": str(tmp_path), "PYTHONPATH": ""}
     found = pythons.find_torch(environ, sys.executable)
     assert (found.version, found.asked) == (None, (sys.executable,))
 
 
 def test_the_python_of_torchrun_on_path(tmp_path: Path) -> None:
-    """`torchrun` on PATH knows its own Python; `python` alone need not be there."""
+    """`torchrun` on PATH leads to its Python, even where `python` is missing."""
     environ = torch_in(tmp_path)
     (tmp_path / "torch" / "__init__.py").write_text("")
     (tmp_path / "torch" / "distributed" / "__init__.py").write_text("")

@@ -47,7 +47,7 @@ SEED = {
     ],
 )
 def test_one_choice(given: dict[str, str], maker: str, ray: str, left: dict[str, str]) -> None:
-    """The GPUs chosen stay the same; a sentence says whatever was changed."""
+    """The selected GPUs stay the same, and a note describes every change."""
     found = visible_devices(given, maker, ray)
     assert found.applied_to(given) == left
     assert bool(found.note) == (left != given)
@@ -64,13 +64,13 @@ def test_one_choice(given: dict[str, str], maker: str, ray: str, left: dict[str,
     ],
 )
 def test_what_cannot_be_one(given: dict[str, str], words: str) -> None:
-    """Two choices that do not go together are named; elsewhere nobody minds."""
+    """Contradicting selections are named, where Ray assigns by HIP."""
     assert words in contradiction(given, "amd", "2.60.0")
     assert contradiction(given, "amd", "2.44.0") == contradiction(given, "nvidia", "2.60.0") == ""
 
 
 def test_the_seeds_environment() -> None:
-    """All of it reaches Ray and the job, and the plan shows what stands for what."""
+    """Ray and the job get the merged selection, and the plan has a note."""
     amd = replace(MACHINE, gpus=8, gpu_maker="amd")
     found = for_node(SEED, settings_of(SEED), amd, "10.0.0.5", "10.0.0.5")
     expected = {name: text for name, text in SEED.items() if name not in {ROCR, CUDA}}
