@@ -236,12 +236,8 @@ class RunStatus:
     def first_failure_cause(self) -> str:
         """Return the known cause in the output of the node share that failed first, or ''."""
         state = self._get_state()
-        parts, attempt = state.shares, state.attempt.number
-        return (
-            self.job_lines.known.last_from_node(parts.by_node[parts.first_failed].node, attempt)
-            if parts.first_failed
-            else ""
-        )
+        failed, known = state.shares.first_failed, self.job_lines.known
+        return known.last_from_node(failed.node, state.attempt.number) if failed else ""
 
     def status(self) -> dict[str, object]:
         """Return the status that needs no token."""

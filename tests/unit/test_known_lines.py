@@ -263,7 +263,7 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
     watched.apply_event(word(2))  # of a share that is over
     assert watched.private_details()["warnings"] == warnings
     assert watched.first_failure_cause() == ""
-    parts = JobShares.start(
+    parts = JobShares(
         {HERE: NodeShare("node-a", NodeSize(0)), "agent2": NodeShare("pod2", NodeSize(0))}
     )
     state = replace(state, shares=parts.with_end("agent2", ShareEnd(1, 0), 1.0))

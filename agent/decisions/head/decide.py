@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -14,7 +14,7 @@ from agent.decisions.head.boot import booting
 from agent.decisions.head.end import on_later_head, on_stop, stopping
 from agent.decisions.head.fleet import Fleet, Worker, liveness_of
 from agent.decisions.head.run import judging, resuming, running, submitting
-from agent.decisions.head.state import HeadEvent, HeadPhase, HeadState
+from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState
 from agent.decisions.head.waits import pending_waits, service_title, with_service
 from agent.decisions.values import (
     HERE,
@@ -31,10 +31,10 @@ from agent.decisions.values import (
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from agent.decisions.head.retry import Decision
-    from agent.decisions.head.state import HeadAction, Key
+    from agent.decisions.head.state import Key
 
 
 _MAX_OUTAGES = 200
@@ -71,16 +71,8 @@ def first_state(goal: h.HeadGoal) -> HeadState:
 def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
     """Apply one event; return the new state and the actions to carry out.
 
-    The steps, in their order:
-
-    1. A head that is leaving only applies the event.
-    2. A stop signal and a later head of this run end the run: the job first, see `end`.
-    3. The event changes the state: `apply_event`.
-    4. Deadlines and losses that follow from it: silent agents, absent shares, a hung Ray.
-    5. Orders to workers: services, prepare steps, probes.
-    6. The phase decides what comes next: `_BY_PHASE`.
-    7. What was blocked by a dependency starts.
-    8. A snapshot that changed is saved before any other action.
+    A stop signal and a later head end the run in every phase; a head that is leaving only applies
+    the event. All else is the steps of `PASS`.
     """
     after, actions = _decide_event(state, event, now)
     snapshot = h.snapshot_of(after)
@@ -93,32 +85,75 @@ def decide(state: HeadState, event: HeadEvent, now: float) -> Decision:
 def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     if before.phase is HeadPhase.LEAVING:  # the outcome stands
         return apply_event(before, event, now), ()
-    if isinstance(event, StopAsked):  # ends the run in every phase
+    if isinstance(event, StopAsked):
         return on_stop(before, event, now)
-    if isinstance(event, h.LaterHead):  # likewise: two heads must not run one job
+    if isinstance(event, h.LaterHead):  # two heads must not run one job
         return on_later_head(before, event, now)
-    state = apply_event(before, event, now)
-    state = replace(state, fleet=state.fleet.expire_silent(now))
-    # an absent worker's share is absent too
-    state = shares.recount_absent(before, state)
-    # before any step below changes the state: messages compare what the event alone changed
-    logged = messages(before, state, event)
-    # a Ray that hangs too long is a lost Ray, which the phase handles
-    state = waits.expire_hang(state, now)
-    # before the phase decides: it blames a recent loss for a job that fails
-    state = retry.record_losses(state, departed_nodes(before, state, event), now)
-    state, service_orders = services.order_services(state, event, now)
-    state, step_orders = services.order_steps(state, event, now)
-    has_new_count = state.fleet.alive is not before.fleet.alive
-    state, probe_orders = probes.advance_probes(state, event, now, is_count_new=has_new_count)
-    state, phase_actions = _BY_PHASE[state.phase](state, event, now)
-    actions = (*logged, *service_orders, *step_orders, *probe_orders, *phase_actions)
-    if state.phase is HeadPhase.LEAVING:  # nothing starts any more
-        return state, actions
-    # last: the phase may have made ready what others depend on
-    state, starts = services.start_unblocked(before, state, event, now)
-    state, unblocked = services.order_unblocked_steps(before, state)
-    return state, (*actions, *starts, *unblocked)
+    state, actions = before, list[HeadAction]()
+    for step, _ in PASS:
+        state, more = step(state, Turn(before, event, now))
+        actions += more
+        if state.phase is HeadPhase.LEAVING:  # nothing starts any more
+            break
+    return state, tuple(actions)
+
+
+class Turn(NamedTuple):
+    """The input of one pass: the state before it, the event and the time."""
+
+    before: HeadState
+    event: HeadEvent
+    now: float
+
+
+def _apply(state: HeadState, turn: Turn) -> Decision:
+    return apply_event(state, turn.event, turn.now), ()
+
+
+def _expire_silent_workers(state: HeadState, turn: Turn) -> Decision:
+    return replace(state, fleet=state.fleet.expire_silent(turn.now)), ()
+
+
+def _recount_absent_shares(state: HeadState, turn: Turn) -> Decision:
+    return shares.recount_absent(turn.before, state), ()
+
+
+def _log_changes(state: HeadState, turn: Turn) -> Decision:
+    return state, tuple(messages(turn.before, state, turn.event))
+
+
+def _expire_hang(state: HeadState, turn: Turn) -> Decision:
+    return waits.expire_hang(state, turn.now), ()
+
+
+def _record_losses(state: HeadState, turn: Turn) -> Decision:
+    departed = departed_nodes(turn.before, state, turn.event)
+    return retry.record_losses(state, departed, turn.now), ()
+
+
+def _order_services(state: HeadState, turn: Turn) -> Decision:
+    return services.order_services(state, turn.event, turn.now)
+
+
+def _order_steps(state: HeadState, turn: Turn) -> Decision:
+    return services.order_steps(state, turn.event, turn.now)
+
+
+def _order_probes(state: HeadState, turn: Turn) -> Decision:
+    has_new_count = state.fleet.alive is not turn.before.fleet.alive
+    return probes.advance_probes(state, turn.event, turn.now, is_count_new=has_new_count)
+
+
+def _continue_phase(state: HeadState, turn: Turn) -> Decision:
+    return _BY_PHASE[state.phase](state, turn.event, turn.now)
+
+
+def _start_unblocked(state: HeadState, turn: Turn) -> Decision:
+    return services.start_unblocked(turn.before, state, turn.event, turn.now)
+
+
+def _order_unblocked_steps(state: HeadState, turn: Turn) -> Decision:
+    return services.order_unblocked_steps(turn.before, state)
 
 
 _BY_PHASE = {
@@ -129,6 +164,22 @@ _BY_PHASE = {
     HeadPhase.JUDGING: judging,
     HeadPhase.STOPPING: stopping,
 }
+
+PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
+    (_apply, "first: all other steps read the state after the event"),
+    (_expire_silent_workers, "after the event, which may be the report that a worker owes"),
+    (_recount_absent_shares, "after silent workers: the share of an absent worker is absent"),
+    (_log_changes, "before any step that changes more: it logs what the event alone changed"),
+    (_expire_hang, "before the phase, which handles a lost Ray"),
+    (_record_losses, "before the phase, which blames a recent loss for a job that fails"),
+    (_order_services, "before the phase, which waits for the services that a worker has to start"),
+    (_order_steps, "anywhere after the event: no other step reads the queues of prepare steps"),
+    (_order_probes, "before the phase, which submits once no probe is awaited"),
+    (_continue_phase, "after all that it decides on"),
+    (_start_unblocked, "after the phase, which may have made ready what others depend on"),
+    (_order_unblocked_steps, "after the phase, for the same reason"),
+)
+"""The steps of a pass, in this order, each with the reason for its place."""
 
 
 def deadline(state: HeadState) -> float | None:

@@ -157,10 +157,6 @@ class Fleet(Value):
     dead_node_ids: frozenset[str] = frozenset()
     """The ids of nodes that stopped answering; a new Ray at the address has a new id.
     """
-    preparing_count: int = 0
-    """How many workers run a prepare step."""
-    last_prepare_report_at: float | None = None
-    """When a worker that runs a prepare step last reported."""
     by_report: bool = False
     """True where no Ray runs: a worker counts while its agent reports that it joined.
     """
@@ -170,19 +166,7 @@ class Fleet(Value):
     def with_report(self, worker: Worker) -> Fleet:
         """Apply a worker's report."""
         before = self.workers.get(worker.key)
-        workers = _with(self.workers, worker.key, worker)
-        preparing = (
-            self.preparing_count + worker.preparing - (before is not None and before.preparing)
-        )
-        prepare_report_at = (
-            worker.last_report_at if worker.preparing else self.last_prepare_report_at
-        )
-        new = replace(
-            self,
-            workers=workers,
-            preparing_count=preparing,
-            last_prepare_report_at=prepare_report_at,
-        )
+        new = replace(self, workers=_with(self.workers, worker.key, worker))
         if self.by_report and self.silence_check_at is None:
             new = replace(new, silence_check_at=worker.last_report_at + SILENT_AFTER)
         if before is not None and _same_membership(before, worker):
@@ -265,10 +249,8 @@ class Fleet(Value):
         workers = {k: w for k, w in self.workers.items() if k != key}
         facts = {k: f for k, f in self.facts.items() if k != key}
         findings = {k: f for k, f in self.findings.items() if k != key}
-        preparing = self.preparing_count - worker.preparing
-        return replace(
-            self, workers=workers, facts=facts, findings=findings, preparing_count=preparing
-        ).release_address(worker)
+        new = replace(self, workers=workers, facts=facts, findings=findings)
+        return new.release_address(worker)
 
     def without_oom_evidence(self) -> Fleet:
         """Clear the OOM evidence of all workers."""

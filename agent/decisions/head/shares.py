@@ -36,7 +36,7 @@ def start_shares(state: HeadState) -> HeadState:
         if facts is not None:
             size = NodeSize(worker.gpus, facts.cpus, facts.memory)
         shares[worker.key] = NodeShare(worker.name, size)
-    return replace(state, shares=JobShares.start(shares))
+    return replace(state, shares=JobShares(shares))
 
 
 def apply_share_end(
@@ -69,12 +69,10 @@ def recount_absent(before: HeadState, state: HeadState) -> HeadState:
 
 def job_report(state: HeadState) -> JobReport | None:
     """Return the job's status from all shares; None while none failed and some run."""
-    shares = state.shares
-    if shares.first_failed:
-        return _failed_share_report(shares.by_node[shares.first_failed])
-    if shares.by_node and shares.succeeded == len(shares.by_node):
-        return JobReport("SUCCEEDED", driver_exit_code=0)
-    return None
+    failed = state.shares.first_failed
+    if failed is not None:
+        return _failed_share_report(failed)
+    return JobReport("SUCCEEDED", driver_exit_code=0) if state.shares.all_succeeded else None
 
 
 def _failed_share_report(share: NodeShare) -> JobReport:

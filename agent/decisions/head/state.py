@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+K = TypeVar("K")
+V = TypeVar("V")
 OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
 
@@ -133,8 +135,6 @@ class ServiceTable(Value):
     items: Mapping[Key, Item] = field(default_factory=dict)
     deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """By service: the nodes on which it is not ready yet, with their deadlines."""
-    earliest_deadline: Mapping[str, float] = field(default_factory=dict)
-    """By service: the earliest of these deadlines."""
     ended: Mapping[Key, Item] = field(default_factory=dict)
     """Services that ended and are not restarted yet."""
     node_of: Mapping[str, str] = field(default_factory=dict)
@@ -149,36 +149,29 @@ class ServiceTable(Value):
         node, name = key
         items = {**self.items}
         items[key] = item
-        before = self.deadlines.get(name, {})
-        awaited, first = self.deadlines, self.earliest_deadline
+        before, deadlines = self.deadlines.get(name, {}), self.deadlines
         if item.step is Step.PENDING:
             if before.get(node) != until:
-                awaited = {**awaited, name: {**before, node: until}}
-                first = _earliest_deadlines(first, name, before, awaited[name], node)
+                deadlines = {**deadlines, name: {**before, node: until}}
         elif node in before:
-            left = {at: then for at, then in before.items() if at != node}
-            awaited = {**awaited, name: left}
-            first = _earliest_deadlines(first, name, before, left, node)
-        dead = self.ended
+            deadlines = {**deadlines, name: _without(before, node)}
+        ended = self.ended
         if item.step is Step.LOST:
-            dead = {**dead, key: item}
-        elif key in dead:
-            dead = {at: one for at, one in dead.items() if at != key}
-        homes = self.node_of if self.node_of.get(name) == node else {**self.node_of, name: node}
-        return ServiceTable(items, awaited, first, dead, homes)
+            ended = {**ended, key: item}
+        elif key in ended:
+            ended = _without(ended, key)
+        node_of = self.node_of if self.node_of.get(name) == node else {**self.node_of, name: node}
+        return ServiceTable(items, deadlines, ended, node_of)
 
     def without(self, key: Key) -> ServiceTable:
         """Remove a service on a node."""
         if key not in self.items:
             return self
         node, name = key
-        before = self.deadlines.get(name, {})
-        left = {at: then for at, then in before.items() if at != node}
         return ServiceTable(
-            {at: item for at, item in self.items.items() if at != key},
-            {**self.deadlines, name: left},
-            _earliest_deadlines(self.earliest_deadline, name, before, left, node),
-            {at: item for at, item in self.ended.items() if at != key},
+            _without(self.items, key),
+            {**self.deadlines, name: _without(self.deadlines.get(name, {}), node)},
+            _without(self.ended, key),
             {what: at for what, at in self.node_of.items() if (at, what) != key},
         )
 
@@ -186,31 +179,16 @@ class ServiceTable(Value):
         """Yield each service that is not ready, with its nodes and the earliest deadline."""
         for name, nodes in self.deadlines.items():
             if nodes:
-                yield name, nodes, self.earliest_deadline[name]
+                yield name, nodes, min(nodes.values())
 
     def late(self, now: float) -> Iterator[Key]:
         """Yield the services whose deadline has passed."""
-        for name, then in self.earliest_deadline.items():
-            if now >= then:
-                yield from ((at, name) for at, t in self.deadlines[name].items() if now >= t)
+        for name, nodes in self.deadlines.items():
+            yield from ((at, name) for at, until in nodes.items() if now >= until)
 
 
-def _earliest_deadlines(
-    first: Mapping[str, float],
-    name: str,
-    before: Mapping[str, float],
-    after: Mapping[str, float],
-    changed: str,
-) -> Mapping[str, float]:
-    """Return the earliest deadlines after a change of one; scan all only if the earliest went."""
-    if not after:
-        return {what: then for what, then in first.items() if what != name}
-    was, new = before.get(changed), after.get(changed)
-    if was is not None and was == first[name]:
-        return {**first, name: min(after.values())}
-    if new is not None:
-        return {**first, name: min(first.get(name, new), new)}
-    return first
+def _without(old: Mapping[K, V], key: K) -> dict[K, V]:
+    return {k: v for k, v in old.items() if k != key}
 
 
 class NodeShare(Value):
@@ -228,36 +206,33 @@ class JobShares(Value):
     """All shares of an attempt, in the order of ranks."""
 
     by_node: Mapping[str, NodeShare] = field(default_factory=dict)
-    running: frozenset[str] = frozenset()
-    """Shares that have not reported an end, those that their node lost included."""
     absent: frozenset[str] = frozenset()
     """The running shares whose node is absent or lost them."""
-    succeeded: int = 0
-    """The number of shares that ended with 0."""
-    first_failed: str = ""
-    """The share that failed first."""
     silent_are_absent: bool = False
     """True once workers that did not answer an order to stop count as absent."""
-
-    @classmethod
-    def start(cls, of: Mapping[str, NodeShare]) -> JobShares:
-        """Return the shares of an attempt that starts: all run and all nodes are present."""
-        return cls(of, frozenset(of))
 
     def with_end(self, key: str, end: ShareEnd, failed_at: float) -> JobShares:
         """Record the end of a share."""
         over = replace(self.by_node[key], end=end, failed_at=failed_at)
-        is_first = end.failed and (
-            not self.first_failed or failed_at < self.by_node[self.first_failed].failed_at
-        )
-        return replace(
-            self,
-            by_node={**self.by_node, key: over},
-            running=self.running if end.lost else self.running - {key},
-            absent=self.absent | {key} if end.lost else self.absent - {key},
-            succeeded=self.succeeded + (end.code == 0),
-            first_failed=key if is_first else self.first_failed,
-        )
+        absent = self.absent | {key} if end.lost else self.absent - {key}
+        return replace(self, by_node={**self.by_node, key: over}, absent=absent)
+
+    @property
+    def running(self) -> list[str]:
+        """Return the shares without a reported end, those that their node lost included."""
+        return [k for k, share in self.by_node.items() if share.end is None or share.end.lost]
+
+    @property
+    def first_failed(self) -> NodeShare | None:
+        """Return the share that failed first."""
+        failed = [share for share in self.by_node.values() if share.end and share.end.failed]
+        return min(failed, key=lambda share: share.failed_at, default=None)
+
+    @property
+    def all_succeeded(self) -> bool:
+        """Return whether there are shares, and each ended with 0."""
+        ends = [share.end for share in self.by_node.values()]
+        return bool(ends) and all(end is not None and end.code == 0 for end in ends)
 
     @property
     def is_settled(self) -> bool:

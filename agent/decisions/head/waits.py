@@ -148,15 +148,12 @@ def _required_waits(state: HeadState) -> Iterator[Wait]:
 
 def _workers_deadline(state: HeadState) -> float:
     """Return the workers' deadline, later while a worker that prepares still reports."""
-    until, reported_at = state.deadline_of(planned.WORKERS), state.fleet.last_prepare_report_at
-    if not state.fleet.preparing_count or reported_at is None:
+    until = state.deadline_of(planned.WORKERS)
+    reports = [w.last_report_at for w in state.fleet.workers.values() if w.preparing]
+    if not reports:
         return until
-    return max(
-        until,
-        min(
-            state.attempt.began + state.goal.max_prepare_seconds, reported_at + _PREPARE_STALE_AFTER
-        ),
-    )
+    longest = state.attempt.began + state.goal.max_prepare_seconds
+    return max(until, min(longest, max(reports) + _PREPARE_STALE_AFTER))
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from agent.boot.head_server import count_possible_callers, first_reply, make_expected
 from agent.boot.run_keeper import RunKeeper, make_goal, on_recalled_run
