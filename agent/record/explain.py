@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.errors import PreflightError
+from agent.base.outcome import Outcome
 from agent.base.text import listed
 from agent.base.value import Value
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
@@ -24,8 +23,8 @@ from agent.record.events import (
     WaitsOver,
     read_events,
 )
-from agent.record.files import read_small, seconds_between
-from agent.record.run_folder import OUTCOME_FILE
+from agent.record.files import seconds_between
+from agent.record.run_folder import OUTCOME_FILE, read_outcome
 from agent.record.run_record import RUN_FILE, NoRecord, RunRecord
 
 if TYPE_CHECKING:
@@ -134,7 +133,7 @@ class NodeHistory(Value):
     name: str
     agents: tuple[AgentEvents, ...]
     """One for each start of the node's agent."""
-    outcome: Mapping[str, object] | None
+    outcome: Outcome | None
     """The content of outcome.json; None without one."""
 
     @property
@@ -156,7 +155,9 @@ def _read(folder: Path) -> tuple[list[NodeHistory], RunRecord | NoRecord]:
         paths = [folder] if is_node else sorted(p for p in folder.iterdir() if p.is_dir())
     except OSError:
         paths = []
-    nodes = [NodeHistory(p.resolve().name, _by_agent(read_events(p)), _outcome(p)) for p in paths]
+    nodes = [
+        NodeHistory(p.resolve().name, _by_agent(read_events(p)), read_outcome(p)) for p in paths
+    ]
     return [node for node in nodes if node.agents], RunRecord.read(run / RUN_FILE)
 
 
@@ -170,14 +171,6 @@ def _by_agent(events: Iterable[TimedEvent]) -> tuple[AgentEvents, ...]:
         elif agents:
             agents[-1][1].append((at, event))
     return tuple(AgentEvents(began, tuple(events)) for began, events in agents)
-
-
-def _outcome(folder: Path) -> Mapping[str, object] | None:
-    try:
-        data = json.loads(read_small(folder / OUTCOME_FILE))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return data if isinstance(data, dict) else None
 
 
 def _printable(line: str) -> str:
@@ -289,11 +282,11 @@ def _attempts(record: RunRecord | NoRecord) -> list[str]:
 
 def _others(first: NodeHistory, others: list[NodeHistory]) -> list[str]:
     """Name the nodes of a shared folder whose exit code differs from the first one's."""
-    code = (first.outcome or {}).get("exit_code")
+    codes = [(node.name, node.outcome and node.outcome.exit_code) for node in (first, *others)]
     different = [
-        f"{node.name} with {(node.outcome or {}).get('exit_code', 'no outcome')}"
-        for node in others
-        if (node.outcome or {}).get("exit_code") != code
+        f"{name} with {'no outcome' if code is None else code}"
+        for name, code in codes
+        if code != codes[0][1]
     ]
     return [f"different exit codes: {listed(different[:_MOST_NAMES])}"] if different else []
 
@@ -304,11 +297,8 @@ def _end(node: NodeHistory) -> list[str]:
         has_ended = any(isinstance(event, Ended) for _, event in node.agents[-1].events)
         why = "it could not be written" if has_ended else "the agent still runs, or was killed"
         return [f"no {OUTCOME_FILE}: {why}"]
-    end = (
-        f"end: {outcome.get('kind')}, exit code {outcome.get('exit_code')}: {outcome.get('reason')}"
-    )
-    remedy = outcome.get("remedy")
-    return [end, f"remedy: {remedy}"] if remedy else [end]
+    end = f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"
+    return [end, f"remedy: {outcome.remedy}"] if outcome.remedy else [end]
 
 
 def _time(seconds: float) -> str:
