@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from agent.base.ranges import Count, MaxItems, Seconds
+from msgspec import Meta
+
+from agent.base.ranges import Count, Seconds
 from agent.base.value import Value
 
 LATENCY_BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 """Upper bounds in seconds; slower answers are counted in one more bucket."""
 _BUCKETS = len(LATENCY_BOUNDS) + 1
+_LENGTH = Meta(min_length=_BUCKETS, max_length=_BUCKETS)
 
 
 class Latency(Value):
@@ -17,7 +20,7 @@ class Latency(Value):
 
     last: Seconds = 0.0
     total: Seconds = 0.0
-    counts: Annotated[tuple[Count, ...], MaxItems(_BUCKETS, minimum=_BUCKETS)] = (0,) * _BUCKETS
+    counts: Annotated[tuple[Count, ...], _LENGTH] = (0,) * _BUCKETS
     """Answers per bucket, not cumulative."""
 
     @property

@@ -12,7 +12,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.ranges import LONGEST_TAIL, TEXT
+from agent.base.ranges import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics
 from agent.checks.network import SLOW
@@ -327,7 +327,7 @@ class HeadRequests:
         tails: dict[str, str] = {}
 
         def read() -> str:
-            tail = clean(tail_of(path, _TAIL_LINES, TEXT.max_length))
+            tail = clean(tail_of(path, _TAIL_LINES, LONGEST_TEXT))
             if outcome.is_failure:
                 _read_all(self._run, tails)
             return tail

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError
-from agent.base.ranges import ITEMS, MOST_ADDRESSES
+from agent.base.ranges import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.events import Guard
@@ -125,7 +125,7 @@ def shorten_facts(facts: Facts) -> Facts:
     A Kubernetes machine may have thousands of interfaces and addresses, of which the first are its
     own; a temporary folder may have as many names.
     """
-    folder, most = facts.ray_temp, ITEMS.items
+    folder, most = facts.ray_temp, MOST_ITEMS
     if folder is not None:
         folder = replace(folder, strangers=folder.strangers[:most])
     return replace(
@@ -138,7 +138,7 @@ def shorten_facts(facts: Facts) -> Facts:
 
 
 def _first(found: Addresses) -> Addresses:
-    return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), ITEMS.items)}
+    return {name: some[:MOST_ADDRESSES] for name, some in islice(found.items(), MOST_ITEMS)}
 
 
 def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:

@@ -8,35 +8,33 @@ from __future__ import annotations
 
 import json
 import types
-from collections import abc
-from collections.abc import Mapping
-from enum import Enum
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from msgspec import field, to_builtins
-from msgspec.structs import asdict, replace
+from msgspec import Meta, ValidationError, convert, field, to_builtins
+from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import times
 from agent.base.latency import Latency
 from agent.base.outcome import Outcome
 from agent.base.ranges import (
-    ITEMS,
-    TEXT,
+    LONGEST_TAIL,
+    LONGEST_TEXT,
+    MULTILINE,
     Attempt,
+    ByName,
     Count,
     Epoch,
     Gpus,
+    Items,
     Line,
-    MaxItems,
     Name,
     Port,
-    Range,
     Rank,
     Required,
     Tail,
-    Text,
     Timestamp,
 )
 from agent.base.text import escaped, is_ip, plain
@@ -45,19 +43,9 @@ from agent.checks.finding import Finding
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import Answer, ItemReport, Known, Order, Step
 from agent.node.facts import Facts
-from agent.record import codec
-from agent.record.codec import hints_of
-from agent.work.torchrun import ShareOver
+from agent.work.torchrun import ShareOrder, ShareOver
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
-
-    Reader = Callable[[object], object]
-
-    from agent.work.torchrun import ShareOrder
-
-
-T = TypeVar("T")
+V = TypeVar("V", bound=Value)
 VERSION = 2
 """The protocol's version; agents of different versions refuse each other."""
 REPORT_PATH = "/report"
@@ -73,205 +61,122 @@ MAX_ORDERS = 1 << 16
 class UnreadableError(ValueError):
     """A field does not have its type; names its path and what was expected."""
 
-    def __init__(self, expected: str, path: str = "") -> None:
-        super().__init__(f"{path or 'message'}: expected {expected}")
-        self._expected = expected
-        self._path = path
-
-    def inside(self, name: str) -> UnreadableError:
-        """Return the error with a field or item put before its path."""
-        dot = "." if self._path and not self._path.startswith("[") else ""
-        return UnreadableError(self._expected, f"{name}{dot}{self._path}")
+    def __init__(self, fault: str, path: str) -> None:
+        super().__init__(f"{path or 'message'}: {fault}")
 
 
-def read(kind: type[T], data: object) -> T:
+def read(kind: type[V], data: object) -> V:
     """Read JSON data as a type; raises ValueError naming the wrong field."""
-    hint: Any = kind
-    value: T = _reader_of(hint)(data)  # type: ignore[assignment]  # a reader returns its own type
-    return value
+    prepared = _value_preparer(kind)(data)
+    try:
+        return convert(prepared, kind, str_keys=True)
+    except ValidationError as error:  # "Expected `int`, got `str` - at `$.hello.rank`"
+        fault, _, path = str(error).partition(" - at ")
+        fault = escaped(fault)[:100]
+        path = path.rpartition("`$")[2].strip(".`")
+        raise UnreadableError(fault[0].lower() + fault[1:], path) from None
+
+
+Preparer = Callable[[Any], Any]
 
 
 @cache
-def _reader_of(hint: Any) -> Reader:  # noqa: ANN401, C901, PLR0911 - any type; one case, one return
-    """Return the reader of a type, cached."""
-    origin, marks = get_origin(hint), list[object]()
-    if origin is Annotated:
-        hint, *marks = get_args(hint)
-        origin = get_origin(hint)
-    args = get_args(hint)
+def _preparer(hint: Any) -> Preparer:  # noqa: ANN401, PLR0911 - any type; one case, one return
+    """Return a function that cuts and escapes the texts in data of a type.
+
+    msgspec can do neither, and fails on half a surrogate pair. It refuses data of another shape.
+    Raise TypeError for a type without limits.
+    """
+    limits = Meta()
+    if get_origin(hint) is Annotated:
+        hint, limits = get_args(hint)
+    origin, args = get_origin(hint), get_args(hint)
     if origin in {Union, types.UnionType}:
-        return _optional(hint)
-    if origin is Literal:
-        return _one_of({one: one for one in args})
-    if origin is tuple:
-        return _items(args, _first_mark(MaxItems, marks, ITEMS))
-    if isinstance(origin, type) and issubclass(origin, abc.Mapping):
-        return _mapping(args[0], args[1], _first_mark(MaxItems, marks, ITEMS))
-    if hint in {int, float}:
-        return _number(hint, _first_mark(Range, marks, None))
+        inner = next(one for one in args if one is not type(None))
+        return _preparer(inner)
     if hint is str:
-        return _text(_first_mark(Text, marks, TEXT))
-    if hint is bool:
-        return _read_flag
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return _one_of({one.value: one for one in hint})
+        if limits.extra == MULTILINE:
+            return _cut_tail
+        return partial(_cut, longest=limits.max_length or LONGEST_TEXT)
     if isinstance(hint, type) and issubclass(hint, Value):
-        return _object(hint)
-    raise TypeError(f"{hint} cannot be part of a message")
+        return _value_preparer(hint)
+    if origin is tuple and args[-1] is not Ellipsis:
+        return _items_preparer(args)
+    if origin in {tuple, Mapping}:
+        if limits.max_length is None:
+            raise TypeError(f"{hint} in a message has no largest length")
+        return _items_preparer(args) if origin is tuple else _mapping_preparer(*args)
+    if hint in {int, float} and limits.ge is None:
+        raise TypeError(f"a number in a message has no range: {hint}")
+    return _cut
 
 
-def _first_mark(kind: type[T], marks: Sequence[object], default: T | None) -> T:
-    found = next((one for one in marks if isinstance(one, kind)), default)
-    if found is None:
-        raise TypeError(f"a field of a message has no {kind.__name__}")
-    return found
+def _cut(data: object, longest: int = LONGEST_TEXT) -> object:
+    if not isinstance(data, str) or (len(data) <= longest and data.isprintable()):
+        return data
+    return escaped(data[:longest])[:longest]
 
 
-def _read_flag(data: object) -> object:
-    if not isinstance(data, bool):
-        raise UnreadableError("true or false")
-    return data
+def _cut_tail(data: object) -> object:
+    if not isinstance(data, str):
+        return data
+    return plain(data[-2 * LONGEST_TAIL :]).encode(errors="replace").decode()[-LONGEST_TAIL:]
 
 
-def _number(kind: type, within: Range) -> Reader:
-    least, greatest = within
-    what = "a whole number" if kind is int else "a number"
-    expected = f"{what} from {least:g} to {greatest:g}"
+def _items_preparer(hints: tuple[object, ...]) -> Preparer:
+    items = [_preparer(hint) for hint in hints if hint is not Ellipsis]
 
-    def read_number(data: object) -> object:
-        is_number = type(data) is int or (kind is float and type(data) is float)
-        if not is_number or not least <= data <= greatest:  # type: ignore[operator]  # a number here
-            raise UnreadableError(expected)
-        return kind(data)
+    def prepare_items(data: object) -> object:
+        if not isinstance(data, list | tuple):
+            return _cut(data)
+        if hints[-1] is Ellipsis:
+            return [*map(items[0], data)]
+        each = [item(one) for item, one in zip(items, data, strict=False)]
+        return [*each, *data[len(items) :]]
 
-    return read_number
-
-
-def _text(form: Text) -> Reader:
-    longest = form.max_length
-
-    def read_text(data: object) -> object:
-        if not isinstance(data, str) or (form.required and not data):
-            raise UnreadableError("text")
-        return escaped(data[:longest])[:longest]
-
-    def read_tail(data: object) -> object:
-        if not isinstance(data, str):
-            raise UnreadableError("text")
-        return plain(data[-2 * longest :]).encode(errors="replace").decode()[-longest:]
-
-    return read_tail if form.multiline else read_text
+    return prepare_items
 
 
-def _one_of(known: abc.Mapping[object, object]) -> Reader:
-    expected = f"one of {', '.join(repr(one) for one in known)}"
+def _mapping_preparer(key: object, value: object) -> Preparer:
+    prepare_key, prepare_value = _preparer(key), _preparer(value)
 
-    def read_one(data: object) -> object:
-        if not isinstance(data, str) or data not in known:
-            raise UnreadableError(expected)
-        return known[data]
+    def prepare_mapping(data: object) -> object:
+        if not isinstance(data, dict):
+            return _cut(data)
+        return {prepare_key(name): prepare_value(one) for name, one in data.items()}
 
-    return read_one
-
-
-def _optional(hint: object) -> Reader:
-    kinds = [one for one in get_args(hint) if one is not type(None)]
-    if len(kinds) != 1:
-        raise TypeError(f"{hint} cannot be part of a message")
-    inner = _reader_of(kinds[0])
-    return lambda data: None if data is None else inner(data)
+    return prepare_mapping
 
 
-def _items(hints: tuple[object, ...], most: MaxItems) -> Reader:
-    is_open = hints[-1] is Ellipsis
-    inner = [_reader_of(hint) for hint in hints if hint is not Ellipsis]
-    least, greatest = (most.minimum, most.items) if is_open else (len(inner), len(inner))
-    expected = f"a list of {f'{least} to ' if least != greatest else ''}{greatest}"
-
-    def read_items(data: object) -> object:
-        if not isinstance(data, list | tuple) or not least <= len(data) <= greatest:
-            raise UnreadableError(expected)
-        return tuple(
-            _inside(f"[{at}]", inner[0 if is_open else at], one) for at, one in enumerate(data)
-        )
-
-    return read_items
-
-
-def _mapping(key: object, value: object, most: MaxItems) -> Reader:
-    """Read a mapping: an object, or a list of pairs where its keys are not strings."""
-    read_key, read_value = _reader_of(key), _reader_of(value)
-    by_text = key is str or get_args(key)[:1] == (str,)
-    expected = f"at most {most.items} by name"
-
-    def read_mapping(data: object) -> object:
-        if not isinstance(data, dict | list) or len(data) > most.items:
-            raise UnreadableError(expected)
-        return {read_key(name): read_value(one) for name, one in _pairs(data, by_text, expected)}
-
-    return read_mapping
-
-
-def _pairs(
-    data: dict[object, object] | list[object],
-    by_text: bool,  # noqa: FBT001 - handed on from where it is known
-    expected: str,
-) -> Iterable[tuple[object, object]]:
-    if isinstance(data, dict):
-        if data and not by_text:
-            raise UnreadableError(expected)
-        return data.items()
-    if by_text or not all(isinstance(one, list) and len(one) == 2 for one in data):
-        raise UnreadableError(expected)
-    return [(one[0], one[1]) for one in data if isinstance(one, list)]
-
-
-def _object(kind: type[Value]) -> Reader:
-    """Read a value: a missing string is '', unknown fields are ignored."""
-    hints = hints_of(kind, with_ranges=True)
-    inner = {name: _reader_of(hints[name]) for name in kind.__struct_fields__}
-    optional = len(kind.__struct_defaults__)
-    required = kind.__struct_fields__[: len(inner) - optional]
+@cache
+def _value_preparer(kind: type[Value]) -> Preparer:
+    """Prepare the fields of a value: a missing text is '', unknown fields are left out."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields = {name: _preparer(hint) for name, hint in hints.items()}
+    required = kind.__struct_fields__[: len(fields) - len(kind.__struct_defaults__)]
     absent = {name: "" if hints[name] is str else None for name in required}
 
-    def read_object(data: object) -> object:
+    def prepare_value(data: object) -> object:
         if not isinstance(data, dict):
-            raise UnreadableError("an object")
+            return _cut(data)
         given = {**absent, **data}
-        return kind(**{n: _inside(n, inner[n], one) for n, one in given.items() if n in inner})
+        return {name: fields[name](one) for name, one in given.items() if name in fields}
 
-    return read_object
-
-
-def _inside(name: str, reader: Reader, data: object) -> object:
-    try:
-        return reader(data)
-    except UnreadableError as error:
-        raise error.inside(name) from None
+    return prepare_value
 
 
 class WorkerStats(Value):
     """A worker's statistics: service latencies, prepare steps, output of its share of the job."""
 
-    latencies: Mapping[str, Latency] = field(default_factory=dict)
+    latencies: ByName[Latency] = field(default_factory=dict)
     """Per service."""
-    steps: Mapping[str, Step] = field(default_factory=dict)
-    progress: Mapping[str, Line] = field(default_factory=dict)
+    steps: ByName[Step] = field(default_factory=dict)
+    progress: ByName[Line] = field(default_factory=dict)
     """The last line of each running step's log, with secrets removed."""
-    known: tuple[Known, ...] = ()
+    known: Items[Known] = ()
     """Known lines in the output of its share of the job, each cause once."""
     attempt: Attempt = 0
     """The attempt of that share; 0 without one."""
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the wire format."""
-        return {
-            "latencies": to_builtins(self.latencies),
-            "steps": {name: step.value for name, step in self.steps.items()},
-            "progress": dict(self.progress),
-            "known": to_builtins(self.known),
-            "attempt": self.attempt,
-        }
 
 
 class Hello(Value):
@@ -299,7 +204,7 @@ class Hello(Value):
     """Facts about its machine."""
     clock: Timestamp | None = None
     """Its clock when the hello was sent, in seconds since 1970."""
-    findings: tuple[Finding, ...] = ()
+    findings: Items[Finding] = ()
     """The findings of its own checks at its start."""
 
     def with_clock_offset(self, now: float) -> Hello:
@@ -330,20 +235,20 @@ class Report(Value):
     error: str = ""
     memory: str = ""
     """A recent kill by the kernel's OOM killer on its node, as a sentence."""
-    items: tuple[ItemReport, ...] = ()
+    items: Items[ItemReport] = ()
     part: ShareOver | None = None
     """How its share of the job ended."""
     aside: WorkerStats | None = None
-    logs: Mapping[str, Tail] | None = None
+    logs: ByName[Tail] | None = None
     """Ends of the requested logs by name; of all logs with a bye."""
-    answers: Annotated[tuple[Answer, ...], MaxItems(MAX_ANSWERS)] = ()
+    answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()
     """Results of the probes that the head ordered."""
     obeyed: Count = 0
     """The number of the last order received; `obeyed_by` is the id of the agent that sent it."""
     obeyed_by: str = ""
-    news: Annotated[int, Range(-1, 2**53)] = -1
+    news: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     """The number of the last reply received."""
-    hold: Annotated[float, Range(0, MAX_HOLD)] = 0.0
+    hold: Annotated[float, Meta(ge=0, le=MAX_HOLD)] = 0.0
     hello: Hello | None = None
     bye: Bye | None = None
     alone: bool = False
@@ -357,8 +262,11 @@ class Report(Value):
 
     def to_dict(self) -> dict[str, object]:
         """Return the wire format, without empty fields."""
-        sent = {name: value for name, value in asdict(self).items() if value not in (None, "", ())}
-        return {"protocol": VERSION, "agent": __version__, **_json_values(sent)}
+        fields: dict[str, Any] = to_builtins(self)
+        sent = {name: value for name, value in fields.items() if value not in (None, "", ())}
+        if self.part is not None:  # on the wire the end is not nested
+            sent["part"] = {"attempt": self.part.attempt, **sent["part"]["end"]}
+        return {"protocol": VERSION, "agent": __version__, **sent}
 
     @classmethod
     def from_dict(cls, data: object) -> Report:
@@ -368,7 +276,7 @@ class Report(Value):
         hello, part = data.get("hello"), data.get("part")
         if hello is not None and len(json.dumps(hello)) > MAX_HELLO_CHARACTERS:
             raise ValueError(f"hello: expected at most {MAX_HELLO_CHARACTERS} characters of JSON")
-        if isinstance(part, dict):  # on the wire the end is not nested
+        if isinstance(part, dict):
             data = {**data, "part": {"end": part, **part}}
         return read(cls, data)
 
@@ -390,7 +298,7 @@ class Reply(Value):
     held: bool = False
     """True where the head only holds the verdict of a run that this agent was never part of."""
     wants_hello: bool = False
-    orders: Annotated[tuple[Order, ...], MaxItems(MAX_ORDERS)] = ()
+    orders: Annotated[tuple[Order, ...], Meta(max_length=MAX_ORDERS)] = ()
     rank: Rank | None = None
     """The rank that the head assigned, where the platform sets none."""
 
@@ -401,8 +309,7 @@ class Reply(Value):
 
     def to_dict(self) -> dict[str, object]:
         """Return the wire format."""
-        verdict = None if self.verdict is None else self.verdict.to_dict()
-        return {"protocol": VERSION, "agent": __version__, **to_builtins(self), "verdict": verdict}
+        return {"protocol": VERSION, "agent": __version__, **to_builtins(self)}
 
     @classmethod
     def from_dict(cls, data: object) -> Reply:
@@ -442,25 +349,8 @@ def version_disagreement(head: Versions, worker: Versions) -> str:
     return ""
 
 
-def _json_values(values: Mapping[str, object]) -> dict[str, object]:
-    """Return values as JSON types."""
-    return {name: _as_json(value) for name, value in values.items()}
-
-
-def _as_json(value: object) -> object:
-    if isinstance(value, WorkerStats):
-        return value.to_dict()
-    if isinstance(value, Facts):
-        return codec.fields_of(value, str)
-    if isinstance(value, ShareOver):
-        return {"attempt": value.attempt, **to_builtins(value.end)}
-    if isinstance(value, Value):
-        return _json_values(asdict(value))
-    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
-
-
 def _check_share_order(order: ShareOrder, field: str) -> None:
     if not order.rank < len(order.nodes):
-        raise UnreadableError("a rank below the number of its nodes", field)
+        raise UnreadableError("expected a rank below the number of its nodes", field)
     if order.reward_ip and not is_ip(order.reward_ip):
-        raise UnreadableError("an address", f"{field}.reward_ip")
+        raise UnreadableError("expected an address", f"{field}.reward_ip")

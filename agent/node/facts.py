@@ -6,17 +6,20 @@ import ipaddress
 import re
 import sys
 from collections.abc import Mapping
-from typing import Literal
+from typing import Annotated, Literal
 
-from msgspec import field
+from msgspec import Meta, field
 
 from agent.base.ranges import (
+    MOST_ITEMS,
     Addresses,
+    ByName,
     Bytes,
     Count,
     Cpus,
     Difference,
     Gpus,
+    Items,
     Limit,
     Port,
     Surplus,
@@ -79,7 +82,7 @@ class Folder(Value):
     """False for a link or a file."""
     uid: UserId
     mode: Count
-    strangers: tuple[str, ...] = ()
+    strangers: Items[str] = ()
     """Entries of other users."""
 
 
@@ -91,9 +94,9 @@ class RayPython(Value):
     """Python's full version, which Ray compares between nodes."""
     version: str | None
     """Ray's version; None if it is not installed."""
-    missing: tuple[str, ...] = ()
+    missing: Items[str] = ()
     """Missing modules of ray[default] that job submission needs."""
-    command: tuple[str, ...] = ("ray",)
+    command: Items[str] = ("ray",)
     """The argv of its `ray` command."""
     click: str | None = None
     """The version of click, which that command uses."""
@@ -105,7 +108,7 @@ class RayPython(Value):
     """The version of huggingface_hub, which fetches models; None if not installed."""
     debugpy: str | None = None
     """The version of debugpy, which Ray's distributed debugger needs."""
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    libraries: ByName[str] = field(default_factory=dict)
     """Versions of known libraries by name."""
 
 
@@ -153,7 +156,7 @@ class TorchPython(Value):
     executable: str
     version: str | None
     """torch's version; None if no Python has it."""
-    asked: tuple[str, ...] = ()
+    asked: Items[str] = ()
     """The Pythons that were searched, if none has it."""
 
 
@@ -172,7 +175,7 @@ class NodeVersions(Value):
     """The agent's own version."""
     image: str = ""
     """The container's image, if known."""
-    gpu_models: tuple[str, ...] = ()
+    gpu_models: Items[str] = ()
     """The distinct models of its GPUs, as the driver names them."""
     clock_ahead: Difference | None = None
     """Seconds by which its clock is ahead of the head's; None on the head."""
@@ -208,7 +211,7 @@ class Facts(Value):
     """For processes and threads; None without a limit."""
     ephemeral_ports: tuple[Port, Port] = (32_768, 60_999)
     """The first and last port that the kernel uses for outgoing connections."""
-    reserved_ports: tuple[tuple[Port, Port], ...] = ()
+    reserved_ports: Items[tuple[Port, Port]] = ()
     """Ranges of these that the kernel does not use."""
     clock: Timestamp | None = None
     """This machine's time in seconds since 1970; None if not read."""
@@ -227,7 +230,7 @@ class Facts(Value):
     uid: UserId = 0
     default_source: str | None = None
     """The source address of the default route, if there is one."""
-    taken_ports: Mapping[Port, str] | None = None
+    taken_ports: Annotated[Mapping[Port, str], Meta(max_length=MOST_ITEMS)] | None = None
     """Ports of the run that other processes use, with the process; None if not checked."""
     program_fault: str = ""
     """Why the program after `--` cannot start here, or ''."""
@@ -237,7 +240,7 @@ class Facts(Value):
     """Whether AGENT_MODEL names a file or folder of this machine."""
     ray_temp: Folder | None = None
     """What exists at the path of Ray's temp dir."""
-    disks: Mapping[str, str] = field(default_factory=dict)
+    disks: ByName[str] = field(default_factory=dict)
     """The disk of each `once` file of prepare steps, with equal names on nodes that share it."""
     known_names: Addresses = field(default_factory=dict)
     """Names resolved for the role or the address, with their addresses."""
@@ -321,8 +324,8 @@ class Driver(Value):
     """The report of the GPU driver's tool."""
 
     tool: str
-    gpus: tuple[DriverGpu, ...] = ()
+    gpus: Items[DriverGpu] = ()
     fault: str = ""
     """Why there is no report, or ''."""
-    events: tuple[str, ...] = ()
+    events: Items[str] = ()
     """GPU errors in the kernel log (Xid for NVIDIA), if it can be read."""

@@ -10,14 +10,24 @@ import types
 from collections import abc
 from copy import deepcopy
 from enum import Enum
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
-from agent.base.ranges import MaxItems, Range
 from agent.base.value import Value
-from agent.record.codec import hints_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+
+    from msgspec import Meta
 
 Path = tuple[str | int, ...]
 WORD = "10.0.0.2"
@@ -59,19 +69,18 @@ def filled(hint: Any) -> Any:  # noqa: ANN401, PLR0911 - any type; one case, one
     if origin is Literal:
         return args[-1]
     if origin is tuple:
-        least = max(1, next((one.minimum for one in marks if isinstance(one, MaxItems)), 1))
+        least = max(1, next((one.min_length or 1 for one in marks), 1))
         kinds = args if args[-1] is not Ellipsis else [args[0]] * least
         return [filled(one) for one in kinds]
     if isinstance(origin, type) and issubclass(origin, abc.Mapping):
         pair = [filled(args[0]), filled(args[1])]
-        return {pair[0]: pair[1]} if isinstance(pair[0], str) else [pair]
+        return {str(pair[0]): pair[1]}
     if hint is str:
         return WORD
     if hint is bool:
         return True
     if hint in {int, float}:
-        within = next(one for one in marks if isinstance(one, Range))
-        return hint(max(within.minimum, min(1, within.maximum)))
+        return hint(max(marks[0].ge or 0, min(1, marks[0].le or 1)))
     if issubclass(hint, Enum):
         return next(iter(hint)).value
     return {name: filled(one) for name, one in _hints(hint).items()}
@@ -87,9 +96,7 @@ def places(hint: Any, path: Path = (), name: str = "") -> Iterator[Field]:  # no
         for at, one in enumerate(args[:1] if args[-1] is Ellipsis else args):
             yield from places(one, (*path, at), f"{name}[{at}]")
     elif isinstance(origin, type) and issubclass(origin, abc.Mapping):
-        key = filled(args[0])
-        steps: Path = (key,) if isinstance(key, str) else (0, 1)
-        yield from places(args[1], (*path, *steps), name)
+        yield from places(args[1], (*path, str(filled(args[0]))), name)
     elif isinstance(hint, type) and issubclass(hint, Value):
         for own, one in _hints(hint).items():
             yield from places(one, (*path, own), f"{name}.{own}" if name else own)
@@ -110,7 +117,7 @@ def put(message: Mapping[str, Any], path: Path, value: object) -> dict[str, Any]
 
 def named(error: str, name: str) -> bool:
     """Say whether a refusal names a place, what is around it, or what is in it."""
-    told = error.partition(": expected")[0]
+    told = error.partition(": ")[0].replace("[...]", "")
     return told != error and (told.startswith(name) or name.startswith(told))
 
 
@@ -120,13 +127,13 @@ def body(message: object) -> bytes:
 
 
 def _hints(kind: type[Value]) -> dict[str, Any]:
-    hints = hints_of(kind, with_ranges=True)
+    hints = get_type_hints(kind, include_extras=True)
     return {name: hints[name] for name in kind.__struct_fields__}
 
 
-def _bare(hint: Any) -> tuple[Any, list[object]]:  # noqa: ANN401 - any type
+def _bare(hint: Any) -> tuple[Any, list[Meta]]:  # noqa: ANN401 - any type
     """Return a type without what is said of it, and without None."""
-    marks: list[object] = []
+    marks: list[Meta] = []
     while True:
         if get_origin(hint) is Annotated:
             hint, *more = get_args(hint)
