@@ -1,8 +1,8 @@
-"""One all-reduce over all GPUs of all nodes before the job: whether it works, and how fast.
+"""Test and time an all-reduce over all GPUs of all nodes before the job.
 
-Run it on every node at the same time, on one of them with `--host`: that one serves the store by
-which the ranks connect. The ranks write their progress into the store, so that the host can report
-a result even if one hangs. Needs only torch.
+Run it on every node at the same time, on one of them with `--host`: that node serves the store
+through which the ranks connect. The ranks write their progress into the store, so that the host can
+report a result even if a rank hangs. Needs only torch.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 _OVER, _ENDED = "over", "ended"
 _GPU_BYTES, _CPU_BYTES = 256 << 20, 8 << 20
 _ROUNDS = 3
-_LONGEST_WORDS = 300
-_PATIENCE = 5.0
+_LONGEST_ERROR = 300
+_EXIT_SECONDS = 5.0
 """Seconds for ranks to exit after the measurement."""
 _AFTER_A_FAILURE = 3.0
 _BEGAN = time.monotonic()
@@ -39,13 +39,15 @@ _BEGAN = time.monotonic()
 def parsed(argv: Sequence[str]) -> argparse.Namespace:
     """Read the command line."""
     made = argparse.ArgumentParser(prog="all_reduce", description=__doc__, allow_abbrev=False)
-    made.add_argument("--address", required=True, help="where the store is")
+    made.add_argument("--address", required=True, help="address of the store")
     made.add_argument("--port", type=int, required=True)
-    made.add_argument("--node", type=int, required=True, help="which of the nodes this is, from 0")
-    made.add_argument("--gpus", required=True, help="each node's, such as 8,8,4; 0,0: by CPU")
-    made.add_argument("--within", type=float, required=True, help="seconds for all of it")
-    made.add_argument("--out", required=True, help="the file for what came of it, as JSON")
-    made.add_argument("--host", action="store_true", help="keep the store here")
+    made.add_argument("--node", type=int, required=True, help="index of this node, from 0")
+    made.add_argument(
+        "--gpus", required=True, help="GPUs of each node, such as 8,8,4; 0,0: use CPUs"
+    )
+    made.add_argument("--within", type=float, required=True, help="seconds in total")
+    made.add_argument("--out", required=True, help="JSON file for the result")
+    made.add_argument("--host", action="store_true", help="serve the store")
     made.add_argument("--local-rank", type=int, help=argparse.SUPPRESS)
     return made.parse_args(argv)
 
@@ -60,14 +62,14 @@ def first_ranks(counts: Sequence[int]) -> list[int | None]:
     return [sum(counts[:node]) if count else None for node, count in enumerate(counts)]
 
 
-def neighbours(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return the pairs of a ring in groups without a common node; a group runs at once."""
+def neighbors(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
+    """Return the pairs of a ring; those of a group share no node and run in parallel."""
     count = len(nodes)
     if count < 2:
         return []
     pairs = [(nodes[n], nodes[(n + 1) % count]) for n in range(count if count > 2 else 1)]
     groups = [pairs[0::2], pairs[1::2]]
-    if count > 2 and count % 2:  # the pair that closes an odd ring meets the first one's node
+    if count > 2 and count % 2:  # the last pair of an odd ring shares a node with the first
         groups = [pairs[0 : count - 1 : 2], pairs[1::2], [pairs[-1]]]
     return [group for group in groups if group]
 
@@ -86,7 +88,7 @@ class Rank:
         self._by_gpu, self._local = any(gpus), options.local_rank
         firsts = first_ranks(self._counts)
         first = firsts[options.node]
-        assert first is not None  # noqa: S101 - a node without a share starts no rank
+        assert first is not None  # noqa: S101 - a node without ranks starts none
         self._rank, self._world = first + self._local, sum(self._counts)
         self._firsts = [one for one in firsts if one is not None]
         self._limit = timedelta(seconds=options.within)
@@ -94,21 +96,21 @@ class Rank:
             options.address, options.port, None, is_master=False, timeout=self._limit
         )
 
-    def say(self, what: str) -> None:
+    def report(self, stage: str) -> None:
         """Write this rank's progress."""
-        self.store.set(f"at/{self._rank}", what)
+        self.store.set(f"at/{self._rank}", stage)
 
     def end(self, failure: str = "") -> None:
         """Write that this rank has ended; the last one, or a failed one, ends all."""
         if failure:
-            self.store.set(f"failed/{self._rank}", failure[:_LONGEST_WORDS])
+            self.store.set(f"failed/{self._rank}", failure[:_LONGEST_ERROR])
         if self.store.add(_ENDED, 1) == self._world or failure:
             self.store.set(_OVER, "1")
 
     def run(self) -> None:
         """Connect all ranks, run the all-reduce, then measure between neighbors."""
         torch, dist = self._torch, self._dist
-        self.say("meeting the others")
+        self.report("connecting to the other ranks")
         device = "cpu"
         if self._by_gpu:
             torch.cuda.set_device(self._local)
@@ -122,12 +124,12 @@ class Rank:
         )
         size = _GPU_BYTES if self._by_gpu else _CPU_BYTES
         numbers = torch.ones(size // 4, dtype=torch.float32, device=device)
-        self.say("the first all-reduce")
+        self.report("the first all-reduce")
         dist.all_reduce(numbers)  # which connects
         self._wait()
         if abs(float(numbers[0]) - self._world) > 0:
             raise RuntimeError(f"a wrong sum: {float(numbers[0])}, not {self._world}")
-        self.say("the all-reduce")
+        self.report("the all-reduce")
         began = time.monotonic()
         for _ in range(_ROUNDS):
             dist.all_reduce(numbers)
@@ -136,12 +138,12 @@ class Rank:
         if self._rank == 0:
             self.store.set("all-reduce", json.dumps({"bytes": size, "seconds": seconds}))
         self._ring(numbers)
-        self.say("done")
+        self.report("done")
         dist.destroy_process_group()
 
     def _ring(self, numbers: Any) -> None:  # noqa: ANN401 - a tensor
         """Measure between the first ranks of neighboring nodes."""
-        for group in neighbours(self._firsts):
+        for group in neighbors(self._firsts):
             self._dist.barrier()
             for one, other in group:
                 if self._rank in (one, other):
@@ -149,8 +151,8 @@ class Rank:
         self._dist.barrier()
 
     def _pair(self, numbers: Any, one: int, other: int) -> None:  # noqa: ANN401 - same
-        """Measure both directions between two ranks; return the slower one."""
-        self.say(f"the way between ranks {one} and {other}")
+        """Measure both directions between two ranks; write the slower one."""
+        self.report(f"the link between ranks {one} and {other}")
         self._round(numbers[:1024], one, other)  # which connects
         seconds = max(self._round(numbers, one, other), self._round(numbers, other, one))
         if self._rank == one:
@@ -215,9 +217,9 @@ class AllReduceRanks:
             in_thread(lambda rank=rank: self.ends.put(rank.wait()))  # type: ignore[misc]  # bound now
 
     def wait(self, until: float) -> bool:
-        """Wait for the end of all ranks; return whether it came in time.
+        """Wait for the end of all ranks; return whether they ended in time.
 
-        Where one rank has failed the word of why is soon to come, or never.
+        After the first failure the others get _AFTER_A_FAILURE seconds to report a reason.
         """
         left = len(self._ranks)
         while time.monotonic() < until:
@@ -234,9 +236,9 @@ class AllReduceRanks:
                 return True
         return False
 
-    def end(self, patience: float) -> list[int]:
+    def end(self, seconds: float) -> list[int]:
         """Give the ranks time to exit, then end them; return their codes."""
-        until = time.monotonic() + patience
+        until = time.monotonic() + seconds
         for rank in self._ranks:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 rank.wait(max(0.0, until - time.monotonic()))
@@ -255,8 +257,8 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
     limit = timedelta(seconds=options.within)
     until = _BEGAN + options.within
     place = (options.address, options.port, None)
-    store = kept_store(dist, options.address, options.port, limit)
-    look = dist.TCPStore(*place, is_master=False, timeout=limit)  # the other one is busy waiting
+    store = serve_store(dist, options.address, options.port, limit)
+    reader = dist.TCPStore(*place, is_master=False, timeout=limit)  # the first is blocked in wait()
     ranks = AllReduceRanks(options)
 
     def wait() -> None:
@@ -266,23 +268,23 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
 
     in_thread(wait)
     counts = processes(numbers_in(options.gpus))
-    in_time = ranks.wait(until) and _met(look, until)
+    in_time = ranks.wait(until) and _all_ended(reader, until)
     world = range(sum(counts))
     result: dict[str, object] = {
         "in_time": in_time,
-        "at": [] if in_time else [_read(look, f"at/{rank}") for rank in world],
-        "failed": [[rank, why] for rank in world if (why := _read(look, f"failed/{rank}"))],
-        "all_reduce": json.loads(_read(look, "all-reduce") or "null"),
-        "ways": [json.loads(way) for rank in world if (way := _read(look, f"way/{rank}"))],
+        "at": [] if in_time else [_read(reader, f"at/{rank}") for rank in world],
+        "failed": [[rank, why] for rank in world if (why := _read(reader, f"failed/{rank}"))],
+        "all_reduce": json.loads(_read(reader, "all-reduce") or "null"),
+        "ways": [json.loads(way) for rank in world if (way := _read(reader, f"way/{rank}"))],
     }
-    result["codes"] = ranks.end(_PATIENCE if in_time and not result["failed"] else 0.0)
+    result["codes"] = ranks.end(_EXIT_SECONDS if in_time and not result["failed"] else 0.0)
     return result
 
 
-def kept_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  # noqa: ANN401 - torch's
+def serve_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  # noqa: ANN401 - torch's
     """Listen on one address only, since the store has no token: torch's own listens on all.
 
-    From a socket of ours torch 2.4 to 2.7 takes it only without libuv.
+    torch 2.4 to 2.7 accept a socket of ours only without libuv.
     """
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     handle = socket.create_server((address, port), family=family).detach()
@@ -294,8 +296,8 @@ def kept_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  # 
         return dist.TCPStore(address, port, None, **more, use_libuv=False)
 
 
-def _met(store: Any, until: float) -> bool:  # noqa: ANN401 - torch's store
-    """Wait for other nodes' ranks after this node's ranks have ended well."""
+def _all_ended(store: Any, until: float) -> bool:  # noqa: ANN401 - torch's store
+    """Wait for the ranks of other nodes after those of this node have succeeded."""
     try:
         store.wait([_OVER], timedelta(seconds=max(0.1, until - time.monotonic())))
     except Exception:  # noqa: BLE001 - an error of its own in each version of torch
@@ -312,7 +314,7 @@ def as_node(options: argparse.Namespace) -> dict[str, object]:
     """Run this node's ranks; the store's node reports the result."""
     ranks = AllReduceRanks(options)
     in_time = ranks.wait(_BEGAN + options.within)
-    return {"in_time": in_time, "codes": ranks.end(_PATIENCE if in_time else 0.0)}
+    return {"in_time": in_time, "codes": ranks.end(_EXIT_SECONDS if in_time else 0.0)}
 
 
 def numbers_in(text: str) -> list[int]:
@@ -328,7 +330,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         result = as_host(options) if options.host else as_node(options)
     except Exception as error:  # noqa: BLE001 - reported in the result file
-        result = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_WORDS]}
+        result = {"error": " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_ERROR]}
     part = Path(f"{options.out}.part")
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(options.out)

@@ -48,11 +48,11 @@ def explain(error: Exception) -> tuple[str, bool]:
     where, cache = constants.ENDPOINT, constants.HF_HUB_CACHE
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if "GatedRepoError" in kinds:
-        return f"{where} asks for consent: accept its terms there, and set HF_TOKEN", True
+        return f"the model is gated: accept its terms on {where}, and set HF_TOKEN", True
     if "RepositoryNotFoundError" in kinds:
-        return f"{where} has no such model, or HF_TOKEN (not set?) may not see it", True
+        return f"{where} has no such model, or HF_TOKEN is unset or lacks access", True
     if constants.HF_HUB_OFFLINE:
-        return f"it is not, or not wholly, in {cache}, and HF_HUB_OFFLINE forbids to fetch it", True
+        return f"it is not complete in {cache}, and HF_HUB_OFFLINE prevents the download", True
     if getattr(error, "errno", None) in {errno.ENOSPC, errno.EDQUOT}:
         return f"no space left in {cache}: free some, or set HF_HOME to a larger disk", True
     why = " ".join(str(error).split()) or type(error).__name__
@@ -62,12 +62,12 @@ def explain(error: Exception) -> tuple[str, bool]:
 def main(argv: Sequence[str]) -> int:
     """Fetch one model: return 0, or 1 with the reason as the last line."""
     parser = argparse.ArgumentParser(prog="pod-agent fetch-model", description=__doc__)
-    parser.add_argument("model", help="its id on the hub, such as Qwen/Qwen2.5-7B")
+    parser.add_argument("model", help="id on the hub, such as Qwen/Qwen2.5-7B")
     model = parser.parse_args(argv).model
     for pause in (*_PAUSES, None):
         try:
             print(f"{model} is in {fetch(model)}", flush=True)
-        except Exception as problem:  # noqa: BLE001, PERF203 - each of its versions raises others
+        except Exception as problem:  # noqa: BLE001, PERF203 - each version of the hub raises others
             why, is_final = explain(problem)
             print(f"{model}: {why}", file=sys.stderr, flush=True)
             if is_final or pause is None:

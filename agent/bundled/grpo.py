@@ -85,25 +85,6 @@ def _ratio(above: float, below: float) -> float:
     return math.exp(min(max(above - below, -_LARGEST_LOG_RATIO), _LARGEST_LOG_RATIO))
 
 
-def objective(
-    logits: Sequence[float],
-    old: Sequence[float],
-    reference: Sequence[float],
-    group: Group,
-    learning: Learning,
-) -> float:
-    """Return the objective: clipped gain minus the divergence from the reference."""
-    now, before, frozen = map(log_probabilities, (logits, old, reference))
-    total = 0.0
-    for answer, advantage in zip(group.answers, group.advantages, strict=True):
-        ratio = _ratio(now[answer], before[answer])
-        held = min(max(ratio, 1 - learning.clip), 1 + learning.clip)
-        away = _ratio(frozen[answer], now[answer])
-        k3 = away - math.log(away) - 1
-        total += min(ratio * advantage, held * advantage) - learning.kl * k3
-    return total / len(group.answers)
-
-
 def gradient(
     logits: Sequence[float],
     old: Sequence[float],

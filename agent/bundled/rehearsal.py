@@ -1,7 +1,7 @@
 """The bundled GRPO job without GPUs: tests every node, the network and the rewards.
 
-A small policy learns additions by GRPO. An actor on each node samples it and asks the reward URL
-from there; the mean reward rises from chance to the target, or the job says which node is why.
+A small policy learns additions by GRPO. An actor on each node draws answers and requests their
+rewards; the mean reward rises from chance to the target, or the job names the node that failed.
 """
 
 from __future__ import annotations
@@ -20,110 +20,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
-from xml.sax.saxutils import escape
 
 from agent.bundled import grpo, rollout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-
-
-_WIDTH, _HEIGHT = 760, 420
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 724, 64, 360
-_FONT = "font-family='system-ui, Helvetica, Arial, sans-serif' font-size='13' fill='#52606d'"
-_CENTRED = "text-anchor='middle'"
-_INK, _MUTED, _GRID = "#1f2933", "#52606d", "#e4e7eb"
-_CURVE, _TARGET, _CHANCE = "#2563eb", "#15803d", "#b45309"
-
-
-def svg(rewards: Sequence[float], *, target: float, chance: float, title: str) -> str:
-    """Draw the mean reward by step, with lines for target and chance."""
-    low = min(0.0, math.floor(min(rewards, default=0.0)))
-    high = max(1.0, math.ceil(max(rewards, default=1.0)))
-    plot = _Plot(len(rewards), low, high)
-    size = f"width='{_WIDTH}' height='{_HEIGHT}'"
-    head = (
-        f"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 {_WIDTH} {_HEIGHT}' {size} {_FONT}>"
-    )
-    parts = [
-        head,
-        f"<title>{escape(title)}</title>",
-        f"<rect {size} fill='#ffffff'/>",
-        _text(_LEFT, 32, title, f"font-size='18' font-weight='600' fill='{_INK}'"),
-        *plot.axes(),
-        *plot.level(chance, -6, f"chance {chance:g}", _CHANCE),
-        *plot.level(target, 16, f"target {target:g}", _TARGET),
-        *plot.curve(rewards),
-        "</svg>",
-    ]
-    return "\n".join(parts) + "\n"
-
-
-class _Plot:
-    """The coordinates of the picture, and its parts."""
-
-    def __init__(self, steps: int, low: float, high: float) -> None:
-        self._steps, self._low, self._high = steps, low, high
-
-    def _x(self, step: float) -> float:
-        return _LEFT + (_RIGHT - _LEFT) * (step - 1) / max(self._steps - 1, 1)
-
-    def _y(self, value: float) -> float:
-        return _BOTTOM - (_BOTTOM - _TOP) * (value - self._low) / (self._high - self._low)
-
-    def axes(self) -> list[str]:
-        """Return ticks with their grid, both axes and their labels."""
-        parts = []
-        for index in range(6):
-            value = self._low + (self._high - self._low) * index / 5
-            y = self._y(value)
-            parts.append(_line((_LEFT, y), (_RIGHT, y), _GRID))
-            parts.append(_text(_LEFT - 10, y + 4, f"{value:.1f}", "text-anchor='end'"))
-        for step in _ticks(self._steps):
-            x = self._x(step)
-            parts.append(_line((x, _BOTTOM), (x, _BOTTOM + 5), _MUTED))
-            parts.append(_text(x, _BOTTOM + 20, str(step), _CENTRED))
-        middle = (_TOP + _BOTTOM) / 2
-        turned = f"{_CENTRED} transform='rotate(-90 20 {middle:.1f})'"
-        return [
-            *parts,
-            _line((_LEFT, _TOP), (_LEFT, _BOTTOM), _MUTED),
-            _line((_LEFT, _BOTTOM), (_RIGHT, _BOTTOM), _MUTED),
-            _text((_LEFT + _RIGHT) / 2, _HEIGHT - 14, "step", _CENTRED),
-            _text(20, middle, "mean reward", turned),
-        ]
-
-    def level(self, value: float, offset: float, name: str, colour: str) -> list[str]:
-        """Return a dashed horizontal line with a label at the right end."""
-        y = self._y(value)
-        line = _line((_LEFT, y), (_RIGHT, y), colour, "stroke-dasharray='6 4' stroke-width='1.5'")
-        return [line, _text(_RIGHT, y + offset, name, f"text-anchor='end' fill='{colour}'")]
-
-    def curve(self, rewards: Sequence[float]) -> list[str]:
-        """Return the curve, with a dot for each step."""
-        points = [(self._x(step), self._y(reward)) for step, reward in enumerate(rewards, 1)]
-        path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-        dots = [f"<circle cx='{x:.1f}' cy='{y:.1f}' r='3' fill='{_CURVE}'/>" for x, y in points]
-        line = f"<polyline points='{path}' fill='none' stroke='{_CURVE}' stroke-width='2.5'"
-        return [line + " stroke-linejoin='round' stroke-linecap='round'/>", *dots]
-
-
-def _ticks(steps: int) -> list[int]:
-    """Return the first step and evenly spaced round ones, at most a dozen."""
-    size = 10 ** max(len(str(steps)) - 2, 0)
-    gap = next(g * size for g in (1, 2, 5, 10) if steps <= 10 * g * size)
-    return sorted({1, *range(gap, steps + 1, gap)} - ({2} if gap > 1 else set()))
-
-
-def _line(
-    start: tuple[float, float], end: tuple[float, float], colour: str, style: str = ""
-) -> str:
-    ends = f"x1='{start[0]:.1f}' y1='{start[1]:.1f}' x2='{end[0]:.1f}' y2='{end[1]:.1f}'"
-    return f"<line {ends} stroke='{colour}' {style}/>"
-
-
-def _text(x: float, y: float, text: str, style: str) -> str:
-    return f"<text x='{x:.1f}' y='{y:.1f}' {style}>{escape(text)}</text>"
 
 
 FAILED, SETTINGS_WRONG = 1, 78
@@ -145,7 +46,7 @@ class RehearsalError(Exception):
 
 
 class Node(NamedTuple):
-    """A node that takes part."""
+    """A node of the rehearsal."""
 
     ip: str
     id: str
@@ -174,7 +75,7 @@ def connect(least: int) -> list[Node]:
 
 
 def _probe(address: str) -> None:
-    """Check the address in seconds; Ray's own client takes a minute."""
+    """Check the address within seconds; Ray's own client takes a minute."""
     host, _, port = address.rpartition(":")
     if not host or "/" in address or not port.isdigit():
         return
@@ -186,7 +87,7 @@ def _probe(address: str) -> None:
 
 
 def named(ips: Sequence[str]) -> str:
-    """Return the names of nodes for a sentence."""
+    """Return the names of nodes for a message."""
     return f"node{'s' if len(ips) > 1 else ''} {', '.join(ips)}"
 
 
@@ -221,7 +122,7 @@ class Actors:
         return self._gather(calls, _STEP_SECONDS, f"step {step}")
 
     def _gather(self, calls: Sequence[Any], seconds: float, part: str) -> list[Any]:
-        """Wait for every node's reply; name each node without one, and why."""
+        """Wait for the replies of all nodes; raise RehearsalError with the nodes that failed."""
         with _deadline(seconds + 10, f"Ray did not answer in {part}"):
             done, _ = self._ray.wait(list(calls), num_returns=len(calls), timeout=seconds)
             replies = [self._reply(call) if call in done else None for call in calls]
@@ -314,7 +215,7 @@ def shares(
     policy: Sequence[Sequence[float]],
     count: int,
 ) -> list[list[tuple[int, rollout.RolloutShare]]]:
-    """Distribute a step's samples evenly; each has a seed, so the node count does not matter."""
+    """Distribute a step's samples evenly; each has its own seed, whatever the number of nodes."""
     total = len(problems) * options.group
     dealt = []
     for rank in range(count):
@@ -349,25 +250,25 @@ def rehearse(options: argparse.Namespace) -> str:
     finally:
         if history.rewards:
             write_curve(options, nodes, history)
-    # Ray merges stderr and stdout of a job into one file: do not write like a step line
+    # Ray merges stderr and stdout of a job into one file: this must not look like a step line
     measured = f"{history.last():.3f} over the last {_LAST_STEPS} steps, target {options.target:g}"
     if history.last() < options.target:
         raise RehearsalError(f"the mean was {measured}: {_where_to_look(options, history)}")
     spent = f"{sum(history.samples)} samples on {where} in {time.monotonic() - begun:.1f} s"
-    return f"the mean is {measured}; {spent}; see {options.out / 'curve.svg'}"
+    return f"the mean is {measured}; {spent}; see {options.out / 'curve.json'}"
 
 
 def _where_to_look(options: argparse.Namespace, history: History) -> str:
     if max(history.rewards) == min(history.rewards):
         return (
-            f"it never moved; does {options.reward_url} tell `The answer is \\boxed{{7}}` for "
-            "`What is 3+4?` with label 7 from a wrong answer?"
+            f"it never changed; does {options.reward_url} score `The answer is \\boxed{{7}}` for "
+            "`What is 3+4?` with label 7 higher than a wrong answer?"
         )
-    return f"see {options.out / 'curve.svg'}; raise --steps or --group, or lower --kl"
+    return f"see {options.out / 'curve.json'}; raise --steps or --group, or lower --kl"
 
 
 def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
-    """Write curve.json and curve.svg, each as a whole."""
+    """Write curve.json, by renaming a complete file."""
     done = len(history.rewards)
     record = {
         "steps": list(range(1, done + 1)),
@@ -380,13 +281,10 @@ def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: His
         "target": options.target,
         "passed": done == options.steps and history.last() >= options.target,
     }
-    title = f"GRPO rehearsal: {done} steps on {len(nodes)} node{'s' if len(nodes) > 1 else ''}"
-    picture = svg(history.rewards, target=options.target, chance=grpo.CHANCE, title=title)
-    for name, text in (("curve.json", json.dumps(record, indent=1) + "\n"), ("curve.svg", picture)):
-        draft = options.out / f".{name}.{os.getpid()}"
-        with _writing():
-            draft.write_text(text, encoding="utf-8")
-            draft.replace(options.out / name)
+    draft = options.out / f".curve.json.{os.getpid()}"
+    with _writing():
+        draft.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        draft.replace(options.out / "curve.json")
 
 
 @contextlib.contextmanager
@@ -419,12 +317,17 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         prog="pod-agent rehearsal", description="Learn additions by GRPO on every node, GPU-free."
     )
     add = parser.add_argument
-    add("--reward-url", required=True, help="where each node asks for its rewards")
-    add("--nodes", type=_at_least(1), default=1, help="how many must take part (%(default)s)")
+    add("--reward-url", required=True, help="the reward server, as each node reaches it")
+    add("--nodes", type=_at_least(1), default=1, help="nodes that must take part (%(default)s)")
     add("--steps", type=_at_least(1), default=40, help="(%(default)s)")
     add("--group", type=_at_least(2), default=16, help="samples per prompt (%(default)s)")
     add("--seed", type=int, default=0, help="(%(default)s)")
-    add("--out", type=Path, default=Path("rehearsal-out"), help="for curve.* (./%(default)s)")
+    add(
+        "--out",
+        type=Path,
+        default=Path("rehearsal-out"),
+        help="folder of curve.json (./%(default)s)",
+    )
     add("--target", type=float, default=0.9, help="mean reward of the last 3 steps (%(default)s)")
     learning = grpo.Learning()
     add("--learning-rate", type=float, default=learning.rate, help="(%(default)s)")

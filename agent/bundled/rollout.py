@@ -83,10 +83,10 @@ class Rollout:
                     return problem
                 pause = _asked_pause(reply, pause)
             except (OSError, ValueError, OverflowError) as error:  # an OSError: requests' own
-                problem = f"{self._url} gave no rewards from there: {_reason(error)}"
+                problem = f"{self._url} returned no rewards to this node: {_reason(error)}"
             if attempt < TRIES:
                 time.sleep(pause)
-        return f"{problem}, {TRIES} times; is it up, on an address that this node reaches?"
+        return f"{problem}, {TRIES} times; is it up, at an address that this node can reach?"
 
 
 def _rewards(reply: requests.Response, count: int) -> list[float]:

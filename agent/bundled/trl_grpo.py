@@ -2,8 +2,8 @@
 
 TRL's own `trl grpo` cannot resume from a checkpoint, read a data file by its path or use a reward
 server. This program needs only TRL (1.0 or newer), not the agent. Every process requests the
-rewards of its own answers, retries with growing pauses, and ends the job if the server stays away:
-no answer gets 0 because of a missing server.
+rewards of its own answers, retries with growing pauses, and ends the job if the server stays down:
+a missing server never causes a reward of 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _SETTINGS_WRONG = 78
 _AT_ONCE = 64
-"""Answers per request: a server that takes a second for each still replies in time."""
+"""Answers per request: a server that needs a second for each still replies in time."""
 _REQUEST_SECONDS = 180.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
 _LATER = {408, 425, 429}
@@ -51,20 +51,20 @@ def parser() -> argparse.ArgumentParser:
     add = made.add_argument
     add("--model", required=True, help="Hugging Face id or path")
     add("--data", required=True, help="a .json, .jsonl, .csv or .parquet file, a folder, or an id")
-    add("--split", default="train", help="split of the data, where they are no file")
-    add("--eval-data", default="", help="data to evaluate on now and then")
-    add("--eval-split", default="test", help="split of those, where they are no file")
-    add("--prompt-key", default="input", help="where the prompt stands: a text, or messages")
-    add("--label-key", default="label", help="where the right answer stands; '' for none")
-    add("--chat", action="store_true", help="make a text the user's message of a chat")
-    add("--reward-url", required=True, help="who scores")
-    add("--reward-seconds", type=float, default=300.0, help="how long it may be away")
-    add("--checkpoints", required=True, help="folder to save to, and to go on from")
+    add("--split", default="train", help="split of the data, unless it is a file")
+    add("--eval-data", default="", help="data to evaluate on")
+    add("--eval-split", default="test", help="split of the evaluation data, unless it is a file")
+    add("--prompt-key", default="input", help="column of the prompt: text or messages")
+    add("--label-key", default="label", help="column of the right answer; '' for none")
+    add("--chat", action="store_true", help="send a text prompt as the user message of a chat")
+    add("--reward-url", required=True, help="URL of the reward server")
+    add("--reward-seconds", type=float, default=300.0, help="seconds for which it may be down")
+    add("--checkpoints", required=True, help="folder to save to and resume from")
     add("--save-steps", type=int, default=20)
     add("--save-total-limit", type=int, default=3)
     add("--eval-steps", type=int, default=20)
     add("--num-generations", type=int, default=8, help="answers to each prompt")
-    add("--per-device-train-batch-size", type=int, default=8, help="answers of a process at once")
+    add("--per-device-train-batch-size", type=int, default=8, help="answers of a process per step")
     add("--gradient-accumulation-steps", type=int, default=1)
     add("--max-completion-length", type=int, default=1024)
     add("--max-steps", type=int, default=-1, help="-1: by the epochs")
@@ -110,7 +110,7 @@ def train(options: argparse.Namespace) -> None:
         else None,
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(_told_each_step())
+    trainer.add_callback(_step_printer())
     start = f"going on from {last}" if last else "no checkpoint yet: from step 0"
     if trainer.accelerator.is_main_process:
         print(f"{start}, {config.world_size} processes", flush=True)
@@ -146,7 +146,7 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         fields |= {"vllm_tensor_parallel_size": options.vllm_tensor_parallel_size}
     if options.wandb and importlib.util.find_spec("wandb") is None:
         raise TrainerSetupError(
-            "W&B is wanted and not installed: pip install wandb, or leave out --wandb"
+            "--wandb needs the package wandb: pip install wandb, or leave out --wandb"
         )
     fields |= further(options.config, {field.name for field in dataclasses.fields(GRPOConfig)})
     try:
@@ -195,14 +195,14 @@ def _load(data: str, split: str) -> Any:  # noqa: ANN401 - a Dataset
     path = Path(data)
     if path.suffix in _FILES:
         if not path.is_file():
-            raise TrainerSetupError(f"{data} is no file here, on {os.uname().nodename}")
+            raise TrainerSetupError(f"no file {data} on {os.uname().nodename}")
         return load_dataset(_FILES[path.suffix], data_files=data, split="train")
     if (path / "state.json").is_file():
         return load_from_disk(data)
     return load_dataset(data, split=split)
 
 
-def _told_each_step() -> Any:  # noqa: ANN401 - a TrainerCallback
+def _step_printer() -> Any:  # noqa: ANN401 - a TrainerCallback
     """Return a callback that prints one line per step."""
     from transformers import TrainerCallback  # noqa: PLC0415 - as above
 
@@ -307,8 +307,8 @@ class Rewards:
                 why, pause = busy, max(pause, busy.pause)
             if time.monotonic() + pause >= until:
                 raise RewardError(
-                    f"{self._url} gave no rewards for {self._seconds:g} s: {why}; is it up, on an "
-                    f"address that {os.uname().nodename} reaches?"
+                    f"{self._url} returned no rewards for {self._seconds:g} s: {why}; is it up, at "
+                    f"an address that {os.uname().nodename} can reach?"
                 )
             time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all ask at once
             pause = min(2 * pause, _LONGEST_PAUSE)
@@ -366,10 +366,10 @@ def _record(function: Callable[[argparse.Namespace], None]) -> Callable[..., Non
         return function
     from torch.distributed.elastic.multiprocessing.errors import record  # noqa: PLC0415 - as above
 
-    return record(function)  # type: ignore[no-any-return]  # torch is not there to be looked at
+    return record(function)  # type: ignore[no-any-return]  # torch is not installed for mypy
 
 
 if __name__ == "__main__":
     here = str(Path(__file__).parent)
-    sys.path[:] = [entry for entry in sys.path if entry != here]  # its neighbours are no libraries
+    sys.path[:] = [entry for entry in sys.path if entry != here]  # its siblings are not libraries
     sys.exit(main())

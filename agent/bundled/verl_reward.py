@@ -2,7 +2,7 @@
 
 verl loads this file by its path on every node where it scores, and awaits `compute_score` for each
 answer. Requests are retried with growing pauses for `within` seconds; then the error ends the job.
-No answer gets 0 because of a missing server.
+A missing server never causes a reward of 0.
 
 Its keywords are `reward_kwargs` of verl's configuration: `url`, and optionally `within` (seconds)
 and `parallel` (concurrent requests of each process).
@@ -22,7 +22,7 @@ import aiohttp
 _WITHIN = 300.0
 _PARALLEL = 64
 _CONNECT_SECONDS = 10.0
-# The bundled server gives up a batch after 120 s and says so: it must get to say it.
+# The bundled server replies 503 to a batch after 120 s: the request must last longer.
 _REQUEST_SECONDS = 180.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 _LONGEST_RETRY_AFTER = 30.0
@@ -115,7 +115,7 @@ class _Asker:
                 except _NotYetError as problem:
                     least = problem.pause
                     if self._down_since is None or asked - self._failed_last > self._within:
-                        self._down_since = asked  # an outage of long ago is not this one
+                        self._down_since = asked  # an earlier outage has ended
                     self._failed_last = loop.time()
                     silent = loop.time() - min(began, self._down_since)
                     if silent + least >= self._within:
@@ -124,7 +124,7 @@ class _Asker:
                 else:
                     self._down_since = None
                     return reward
-                # Jittered, so that a thousand answers do not come back in the same instant.
+                # Jittered, so that a thousand retries do not arrive at the same time.
                 await asyncio.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -133,7 +133,7 @@ class _Asker:
         await self._session.close()
 
     def forget(self) -> None:
-        """Drop a session whose event loop is closed, since it cannot be closed any more."""
+        """Drop a session whose event loop is closed: it can no longer be closed."""
         self._session.detach()
 
     async def _request(self, request: dict[str, Any], left: float) -> float:
@@ -143,7 +143,7 @@ class _Asker:
             async with self._session.post(self._url, json=request, timeout=timeout) as reply:
                 return self._reward(reply, await reply.text(errors="replace"))
         except aiohttp.InvalidURL:
-            raise RuntimeError(self._sentence("has no URL that can be asked")) from None
+            raise RuntimeError(self._sentence("has an invalid URL")) from None
         except asyncio.TimeoutError as problem:
             raise _NotYetError(str(problem) or f"no reply within {limit:.0f} s") from None
         except (aiohttp.ClientError, OSError) as problem:
@@ -169,10 +169,10 @@ class _Asker:
         return float(reward)
 
     def _sentence(self, what: str) -> str:
-        parts = urlsplit(self._url)  # what identifies a caller stays out of logs
+        parts = urlsplit(self._url)  # credentials stay out of logs
         address = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         return (
-            f"reward server {address} {what}. Its log tells why (`pod-agent status` names it); "
+            f"reward server {address} {what}. Its log has the reason (see `pod-agent status`); "
             "AGENT_REWARD chooses the server"
         )
 

@@ -52,7 +52,6 @@ def test_rehearsal_learns_on_three_pods(cluster: Cluster) -> None:
     assert rewards[-1] >= 0.9
     curve = json.loads(cluster.file(0, "curve.json").read_text())
     assert len(curve["nodes"]) == 3
-    assert cluster.file(0, "curve.svg").read_text().startswith("<svg")
     head = agents[0].stderr()
     assert "removing a stale" not in head
 

@@ -87,8 +87,8 @@ def test_a_busy_hub_is_asked_again(client: Path, server: hub.Hub, tmp_path: Path
     ("model", "offline", "words"),
     [
         ("acme/none", "0", "has no such model, or HF_TOKEN"),
-        ("acme/gated", "0", "asks for consent: accept its terms there, and set HF_TOKEN"),
-        (hub.MODEL, "1", "and HF_HUB_OFFLINE forbids to fetch it"),
+        ("acme/gated", "0", "the model is gated: accept its terms on"),
+        (hub.MODEL, "1", "and HF_HUB_OFFLINE prevents the download"),
         ("not//an id", "0", "not//an id"),
     ],
     ids=["missing", "gated", "offline", "no id"],

@@ -18,7 +18,7 @@ from agent.bundled.grpo import (
     advantages,
     divergence,
     gradient,
-    objective,
+    log_probabilities,
     probabilities,
     problems,
     updated,
@@ -29,30 +29,49 @@ LOGITS = st.lists(st.floats(-500, 500), min_size=2, max_size=12)
 
 @given(LOGITS)
 def test_probabilities_sum_to_one(logits: list[float]) -> None:
-    """Softmax holds for any logits that floats can bear."""
+    """Softmax is valid for any logits."""
     assert math.isclose(sum(probabilities(logits)), 1.0)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=2, max_size=32))
 def test_advantages_are_normalised_by_group(rewards: list[float]) -> None:
-    """They sum to nothing, and keep the order of the rewards."""
+    """They sum to zero and keep the order of the rewards."""
     values = advantages(rewards)
     assert abs(sum(values)) < 1e-3
     pairs = sorted(zip(rewards, values, strict=True))
     assert all(a[1] <= b[1] for a, b in itertools.pairwise(pairs))
 
 
-def test_a_group_that_agrees_teaches_nothing() -> None:
-    """All right or all wrong: no advantage, and no step but the penalty's."""
+def test_equal_rewards_change_nothing() -> None:
+    """If all answers are right or all wrong, advantages are 0 and the policy does not change."""
     assert advantages([1.0] * 4) == [0.0] * 4
     row = [0.3] * ANSWERS
     group = Group([1, 2], advantages([0.0, 0.0]))
     assert updated(row, [0.0] * ANSWERS, group, Learning(kl=0.0)) == row
 
 
+def objective(
+    logits: list[float],
+    old: list[float],
+    reference: list[float],
+    group: Group,
+    learning: Learning,
+) -> float:
+    """Return the objective: clipped gain minus the k3 estimate of the divergence."""
+    now, before, frozen = map(log_probabilities, (logits, old, reference))
+    total = 0.0
+    for answer, advantage in zip(group.answers, group.advantages, strict=True):
+        ratio = math.exp(now[answer] - before[answer])
+        clipped = min(max(ratio, 1 - learning.clip), 1 + learning.clip)
+        away = frozen[answer] - now[answer]
+        k3 = math.exp(away) - away - 1
+        total += min(ratio * advantage, clipped * advantage) - learning.kl * k3
+    return total / len(group.answers)
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_the_gradient_is_that_of_the_objective(seed: int) -> None:
-    """Each slope by hand is the slope by finite differences, clipped or not."""
+    """Each slope equals the finite difference of the objective, clipped or not."""
     draw = random.Random(seed)  # noqa: S311 # no secret
     old = [draw.gauss(0, 1) for _ in range(ANSWERS)]
     now = [value + draw.gauss(0, 0.4) for value in old]
@@ -69,8 +88,8 @@ def test_the_gradient_is_that_of_the_objective(seed: int) -> None:
         assert slope == pytest.approx((high - low) / (2 * step), abs=1e-5)
 
 
-def test_the_clip_bounds_what_one_group_can_do() -> None:
-    """However many updates are made, a lucky answer gains little more than the clip."""
+def test_the_clip_bounds_an_update() -> None:
+    """After many updates by one group an answer gains little more than the clip."""
     row = [0.0] * ANSWERS
     group = Group([3, *range(4, 9)], advantages([1.0, 0.0, 0.0, 0.0, 0.0, 0.0]))
     after = probabilities(updated(row, row, group, Learning(rate=0.05, kl=0.0, updates=500)))

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.boot import requests as asked_module
 from agent.boot.node_run import NodeRun
 from agent.boot.requests import HeadRequests, Prober
-from agent.bundled.all_reduce import first_ranks, kept_store, neighbours, parsed, processes
+from agent.bundled.all_reduce import first_ranks, neighbors, parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.all_reduce import AllReduceShare, all_reduce_result
 from agent.checks.finding import Level
@@ -73,7 +73,7 @@ def came(
 
 
 def test_how_fast_it_is() -> None:
-    """Size, time, and the slowest ways between neighbours."""
+    """Size, time, and the slowest ways between neighbors."""
     found = all_reduce_result(came([(0, 1, 92.4), (1, 2, 90), (2, 0, 91)]), SHARES)
     assert found.summary == (
         "AGENT_PREFLIGHT: an all-reduce of 256 MiB over 24 GPUs on 3 node(s) takes 12.5 ms; "
@@ -88,7 +88,7 @@ def test_how_fast_it_is() -> None:
 
 
 def test_a_slow_node_is_named() -> None:
-    """The one that is slow with all its neighbours; of two nobody can tell."""
+    """The one that is slow with all its neighbors; of two nobody can tell."""
     found = all_reduce_result(came([(0, 1, 9.4), (1, 2, 9.1), (2, 0, 91)]), SHARES)
     assert found.warning is not None
     assert found.warning.what == (
@@ -112,12 +112,16 @@ def test_a_slow_node_is_named() -> None:
         ),
         (
             came(
-                at=[*["meeting the others"] * 8, *[""] * 8, *["meeting the others"] * 8],
+                at=[
+                    *["connecting to the other ranks"] * 8,
+                    *[""] * 8,
+                    *["connecting to the other ranks"] * 8,
+                ],
                 in_time=False,
             ),
             (
                 "it did not end in time; no result from abc2; "
-                "last stage of abc1 and abc3: 'meeting the others'"
+                "last stage of abc1 and abc3: 'connecting to the other ranks'"
             ),
         ),
     ],
@@ -351,7 +355,7 @@ class Torch:
 def test_the_store_is_on_one_address(*, by_libuv: bool) -> None:
     """Not on all, as torch's own is: nobody is asked for a token there."""
     torch, port = Torch(by_libuv=by_libuv), free_port()
-    found = kept_store(torch, "127.0.0.1", port, timedelta(seconds=1))
+    found = serve_store(torch, "127.0.0.1", port, timedelta(seconds=1))
     assert found == f"127.0.0.1:{port}"
     assert torch.listens == ("127.0.0.1", port)
 
@@ -388,8 +392,8 @@ def test_ranks_of_nodes(gpus: list[int]) -> None:
 
 @given(st.integers(1, 40))
 def test_a_ring_in_groups(count: int) -> None:
-    """Each node meets both its neighbours, and nobody two at once."""
-    groups = neighbours(range(count))
+    """Each node meets both its neighbors, and nobody two at once."""
+    groups = neighbors(range(count))
     pairs = [pair for group in groups for pair in group]
     ring = {frozenset((n, (n + 1) % count)) for n in range(count)} if count > 1 else set()
     assert {frozenset(pair) for pair in pairs} == ring

@@ -159,7 +159,7 @@ def test_a_rollout_gives_up_with_the_servers_last_words() -> None:
         with answering(*[(200, {}, body)] * 3) as (url, _):
             reply = Rollout(url).step([share(right=True)])
         assert isinstance(reply, str)
-        assert "gave no rewards from there: " in reply
+        assert "returned no rewards to this node: " in reply
 
 
 def test_a_rollout_heeds_neither_proxy_nor_netrc_nor_redirection(

@@ -151,7 +151,7 @@ def test_a_server_that_never_has_time_ends_the_job() -> None:
 
     async def story(url: str) -> None:
         begun = asyncio.get_running_loop().time()
-        with pytest.raises(RuntimeError, match="no rewards yet, ask again") as error:
+        with pytest.raises(RuntimeError, match="no rewards yet, retry") as error:
             await score(url, within=3)
         assert asyncio.get_running_loop().time() - begun < 6
         assert "AGENT_REWARD" in str(error.value)
