@@ -13,9 +13,7 @@ from msgspec.structs import replace
 from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import own_command
 from agent.base.ports import Ports, port_map, single_ports
-from agent.base.value import Value
 from agent.checks import misspelling_findings, run_checks
-from agent.checks.finding import Finding
 from agent.checks.recipe import job_program, recipe_findings
 from agent.node.facts import supports_token_auth
 from agent.node.variables import visible_devices
@@ -49,6 +47,7 @@ from agent.work.where import HEAD_IP
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from agent.checks.finding import Finding
     from agent.node.facts import Facts
     from agent.node.upload import UploadSize
     from agent.plan.plan import Launch
@@ -74,17 +73,42 @@ def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
     return NodeSize(gpus, cpus, topology.platform.memory or facts.memory)
 
 
-def _recipe_for_plan(
-    known: KnownJob, settings: Settings, topology: Topology, facts: Facts, folder: str
-) -> RecipeJob:
-    """Plan a recipe for the expected nodes; raises SettingsError if no cluster fits it."""
+def _planned_recipe(loaded: Loaded, topology: Topology, facts: Facts) -> RecipeJob | None:
+    """Plan the recipe for the expected nodes; raises SettingsError if no cluster fits it.
+
+    Every node plans it, since each sets the recipe's environment variables.
+    """
+    settings, known = loaded.settings, known_job(loaded.settings, loaded.command)
+    if known is None or topology.is_idle:
+        return None
     try:
         version = version_of(known, facts.framework).version
     except UnknownVersionError:  # a check reports it and refuses the run
         version = version_of(known, None).version
+    folder = checkpoint_folder(settings, loaded.command)
     nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
     python = facts.job_python
     return plan_recipe(known, recipe_input(known, settings, version, folder, python, nodes))
+
+
+def _planned_job(
+    loaded: Loaded,
+    topology: Topology,
+    recipe: RecipeJob | None,
+    runtime_env: dict[str, object],
+    upload: UploadSize | None,
+) -> Job | None:
+    """Return the job; None without one, and on a worker where Ray runs it."""
+    settings, command = loaded.settings, loaded.command
+    if not topology.is_head and launcher(settings, command) != TORCHRUN:
+        return None
+    folder = checkpoint_folder(settings, command)
+    if command is not None:
+        return Job(COMMAND, command, runtime_env, folder, upload=upload)
+    if recipe is None:
+        return None
+    argv = () if recipe.expected_command is None else recipe.expected_command.argv
+    return Job(recipe.known.name, argv, runtime_env, folder, recipe, upload)
 
 
 def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tuple[str, ...]:
@@ -96,39 +120,6 @@ def _recipe_notes(known: KnownJob, settings: Settings, topology: Topology) -> tu
         whose = f"{given.owner}'s pods need this pod's image, and its disk for checkpoints"
         found.append(f"{whose}: the job names its Python and the agent's files by their paths")
     return tuple(found)
-
-
-class _PlannedJob(Value):
-    """The job as far as it is known before anything starts."""
-
-    job: Job | None
-    """None without a job, and on a worker where Ray runs it."""
-    recipe: RecipeJob | None = None
-    """On every node, since each sets the recipe's environment variables."""
-    findings: tuple[Finding, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-def _planned_job(
-    loaded: Loaded, topology: Topology, facts: Facts, runtime_env: dict[str, object]
-) -> _PlannedJob:
-    """Plan the job; raises SettingsError if no cluster fits its recipe."""
-    settings, command = loaded.settings, loaded.command
-    known = known_job(settings, command)
-    folder = checkpoint_folder(settings, command)
-    runs_here = topology.is_head or launcher(settings, command) == "torchrun"
-    if command is not None and runs_here:
-        return _PlannedJob(Job(COMMAND, command, runtime_env, folder))
-    if known is None or topology.is_idle:
-        return _PlannedJob(None)
-
-    recipe = _recipe_for_plan(known, settings, topology, facts, folder)
-    if not runs_here:
-        return _PlannedJob(None, recipe)
-    argv = () if recipe.expected_command is None else recipe.expected_command.argv
-    found = recipe_findings(known, facts, settings, topology, folder)
-    job = Job(known.name, argv, runtime_env, folder, recipe)
-    return _PlannedJob(job, recipe, found, _recipe_notes(known, settings, topology))
 
 
 def checkpoint_folder(settings: Settings, command: tuple[str, ...] | None) -> str:
@@ -180,10 +171,15 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     torchrun = _torchrun(settings, facts, ports, environ)
     launch: Launch = topology.given_ray or torchrun or ray
     effective = replace(loaded, settings=with_reward(settings, file))
-    planned = _planned_job(effective, topology, facts, runtime_env)
-    job = planned.job
-    if job is not None and upload is not None:
-        job = replace(job, upload=upload)
+    is_restarted = platform.restarts_containers and facts.is_first_process
+    recipe = _planned_recipe(effective, topology, facts)
+    job = _planned_job(effective, topology, recipe, runtime_env, upload)
+    for_recipe: tuple[Finding, ...] = ()
+    recipe_notes: tuple[str, ...] = ()
+    if job is not None and job.recipe is not None:
+        known = job.recipe.known
+        for_recipe = recipe_findings(known, facts, effective.settings, topology, job.checkpoints)
+        recipe_notes = _recipe_notes(known, effective.settings, topology)
     return Plan(
         settings=settings,
         topology=topology,
@@ -194,7 +190,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         ports=ports,
         launch=launch,
         job=job,
-        recipe_env={} if planned.recipe is None else planned.recipe.env,
+        recipe_env={} if recipe is None else recipe.env,
         steps=steps,
         all_steps=all_steps,
         services=here,
@@ -210,16 +206,16 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         findings=(
             *run_checks(facts, settings, topology),
             *job_program(facts, settings, topology),
-            *planned.findings,
+            *for_recipe,
             *misspelling_findings(loaded.misspelled),
         ),
         notes=(
             *loaded.ignored,
             *platform.notes,
             *_notes(settings, topology, facts, environ),
-            *planned.notes,
+            *recipe_notes,
         ),
-        on_done=settings.on_done or _default_on_done(topology, facts),
+        on_done=settings.on_done or ("hold" if is_restarted else "exit"),
     )
 
 
@@ -323,10 +319,6 @@ def _ports(settings: Settings, topology: Topology, command: tuple[str, ...] | No
     if problems:
         raise SettingsError(problems)
     return port_map(settings.ray_port, settings.dashboard_port, settings.port, base)
-
-
-def _default_on_done(topology: Topology, facts: Facts) -> str:
-    return "hold" if topology.platform.restarts_containers and facts.is_first_process else "exit"
 
 
 def _notes(

@@ -7,6 +7,7 @@ import json
 import re
 from typing import TYPE_CHECKING
 
+import msgspec
 from msgspec.structs import asdict
 
 from agent.base.value import Value
@@ -54,14 +55,10 @@ class CheckpointOwner(Value):
     @classmethod
     def read(cls, text: str) -> CheckpointOwner:
         """Parse the file; raises ValueError for anything else."""
-        data = json.loads(text)
-        names = cls.__struct_fields__
-        if not isinstance(data, dict) or not set(names) <= data.keys():
-            raise ValueError("it lacks what the agent writes there")
-        found = cls(**{name: data[name] for name in names})
-        if any(type(getattr(found, n)) is not int for n in ("world_size", "tensor_parallel")):
-            raise ValueError("a size in it is no number")
-        return found
+        try:
+            return msgspec.json.decode(text, type=cls)
+        except msgspec.DecodeError as error:
+            raise ValueError(str(error)) from None
 
 
 class FolderContents(Value):
