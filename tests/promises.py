@@ -57,15 +57,15 @@ PROMISES = (
     ),
     Promise(
         "SIGTERM to a worker: 143 there; the head waits AGENT_NODE_GRACE, then 75",
-        "test_ends.py::test_sigterm_to_a_worker_costs_the_job_its_grace",
+        "test_ends.py::test_sigterm_to_a_worker",
     ),
     Promise(
         "a check that fails on the head ends all nodes with 78 and one sentence",
-        "test_ends.py::test_a_head_that_its_own_checks_forbid_takes_its_workers_along",
+        "test_ends.py::test_a_failed_check_on_the_head_ends_its_workers",
     ),
     Promise(
         "AGENT_ON_DONE=hold: the pod stays with the outcome, and without Ray and job",
-        "test_ends.py::test_hold_keeps_the_verdict_and_nothing_else",
+        "test_ends.py::test_hold_stops_all_but_the_agent",
     ),
     Promise(
         "AGENT_JOB=none: the cluster stays until it is stopped, then 0",
@@ -73,7 +73,7 @@ PROMISES = (
     ),
     Promise(
         "SIGUSR1 and SIGUSR2 reach the job",
-        "test_signals_pass.py::test_a_program_below_a_shell_hears_it",
+        "test_signals_pass.py::test_sigusr1_reaches_a_program_below_a_shell",
     ),
     Promise(
         "a stdout that nobody reads delays neither the job nor the end",
@@ -86,16 +86,16 @@ PROMISES = (
     ),
     Promise(
         "a lost worker is named within 3 s; AGENT_JOB_RETRIES makes another attempt",
-        "test_deaths.py::test_a_worker_that_dies_and_comes_back_costs_an_attempt",
+        "test_deaths.py::test_a_killed_worker_that_returns_costs_an_attempt",
     ),
     Promise(
         "a head that comes back elsewhere goes on with its run, and workers rejoin it",
-        "test_deaths.py::test_a_head_that_comes_back_elsewhere_goes_on_with_its_run[shared]",
+        "test_deaths.py::test_a_head_with_a_new_address_continues_its_run[shared]",
     ),
     # reward server, services, prepare steps
     Promise(
         "a reward server that hangs or fails is started again, and outages are recorded",
-        "test_reward.py::test_a_server_that_hangs_or_errs_is_started_again",
+        "test_reward.py::test_a_reward_server_that_hangs_or_fails_is_restarted",
     ),
     Promise(
         "AGENT_SERVICES: the job starts when a service on every node is ready",
@@ -107,16 +107,16 @@ PROMISES = (
     ),
     Promise(
         "a prepare step that fails ends the run with 69 and its last words",
-        "test_prepare.py::test_a_step_that_fails_ends_the_run_with_its_last_words",
+        "test_prepare.py::test_a_failed_step_ends_the_run",
     ),
     # jobs
     Promise(
         "a recipe is sized for the nodes that joined, scored, and resumed by the next run",
-        "test_recipes.py::test_verl_is_sized_scored_and_goes_on",
+        "test_recipes.py::test_verl_is_sized_scored_and_resumed",
     ),
     Promise(
         "AGENT_RUNTIME_ENV and AGENT_WORKING_DIR: the job runs in an uploaded folder",
-        "test_placing.py::test_verls_runtime_env_is_uploaded_but_for_what_git_ignores",
+        "test_placing.py::test_verls_runtime_env_is_uploaded_without_ignored_files",
     ),
     Promise(
         "AGENT_LAUNCHER=torchrun: ranks over all nodes, without Ray",

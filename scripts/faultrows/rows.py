@@ -43,8 +43,8 @@ ROWS = (
         "a worker's pod is killed and started again",
         "named at the head within 3 s; it rejoins; the attempt that was lost is made again",
         (
-            DEATHS + "test_a_worker_that_dies_and_comes_back_costs_an_attempt",
-            DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",
+            DEATHS + "test_a_killed_worker_that_returns_costs_an_attempt",
+            DEATHS + "test_a_killed_worker_is_named_within_three_seconds",
         ),
     ),
     Row(
@@ -52,81 +52,81 @@ ROWS = (
         "a worker is lost and never comes back",
         "after AGENT_NODE_GRACE the job is stopped: another attempt, or 75 with its name",
         (
-            ENDS + "test_sigterm_to_a_worker_costs_the_job_its_grace",
-            DEATHS + "test_a_worker_that_dies_is_named_within_three_seconds",
+            ENDS + "test_sigterm_to_a_worker",
+            DEATHS + "test_a_killed_worker_is_named_within_three_seconds",
         ),
     ),
     Row(
         "worker-stall",
         "a worker is lost under a job and is back within AGENT_NODE_GRACE",
         "the job goes on; where it shows no sign of work for AGENT_STALL, the attempt is lost",
-        (STALL + "test_a_job_that_hangs_since_a_node_was_lost_is_made_again",),
+        (STALL + "test_a_job_that_hangs_after_a_loss_is_retried",),
     ),
     Row(
         "worker-idle",
         "a worker is lost where no job runs (AGENT_JOB=none)",
         "the cluster stays, and takes it back",
-        (ENDS + "test_a_cluster_that_stays_takes_its_worker_back",),
+        (ENDS + "test_a_worker_rejoins_a_cluster_without_a_job",),
     ),
     Row(
         "worker-spare",
         "a worker more than the attempt needs joins late, or in place of a lost one",
         "said that it stays unused until the next attempt, which takes it",
-        (SPARE + "test_a_spare_is_taken_for_the_next_attempt",),
+        (SPARE + "test_a_spare_joins_the_next_attempt",),
     ),
     Row(
         "head-back",
         "the head's pod is killed and comes back, elsewhere, with its disk or without",
         "workers wait AGENT_HEAD_GRACE and rejoin; the run goes on with its next attempt",
-        (DEATHS + "test_a_head_that_comes_back_elsewhere_goes_on_with_its_run",),
+        (DEATHS + "test_a_head_with_a_new_address_continues_its_run",),
     ),
     Row(
         "head-other",
         "the head begins another run",
         "a worker of the old one leaves with 75",
-        (DEATHS + "test_a_head_that_begins_another_run",),
+        (DEATHS + "test_a_head_that_starts_another_run",),
     ),
     Row(
         "head-gone",
         "the head never comes back",
         "workers leave with 75 after AGENT_HEAD_GRACE",
-        (DEATHS + "test_a_head_that_never_comes_back",),
+        (DEATHS + "test_a_head_that_never_returns",),
     ),
     Row(
         "ray-boot",
         "Ray's GCS dies or hangs while it boots",
         "said within 3 s, and started again in place; what hangs after 30 s",
         (
-            ENDS + "test_a_ray_that_dies_while_booting_is_started_again",
-            ENDS + "test_a_ray_that_hangs_is_spoken_of_and_started_again",
+            ENDS + "test_a_ray_killed_while_booting_is_restarted",
+            ENDS + "test_a_ray_that_hangs_while_booting_is_restarted",
         ),
     ),
     Row(
         "ray-job",
         "the head's Ray dies under a job",
         "the attempt is lost and made again on a new Ray, while retries last; then 75",
-        (DEATHS + "test_the_heads_ray_dies_twice",),
+        (DEATHS + "test_the_heads_ray_is_killed_twice",),
     ),
     Row(
         "ray-idle",
         "Ray dies where no job runs, on the head or a worker",
         "started again in place; a worker joins again by itself",
-        (DEATHS + "test_ray_alone_dies_where_it_only_serves",),
+        (DEATHS + "test_a_killed_ray_without_a_job_is_restarted",),
     ),
     Row(
         "dashboard",
         "Ray's dashboard hangs under a job",
         "the job is left alone, and its end is heard from GCS",
-        (DEATHS + "test_a_dashboard_that_hangs_leaves_the_job_alone",),
+        (DEATHS + "test_a_hung_dashboard_does_not_end_the_job",),
     ),
     Row(
         "dashboard-asked",
         "Ray's dashboard hangs before a job is submitted, where Ray only serves, or at a stop",
         "told within 3 s; after 30 s Ray is started again; at a stop the driver gets its SIGTERM",
         (
-            HUNG + "test_it_hangs_before_the_job",
-            HUNG + "test_it_hangs_where_ray_only_serves",
-            HUNG + "test_a_job_is_stopped_all_the_same",
+            HUNG + "test_a_dashboard_that_hangs_before_the_job",
+            HUNG + "test_a_dashboard_that_hangs_without_a_job",
+            HUNG + "test_a_job_is_stopped_without_the_dashboard",
         ),
     ),
     Row(
@@ -136,10 +136,10 @@ ROWS = (
         (
             KILLED + "test_a_killed_agent_is_started_again_and_follows_on",
             KILLED + "test_killed_while_everything_boots",
-            KILLED + "test_who_follows_the_log_sees_it_to_its_end",
+            KILLED + "test_logs_follow_survives_a_killed_agent",
             KILLED + "test_killed_between_two_attempts",
             KILLED + "test_killed_together_with_its_ray",
-            SERVICES + "test_another_head_takes_over_what_lives_on_a_worker",
+            SERVICES + "test_the_next_head_agent_keeps_a_workers_services",
         ),
     ),
     Row(
@@ -147,10 +147,10 @@ ROWS = (
         "the head's agent is killed after a worker was lost, as it stops the job, or as it leaves",
         "the next knows of it by run.json: another attempt, 75 with the worker's name, the verdict",
         (
-            KILLED + "test_killed_while_it_leaves",
-            KILLED + "test_a_loss_is_remembered_by_the_next_agent",
-            KILLED + "test_killed_while_it_stops_a_job_that_lost_its_worker",
-            KILLED + "test_a_stop_right_after_its_death",
+            KILLED + "test_killed_while_it_ends",
+            KILLED + "test_the_next_agent_reads_of_a_loss",
+            KILLED + "test_killed_while_it_stops_a_job_after_a_loss",
+            KILLED + "test_a_stop_right_after_the_agent_was_killed",
         ),
     ),
     Row(
@@ -159,7 +159,7 @@ ROWS = (
         "70; as on SIGTERM",
         (
             KILLED + "test_an_agent_that_is_killed_again_and_again_ends_the_run",
-            KILLED + "test_the_parent_dies",
+            KILLED + "test_a_killed_parent_stops_the_agent",
         ),
     ),
     Row(
@@ -167,8 +167,8 @@ ROWS = (
         "the reward server dies, hangs or answers 500",
         "started again with pauses that grow; the job goes on; outages stand in outcome.json",
         (
-            REWARD + "test_a_death_during_the_job_is_repaired",
-            REWARD + "test_a_server_that_hangs_or_errs_is_started_again",
+            REWARD + "test_a_killed_reward_server_is_restarted",
+            REWARD + "test_a_reward_server_that_hangs_or_fails_is_restarted",
             SERVICES + "test_a_retriever_on_every_node",
         ),
     ),
@@ -177,7 +177,7 @@ ROWS = (
         "a reward server dies before it is ready, or answers nonsense to the end",
         "69 with its last words",
         (
-            REWARD + "test_an_early_death_ends_the_wait_at_once",
+            REWARD + "test_a_reward_server_that_exits_early",
             REWARD + "test_a_wrong_reply_is_retried_until_the_deadline",
             SERVICES + "test_a_workers_failing_service_is_named_at_the_head",
         ),
@@ -192,7 +192,7 @@ ROWS = (
         "link-one-way",
         "a worker's link loses all packets one way, either way, for ten seconds",
         "nothing is restarted, the job goes on",
-        (LINKS + "test_a_link_that_loses_one_way_for_ten_seconds",),
+        (LINKS + "test_a_link_that_drops_one_direction_for_ten_seconds",),
     ),
     Row(
         "link-gone",
@@ -205,17 +205,17 @@ ROWS = (
         "a line loses 30 % of all packets, each way, and delays the rest by 200 ms",
         "boot and job succeed; where Ray does not bear it (`ray start` gives up after 30 s without "
         "GCS), another attempt does",
-        (LINKS + "test_a_slow_and_bad_line",),
+        (LINKS + "test_a_slow_and_lossy_link",),
     ),
     Row(
         "dns",
         "DNS is mute, tells nothing, a wrong address or an old one, and changes its mind",
         "waited for and asked anew; while it is mute the head is called where it was",
         (
-            "tests/lab/test_boot.py::test_head_name_unresolvable_for_ten_seconds",
-            DNS + "test_a_server_that_is_mute_at_first",
-            DNS + "test_a_wrong_address_first",
-            DNS + "test_a_name_that_moves_while_dns_is_bad",
+            "tests/lab/test_boot.py::test_the_heads_name_resolves_ten_seconds_late",
+            DNS + "test_a_dns_server_that_answers_late",
+            DNS + "test_dns_gives_a_wrong_address_first",
+            DNS + "test_the_heads_name_moves_while_dns_fails",
         ),
     ),
     Row(
@@ -231,8 +231,8 @@ ROWS = (
         "begins, and joins again when the head answers",
         (
             FENCE + "test_a_worker_that_is_cut_off_fences_itself",
-            FENCE + "test_a_fenced_worker_joins_again",
-            FENCE + "test_what_a_fenced_worker_prepares_is_stopped_and_run_again",
+            FENCE + "test_a_fenced_worker_rejoins",
+            FENCE + "test_a_fenced_workers_prepare_step_runs_again",
         ),
     ),
     Row(
@@ -246,7 +246,7 @@ ROWS = (
         "under Slurm a task dies, the job is cancelled, requeued or out of time",
         "all leave in order; a requeued job goes on in the same folders",
         (
-            SLURM + "test_a_task_that_dies_takes_the_others_along",
+            SLURM + "test_a_killed_task_ends_the_others",
             SLURM + "test_scancel",
             SLURM + "test_requeue",
             SLURM + "test_time_limit",
@@ -264,15 +264,15 @@ ROWS = (
         "Slurm requeues the job when it misses the node, the batch script at 75: the same job id "
         "goes on as the next attempt",
         (
-            SLURM_LOSSES + "test_a_lost_node_has_the_job_requeued",
-            SLURM_LOSSES + "test_a_node_that_hangs_has_the_job_requeued",
+            SLURM_LOSSES + "test_a_lost_node_requeues_the_job",
+            SLURM_LOSSES + "test_a_hung_node_requeues_the_job",
         ),
     ),
     Row(
         "dstack",
         "dstack stops all nodes of a run and submits it anew, elsewhere, under the same id",
         "goes on from run.json where that lies on a volume, else begins; both are said",
-        (PLATFORMS + "test_dstack_submits_an_interrupted_run_anew",),
+        (PLATFORMS + "test_dstack_resubmits_an_interrupted_run",),
     ),
     Row(
         "readers",
@@ -281,7 +281,7 @@ ROWS = (
         (
             READERS + "test_a_stdout_that_nobody_reads",
             READERS + "test_a_stderr_that_nobody_reads",
-            READERS + "test_streams_that_are_closed_or_left",
+            READERS + "test_closed_stdout_and_stderr",
         ),
     ),
     Row(
@@ -291,9 +291,9 @@ ROWS = (
         (
             ENDS + "test_sigterm_to_the_head_stops_all_within_the_grace",
             ENDS + "test_sigterm_while_booting",
-            ENDS + "test_second_sigint_kills",
+            ENDS + "test_a_second_sigint_kills",
             ENDS + "test_stop_from_the_heads_own_node_alone",
-            SIGNALS + "test_a_program_below_a_shell_hears_it",
+            SIGNALS + "test_sigusr1_reaches_a_program_below_a_shell",
         ),
     ),
     Row(
@@ -306,7 +306,7 @@ ROWS = (
         "disk-full",
         "the disk of the run folder is full, while it boots or under the job",
         "one warning with folder, cause and remedy; output, end and code are the job's own",
-        (DISKS + "test_a_full_log_disk_costs_the_log_alone",),
+        (DISKS + "test_a_full_log_disk_does_not_end_the_job",),
     ),
     Row(
         "disk-stalls",
@@ -336,7 +336,7 @@ ROWS = (
         "memory-agent",
         "the kernel's OOM killer takes the agent",
         "another continues its run, and says why",
-        (MEMORY + "test_the_kernels_oom_killer_takes_the_agent",),
+        (MEMORY + "test_the_kernels_oom_killer_kills_the_agent",),
     ),
     Row(
         "chaos",

@@ -82,7 +82,7 @@ PAINS: tuple[Pain, ...] = (
         4,
         "`Unable to connect to GCS at …`",
         (
-            avoided("tests/lab/test_boot.py::test_worker_twenty_seconds_before_the_head"),
+            avoided("tests/lab/test_boot.py::test_a_worker_twenty_seconds_before_the_head"),
             explained("GCS not reached"),
         ),
     ),
@@ -175,10 +175,7 @@ PAINS: tuple[Pain, ...] = (
         18,
         "the head restarts, workers never rejoin",
         (
-            avoided(
-                "tests/lab/test_deaths.py::"
-                "test_a_head_that_comes_back_elsewhere_goes_on_with_its_run"
-            ),
+            avoided("tests/lab/test_deaths.py::test_a_head_with_a_new_address_continues_its_run"),
             explained("GCS lost"),
         ),
     ),
@@ -186,9 +183,7 @@ PAINS: tuple[Pain, ...] = (
         19,
         "`mistakenly been marked as dead by the GCS`",
         (
-            avoided(
-                "tests/lab/test_deaths.py::test_a_worker_that_dies_and_comes_back_costs_an_attempt"
-            ),
+            avoided("tests/lab/test_deaths.py::test_a_killed_worker_that_returns_costs_an_attempt"),
             checked("ways between nodes", f"{PROBES}::test_a_ring_and_the_head"),
             explained("marked dead"),
         ),
@@ -229,7 +224,7 @@ PAINS: tuple[Pain, ...] = (
         24,
         "`Max retries exceeded with url: /get_reward`",
         (
-            avoided("tests/lab/test_reward.py::test_a_death_during_the_job_is_repaired"),
+            avoided("tests/lab/test_reward.py::test_a_killed_reward_server_is_restarted"),
             checked("reward from each node", f"{PROBES}::test_a_node_that_gets_no_score_is_named"),
             explained("reward server"),
         ),
@@ -262,7 +257,7 @@ PAINS: tuple[Pain, ...] = (
     Pain(
         28,
         "RunPod starts the container again, and the job with it",
-        (avoided("tests/lab/test_ends.py::test_hold_keeps_the_verdict_and_nothing_else"),),
+        (avoided("tests/lab/test_ends.py::test_hold_stops_all_but_the_agent"),),
     ),
     Pain(
         29,
@@ -389,7 +384,7 @@ PAINS: tuple[Pain, ...] = (
         44,
         "`Failed to connect to the observability pubsub at address …`",
         (
-            avoided("tests/lab/test_boot.py::test_head_name_unresolvable_for_ten_seconds"),
+            avoided("tests/lab/test_boot.py::test_the_heads_name_resolves_ten_seconds_late"),
             Answer("explained", NOISE, "observability pubsub"),
         ),
     ),

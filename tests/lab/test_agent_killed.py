@@ -102,8 +102,8 @@ def attempt(cluster: Cluster) -> dict[str, Any]:
 
 
 @pytest.mark.pods(2)
-def test_killed_while_it_stops_a_job_that_lost_its_worker(cluster: Cluster) -> None:
-    """The next agent knows why the job is being stopped: 75 with the worker's name, not 143."""
+def test_killed_while_it_stops_a_job_after_a_loss(cluster: Cluster) -> None:
+    """The next agent reads why the job is being stopped: 75 with the worker's name, not 143."""
     cluster.env["AGENT_NODE_GRACE"] = "3s"
     head, worker = cluster.agents("sh", "-c", DEAF)
     head.wait_for("^running$", "stdout", timeout=BOOT)
@@ -121,8 +121,8 @@ def test_killed_while_it_stops_a_job_that_lost_its_worker(cluster: Cluster) -> N
 
 
 @pytest.mark.pods(2)
-def test_a_loss_is_remembered_by_the_next_agent(cluster: Cluster) -> None:
-    """A job that fails within a minute after a worker's loss is made again, whoever saw that."""
+def test_the_next_agent_reads_of_a_loss(cluster: Cluster) -> None:
+    """A job that fails within a minute after a worker's loss is retried by the next agent."""
     cluster.env["AGENT_JOB_RETRIES"] = "1"
     until = "while [ ! -e /tmp/fail ]; do sleep 0.1; done; exit 9"
     job = f'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; {until}'
@@ -143,8 +143,8 @@ def test_a_loss_is_remembered_by_the_next_agent(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_killed_while_it_leaves(cluster: Cluster) -> None:
-    """The verdict stands: the next agent begins no other run, and the worker hears of it."""
+def test_killed_while_it_ends(cluster: Cluster) -> None:
+    """The outcome stays: the next agent starts no run, and the worker receives the verdict."""
     until = "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 7"
     head, worker = cluster.agents("sh", "-c", f"echo running; {until}")
     head.wait_for("^running$", "stdout", timeout=BOOT)
@@ -180,7 +180,7 @@ def test_killed_between_two_attempts(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_killed_together_with_its_ray(cluster: Cluster) -> None:
-    """The next attempt's output is passed on from its beginning, however much there was before."""
+    """The next attempt's output is passed on from its start, however long the earlier one's was."""
     cluster.env["AGENT_JOB_RETRIES"] = "1"
     job = '[ "$AGENT_ATTEMPT" = 2 ] && echo second && exit 7; seq 3000; sleep 600'
     (head,) = cluster.agents("sh", "-c", job)
@@ -199,8 +199,8 @@ def test_killed_together_with_its_ray(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
-def test_a_stop_right_after_its_death(cluster: Cluster, signum: signal.Signals) -> None:
-    """The next agent stops the job in order, though it was not up yet when it was asked to."""
+def test_a_stop_right_after_the_agent_was_killed(cluster: Cluster, signum: signal.Signals) -> None:
+    """The next agent stops the job in order, though the signal came before it was up."""
     job = f"trap 'sleep 1; echo cleaned; exit 0' TERM; {FOREVER}"
     head, worker = cluster.agents("sh", "-c", job)
     head.wait_for("^running$", "stdout", timeout=BOOT)
@@ -213,8 +213,8 @@ def test_a_stop_right_after_its_death(cluster: Cluster, signum: signal.Signals) 
 
 
 @pytest.mark.pods(1)
-def test_the_parent_dies(cluster: Cluster) -> None:
-    """Not a pod's first process, the parent may be killed: the agent ends as on SIGTERM."""
+def test_a_killed_parent_stops_the_agent(cluster: Cluster) -> None:
+    """A parent that is no pod's first process may be killed: the agent ends as on SIGTERM."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"])
     command = [AGENT, "run", "--", "sh", "-c", FOREVER]
@@ -231,8 +231,8 @@ def test_the_parent_dies(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_who_follows_the_log_sees_it_to_its_end(cluster: Cluster) -> None:
-    """`logs --follow` goes on with the next agent, and ends with the run."""
+def test_logs_follow_survives_a_killed_agent(cluster: Cluster) -> None:
+    """`logs --follow` continues with the next agent, and ends with the run."""
     pod = cluster.pods[0]
     idle, env = pod.start(["sleep", "infinity"]), {**cluster.env, "RUNPOD_POD_ID": pod.name}
     head = idle.spawn([AGENT, "run", "--", "sh", "-c", COUNTING], env=env)

@@ -25,8 +25,8 @@ def seconds(line: str) -> int:
 
 
 @pytest.mark.pods(3)
-def test_what_differs_is_named(cluster: Cluster) -> None:
-    """A warning for what may be meant so; doctor --all has it for whoever asks on the head.
+def test_differences_between_nodes_are_logged(cluster: Cluster) -> None:
+    """One warning for each difference; `doctor --all` prints them, too.
 
     The odd node looks for the reward server on a port on which there is none.
     """
@@ -54,8 +54,8 @@ def test_what_differs_is_named(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_what_would_break_the_run_ends_it(cluster: Cluster) -> None:
-    """Another debugger on one node is found when the last has joined, and nothing is submitted."""
+def test_nodes_that_must_not_differ_end_the_run(cluster: Cluster) -> None:
+    """Another debugger on one node is found once the last has joined, and no job is submitted."""
     agents = [cluster.agent(0, "true"), cluster.agent(1, "true", env={"DEBUG_RAY": "1"})]
     assert ends(agents) == [78, 78]
     names = [pod.name for pod in cluster.pods]
@@ -67,7 +67,7 @@ def test_what_would_break_the_run_ends_it(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
-    """What leaves one pod is shaped as RunPod's Global Networking is: that pod is named, once."""
+    """One pod's traffic is limited as by RunPod's Global Networking: that pod is named once."""
     slow = cluster.pods[1].name
     cluster.pods[1].slow_down(100)
     cluster.env |= BY_TORCHRUN  # which needs no Ray: the ways are the same
@@ -86,10 +86,10 @@ def test_a_slow_link_is_measured_and_named(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(3)
-def test_a_slow_link_is_named_while_others_are_awaited(cluster: Cluster) -> None:
-    """The first worker is measured as it joins: the last is not even started before that is said.
+def test_a_slow_link_is_named_before_the_last_worker_joins(cluster: Cluster) -> None:
+    """The first worker is measured when it joins; the warning comes before the last one starts.
 
-    With real Ray; what joins later adds the other ways of the slow pod, in one more sentence.
+    A later worker adds the slow pod's other links, in one more sentence.
     """
     head, slow, last = (pod.name for pod in cluster.pods)
     cluster.pods[1].slow_down(100)

@@ -22,7 +22,7 @@ FULL = "head -c 65536 /dev/zero"
 
 @pytest.mark.pods(1)
 def test_a_stdout_that_nobody_reads(cluster: Cluster) -> None:
-    """Five megabytes into a full pipe: the run ends with the job's code, and the copy is whole."""
+    """Five megabytes into a full pipe: the run ends with the job's code, the copy is complete."""
     pod = cluster.pods[0]
     holder = pod.start(["sh", "-c", UNREAD])
     await_true("the fifo is there", (pod.tmp / "unread").exists)
@@ -38,7 +38,7 @@ def test_a_stdout_that_nobody_reads(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_stderr_that_nobody_reads(cluster: Cluster) -> None:
-    """Not one word gets through, and SIGTERM is heard: all is down within the grace."""
+    """No line gets through, and SIGTERM still stops everything within the grace."""
     pod = cluster.pods[0]
     holder = pod.start(["sh", "-c", UNREAD])
     await_true("the fifo is there", (pod.tmp / "unread").exists)
@@ -62,8 +62,8 @@ def test_a_stderr_that_nobody_reads(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_streams_that_are_closed_or_left(cluster: Cluster) -> None:
-    """`>&-`, `2>&-`, both, and `| head -1`: the code is the job's, and so is what job.log has."""
+def test_closed_stdout_and_stderr(cluster: Cluster) -> None:
+    """`>&-`, `2>&-`, both, and `| head -1`: exit code and job.log are the job's."""
     pod = cluster.pods[0]
     holder = pod.start(["sleep", "infinity"])
     env = {**cluster.env, "RUNPOD_POD_ID": pod.name}

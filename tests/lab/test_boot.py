@@ -15,7 +15,7 @@ LOOK_AROUND = "env; pwd; echo done; exit 7"
 
 @pytest.mark.pods(3)
 def test_three_pods_one_environment_two_runs(cluster: Cluster) -> None:
-    """Three pods end with the job's code, twice in a row, and the decoy is never chosen."""
+    """Three pods end with the job's code, twice in a row; the decoy is never chosen."""
     agents = cluster.agents("sh", "-c", LOOK_AROUND)
     assert ends(agents) == [7, 7, 7]
     head, *workers = agents
@@ -41,7 +41,7 @@ def test_three_pods_one_environment_two_runs(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_rehearsal_learns_on_three_pods(cluster: Cluster) -> None:
-    """The default job learns; every node takes part and sees the reward server itself."""
+    """The default job learns; every node takes part and reaches the reward server."""
     agents = cluster.agents()
     assert ends(agents, 120.0) == [0, 0, 0], agents[0].tail()
     lines = [line for line in agents[0].stdout().splitlines() if "reward" in line]
@@ -57,8 +57,8 @@ def test_rehearsal_learns_on_three_pods(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_worker_twenty_seconds_before_the_head(cluster: Cluster) -> None:
-    """A worker that comes 20 s early waits, says for whom, and joins at once."""
+def test_a_worker_twenty_seconds_before_the_head(cluster: Cluster) -> None:
+    """A worker that starts 20 s early logs what it waits for, and joins at once."""
     worker = cluster.agent(1, "true")
     until = worker.started_at + 20
     await_true("20 s", lambda: worker.poll() is not None or time.monotonic() >= until, 25)
@@ -69,8 +69,8 @@ def test_worker_twenty_seconds_before_the_head(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2, unpublished=("poda",))
-def test_head_name_unresolvable_for_ten_seconds(cluster: Cluster) -> None:
-    """DNS that learns of the head late costs that time and no more."""
+def test_the_heads_name_resolves_ten_seconds_late(cluster: Cluster) -> None:
+    """A late DNS entry of the head delays the run by that time only."""
     head, worker = cluster.agents("true")
     until = worker.started_at + 10
     await_true("10 s", lambda: worker.poll() is not None or time.monotonic() >= until, 15)
@@ -81,8 +81,8 @@ def test_head_name_unresolvable_for_ten_seconds(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_worker_never_comes(cluster: Cluster) -> None:
-    """At the deadline head and the worker that came end with 69, and the head says who."""
+def test_a_worker_never_starts(cluster: Cluster) -> None:
+    """At the deadline head and worker end with 69, and the head names the missing one."""
     cluster.env |= {"EXPECTED_WORKERS": "2", "AGENT_WAIT_WORKERS": "25s"}
     head, worker = cluster.agents("true")
     assert ends([head, worker], 60) == [69, 69]
@@ -95,7 +95,7 @@ def test_a_worker_never_comes(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_dstack_names_the_missing_rank(cluster: Cluster) -> None:
-    """Where the platform gives ranks, the missing one is named, with the last that was heard."""
+    """Where the platform has ranks, the missing one is named, with its last reported phase."""
     ips = [pod.ip for pod in cluster.pods]
     common = {
         "DSTACK_NODES_NUM": "3",
@@ -136,10 +136,10 @@ def _own(cluster: Cluster) -> dict[str, str]:
 
 
 @pytest.mark.pods(2)
-def test_the_first_pod_is_told_of_no_head(cluster: Cluster) -> None:
-    """Its id is known only once it runs: it waits for workers, which are told it, where they call.
+def test_a_head_without_head_pod_id(cluster: Cluster) -> None:
+    """Its id is known only once it runs: it waits for workers, which have HEAD_POD_ID set.
 
-    So do the pods of examples/runpod come up.
+    The pods of examples/runpod start like this.
     """
     head_id = cluster.env.pop("HEAD_POD_ID")
     cluster.env["EXPECTED_WORKERS"] = "1"
@@ -150,10 +150,10 @@ def test_the_first_pod_is_told_of_no_head(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_what_a_prepare_step_leaves_running_serves_the_job(cluster: Cluster) -> None:
-    """A server that AGENT_PREPARE_EACH starts in the background is there for the whole job.
+def test_a_background_server_of_a_prepare_step(cluster: Cluster) -> None:
+    """A server that AGENT_PREPARE_EACH starts in the background runs until the job's end.
 
-    So does examples/skypilot/search-r1.yaml start its retriever.
+    examples/skypilot/search-r1.yaml starts its retriever like this.
     """
     serve = "sleep 4321 & echo $! > /tmp/server.pid"
     head = cluster.agent(

@@ -46,8 +46,8 @@ def the_bundle(cluster: Cluster, pod: int, container: Container) -> dict[str, st
 
 
 @pytest.mark.pods(2)
-def test_a_worker_that_died_without_a_word(cluster: Cluster) -> None:
-    """The head's bundle has what it heard of it last."""
+def test_the_bundle_of_a_lost_worker(cluster: Cluster) -> None:
+    """The head's bundle holds the lost worker's last report."""
     cluster.env["AGENT_NODE_GRACE"] = "3s"
     head, worker = cluster.agents("sh", "-c", HANGS)
     head.wait_for("^running$", "stdout", timeout=BOOT)
@@ -60,8 +60,8 @@ def test_a_worker_that_died_without_a_word(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_worker_whose_head_is_gone_keeps_its_own(cluster: Cluster) -> None:
-    """Nobody else could have its logs."""
+def test_the_bundle_of_a_worker_that_lost_its_head(cluster: Cluster) -> None:
+    """The worker writes its own bundle, as no head can collect its logs."""
     cluster.env["AGENT_HEAD_GRACE"] = "5s"
     head, worker = cluster.agents("sh", "-c", HANGS)
     head.wait_for("^running$", "stdout", timeout=BOOT)

@@ -51,7 +51,7 @@ def _set_ahead(pod: Pod, seconds: int) -> None:
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("who", ["head", "worker"])
 def test_a_clock_that_jumps(cluster: Cluster, library: Path, who: str) -> None:
-    """An hour ahead and back while all boots, and both ways while the job runs: it goes on."""
+    """One hour forward and back, during the boot and under the job: the run continues."""
     pod = cluster.pods[0 if who == "head" else 1]
     _give_a_clock(pod, library)
     job = "echo here; while [ ! -e /tmp/enough ]; do sleep 0.2; done; date +%s; exit 7"
@@ -78,7 +78,7 @@ def test_a_clock_that_jumps(cluster: Cluster, library: Path, who: str) -> None:
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("seconds", [HOUR, -HOUR])
 def test_deadlines_when_the_clock_jumps(cluster: Cluster, library: Path, seconds: int) -> None:
-    """AGENT_NODE_GRACE and AGENT_HEAD_GRACE are neither cut short nor drawn out."""
+    """AGENT_NODE_GRACE and AGENT_HEAD_GRACE become neither shorter nor longer."""
     cluster.env |= {"AGENT_NODE_GRACE": "15s", "AGENT_HEAD_GRACE": "20s", **FAKED}
     for pod in cluster.pods:
         _give_a_clock(pod, library)

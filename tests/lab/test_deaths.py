@@ -24,8 +24,8 @@ def _drivers(pod: Container) -> list[ProcessInfo]:
 
 
 @pytest.mark.pods(2)
-def test_a_worker_that_dies_and_comes_back_costs_an_attempt(cluster: Cluster) -> None:
-    """The job that hangs without it is stopped, and made again with the pod that came instead."""
+def test_a_killed_worker_that_returns_costs_an_attempt(cluster: Cluster) -> None:
+    """The job that hangs without it is stopped, and submitted again with the new pod."""
     cluster.env |= {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "3s"}
     head, worker = cluster.agents("sh", "-c", TWICE)
     head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
@@ -41,8 +41,8 @@ def test_a_worker_that_dies_and_comes_back_costs_an_attempt(cluster: Cluster) ->
 
 
 @pytest.mark.pods(1)
-def test_the_heads_ray_dies_twice(cluster: Cluster) -> None:
-    """Ray lost under the job: it is made again on a new Ray; the second time is once too often."""
+def test_the_heads_ray_is_killed_twice(cluster: Cluster) -> None:
+    """A lost Ray means another attempt on a new Ray; the second loss exceeds the retries."""
     cluster.env |= {"AGENT_JOB_RETRIES": "1"}
     head = cluster.agent(0, "sh", "-c", "echo attempt $AGENT_ATTEMPT; exec sleep 1000")
     for attempt in (1, 2):
@@ -67,12 +67,12 @@ def test_the_heads_ray_dies_twice(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("disk", ["shared", "lost"])
-def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
+def test_a_head_with_a_new_address_continues_its_run(
     cluster: Cluster, disk: str, shared: Path
 ) -> None:
-    """Same name, other address: the worker waits, rejoins by itself, and the job is made again.
+    """Same name, other address: the worker waits and rejoins, and the job is submitted again.
 
-    `run.json` tells the new head of the run; where its disk is gone, the worker does.
+    The new head reads of the run in `run.json`; without that disk, in a worker's report.
     """
     cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
     if disk == "shared":
@@ -92,8 +92,8 @@ def test_a_head_that_comes_back_elsewhere_goes_on_with_its_run(
 
 
 @pytest.mark.pods(2)
-def test_a_head_that_begins_another_run(cluster: Cluster) -> None:
-    """With another job it is another run: a worker of the old one leaves with 75."""
+def test_a_head_that_starts_another_run(cluster: Cluster) -> None:
+    """With another job it is another run: a worker of the old one ends with 75."""
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
     head.kill()
@@ -104,8 +104,8 @@ def test_a_head_that_begins_another_run(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_head_that_never_comes_back(cluster: Cluster) -> None:
-    """AGENT_HEAD_GRACE after its last word the worker leaves, with nothing left behind."""
+def test_a_head_that_never_returns(cluster: Cluster) -> None:
+    """AGENT_HEAD_GRACE after the head's last reply the worker ends, and leaves nothing behind."""
     cluster.env |= {"AGENT_HEAD_GRACE": "15s"}
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
@@ -117,8 +117,8 @@ def test_a_head_that_never_comes_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_worker_that_dies_is_named_within_three_seconds(cluster: Cluster) -> None:
-    """Its connection tells, not GCS."""
+def test_a_killed_worker_is_named_within_three_seconds(cluster: Cluster) -> None:
+    """By its closed connection, before GCS reports it."""
     cluster.env["AGENT_NODE_GRACE"] = "15s"
     head, worker = cluster.agents("sh", "-c", "echo here; exec sleep 1000")
     head.wait_for("^here$", "stdout", timeout=BOOT)
@@ -132,8 +132,8 @@ def test_a_worker_that_dies_is_named_within_three_seconds(cluster: Cluster) -> N
 
 
 @pytest.mark.pods(2)
-def test_ray_alone_dies_where_it_only_serves(cluster: Cluster) -> None:
-    """Head's or worker's: it is started again in place, and the worker comes back by itself."""
+def test_a_killed_ray_without_a_job_is_restarted(cluster: Cluster) -> None:
+    """On head or worker: it is started again in place, and the worker rejoins."""
     cluster.env |= {"AGENT_JOB": "none"}
     head, worker = cluster.agents()
     head.wait_for("is up and stays", timeout=BOOT)
@@ -155,8 +155,8 @@ def _kill(pod: Container, name: str) -> None:
 
 
 @pytest.mark.pods(1)
-def test_a_dashboard_that_hangs_leaves_the_job_alone(cluster: Cluster) -> None:
-    """The job goes on, and its end is heard from GCS."""
+def test_a_hung_dashboard_does_not_end_the_job(cluster: Cluster) -> None:
+    """The job continues, and its end is read from GCS."""
     wait = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
     head = cluster.agent(0, "sh", "-c", f"echo here; {wait}; exit 6")
     head.wait_for("^here$", "stdout", timeout=BOOT)

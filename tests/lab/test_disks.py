@@ -38,7 +38,7 @@ def told_once(stderr: str) -> str:
 
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("moment", ["boot", "job"])
-def test_a_full_log_disk_costs_the_log_alone(cluster: Cluster, moment: str) -> None:
+def test_a_full_log_disk_does_not_end_the_job(cluster: Cluster, moment: str) -> None:
     """One warning with folder, consequence and remedy; output and code are the job's own.
 
     Neither `ray start` nor a reward server that logs each request needs that disk.
@@ -62,7 +62,7 @@ def test_a_full_log_disk_costs_the_log_alone(cluster: Cluster, moment: str) -> N
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("end", ["job", "SIGTERM"])
 def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> None:
-    """It is told of, and neither stops the job nor holds up the agent's end; then it thaws."""
+    """One warning; neither the job nor the agent's end is delayed; then writes succeed again."""
     pod = cluster.pods[0]
     cluster.env["AGENT_REWARD"] = SERVER
     code = "exit 7" if end == "job" else "exec sleep 1000"
@@ -90,7 +90,7 @@ def test_a_log_disk_that_stalls(cluster: Cluster, end: str, tmp_path: Path) -> N
 
 @pytest.mark.pods(1)
 def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path) -> None:
-    """Nothing can be begun: 78 with the folder's name, and no hang."""
+    """No run folder can be made: 78 with the folder's name, and no hang."""
     pod = cluster.pods[0]
     with loop_disk(pod.tmp / "logs", tmp_path / "image") as disk:
         idle = pod.start(["sleep", "infinity"])
@@ -107,7 +107,7 @@ def test_a_log_disk_that_stalls_from_the_start(cluster: Cluster, tmp_path: Path)
 def test_sigterm_while_a_disk_stalls_an_attempt(
     cluster: Cluster, stalled: str, tmp_path: Path
 ) -> None:
-    """An attempt begins on a run folder or a checkpoint folder that stalls: 143 within seconds."""
+    """An attempt starts on a run or checkpoint folder that stalls: 143 within seconds."""
     install(cluster, "openrlhf", "0.11.2")
     pod, gate = cluster.pods[0], "until [ -e /tmp/go ]; do sleep 0.1; done"
     cluster.env["PYTHONPATH"] += f":{TORCH}"
@@ -131,7 +131,7 @@ def test_sigterm_while_a_disk_stalls_an_attempt(
 
 @pytest.mark.pods(1)
 def test_a_full_tmp(cluster: Cluster) -> None:
-    """Ray cannot live without its sessions: the end names the disk, and what to do."""
+    """Ray cannot work without its session folder: the end names the disk and the remedy."""
     pod = cluster.pods[0]
     cluster.env["AGENT_LOG_DIR"] = "/dev/shm/logs"
     with memory_disk(pod.tmp, "64m") as disk:
@@ -144,7 +144,7 @@ def test_a_full_tmp(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_a_full_shm(cluster: Cluster) -> None:
-    """Ray keeps its objects elsewhere then: a warning with its remedy, and the job's own code."""
+    """Ray stores its objects elsewhere: a warning with its remedy, and the job's own code."""
     pod = cluster.pods[0]
     fill = "head -c 2G /dev/zero >/dev/shm/ballast"
     job = (

@@ -12,8 +12,8 @@ TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec s
 
 
 @pytest.mark.pods(2)
-def test_a_server_that_is_mute_at_first(cluster: Cluster) -> None:
-    """A server that answers 15 s late costs that time; one that is mute later costs nothing."""
+def test_a_dns_server_that_answers_late(cluster: Cluster) -> None:
+    """A DNS server that answers 15 s late delays the boot by that; later silence has no effect."""
     cluster.lab.dns(answering=False)
     head, worker = cluster.agents("sh", "-c", "echo here; sleep 8; exit 7")
     let_pass(15, head, worker)
@@ -26,8 +26,8 @@ def test_a_server_that_is_mute_at_first(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("wrong", ["nobody's", "a worker's"])
-def test_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
-    """A worker asks again until the name leads to the head."""
+def test_dns_gives_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
+    """A worker resolves the name again until it leads to the head."""
     cluster.env["EXPECTED_WORKERS"] = "1"
     cluster.lab.publish("poda", NOBODY if wrong == "nobody's" else cluster.pods[1].ip)
     head, worker = cluster.agent(0, "true"), cluster.agent(1, "true")
@@ -38,8 +38,8 @@ def test_a_wrong_address_first(cluster: Cluster, wrong: str) -> None:
 
 
 @pytest.mark.pods(3)
-def test_a_name_that_moves_while_dns_is_bad(cluster: Cluster) -> None:
-    """The head comes back elsewhere: first its old address is told, then none, then nothing."""
+def test_the_heads_name_moves_while_dns_fails(cluster: Cluster) -> None:
+    """The head restarts elsewhere: DNS gives its old address, then no entry, then no answer."""
     cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1"}
     old, worker = cluster.agent(0, "sh", "-c", TWICE), cluster.agent(1, "sh", "-c", TWICE)
     old.wait_for("^attempt 1$", "stdout", timeout=BOOT)

@@ -38,7 +38,7 @@ def test_a_job_stopped_from_outside_gives_143(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_sigterm_to_the_head_stops_all_within_the_grace(cluster: Cluster) -> None:
-    """The job cleans up, head and worker end with 143 in time, and nothing is left."""
+    """The job cleans up, head and worker end with 143 in time, and no process is left."""
     head, worker = cluster.agents("sh", "-c", PATIENT)
     head.wait_for("running", stream="stdout", timeout=BOOT)
     began = time.monotonic()
@@ -64,8 +64,8 @@ def test_stop_from_the_heads_own_node_alone(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_sigterm_to_a_worker_costs_the_job_its_grace(cluster: Cluster) -> None:
-    """The worker says goodbye and ends with 143; the head waits the grace, then ends with 75."""
+def test_sigterm_to_a_worker(cluster: Cluster) -> None:
+    """The worker ends with 143; the head waits AGENT_NODE_GRACE, then ends with 75."""
     cluster.env["AGENT_NODE_GRACE"] = "4s"
     head, worker = cluster.agents("sh", "-c", PATIENT)
     head.wait_for("running", stream="stdout", timeout=BOOT)
@@ -82,7 +82,7 @@ def test_sigterm_to_a_worker_costs_the_job_its_grace(cluster: Cluster) -> None:
 
 @pytest.mark.pods(1)
 def test_sigterm_while_booting(cluster: Cluster) -> None:
-    """A stop while Ray still boots is a stop at once."""
+    """A stop while Ray still boots takes effect at once."""
     head = cluster.agent(0, "true")
     head.wait_for("starting Ray", timeout=20)
     began = time.monotonic()
@@ -92,8 +92,8 @@ def test_sigterm_while_booting(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_second_sigint_kills(cluster: Cluster) -> None:
-    """Ctrl-C twice ends everything at once with 130, though the job will not listen."""
+def test_a_second_sigint_kills(cluster: Cluster) -> None:
+    """Ctrl-C twice ends everything at once with 130, though the job ignores signals."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"])
     deaf = "trap '' TERM INT; echo running; while :; do sleep 0.1; done"
@@ -114,8 +114,8 @@ def test_second_sigint_kills(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_hold_keeps_the_verdict_and_nothing_else(cluster: Cluster) -> None:
-    """As RunPod's first process the agent holds the verdict: no Ray, no driver, no zombie."""
+def test_hold_stops_all_but_the_agent(cluster: Cluster) -> None:
+    """As RunPod's first process the agent holds the pod: no Ray, no driver, no zombie."""
     del cluster.env["AGENT_ON_DONE"]
     orphan = "(setsid sleep 1000 &) ; (sleep 0.2 &) ; exit 5"
     head = cluster.agent(0, "sh", "-c", orphan)
@@ -146,10 +146,10 @@ def test_no_job_means_stay(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_ray_that_dies_while_booting_is_started_again(cluster: Cluster) -> None:
-    """GCS killed under a booting cluster costs a second start, not the run.
+def test_a_ray_killed_while_booting_is_restarted(cluster: Cluster) -> None:
+    """GCS killed under a booting cluster means a second `ray start`, not the run's end.
 
-    `ray start` itself would need 40 to 70 s to notice, by the moment at which GCS died.
+    `ray start` itself needs 40 to 70 s to find out.
     """
     head, worker = cluster.agents("sh", "-c", "exit 6")
     await_true("GCS is there", lambda: any(p.name == "gcs_server" for p in head.processes()), BOOT)
@@ -162,8 +162,8 @@ def test_a_ray_that_dies_while_booting_is_started_again(cluster: Cluster) -> Non
 
 
 @pytest.mark.pods(1)
-def test_a_ray_that_hangs_is_spoken_of_and_started_again(cluster: Cluster) -> None:
-    """Where nothing happens any more, the wait is told again after 30 s, and Ray is given up."""
+def test_a_ray_that_hangs_while_booting_is_restarted(cluster: Cluster) -> None:
+    """The wait is logged again after 30 s without progress, and Ray is started again."""
     head = cluster.agent(0, "true")
     await_true("GCS is there", lambda: any(p.name == "gcs_server" for p in head.processes()), BOOT)
     gcs = next(p for p in head.processes() if p.name == "gcs_server")
@@ -176,8 +176,8 @@ def test_a_ray_that_hangs_is_spoken_of_and_started_again(cluster: Cluster) -> No
 
 
 @pytest.mark.pods(2)
-def test_a_head_that_its_own_checks_forbid_takes_its_workers_along(cluster: Cluster) -> None:
-    """A taken port on the head ends the worker, too, at once and with the same words."""
+def test_a_failed_check_on_the_head_ends_its_workers(cluster: Cluster) -> None:
+    """A taken port on the head ends the worker at once, too, with the same sentence."""
     holder = cluster.pods[0].start([sys.executable, "-u", "-m", "http.server", "8265"])
     holder.wait_for("Serving HTTP")
     head, worker = cluster.agents("true")
@@ -188,8 +188,8 @@ def test_a_head_that_its_own_checks_forbid_takes_its_workers_along(cluster: Clus
 
 
 @pytest.mark.pods(2)
-def test_a_cluster_that_stays_takes_its_worker_back(cluster: Cluster) -> None:
-    """AGENT_JOB=none: a worker that is lost ends nothing, and counts again when it comes."""
+def test_a_worker_rejoins_a_cluster_without_a_job(cluster: Cluster) -> None:
+    """AGENT_JOB=none: the loss of a worker ends nothing, and it counts again when it rejoins."""
     cluster.env |= {"AGENT_JOB": "none", "AGENT_NODE_GRACE": "3s"}
     head, worker = cluster.agents()
     head.wait_for("is up and stays", timeout=BOOT)
@@ -206,8 +206,8 @@ def test_a_cluster_that_stays_takes_its_worker_back(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_held_verdict_is_not_for_the_next_run(cluster: Cluster) -> None:
-    """All pods are started again, the worker first: it waits for the new head, and runs with it."""
+def test_a_restarted_pod_does_not_get_a_held_verdict(cluster: Cluster) -> None:
+    """All pods start again, the worker first: it waits for the new head, and runs with it."""
     del cluster.env["AGENT_ON_DONE"]
     head, worker = cluster.agents("sh", "-c", "exit 5")
     for agent in (head, worker):
@@ -230,7 +230,7 @@ def test_a_held_verdict_is_not_for_the_next_run(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2, unpublished=("poda",))
 def test_a_workers_port_answers_before_its_head_is_known(cluster: Cluster) -> None:
-    """A platform's probes call the pod's own address, and must not wait for the head's name."""
+    """A platform's probes ask the pod's own address, while the head's name does not resolve."""
     worker = cluster.agent(1, "true")
     worker.wait_for("does not resolve", timeout=30)
     url = f"http://{cluster.pods[1].decoy_ip}:8266/livez"

@@ -20,7 +20,7 @@ def _has_ray(pod: Container) -> bool:
 
 @pytest.mark.pods(2)
 def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
-    """Its Ray is gone before the next attempt begins, which goes on with who is left."""
+    """Its Ray is stopped before the next attempt starts, which uses the remaining nodes."""
     cluster.env |= {
         "AGENT_JOB_RETRIES": "1",
         "AGENT_NODE_GRACE": "15s",
@@ -40,8 +40,8 @@ def test_a_worker_that_is_cut_off_fences_itself(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_fenced_worker_joins_again(cluster: Cluster) -> None:
-    """Its link heals after the fence: where nothing was lost but its Ray, it comes back."""
+def test_a_fenced_worker_rejoins(cluster: Cluster) -> None:
+    """Its link heals after the fence: only its Ray was lost, so it rejoins."""
     cluster.env |= {"AGENT_JOB": "none", "AGENT_NODE_GRACE": "5s"}
     head, worker = cluster.agents()
     head.wait_for("is up and stays", timeout=BOOT)
@@ -54,8 +54,8 @@ def test_a_fenced_worker_joins_again(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_what_a_fenced_worker_prepares_is_stopped_and_run_again(cluster: Cluster) -> None:
-    """Nothing of it runs while the head is out of reach; then it begins anew, and the job runs."""
+def test_a_fenced_workers_prepare_step_runs_again(cluster: Cluster) -> None:
+    """It is stopped while the head is out of reach, and starts again before the job."""
     step = "[ $RUNPOD_POD_ID = poda ] || [ -e /tmp/go ] || sleep 1000"
     cluster.env |= {"AGENT_PREPARE_EACH": step, "AGENT_NODE_GRACE": "10s"}
     head, worker = cluster.agents("sh", "-c", "exit 7")

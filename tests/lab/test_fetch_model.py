@@ -50,10 +50,8 @@ def weights(home: Path) -> list[str]:
     return sorted(str(p.relative_to(snapshot)) for p in snapshot.rglob("*") if p.is_file())
 
 
-def test_it_is_fetched_once_and_only_what_is_read(
-    client: Path, server: hub.Hub, tmp_path: Path
-) -> None:
-    """The second time nothing is loaded; without a hub, HF_HUB_OFFLINE finds it in the cache."""
+def test_a_model_is_fetched_once(client: Path, server: hub.Hub, tmp_path: Path) -> None:
+    """Only the files that are read; a second fetch and one with HF_HUB_OFFLINE use the cache."""
     done = fetch(client, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
     assert f"{hub.MODEL} is in {tmp_path}" in done.stdout
@@ -67,8 +65,8 @@ def test_it_is_fetched_once_and_only_what_is_read(
     assert offline.returncode == 0, offline.stderr
 
 
-def test_what_was_broken_off_goes_on(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """A line that breaks off halfway goes on from where it was."""
+def test_an_interrupted_fetch_resumes(client: Path, server: hub.Hub, tmp_path: Path) -> None:
+    """A download that breaks off halfway resumes at that point."""
     server.breaks = 1
     done = fetch(client, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
@@ -76,8 +74,8 @@ def test_what_was_broken_off_goes_on(client: Path, server: hub.Hub, tmp_path: Pa
     assert "model.safetensors" in weights(tmp_path)
 
 
-def test_a_busy_hub_is_asked_again(client: Path, server: hub.Hub, tmp_path: Path) -> None:
-    """A 503 passes, sooner or later."""
+def test_a_busy_hub_is_retried(client: Path, server: hub.Hub, tmp_path: Path) -> None:
+    """A 503 is retried until it passes."""
     server.busy = 1
     done = fetch(client, tmp_path, server.url)
     assert done.returncode == 0, done.stderr
@@ -93,10 +91,10 @@ def test_a_busy_hub_is_asked_again(client: Path, server: hub.Hub, tmp_path: Path
     ],
     ids=["missing", "gated", "offline", "no id"],
 )
-def test_what_is_vain_ends_at_once(  # noqa: PLR0913 - three fixtures and a row
+def test_a_hopeless_fetch_ends_at_once(  # noqa: PLR0913 - three fixtures and a row
     client: Path, server: hub.Hub, tmp_path: Path, model: str, offline: str, words: str
 ) -> None:
-    """The last line names the model and what helps; nothing is tried again."""
+    """The last line names the model and the remedy; there is no retry."""
     done = fetch(client, tmp_path, server.url, model, HF_HUB_OFFLINE=offline)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]

@@ -35,8 +35,8 @@ def _is_up(head: Container) -> bool:
 
 
 @pytest.mark.pods(1)
-def test_a_job_is_stopped_all_the_same(cluster: Cluster) -> None:
-    """Its driver gets its SIGTERM and its grace, by the agent itself."""
+def test_a_job_is_stopped_without_the_dashboard(cluster: Cluster) -> None:
+    """Its driver gets SIGTERM and its grace from the agent itself."""
     head = cluster.agent(0, "sh", "-c", PATIENT)
     head.wait_for("^here$", "stdout", timeout=BOOT)
     _to_the_dashboard(head, "STOP")
@@ -51,8 +51,8 @@ def test_a_job_is_stopped_all_the_same(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_it_hangs_before_the_job(cluster: Cluster, *, comes_back: bool) -> None:
-    """No job is submitted to it; unless it goes on within 30 s Ray is started again in place."""
+def test_a_dashboard_that_hangs_before_the_job(cluster: Cluster, *, comes_back: bool) -> None:
+    """No job is submitted to it; after 30 s Ray is started again in place."""
     head = cluster.agent(0, "sh", "-c", "exit 7")
     head.wait_for("0 of 1 joined", timeout=BOOT)
     await_true("the dashboard is up", lambda: _is_up(head), BOOT)
@@ -75,8 +75,8 @@ def test_it_hangs_before_the_job(cluster: Cluster, *, comes_back: bool) -> None:
 
 
 @pytest.mark.pods(1)
-def test_it_hangs_where_ray_only_serves(cluster: Cluster) -> None:
-    """With no job of ours Ray is started again, too; not while somebody's own job runs there."""
+def test_a_dashboard_that_hangs_without_a_job(cluster: Cluster) -> None:
+    """Ray is started again in place, except while a job of the user's own runs there."""
     cluster.env |= {"AGENT_JOB": "none"}
     head = cluster.agent(0)
     head.wait_for("is up and stays", timeout=BOOT)

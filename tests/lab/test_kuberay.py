@@ -109,7 +109,7 @@ def rays(*containers: Container) -> list[int]:
 
 @pytest.mark.pods(2)
 def test_in_the_head_container(cluster: Cluster) -> None:
-    """The agent waits for the operator's Ray and workers, scores, submits, and leaves Ray alive."""
+    """The agent waits for the operator's Ray and workers, submits, and keeps Ray running."""
     operator = Operator(cluster, {})
     head, worker = operator.head, operator.worker
     show = ("sh", "-c", "echo {nodes} {head_ip} {reward_url}; exit 7")
@@ -167,7 +167,7 @@ def test_as_a_rayjobs_submitter(cluster: Cluster) -> None:
 
 @pytest.mark.pods(3)
 def test_sigterm_stops_the_job_and_not_ray(cluster: Cluster) -> None:
-    """A submitter that is told to stop stops its job, which may clean up; Ray goes on."""
+    """SIGTERM to a submitter stops its job, which may clean up; Ray keeps running."""
     operator = Operator(cluster, {})
     for container in (operator.head, operator.worker):
         operator.start_ray(container)

@@ -50,7 +50,7 @@ def _rounds(head: Container) -> int:
 
 @pytest.mark.pods(2)
 def test_a_link_that_is_cut_for_ten_seconds(cluster: Cluster) -> None:
-    """Nothing is restarted, and the job, which waits for the worker's actor, goes on."""
+    """Nothing is restarted, and the job, which waits for the worker's actor, continues."""
     head, worker = cluster.agents(*JOB)
     head.wait_for("^round 3$", "stdout", timeout=BOOT)
     before = _rays(head), _rays(worker)
@@ -102,8 +102,8 @@ def _lose(head: Pod, worker: Pod, how: str) -> None:
 
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("how", ["to the worker", "to the head"])
-def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -> None:
-    """As with one that is cut both ways, the job goes on."""
+def test_a_link_that_drops_one_direction_for_ten_seconds(cluster: Cluster, how: str) -> None:
+    """As with a link cut in both directions, the job continues."""
     head, worker = cluster.agents(*JOB)
     head.wait_for("^round 3$", "stdout", timeout=BOOT)
     before = _rays(head), _rays(worker)
@@ -123,7 +123,7 @@ def test_a_link_that_loses_one_way_for_ten_seconds(cluster: Cluster, how: str) -
 
 @pytest.mark.pods(2)
 @pytest.mark.timeout(720)
-def test_a_slow_and_bad_line(cluster: Cluster) -> None:
+def test_a_slow_and_lossy_link(cluster: Cluster) -> None:
     """With 30 % loss and 200 ms delay, boot and job still succeed, if not at the first attempt.
 
     It is a matter of chance whether Ray bears it: a `ray start` whose GCS does not answer for 30 s

@@ -98,7 +98,7 @@ def have_killed(head: Container, folder: Path, victim: ProcessInfo) -> None:
 @pytest.mark.pods(2)
 @pytest.mark.parametrize("who", ["worker", "driver"])
 def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
-    """A task, or the driver, that holds too much: said as memory, and no second attempt."""
+    """A task or the driver that uses too much: the end names memory, and there is no retry."""
     total, free = (
         int(re.search(rf"{name}:\s+(\d+)", Path("/proc/meminfo").read_text())[1])  # type: ignore[index]
         for name in ("MemTotal", "MemAvailable")
@@ -122,7 +122,7 @@ def test_rays_oom_killer(cluster: Cluster, who: str) -> None:
 @pytest.mark.pods(1)
 @pytest.mark.parametrize("who", ["driver", "raylet"])
 def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
-    """The job's driver or Ray itself: the end says that memory ran out; no second attempt."""
+    """It kills the job's driver or Ray itself: the end names memory, and there is no retry."""
     cluster.env["AGENT_JOB_RETRIES"] = "2"
     with memory_limit("pod", 5 << 30) as folder:
         head = start_within(cluster, folder, FOREVER)
@@ -140,8 +140,8 @@ def test_the_kernels_oom_killer(cluster: Cluster, who: str) -> None:
 
 
 @pytest.mark.pods(1)
-def test_the_kernels_oom_killer_takes_the_agent(cluster: Cluster) -> None:
-    """Another continues its run and says why; the job notices nothing."""
+def test_the_kernels_oom_killer_kills_the_agent(cluster: Cluster) -> None:
+    """The next agent takes over and logs the cause; the job is not disturbed."""
     with memory_limit("pod", 5 << 30) as folder:
         head = start_within(cluster, folder, FOREVER)
         head.wait_for("^attempt 1$", stream="stdout", timeout=BOOT)

@@ -69,8 +69,8 @@ def test_actors_land_where_their_resources_are(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(3)
-def test_a_partial_cluster_runs_on_what_is_there(cluster: Cluster) -> None:
-    """One of two workers is enough: at the deadline the job starts, sized to it, and it is said."""
+def test_a_partial_cluster_runs_on_the_nodes_that_joined(cluster: Cluster) -> None:
+    """One of two workers is enough: at the deadline the job starts, sized for it."""
     cluster.env |= {
         "AGENT_PARTIAL": "proceed",
         "AGENT_MIN_WORKERS": "1",
@@ -87,8 +87,8 @@ def test_a_partial_cluster_runs_on_what_is_there(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_fewer_than_the_least_is_too_few(cluster: Cluster) -> None:
-    """Below AGENT_MIN_WORKERS the run ends with 69, as it would without AGENT_PARTIAL."""
+def test_fewer_workers_than_the_minimum(cluster: Cluster) -> None:
+    """Below AGENT_MIN_WORKERS the run ends with 69, as without AGENT_PARTIAL."""
     cluster.env |= {
         "AGENT_PARTIAL": "proceed",
         "AGENT_MIN_WORKERS": "1",
@@ -108,8 +108,8 @@ env_vars:
 
 
 @pytest.mark.pods(1)
-def test_verls_runtime_env_is_uploaded_but_for_what_git_ignores(cluster: Cluster) -> None:
-    """The job runs in a copy of the checkout with the file's variables; too large a one is 78."""
+def test_verls_runtime_env_is_uploaded_without_ignored_files(cluster: Cluster) -> None:
+    """The job runs in a copy of the checkout with the file's variables; a copy too large is 78."""
     place = cluster.pods[0].tmp / "verl"
     for name in ("verl/trainer", "data", ".git"):
         (place / name).mkdir(parents=True)

@@ -107,8 +107,8 @@ def test_an_instant_cluster_meets_on_ens1(cluster: Cluster, second_network: list
 
 
 @pytest.mark.pods(2, interface="ens1")
-def test_an_instant_clusters_head_named_by_a_name(cluster: Cluster) -> None:
-    """Where the head's variable holds a name, the head still takes its address on ens1."""
+def test_an_instant_clusters_head_given_by_name(cluster: Cluster) -> None:
+    """Where the head's variable holds a name, the head still uses its address on ens1."""
     del cluster.env["HEAD_POD_ID"], cluster.env["EXPECTED_WORKERS"]
     name = {"PRIMARY_ADDR": "poda.runpod.internal", "MASTER_ADDR": "poda.runpod.internal"}
     show = ("sh", "-c", "echo $VLLM_HOST_IP $NCCL_SOCKET_IFNAME; exit 4")
@@ -172,7 +172,7 @@ def test_dstack_in_any_order(cluster: Cluster, order: tuple[int, ...], token: st
 
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("disk", ["volume", "own"])
-def test_dstack_submits_an_interrupted_run_anew(cluster: Cluster, disk: str, shared: Path) -> None:
+def test_dstack_resubmits_an_interrupted_run(cluster: Cluster, disk: str, shared: Path) -> None:
     """All nodes are stopped and come back elsewhere, under the same id.
 
     With its logs on a volume the run goes on; without, it begins anew; either way it is said.

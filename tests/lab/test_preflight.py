@@ -50,8 +50,8 @@ def await_ranks(agent: Container) -> None:
 
 @needs_torch
 @pytest.mark.pods(3)
-def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
-    """The job starts after it; the pod whose way is shaped is told by its name."""
+def test_an_all_reduce_names_the_slow_pod(cluster: Cluster) -> None:
+    """The job starts after it; the pod with the slow link is named in a warning."""
     slow = cluster.pods[2].name
     cluster.pods[2].slow_down(200)
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
@@ -69,7 +69,7 @@ def test_it_works_and_the_slow_pod_is_named(cluster: Cluster) -> None:
 @needs_torch
 @pytest.mark.pods(2)
 def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
-    """A share that fails is 78 by its node's name, on every node, and no job is started."""
+    """Its share fails: 78 with its name on every node, and no job is started."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     with_job(cluster)
     broken = Path(cluster.pods[1].tmp) / "broken" / "torch"
@@ -92,8 +92,8 @@ def test_a_pod_that_cannot_take_part_ends_the_run(cluster: Cluster) -> None:
 
 @needs_torch
 @pytest.mark.pods(2)
-def test_a_stop_amid_it(cluster: Cluster) -> None:
-    """Asked to stop meanwhile, all leave with 143, and none of its processes is left."""
+def test_a_stop_during_an_all_reduce(cluster: Cluster) -> None:
+    """SIGTERM meanwhile: all nodes end with 143, and no rank is left."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     with_job(cluster)
     agents = cluster.agents(PYTHON, "/tmp/job.py")
@@ -110,8 +110,8 @@ def test_a_stop_amid_it(cluster: Cluster) -> None:
 
 @needs_torch
 @pytest.mark.pods(2)
-def test_a_pod_that_is_cut_off_amid_it(cluster: Cluster) -> None:
-    """Its ranks never answer: after its grace the run is lost, and says by which pod."""
+def test_a_pod_cut_off_during_an_all_reduce(cluster: Cluster) -> None:
+    """Its ranks never answer: after the grace the run is lost, and the pod is named."""
     cluster.env |= {"AGENT_LAUNCHER": "torchrun", "AGENT_PREFLIGHT": "nccl"}
     cluster.env |= {"AGENT_NODE_GRACE": "5s", "AGENT_HEAD_GRACE": "5s"}
     with_job(cluster)
@@ -123,8 +123,8 @@ def test_a_pod_that_is_cut_off_amid_it(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
-    """It needs torch in Ray's Python: 78 at once, with a word for it."""
+def test_an_all_reduce_without_torch(cluster: Cluster) -> None:
+    """It needs torch in Ray's Python: 78 at once, with the reason."""
     head = cluster.agent(0, "true", env={"AGENT_PREFLIGHT": "nccl", "EXPECTED_WORKERS": "0"})
     assert head.wait(30) == 78
     assert "nccl needs torch, which is not installed for" in last_line(head)
@@ -132,7 +132,7 @@ def test_without_torch_nothing_is_started(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_before_a_job_of_rays(cluster: Cluster) -> None:
+def test_an_all_reduce_before_a_ray_job(cluster: Cluster) -> None:
     """Beside Ray, in Ray's Python, where POD_AGENT_ENVIRONMENT names one that has torch, too."""
     if find_torch({}, str(ENVIRONMENT / "bin/python")).version is None:
         pytest.skip(f"{ENVIRONMENT} has no torch")

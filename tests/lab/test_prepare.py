@@ -17,7 +17,7 @@ FETCH = "until [ -e /tmp/go ]; do sleep 0.1; done; echo data > /tmp/data"
 
 @pytest.mark.pods(2)
 def test_steps_run_beside_the_boot_and_before_the_job(cluster: Cluster) -> None:
-    """Ray comes up and the worker joins while the head's step runs; the job finds all done."""
+    """Ray boots and the worker joins during the head's step; the job finds all steps done."""
     cluster.env |= {"AGENT_PREPARE": FETCH, "AGENT_PREPARE_EACH": "echo each > /tmp/each"}
     head, worker = cluster.agents("sh", "-c", "cat /tmp/each /tmp/data && exit 7")
     head.wait_for("podb joined Ray", timeout=BOOT)
@@ -52,8 +52,8 @@ def test_a_reward_command_waits_for_the_data_that_it_reads(cluster: Cluster) -> 
 
 
 @pytest.mark.pods(2)
-def test_a_step_that_fails_ends_the_run_with_its_last_words(cluster: Cluster) -> None:
-    """Head and worker end with 69 at once; the last line has the variable and its last words."""
+def test_a_failed_step_ends_the_run(cluster: Cluster) -> None:
+    """Head and worker end with 69 at once; the last line has the variable and the step's output."""
     cluster.env["AGENT_PREPARE"] = "echo no such dataset; exit 3"
     head, worker = cluster.agents("true")
     assert ends([head, worker]) == [69, 69]
@@ -64,7 +64,7 @@ def test_a_step_that_fails_ends_the_run_with_its_last_words(cluster: Cluster) ->
 
 @pytest.mark.pods(2)
 def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> None:
-    """It ends with 69; the head waits for another until its deadline, and says why it lacks one."""
+    """It ends with 69; the head waits for another until its deadline, and names the reason."""
     cluster.env |= {
         "AGENT_PREPARE_EACH": "[ $RUNPOD_POD_ID = poda ] || { echo disk full; exit 5; }",
         "AGENT_WAIT_WORKERS": "20s",

@@ -29,10 +29,10 @@ def install(cluster: Cluster, framework: str, version: str = "") -> None:
 
 
 @pytest.mark.pods(2)
-def test_verl_is_sized_scored_and_goes_on(cluster: Cluster) -> None:
-    """Both nodes' GPUs train, the reward server scores, and a second run goes on from the first.
+def test_verl_is_sized_scored_and_resumed(cluster: Cluster) -> None:
+    """Both nodes' GPUs train, the reward server scores, and a second run resumes the first.
 
-    Then a third on one node is refused, since verl's shards belong to the world that wrote them.
+    A third run on one node is refused: verl's shards fit the number of ranks that wrote them.
     """
     install(cluster, "verl", "0.9.1")
     cluster.env |= {"AGENT_JOB": "verl-grpo", "AGENT_REWARD": "builtin"}
@@ -60,8 +60,8 @@ def test_verl_is_sized_scored_and_goes_on(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_openrlhf_and_what_does_not_fit(cluster: Cluster) -> None:
-    """An engine of 4 GPUs on 3 fits nowhere: both nodes end with 78, and nothing is submitted."""
+def test_openrlhf_refuses_an_engine_that_does_not_fit(cluster: Cluster) -> None:
+    """An engine of 4 GPUs on 3: both nodes end with 78, and no job is submitted."""
     install(cluster, "openrlhf", "0.11.2")
     cluster.env |= {"AGENT_JOB": "openrlhf-grpo"}
     agents = cluster.agents()
@@ -103,8 +103,8 @@ def test_every_other_recipe(cluster: Cluster, name: str, framework: str, version
 
 
 @pytest.mark.pods(2)
-def test_openrlhf_by_torchrun_goes_on(cluster: Cluster) -> None:
-    """Every node's GPUs train, without Ray; a second run goes on, one of another size may not."""
+def test_openrlhf_by_torchrun_is_resumed(cluster: Cluster) -> None:
+    """Every node's GPUs train; a second run resumes, one of another size is refused."""
     install(cluster, "openrlhf", "0.11.2")
     cluster.env["PYTHONPATH"] += f":{TORCH}"
     cluster.env |= {"AGENT_JOB": "openrlhf-sft"}

@@ -40,8 +40,8 @@ def server(cluster: Cluster, delay: float, reply: str) -> str:
 
 
 @pytest.mark.pods(1)
-def test_an_early_death_ends_the_wait_at_once(cluster: Cluster) -> None:
-    """A server that dies before it is ready ends the run with its last words."""
+def test_a_reward_server_that_exits_early(cluster: Cluster) -> None:
+    """A server that exits before it is ready ends the run at once, with its last lines."""
     cluster.env["AGENT_REWARD"] = "echo no such model: qwen >&2; exit 4"
     head = cluster.agent(0, "echo", "{reward_url}")
     began = time.monotonic()
@@ -52,8 +52,8 @@ def test_an_early_death_ends_the_wait_at_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_twelve_seconds_overlap_with_the_boot(cluster: Cluster) -> None:
-    """A server that needs 12 s costs the longer of the two, not the sum; its URL is the head's."""
+def test_a_slow_reward_server_overlaps_with_the_boot(cluster: Cluster) -> None:
+    """A server that needs 12 s delays the job by the longer of the two; its URL is the head's."""
     cluster.env["AGENT_REWARD"] = server(cluster, 12, GOOD)
     head = cluster.agent(0, "echo", "url={reward_url}")
     began = time.monotonic()
@@ -79,7 +79,7 @@ def test_twelve_seconds_overlap_with_the_boot(cluster: Cluster) -> None:
 def test_a_wrong_reply_is_retried_until_the_deadline(
     cluster: Cluster, reply: str, complaint: str
 ) -> None:
-    """Nonsense and silence are waited out until AGENT_WAIT_REWARD, then named."""
+    """Wrong replies and silence are retried until AGENT_WAIT_REWARD, then named."""
     cluster.env |= {"AGENT_REWARD": server(cluster, 0, reply), "AGENT_WAIT_REWARD": "12s"}
     head = cluster.agent(0, "echo", "{reward_url}")
     began = time.monotonic()
@@ -89,8 +89,8 @@ def test_a_wrong_reply_is_retried_until_the_deadline(
 
 
 @pytest.mark.pods(1)
-def test_a_death_during_the_job_is_repaired(cluster: Cluster) -> None:
-    """A server that dies while the job runs is started again, and the job goes on."""
+def test_a_killed_reward_server_is_restarted(cluster: Cluster) -> None:
+    """A server that is killed under the job is started again, and the job continues."""
     (cluster.pods[0].tmp / "server.py").write_text(SERVER)
     start = (
         f"{sys.executable} /tmp/server.py 0 '{GOOD}' & echo $! > /tmp/server.pid; wait $!; exit 9"
@@ -111,8 +111,8 @@ def test_a_death_during_the_job_is_repaired(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_a_server_that_hangs_or_errs_is_started_again(cluster: Cluster) -> None:
-    """SIGSTOP, then 500 to everything: noticed by asking again, and written down as outages."""
+def test_a_reward_server_that_hangs_or_fails_is_restarted(cluster: Cluster) -> None:
+    """SIGSTOP, then 500 to every request: found by the probe, and recorded as outages."""
     tmp = cluster.pods[0].tmp
     (tmp / "server.py").write_text(SERVER)
     start = f"exec {sys.executable} /tmp/server.py 0 '{GOOD}'"

@@ -56,7 +56,7 @@ def write(cluster: Cluster, text: str) -> None:
 
 @pytest.mark.pods(2)
 def test_a_retriever_on_every_node(cluster: Cluster) -> None:
-    """The job starts when all are ready, and asks each; one that is killed is started again."""
+    """The job starts when all are ready, and asks each; a killed one is started again."""
     write(cluster, RETRIEVER)
     hosts = [pod.ip for pod in cluster.pods]
     (cluster.pods[0].tmp / "ask.py").write_text(ASK)
@@ -79,7 +79,7 @@ def test_a_retriever_on_every_node(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> None:
-    """It ends the run at once with its last words and the node on which it lives."""
+    """It ends the run at once, with its last lines and the name of its node."""
     command = "echo no index in /data; exit 4"
     write(cluster, f'[services.finder]\ncommand = "{command}"\nwhere = "workers"\nready.tcp = 8000')
     head, worker = cluster.agents("true")
@@ -91,8 +91,8 @@ def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> Non
 
 
 @pytest.mark.pods(3)
-def test_a_reward_server_on_a_node_of_its_own(cluster: Cluster) -> None:
-    """It joins no Ray and is no worker; the head gives it its rank, and the job gets its URL."""
+def test_a_reward_server_on_a_separate_node(cluster: Cluster) -> None:
+    """That node joins no Ray and is no worker; it gets a rank, and the job gets its URL."""
     write(cluster, '[services.reward]\nwhere = "rank 2"\nalone = true\n')
     cluster.env["EXPECTED_WORKERS"] = "1"
     job = "import ray; ray.init(); print(len(ray.nodes()), '{nodes}', '{reward_url}')"
@@ -107,8 +107,8 @@ def test_a_reward_server_on_a_node_of_its_own(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_a_killed_agent_of_such_a_node_is_started_again(cluster: Cluster) -> None:
-    """Its service lives on, under the agent in its stead, and the job goes on asking it."""
+def test_a_killed_agent_of_a_separate_node(cluster: Cluster) -> None:
+    """Its service keeps running under the next agent, and the job keeps using it."""
     write(cluster, '[services.reward]\nwhere = "rank 1"\nalone = true\n')
     cluster.env["EXPECTED_WORKERS"] = "0"
     head, alone = cluster.agents(sys.executable, "-c", SCORING, "{reward_url}")
@@ -124,8 +124,8 @@ def test_a_killed_agent_of_such_a_node_is_started_again(cluster: Cluster) -> Non
 
 
 @pytest.mark.pods(3)
-def test_a_step_on_a_disk_that_all_share_runs_once(cluster: Cluster, shared: Path) -> None:
-    """The head makes it, the workers wait and find it; a second run finds it at once."""
+def test_a_step_on_a_shared_disk_runs_once(cluster: Cluster, shared: Path) -> None:
+    """The head runs it, the workers wait and find it done; so does a second run."""
     (shared / "deep").mkdir()
     step = f"""
 [prepare.data]
@@ -145,8 +145,8 @@ once = "{shared}/deep/.prepared"
 
 
 @pytest.mark.pods(2)
-def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> None:
-    """The head's agent is killed; the one in its stead starts no retriever anew, here or there."""
+def test_the_next_head_agent_keeps_a_workers_services(cluster: Cluster) -> None:
+    """The head's agent is killed; the next one starts no retriever again on any node."""
     write(cluster, RETRIEVER)
     job = "while [ ! -e /tmp/go ]; do sleep 0.1; done"
     head, worker = cluster.agents("sh", "-c", job)
@@ -162,8 +162,8 @@ def test_another_head_takes_over_what_lives_on_a_worker(cluster: Cluster) -> Non
 
 
 @pytest.mark.pods(2)
-def test_what_waits_for_others_starts_after_them_under_another_agent_too(cluster: Cluster) -> None:
-    """A step of every node waits for the head's, a retriever for its node's; the head dies once."""
+def test_after_holds_across_a_killed_agent(cluster: Cluster) -> None:
+    """A step of each node waits for the head's, a retriever for its node's; one agent is killed."""
     step = '[prepare.data]\ncommand = "cp /tmp/go /tmp/data"\nwhere = "every"\n'
     after = RETRIEVER.replace("exec", "test -e /tmp/data || exit 2; exec")
     write(cluster, f'{after}after = ["data"]\n{step}after = ["AGENT_PREPARE"]\n')

@@ -18,10 +18,10 @@ SHELL = "trap 'echo got usr1; exit 11' USR1; echo running; while :; do sleep 0.1
 
 
 @pytest.mark.pods(2)
-def test_a_shell_hears_it_and_a_worker_keeps_it(cluster: Cluster) -> None:
-    """To a worker it is said and not passed; to the head it is passed, also from its first moment.
+def test_sigusr1_reaches_the_heads_job_only(cluster: Cluster) -> None:
+    """A worker logs it and does not pass it; the head passes it to the job's shell at any time.
 
-    The head is the container's first process: its init forwards what it gets, Ray or no Ray.
+    The head is the container's first process: its init forwards signals before Ray runs, too.
     """
     head, worker = cluster.agents("sh", "-c", SHELL)
     worker.wait_for("pod-agent on", timeout=20)
@@ -38,8 +38,8 @@ def test_a_shell_hears_it_and_a_worker_keeps_it(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_a_program_below_a_shell_hears_it(cluster: Cluster) -> None:
-    """A Python program that a shell waits for gets both, goes on, and ends with its own code."""
+def test_sigusr1_reaches_a_program_below_a_shell(cluster: Cluster) -> None:
+    """A Python program that a shell waits for gets both signals, and ends with its own code."""
     program = (
         "import signal, time\n"
         "heard = []\n"

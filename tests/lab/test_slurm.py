@@ -75,7 +75,7 @@ def test_the_jobs_code_arrives_and_another_jobs_ray_stays(neighbour: Job, seven:
 
 
 def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
-    """Each would start a Ray of its own: 78, with the way to do it right."""
+    """Each would start another Ray: 78, with the remedy."""
     done = slurm.run("srun", "--nodes=2", "--ntasks-per-node=2", AGENT, "run", "--", "true")
     assert done.returncode == 78
     assert done.stderr.count("more than one task on a node") == 4
@@ -83,7 +83,7 @@ def test_two_tasks_on_a_node_are_refused(slurm: SlurmCluster) -> None:
 
 
 def test_scancel(slurm: SlurmCluster) -> None:
-    """The job may clean up, all say why they leave, and have left before Slurm would kill."""
+    """The job may clean up, all nodes log why they end, and end before Slurm kills."""
     job = slurm.submit("cancelled", f'sh -c "{PATIENT}"')
     job.wait_for("^running$")
     began = time.monotonic()
@@ -96,8 +96,8 @@ def test_scancel(slurm: SlurmCluster) -> None:
     assert [(one["culprit"], one["exit_code"]) for one in outcomes] == [("SIGTERM", 143)] * 2
 
 
-def test_a_task_that_dies_takes_the_others_along(slurm: SlurmCluster) -> None:
-    """--kill-on-bad-exit: a parent is killed; the head is stopped, lets the job clean up."""
+def test_a_killed_task_ends_the_others(slurm: SlurmCluster) -> None:
+    """--kill-on-bad-exit: a parent is killed; the head is stopped, and lets the job clean up."""
     job = slurm.submit("bad-exit", f'sh -c "{PATIENT}"', SHORT_OF_GCS)
     job.wait_for("^running$")
     dying = job.parent("node2")
@@ -110,7 +110,7 @@ def test_a_task_that_dies_takes_the_others_along(slurm: SlurmCluster) -> None:
 
 
 def test_requeue(slurm: SlurmCluster) -> None:
-    """The second run of a job goes on in the same folders, where the first's outcome is kept."""
+    """The second run of a job continues in the same folders, beside the first's outcome."""
     job = slurm.submit("requeued", f'sh -c "{ONCE}"')
     job.wait_for("^running$")
     slurm.run("scontrol", "requeue", job.id)
@@ -126,7 +126,7 @@ def test_requeue(slurm: SlurmCluster) -> None:
 
 
 def test_time_limit(slurm: SlurmCluster, neighbour: Job) -> None:
-    """TERM at the limit, KILL for what hangs: the head leaves in order, and nothing is left."""
+    """TERM at the limit, KILL for what hangs: the head ends in order, and no process is left."""
     slurm.run("scontrol", "update", f"JobId={neighbour.id}", "TimeLimit=1")
     neighbour.state(150, "TIMEOUT")
     neighbour.wait_until_gone(2)

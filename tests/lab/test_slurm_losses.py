@@ -40,7 +40,7 @@ def slurm(tmp_path: Path) -> Iterator[SlurmCluster]:
 
 @pytest.mark.timeout(600)
 def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) -> None:
-    """Its parent starts another within the step: the same Ray, one attempt, the job's own code."""
+    """Its parent starts the next agent: same Ray, one attempt, the job's own code."""
     go = tmp_path / "go"
     job = slurm.submit("killed", COUNTS.format(go=go))
     job.wait_for("^line 5$")
@@ -67,8 +67,8 @@ def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) ->
 
 
 @pytest.mark.timeout(600)
-def test_a_node_that_hangs_has_the_job_requeued(slurm: SlurmCluster) -> None:
-    """At 75 the batch script requeues the job, which goes on as the next attempt of its run."""
+def test_a_hung_node_requeues_the_job(slurm: SlurmCluster) -> None:
+    """At 75 the batch script requeues the job, which continues as the next attempt of its run."""
     job = slurm.submit("hangs", TWICE, SOON)
     job.wait_for("^attempt 1$")
     for process in job.processes()["node2"]:
@@ -79,8 +79,8 @@ def test_a_node_that_hangs_has_the_job_requeued(slurm: SlurmCluster) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_lost_node_has_the_job_requeued(slurm: SlurmCluster) -> None:
-    """Slurm requeues it, once it misses the node; it goes on as the next attempt of its run."""
+def test_a_lost_node_requeues_the_job(slurm: SlurmCluster) -> None:
+    """Slurm requeues it after the node's loss; it continues as the next attempt of its run."""
     job = slurm.submit("lost", TWICE, SOON)
     job.wait_for("^attempt 1$")
     slurm.nodes["node2"].kill()

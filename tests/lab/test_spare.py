@@ -15,8 +15,8 @@ SPARE = "podc is one more than the running attempt needs: unused until another b
 
 @pytest.mark.pods(3)
 @pytest.mark.parametrize("comes", ["late", "in place of a lost one"])
-def test_a_spare_is_taken_for_the_next_attempt(cluster: Cluster, comes: str) -> None:
-    """One that the attempt has is lost for good: the spare does not stand in, and follows it."""
+def test_a_spare_joins_the_next_attempt(cluster: Cluster, comes: str) -> None:
+    """A node of the attempt is lost: the spare replaces it in the next attempt, not in this one."""
     is_late = comes == "late"
     grace = "15s" if is_late else "60s"  # in which the spare must have joined
     cluster.env |= {"EXPECTED_WORKERS": "1", "AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": grace}

@@ -37,8 +37,8 @@ TWICE = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 1 ] || exit 7; exec s
 
 
 @pytest.mark.pods(2)
-def test_a_job_that_hangs_since_a_node_was_lost_is_made_again(cluster: Cluster) -> None:
-    """The node is back within its grace, so that only AGENT_STALL can end the attempt."""
+def test_a_job_that_hangs_after_a_loss_is_retried(cluster: Cluster) -> None:
+    """The node is back within its grace, so only AGENT_STALL can end the attempt."""
     cluster.env |= {"AGENT_STALL": "15s", "AGENT_JOB_RETRIES": "1"}
     head, worker = cluster.agents("sh", "-c", TWICE)
     head.wait_for("^attempt 1$", "stdout", timeout=BOOT)
@@ -52,8 +52,8 @@ def test_a_job_that_hangs_since_a_node_was_lost_is_made_again(cluster: Cluster) 
 
 
 @pytest.mark.pods(2)
-def test_a_job_that_hangs_is_looked_at_on_every_node(cluster: Cluster) -> None:
-    """Stacks of the driver and of an actor of each node; where there is no py-spy, that is said."""
+def test_a_job_that_hangs_is_inspected_on_every_node(cluster: Cluster) -> None:
+    """Stacks of the driver and of one actor on each node; a warning where py-spy is missing."""
     cluster.env["AGENT_STALL"] = "20s"
     for pod in cluster.pods:
         (Path(pod.tmp) / "train.py").write_text(HANGS)

@@ -19,7 +19,7 @@ OPEN = {"RAY_AUTH_MODE": "disabled"}
 
 @pytest.mark.pods(2)
 def test_a_plain_ray_start_joins_as_a_worker(cluster: Cluster) -> None:
-    """A node joined by hand counts, and the job sees it."""
+    """A node joined by a plain `ray start` counts, and the job uses it."""
     head = cluster.agent(0, "echo", "nodes={nodes}")
     pod = cluster.pods[1]
     idle = pod.start(["sleep", "infinity"], env=OPEN)
@@ -37,7 +37,7 @@ def test_a_plain_ray_start_joins_as_a_worker(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_worker_joins_a_plain_head(cluster: Cluster) -> None:
-    """A head without an agent is recognised by its open GCS; its loss ends the worker with 75."""
+    """A head without an agent is found by its open GCS; its loss ends the worker with 75."""
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"], env=OPEN)
     cluster.env["AGENT_HEAD_GRACE"] = "10s"
@@ -54,8 +54,8 @@ def test_a_worker_joins_a_plain_head(cluster: Cluster) -> None:
     assert cluster.outcome(1)["kind"] == "lost"
 
 
-def test_a_containers_ray_is_not_its_hosts_to_end(idle: list[Container]) -> None:
-    """A host sees the processes of its containers; a stale Ray of its own it is not."""
+def test_a_host_does_not_stop_a_containers_ray(idle: list[Container]) -> None:
+    """A host's process list shows the processes of its containers; their Ray is not stale."""
     of_a_ray = "/opt/ray/core/src/ray/raylet/raylet"
     stand_in = ["bash", "-c", f"exec -a {of_a_ray} sleep infinity"]
     in_container = idle[0].spawn(stand_in)

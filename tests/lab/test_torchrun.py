@@ -86,8 +86,8 @@ def test_the_first_failed_rank_decides_for_all(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(1)
-def test_alone_with_an_exception_and_with_a_signal(cluster: Cluster) -> None:
-    """EXPECTED_WORKERS=0: torch's error file gives the words; a killed rank's code is 128+n."""
+def test_one_node_with_an_exception_and_a_signal(cluster: Cluster) -> None:
+    """EXPECTED_WORKERS=0: torch's error file gives the message; a killed rank's code is 128+n."""
     script = (
         "import json, os, sys\n"
         "if sys.argv[1] == 'kill':\n    os.kill(os.getpid(), 9)\n"
@@ -105,7 +105,7 @@ def test_alone_with_an_exception_and_with_a_signal(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_sigterm_to_the_head_stops_the_ranks(cluster: Cluster) -> None:
-    """Everybody ends with 143 within the grace, the ranks had their signal, and nothing is left."""
+    """All nodes end with 143 within the grace, the ranks got their signal, and none is left."""
     script = (
         "import os, signal, sys, time\n"
         "def end(*_):\n    print('cleaned up', os.environ['RANK'], flush=True)\n    sys.exit(0)\n"
@@ -123,7 +123,7 @@ def test_sigterm_to_the_head_stops_the_ranks(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_killed_pod_is_a_lost_node(cluster: Cluster) -> None:
-    """The others sleep on and notice nothing: after AGENT_NODE_GRACE 75, by the node's name."""
+    """The other ranks keep sleeping: after AGENT_NODE_GRACE 75, with the node's name."""
     cluster.env["AGENT_NODE_GRACE"] = "3s"
     head, worker = start(cluster, STAY)
     head.wait_for("running 0", stream="stdout", timeout=START)
@@ -134,8 +134,8 @@ def test_a_killed_pod_is_a_lost_node(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_what_follows_from_a_killed_pod_is_no_verdict(cluster: Cluster) -> None:
-    """Seat that fail because another node has died do not hide it: still 75, by its name."""
+def test_ranks_that_fail_after_a_killed_pod(cluster: Cluster) -> None:
+    """Shares that fail because another node was lost do not hide it: 75 with its name."""
     script = f"import os, time\n{WHO}\ntime.sleep(4)\nraise SystemExit(1)\n"
     head, worker = start(cluster, script)
     head.wait_for("I am 0", stream="stdout", timeout=START)
@@ -146,7 +146,7 @@ def test_what_follows_from_a_killed_pod_is_no_verdict(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_another_attempt_when_the_node_is_back(cluster: Cluster) -> None:
-    """AGENT_JOB_RETRIES: all nodes together again, by the same two torchruns with new ranks."""
+    """AGENT_JOB_RETRIES: all nodes run again, with new ranks."""
     cluster.env |= {"AGENT_NODE_GRACE": "2s", "AGENT_JOB_RETRIES": "1"}
     script = (
         "import os, time\n"
@@ -181,7 +181,7 @@ def test_a_killed_torchrun_ends_the_job(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_a_different_command_is_refused_by_name(cluster: Cluster) -> None:
-    """A worker that was given another command ends with 78 at once, and the head names it."""
+    """A worker with another command ends with 78 at once, and the head names it."""
     cluster.env |= {**BY_TORCHRUN, "AGENT_WAIT_WORKERS": "8s"}
     head = cluster.agent(0, sys.executable, "train.py")
     worker = cluster.agent(1, sys.executable, "train.py", "--lr=1")

@@ -98,16 +98,16 @@ def test_a_short_ddp_training(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(3)
-def test_a_rank_that_fails_amid_collectives(cluster: Cluster) -> None:
-    """The others fail by it with 1 within a moment: the first one's 7 is the end, by its node."""
+def test_a_rank_that_fails_during_collectives(cluster: Cluster) -> None:
+    """The other ranks fail with 1 after it: the first one's 7 is the result, with its node."""
     agents = start(cluster, FAILS_AMID)
     assert ends(agents, START) == [7, 7, 7], agents[0].tail()
     assert "exit code 7 (local rank 1 on pod" in last_line(agents[0])
 
 
 @pytest.mark.pods(2)
-def test_a_pod_that_dies_amid_collectives(cluster: Cluster) -> None:
-    """Its neighbours' errors are no verdict of the job's: 75, and the pod is named."""
+def test_a_pod_killed_during_collectives(cluster: Cluster) -> None:
+    """Its neighbors' errors are not the job's result: 75, and the pod is named."""
     script = FAILS_AMID.replace("step == 20 and", "False and").replace("1000):", "10**9):")
     script = script.replace("for step", 'print("running", flush=True)\nfor step')
     head, worker = start(cluster, script)
@@ -118,8 +118,8 @@ def test_a_pod_that_dies_amid_collectives(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_sigterm_amid_collectives(cluster: Cluster) -> None:
-    """Asked to stop, all leave with 143 within the grace."""
+def test_sigterm_during_collectives(cluster: Cluster) -> None:
+    """All nodes end with 143 within the grace."""
     script = FAILS_AMID.replace("step == 20 and", "False and").replace("1000):", "10**9):")
     script = script.replace("for step", 'print("running", flush=True)\nfor step')
     head, worker = start(cluster, script)

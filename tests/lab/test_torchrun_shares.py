@@ -40,8 +40,8 @@ waits_for_the_others()
 
 
 @pytest.mark.pods(2)
-def test_a_workers_share_is_heard_and_looked_at(cluster: Cluster) -> None:
-    """Its fatal line is told on both nodes, its output is life, and its stacks are in both logs."""
+def test_a_workers_share_is_watched(cluster: Cluster) -> None:
+    """Its fatal line is logged on both nodes, its output is progress, its stacks are logged."""
     cluster.env["AGENT_STALL"] = f"{LIMIT}s"
     head, worker = start(cluster, SCRIPT)
     head.wait_for("up 0", stream="stdout", timeout=START)
@@ -66,8 +66,8 @@ def test_a_workers_share_is_heard_and_looked_at(cluster: Cluster) -> None:
 
 
 @pytest.mark.pods(2)
-def test_what_a_failed_share_told_is_the_remedy_everywhere(cluster: Cluster) -> None:
-    """Its node's log explains it there, and at the head the node is named with it."""
+def test_a_failed_shares_output_gives_the_remedy(cluster: Cluster) -> None:
+    """Its node's log explains it there, and the head names the node with it."""
     fails = f"import os\nif os.environ['RANK'] == '3':\n    raise MemoryError({OOM!r})\n"
     agents = start(cluster, f"{fails}import time\ntime.sleep(600)\n")
     assert ends(agents, START) == [1, 1], agents[0].tail()

@@ -113,7 +113,7 @@ def test_ray_and_an_agent_may_disagree() -> None:
     assert "pod2 left Ray, though its agent answers: Ray does not know it any more" in story.said
 
 
-def test_a_spare_is_taken_for_the_next_attempt() -> None:
+def test_a_spare_joins_the_next_attempt() -> None:
     """Who joins a running attempt stays unused, which is said, until the next."""
     story = Story(goal(1, retries=1), [*PAIR, (8, word(3)), (8, nodes(2, 3))])
     assert "pod3 is one more than the running attempt needs: unused until another" in story.said
