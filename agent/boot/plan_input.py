@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from msgspec.structs import replace
 
@@ -40,14 +40,16 @@ from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
-    from agent.node.facts import Facts, Mount, RayPython, TorchPython
+    from agent.node.facts import Facts, RayPython, TorchPython
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
-    from agent.work.checkpoints import FolderContents
     from agent.work.services import ServicesFile
+
+
+T = TypeVar("T")
 
 
 def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
@@ -253,16 +255,21 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     starts_in = settings.working_dir or "."
     found = pythons.find_framework(known.framework, facts.job_python, starts_in)
     facts = replace(facts, framework=found)
-    mounts: list[Mount | None] = []
-    sizes: list[tuple[int | None, int]] = []
     folder = checkpoint_folder(settings, loaded.command)
-    run_within(_DISK_LIMIT, lambda: mounts.append(mount_of(folder)))
-    if mounts:
-        facts = replace(facts, checkpoints=mounts[0])
-        run_within(_DISK_LIMIT, lambda: sizes.append((free_at(folder), weights_in(settings.model))))
-    if sizes:
-        facts = replace(facts, checkpoints_free=sizes[0][0], model_bytes=sizes[0][1])
+    mount = _read_in_time(lambda: (mount_of(folder),))
+    if mount is not None:
+        facts = replace(facts, checkpoints=mount[0])
+        sizes = _read_in_time(lambda: (free_at(folder), weights_in(settings.model)))
+        if sizes is not None:
+            facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
     return facts
+
+
+def _read_in_time(read: Callable[[], T]) -> T | None:
+    """Read from a disk; None if it takes longer than `_DISK_LIMIT`."""
+    found: list[T] = []
+    run_within(_DISK_LIMIT, lambda: found.append(read()))
+    return found[0] if found else None
 
 
 def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
@@ -270,14 +277,13 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     job = plan.job
     if job is None or job.recipe is None or not job.recipe.known.framework:
         return ()
-    held: list[FolderContents] = []
-    run_within(_DISK_LIMIT, lambda: held.append(read_checkpoints(job.checkpoints)))
-    if not held:
+    held = _read_in_time(lambda: read_checkpoints(job.checkpoints))
+    if held is None:
         return ()
     ours = checkpoint_owner(job.recipe, world_size(job.recipe.input.nodes))
-    why, level = why_unusable(held[0], ours), Level.FAIL
+    why, level = why_unusable(held, ours), Level.FAIL
     if not why:  # the nodes that join decide
-        why, level = why_not_resumable(held[0], ours), Level.WARN
+        why, level = why_not_resumable(held, ours), Level.WARN
     remedy = ends.CHECKPOINTS_REFUSED.remedy
     return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
 
@@ -298,7 +304,8 @@ def plan_from_environment(
     program, torch = _find_torchrun_programs(environ, loaded, ray.executable)
     temp, problems = temp_root(loaded.settings)
     problems += unknown_flags(loaded.settings, ray)
-    problems += _torchrun_problems(loaded, wants_job=wants_job)
+    if launcher(loaded.settings, None) == TORCHRUN:
+        problems += torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
     is_first = parent.is_init()
     facts = gather(names, ray, environ, program, is_first_process=is_first, temp=temp)
     facts = replace(facts, torch=torch)
@@ -312,7 +319,7 @@ def plan_from_environment(
         problems += error.problems
     try:
         if topology is None or topology.is_head:  # a worker may lack the head's files
-            runtime_env, upload = _runtime_env(loaded.settings, environ, ray.folder)
+            runtime_env, upload = read_runtime_env(loaded.settings, environ, ray.folder)
     except SettingsError as error:
         problems += error.problems
     problems += _port_clashes(environ, loaded, topology)
@@ -329,21 +336,6 @@ def plan_from_environment(
     facts = add_job_facts(facts, loaded, topology)
     plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload)
     return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
-
-
-def _torchrun_problems(loaded: Loaded, *, wants_job: bool) -> tuple[Problem, ...]:
-    if launcher(loaded.settings, None) != TORCHRUN:
-        return ()
-    return torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
-
-
-def _runtime_env(
-    settings: Settings, environ: Mapping[str, str], ray: str
-) -> tuple[dict[str, object], UploadSize | None]:
-    if settings.runtime_env is None and settings.working_dir is None:
-        return {}, None
-
-    return read_runtime_env(settings, environ, ray)
 
 
 def _load_settings(environ: Mapping[str, str], command: list[str] | None) -> Loaded:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.ranges import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
-from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics
+from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
 from agent.checks.network import SLOW
 from agent.control.protocol import MAX_ANSWERS
 from agent.control.sample import download_sample
@@ -306,7 +306,7 @@ class HeadRequests:
         if name in DIAGNOSTICS:
             text = await self._diagnostics.collect(name)
             if name == STACKS:
-                self._diagnostics.log_stacks(text)
+                log_stacks(self._run.plan.topology.node_name, text, "at the head")
             self._logs[name] = text[:LONGEST_TAIL]
         else:
             await self._fetch_tail(name)

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
-    from agent.boot.make_ready import SurvivingProcesses
     from agent.plan.plan import Plan
     from agent.record.run_choice import ChosenRun
     from agent.settings.redact import Redactor
@@ -112,7 +111,13 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         chosen, own = _chosen_run(root, plan, redactor)
         folder = RunFolder(root, chosen.run_id, name, link=False)  # linked once the port is open
         left = find_surviving_processes(folder, names)
-        keeper = _make_keeper(root, plan, chosen, own, left)
+        keeps_ray = left is not None and left.has_ray
+        keeper = RunKeeper(
+            *(root, own, chosen),
+            job_survives=keeps_ray or plan.topology.given_ray is not None,
+            replaces_agent=left is not None,
+            memory="" if left is None else left.oom_evidence,
+        )
         if left is not None and keeper.has_outdated_ray:
             left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
@@ -180,21 +185,6 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, 
     if chosen.before is not None and chosen.before.attempts:
         say(f"run {chosen.run_id} continues, attempts so far: {len(chosen.before.attempts)}")
     return chosen, own
-
-
-def _make_keeper(
-    root: Path, plan: Plan, chosen: ChosenRun, fingerprint: str, left: SurvivingProcesses | None
-) -> RunKeeper:
-    """Return the keeper of the run's record."""
-    replaces_agent = left is not None
-    survives = (left is not None and left.has_ray) or plan.topology.given_ray is not None
-    memory = "" if left is None else left.oom_evidence
-    return RunKeeper(
-        *(root, fingerprint, chosen),
-        job_survives=survives,
-        replaces_agent=replaces_agent,
-        memory=memory,
-    )
 
 
 def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

@@ -88,10 +88,6 @@ class Diagnostics:
         text = await job.stacks_of(job.processes_to_dump(found), py_spy, self._env(), log)
         return self._run.redactor.clean(text)
 
-    def log_stacks(self, text: str) -> None:
-        """Log the stacks on this node."""
-        log_stacks(self._run.plan.topology.node_name, text, "at the head")
-
     def _env(self) -> dict[str, str]:
         """Return the variables that the tools need, without secrets."""
         environ = self._run.plan.environ

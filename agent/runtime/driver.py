@@ -83,10 +83,7 @@ async def output_of(
 def find_driver(submission_id: str) -> psutil.Process | None:
     """Return the session leader of a job's driver, if it is a descendant of this agent."""
     with suppress(psutil.Error, OSError):
-        leaders = [
-            process for process in descendants.list_descendants() if _is_started_by_ray(process)
-        ]
-        ids = {process: _job_of(process) for process in leaders}
+        ids = _jobs_by_leader()
         named = [process for process, job in ids.items() if job == submission_id]
         # A program that sets a long process title overwrites its environment.
         nameless = [process for process, job in ids.items() if job is None]
@@ -98,11 +95,14 @@ def find_driver(submission_id: str) -> psutil.Process | None:
 def any_driver_runs() -> bool:
     """Return whether a driver of any job is a descendant of this agent."""
     with suppress(psutil.Error, OSError):
-        leaders = [
-            process for process in descendants.list_descendants() if _is_started_by_ray(process)
-        ]
-        return any(_job_of(process) != "" for process in leaders)
+        return any(job != "" for job in _jobs_by_leader().values())
     return False
+
+
+def _jobs_by_leader() -> dict[psutil.Process, str | None]:
+    """Return the job id of each process that a Ray worker started in a session of its own."""
+    found = descendants.list_descendants()
+    return {process: _job_of(process) for process in found if _is_started_by_ray(process)}
 
 
 def kill_leftovers() -> list[str]:

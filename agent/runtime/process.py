@@ -390,11 +390,8 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subpr
 
 def start_time(pid: int) -> int:
     """Return a process's start time in ticks since boot; 0 if unknown."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-        return int(stat.rpartition(")")[2].split()[19])  # field 22; the second may hold spaces
-    except (OSError, ValueError, IndexError):
-        return 0
+    fields = descendants.read_stat(pid)
+    return int(fields[20]) if len(fields) > 20 else 0
 
 
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:

@@ -13,7 +13,7 @@ from agent.base import times
 from agent.node import limits
 from agent.plan.waits import HANG_LIMIT
 from agent.runtime import driver
-from agent.runtime.descendants import children_of
+from agent.runtime.descendants import children_of, read_stat
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -135,11 +135,9 @@ def ray_processes(pid: int) -> dict[str, RayProcess]:
     """Return the required processes of Ray among a process's children."""
     found: dict[str, RayProcess] = {}
     for child in children_of(pid):
-        with suppress(OSError, IndexError):
-            stat = Path(f"/proc/{child}/stat").read_text(encoding="utf-8", errors="replace")
-            name, state = stat.partition("(")[2].rpartition(")")[0], stat.rpartition(")")[2].split()
-            if name in REQUIRED_PROCESSES:
-                found[name] = RayProcess(child, state[0])
+        fields = read_stat(child)
+        if fields and fields[0] in REQUIRED_PROCESSES:
+            found[fields[0]] = RayProcess(child, fields[1])
     return found
 
 
@@ -197,10 +195,8 @@ def _found_below(pid: int) -> Iterator[tuple[int, str]]:
 
 def _state_of(pid: int) -> str:
     """Return a process's state letter; '' if it is gone."""
-    with suppress(OSError, IndexError):
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return stat.rpartition(")")[2].split()[0]
-    return ""
+    fields = read_stat(pid)
+    return fields[1] if fields else ""
 
 
 def _command_line(pid: int) -> str:

@@ -367,7 +367,8 @@ async def story():
     script = f"echo first; {{wait}}; echo second; sleep 1000"
     child = await Child.start("child", ["sh", "-c", script], dict(PATH=os.defpath),
                               lambda: Path({str(tmp_path)!r}, "log"))
-    while "first" not in await child.tail():
+    log = Path({str(tmp_path)!r}, "log")
+    while not log.exists() or "first" not in log.read_text():
         await anyio.sleep(0.01)
     print(child.pid, flush=True)
     os._exit(0)
