@@ -1,4 +1,4 @@
-"""One question over HTTP: nobody in between, nothing followed, an end to time and size."""
+"""One HTTP request: no proxy, no redirect, limits of time and size."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def reply(body: bytes, head: str = "200 OK") -> Callable[[socket.socket, Peer], 
     return answer
 
 
-def test_an_answer_comes_whole_with_its_status() -> None:
-    """Status and body come back, also those of a refusal."""
+def test_status_and_body_are_returned() -> None:
+    """Also those of a refusal."""
     with answering(reply(b'{"a": 1}')) as peer:
         answer = ask(peer.url)
         assert (answer.status, json.loads(answer.body), answer.evidence) == (200, {"a": 1}, "")
@@ -79,8 +79,8 @@ def test_an_answer_comes_whole_with_its_status() -> None:
         assert ask(peer.url).status == 401
 
 
-def test_only_our_own_header_goes_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a netrc entry nor a proxy of the environment takes the call."""
+def test_neither_netrc_nor_proxy_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The request has our header and goes to the server itself."""
     netrc = tmp_path / "netrc"
     netrc.write_text("machine 127.0.0.1 login somebody password else\n")
     monkeypatch.setenv("NETRC", str(netrc))
@@ -94,7 +94,7 @@ def test_only_our_own_header_goes_there(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_redirect_is_not_followed() -> None:
-    """The token goes nowhere else."""
+    """The token is sent to no other server."""
     with answering(reply(b"{}")) as other:
         elsewhere = reply(b"", f"302 Found\r\nLocation: {other.url}")
         with answering(elsewhere) as peer:
@@ -102,8 +102,8 @@ def test_a_redirect_is_not_followed() -> None:
     assert [asked for asked in other.asked if asked] == []
 
 
-def test_a_drip_has_an_end() -> None:
-    """A byte now and then, which no timeout of a socket minds, ends with the limit."""
+def test_a_slow_answer_ends_at_the_limit() -> None:
+    """A byte now and then, which resets the timeout of a socket, ends with the limit."""
 
     def drip(connection: socket.socket, peer: Peer) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
@@ -114,8 +114,8 @@ def test_a_drip_has_an_end() -> None:
         assert ask(peer.url, limit=1.0).evidence == "no answer within 1 s"
 
 
-def test_a_flood_has_an_end() -> None:
-    """An answer without end, or one that unpacks to one, costs no memory to speak of."""
+def test_a_large_answer_is_cut() -> None:
+    """An endless answer, or a compressed one, takes little memory."""
 
     def flood(connection: socket.socket, peer: Peer) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -146,8 +146,8 @@ def half(connection: socket.socket, _peer: Peer) -> None:
 
 
 @pytest.mark.parametrize("answer", [nothing, nonsense, half])
-def test_what_is_no_answer_says_why(answer: Callable[[socket.socket, Peer], None]) -> None:
-    """Whatever listens there, it is a sentence and no traceback."""
+def test_an_invalid_answer_has_a_reason(answer: Callable[[socket.socket, Peer], None]) -> None:
+    """Any program on that port gives a sentence, and no traceback."""
     with answering(answer) as peer:
         found = ask(peer.url)
     assert found.status == 0
@@ -165,8 +165,8 @@ def test_what_is_no_answer_says_why(answer: Callable[[socket.socket, Peer], None
         ("http://:99999/", ""),
     ],
 )
-def test_where_nobody_is(url: str, words: str) -> None:
-    """No listener, no such name, no such host: each in its own words."""
+def test_without_a_listener(url: str, words: str) -> None:
+    """No listener, no such name and no such host have different reasons."""
     found = ask(url)
     assert found.status == 0
     assert words in found.evidence

@@ -48,7 +48,7 @@ FIRST = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
         (["../secrets", "x/y"], 69, ""),
     ],
 )
-def test_what_is_meant(
+def test_the_words_name_node_and_log(
     words: list[str], code: int, out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A node, a log, both or none; what is not there is named."""
@@ -74,8 +74,8 @@ def test_a_worker_s_last_lines_are_not_followed(
     assert "cannot be followed" in told.err
 
 
-def test_no_head_and_no_proof(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """69 both; without token or key nobody reads a log."""
+def test_logs_need_a_head_and_a_key(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both end with 69: without token or key no log is shown."""
     with a_head() as head:
         where = f"http://127.0.0.1:{head.port}/logs/head/job"
         assert [ask(where, key).status for key in (None, "another", KEY)] == [401, 401, 200]
@@ -130,7 +130,7 @@ class Output(io.StringIO):
             assert self._written.wait_for(lambda: text in self.getvalue(), SECONDS)
 
 
-def test_an_agent_that_is_started_again_goes_on_with_the_log(
+def test_following_survives_a_restarted_agent(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another agent listens at the same port a moment later; after the verdict its end is ours."""
@@ -146,7 +146,7 @@ def test_an_agent_that_is_started_again_goes_on_with_the_log(
     assert (codes, output.getvalue(), capsys.readouterr().err) == ([0], "one\ntwo\n", "")
 
 
-def test_an_agent_that_stays_away_is_given_up(
+def test_following_ends_when_the_agent_stays_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a verdict nobody knows whether the run has ended: that is said, and is no success."""
@@ -195,8 +195,8 @@ def asked(tmp_path: Path) -> Iterator[Asked]:
     found.run.close()
 
 
-def test_its_own_log_from_any_place(asked: Asked) -> None:
-    """The end first, then what is new, in whole lines and without a secret."""
+def test_a_log_is_read_from_any_offset(asked: Asked) -> None:
+    """First its end, then new text, in whole lines and without secrets."""
     asked.job.write_text(f"step 1\nkey {SECRET}\nhalf")
     first = asked.part("head", "job")
     assert first == LogPart(f"step 1\nkey {MASK}\n", len(f"step 1\nkey {SECRET}\n"))
@@ -208,7 +208,7 @@ def test_its_own_log_from_any_place(asked: Asked) -> None:
     )
 
 
-def test_a_long_log_is_given_by_its_end(asked: Asked) -> None:
+def test_of_a_long_log_the_end_is_read(asked: Asked) -> None:
     """The end begins with a whole line."""
     asked.job.write_text("".join(f"line {number}\n" for number in range(60_000)))
     part = asked.part("head", "job")
@@ -218,14 +218,14 @@ def test_a_long_log_is_given_by_its_end(asked: Asked) -> None:
     assert part.next == asked.job.stat().st_size
 
 
-def test_a_log_that_was_begun_anew_is_read_anew(asked: Asked) -> None:
-    """A place beyond its end is none of its own."""
+def test_a_truncated_log_is_read_from_its_start(asked: Asked) -> None:
+    """An offset beyond its end belongs to the former file."""
     asked.job.write_text("again\n")
     assert asked.part("head", "job", 5000) == LogPart("again\n", 6)
 
 
-def test_more_is_waited_for(asked: Asked) -> None:
-    """Who follows and has all of it is answered when there is more, and not at once."""
+def test_a_follower_waits_for_new_text(asked: Asked) -> None:
+    """A reader at the end of the log is answered once there is more."""
     asked.job.write_text("one\n")
 
     async def follow() -> LogPart | str:
@@ -242,8 +242,8 @@ def test_more_is_waited_for(asked: Asked) -> None:
     assert anyio.run(follow) == LogPart("two\n", 8)
 
 
-def test_a_verdict_is_told_at_once(asked: Asked) -> None:
-    """Who waits for more hears of it, before the agent leaves."""
+def test_a_verdict_ends_the_wait(asked: Asked) -> None:
+    """A waiting reader is answered before the agent exits."""
     asked.job.write_text("one\n")
 
     async def follow() -> LogPart | str:
@@ -260,8 +260,8 @@ def test_a_verdict_is_told_at_once(asked: Asked) -> None:
     assert anyio.run(follow) == LogPart("", 4, is_over=True)
 
 
-def test_nothing_more(asked: Asked) -> None:
-    """Patience ends, at the place where it was."""
+def test_the_wait_has_a_limit(asked: Asked) -> None:
+    """The answer has the same offset."""
     asked.job.write_text("one\n")
     assert asked.part("head", "job", 4) == LogPart("", 4)
 
@@ -276,13 +276,13 @@ def test_nothing_more(asked: Asked) -> None:
         ("pod1", "agent", "pod1 sent no log 'agent' within 3 s"),
     ],
 )
-def test_what_there_is_not(asked: Asked, node: str, name: str, words: str) -> None:
-    """Names come from a closed set; what is not there is said with what is."""
+def test_unknown_logs(asked: Asked, node: str, name: str, words: str) -> None:
+    """Names come from a closed set; the error lists those that exist."""
     assert words in str(asked.part(node, name))
 
 
 def test_a_workers_last_lines(asked: Asked) -> None:
-    """They are ordered, and come with its next report, a line each."""
+    """They are ordered, and sent with its next report."""
 
     async def ask_for_it() -> LogPart | str:
         report = Report("k1", "10.0.0.2", "joining Ray", hello=Hello("pod1", 1))

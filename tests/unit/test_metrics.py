@@ -1,4 +1,4 @@
-"""The metrics, judged by Prometheus' own parser."""
+"""The metrics, read with the parser of Prometheus."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def only(samples: list[tuple[dict[str, str], float]]) -> float:
     return value
 
 
-def test_a_run_that_trains() -> None:
-    """Phases, nodes, services, job and curve are as the status has them."""
+def test_metrics_of_a_training_run() -> None:
+    """Phases, nodes, services, job and curve equal those of the status."""
     found = parsed(run_of(256))
     assert found["pod_agent_phase"] == [({"role": "head", "phase": "running"}, 1.0)]
     spent = {labels["phase"]: seconds for labels, seconds in found["pod_agent_phase_seconds"]}
@@ -80,8 +80,8 @@ def _by_service(sample: tuple[dict[str, str], float]) -> tuple[str, float]:
     return labels["service"], value
 
 
-def test_what_is_not_known_has_no_sample() -> None:
-    """A worker tells of itself alone; a cluster without a job of none; a new job of no step."""
+def test_missing_values_have_no_sample() -> None:
+    """A worker has only own metrics; without a job or a step these metrics are absent."""
     assert parsed(WORKER).keys() == {
         "pod_agent_phase",
         "pod_agent_uptime_seconds",
@@ -95,24 +95,24 @@ def test_what_is_not_known_has_no_sample() -> None:
 
 
 @given(st.text(max_size=30))
-def test_whatever_a_node_is_called(name: str) -> None:
-    """A label holds any text, and reads back as it was."""
+def test_labels_are_escaped(name: str) -> None:
+    """A label holds any text, and the parser returns the same text."""
     run = run_of(1)
     run["nodes"][0]["name"] = name
     ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
     assert labels["node"] == name
 
 
-def test_a_name_that_no_encoding_takes() -> None:
-    """Half of a pair, which a name from the environment may hold, is shown by its number."""
+def test_surrogates_are_escaped() -> None:
+    """A lone surrogate, which a name from the environment may hold, becomes its number."""
     run = run_of(1)
     run["nodes"][0]["name"] = "pod\ud800"
     ((labels, _),) = parsed(run)["pod_agent_node_join_seconds"]
     assert labels["node"] == r"pod\ud800"
 
 
-def test_the_dashboard_asks_for_what_there_is() -> None:
-    """Every expression of the Grafana dashboard names metrics and labels that a run has."""
+def test_the_dashboard_uses_existing_metrics() -> None:
+    """Every expression of the Grafana dashboard names metrics and labels of a run."""
     found = parsed(run_of(3))
     dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
     asked = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
@@ -127,8 +127,8 @@ def test_the_dashboard_asks_for_what_there_is() -> None:
     assert found.keys() - names == {"pod_agent_uptime_seconds", "pod_agent_service_outages"}
 
 
-def test_two_machines_of_one_name() -> None:
-    """A series has one value: the second says nothing, whatever it is about."""
+def test_two_nodes_with_one_name() -> None:
+    """A series has one value: that of the first node."""
     run = run_of(2)
     run["services"] *= 2
     for node in run["nodes"]:

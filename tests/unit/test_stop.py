@@ -20,16 +20,16 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_the_key_in_the_run_folder_opens_it(tmp_path: Path) -> None:
-    """On the head's node no token is needed; the verb returns once the head is gone."""
+def test_the_key_in_the_run_folder_is_enough(tmp_path: Path) -> None:
+    """On the head's node no token is needed; the verb returns once the head has exited."""
     leave_key(tmp_path, KEY)
     with a_head() as head:
         assert stop_verb.stop({"AGENT_PORT": str(head.port)}, tmp_path) == 0
         assert head.stopped.is_set()
 
 
-def test_the_token_opens_it_and_the_key_no_more(tmp_path: Path) -> None:
-    """Where there is a token, it alone counts."""
+def test_with_a_token_the_key_is_refused(tmp_path: Path) -> None:
+    """Where a token is set, only it is accepted."""
     leave_key(tmp_path, KEY)
     with a_head(SECRET) as head:
         assert ask(f"http://127.0.0.1:{head.port}/stop", KEY, post=True).status == 401
@@ -38,7 +38,7 @@ def test_the_token_opens_it_and_the_key_no_more(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("found", ["", "another"], ids=["no key", "a key of another run"])
-def test_without_proof_nothing_is_stopped(
+def test_without_token_and_key_nothing_is_stopped(
     found: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Whoever reaches the port may not end the run; the one who may is told how."""
@@ -59,8 +59,8 @@ def test_no_head_answers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "connection refused" in capsys.readouterr().err
 
 
-def test_a_worker_cannot_be_asked() -> None:
-    """A worker's port says whom to ask."""
+def test_a_worker_refuses() -> None:
+    """A worker's port names the head."""
 
     async def answer() -> int:
         (socket,) = bind(["127.0.0.1"], 0)
@@ -75,8 +75,8 @@ def test_a_worker_cannot_be_asked() -> None:
     assert anyio.run(answer) == 409
 
 
-def test_a_key_is_its_users_alone(tmp_path: Path) -> None:
-    """Nobody else reads it, and a former life's is replaced, whatever its mode."""
+def test_only_the_user_can_read_the_key(tmp_path: Path) -> None:
+    """The key of a previous agent is replaced, whatever its mode."""
     folder = tmp_path / "latest" / "pod0"
     folder.mkdir(parents=True)
     (folder / run_folder.KEY_FILE).write_text("old")
@@ -86,6 +86,6 @@ def test_a_key_is_its_users_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE((folder / run_folder.KEY_FILE).stat().st_mode) == 0o600
 
 
-def test_a_disk_that_takes_no_key(tmp_path: Path) -> None:
-    """A run without a key goes on: only the verb without a token has no way in."""
+def test_without_a_writable_key_the_run_continues(tmp_path: Path) -> None:
+    """Only verbs without a token are refused then."""
     assert run_folder.make_key(tmp_path / "nowhere") is None

@@ -84,8 +84,8 @@ def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
     return data
 
 
-def test_it_tells_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first status at once, then each that differs in more than its clock; else a beat."""
+def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first status at once, then each that differs in more than its clocks, or a repeat."""
     monkeypatch.setattr(server, "KEEPALIVE_INTERVAL", 3.0)
     with a_head() as head, reading(head, BY_KEY) as answer:
         assert answer.status == 200
@@ -116,14 +116,16 @@ def test_it_tells_what_changes(monkeypatch: pytest.MonkeyPatch) -> None:
         (SECRET, {"Cookie": f"{COOKIE}=0"}, 401),
     ],
 )
-def test_who_may_read(token: str | None, headers: dict[str, str], status: int) -> None:
-    """The token where there is one; without, the key on the node itself."""
+def test_the_stream_needs_token_or_key(
+    token: str | None, headers: dict[str, str], status: int
+) -> None:
+    """The token where one is set, else the key on the node itself."""
     with a_head(token) as head, reading(head, headers) as answer:
         assert answer.status == status
 
 
-def test_the_page_s_cookie_opens_it() -> None:
-    """A browser that has signed in needs nothing else."""
+def test_the_cookie_of_the_page_is_enough() -> None:
+    """A browser with the cookie needs no token."""
     with a_head(SECRET) as head:
         with contextlib.closing(
             http.client.HTTPConnection("127.0.0.1", head.port, timeout=SECONDS)
@@ -135,14 +137,14 @@ def test_the_page_s_cookie_opens_it() -> None:
             assert told(answer)["phase"] == "booting"
 
 
-def test_a_worker_has_none() -> None:
-    """A worker's port says whom to ask."""
+def test_a_worker_has_no_stream() -> None:
+    """A worker's port names the head."""
     with a_head(is_head=False) as head, reading(head, BY_KEY) as answer:
         assert answer.status == 409
 
 
-def test_what_only_the_token_shows() -> None:
-    """Without a token the status has no text of logs or findings: anybody asks for it."""
+def test_log_text_needs_the_token() -> None:
+    """Without a token anyone may read the status: it has no text of logs or findings."""
     for token, headers, expected in ((None, {}, False), (SECRET, BY_TOKEN, True)):
         with (
             a_head(token) as head,
@@ -154,8 +156,8 @@ def test_what_only_the_token_shows() -> None:
             assert ("warnings" in json.loads(connection.getresponse().read())) is expected
 
 
-def test_so_many_and_no_more() -> None:
-    """All of them share one look; the one too many is told so, and takes a place that is free."""
+def test_readers_are_limited() -> None:
+    """All share one read of the status; one more is refused until another leaves."""
     with a_head() as head, contextlib.ExitStack() as readers:
         first = contextlib.ExitStack()
         assert first.enter_context(reading(head, BY_KEY)).status == 200
@@ -175,7 +177,7 @@ def test_so_many_and_no_more() -> None:
 
 
 def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who takes nothing is let go; others are served meanwhile, and the port closes in time."""
+    """A reader that accepts nothing is disconnected; others are served, and the port closes."""
     monkeypatch.setattr(server, "WRITE_LIMIT", 1.0)
     with a_head() as head:
         head.status["padding"] = "x" * 8_000_000
@@ -194,8 +196,8 @@ def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not head.site._stream._readers  # noqa: SLF001 - same
 
 
-def test_a_look_takes_a_small_part_of_the_loop() -> None:
-    """A status that takes long to make is looked at less often."""
+def test_a_slow_status_is_read_less_often() -> None:
+    """Reading the status takes a small share of the loop's time."""
     now = [0.0]
 
     def look() -> dict[str, object]:

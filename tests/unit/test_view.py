@@ -1,4 +1,4 @@
-"""The terminal's view of a run: what is shown of it, however large it and small the terminal is."""
+"""The view of a run for a terminal, for any size of both, and the lines about changes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def lines(status: dict[str, Any], height: int, width: int = 120, **more: Any) ->
     return [line.rstrip() for line in lines_of(view_of(status, height, **more), width)]
 
 
-def test_all_of_a_small_run() -> None:
-    """Phase, job, services, nodes with rank, name, phase and how long, and the last lines."""
+def test_a_small_run_is_shown_completely() -> None:
+    """Phase, job, services, nodes with rank, name, phase and duration, and the last lines."""
     shown = lines(run_of(3), 40)
     assert shown[0] == ("run run-20261122-0712: running for 4 min 25 s, 5 min 37 s since the start")
     assert shown[1].startswith("job rehearsal: running, attempt 2, step 25 of 40 [####")
@@ -65,8 +65,8 @@ def test_all_of_a_small_run() -> None:
     assert shown[-1] == EVIL
 
 
-def test_a_wait_has_its_progress() -> None:
-    """What is waited for, how much of its time is over, how much is left, and the last word."""
+def test_a_wait_has_a_progress_bar() -> None:
+    """Name, elapsed share, time left and evidence of a wait."""
     run = {**run_of(3), **BOOTING}
     (wait,) = [line for line in lines(run, 40, age=10.0) if line.startswith("workers")]
     assert wait.split("  ") == ["workers", "[#######.............]", "80 s left", "1 of 3 joined"]
@@ -77,8 +77,8 @@ def test_a_wait_has_its_progress() -> None:
     assert "waiting for" not in lines(run, 40)
 
 
-def test_of_many_nodes_the_worst_are_shown() -> None:
-    """256 nodes take no more room than there is: the lost one comes first, the rest are counted."""
+def test_the_worst_nodes_come_first() -> None:
+    """Of 256 nodes the lost one comes first, and those without a line are counted."""
     run = run_of(256)
     shown = lines(run, 20)
     assert len(shown) == 20
@@ -89,8 +89,8 @@ def test_of_many_nodes_the_worst_are_shown() -> None:
     assert "its Ray is gone" in shown[at + 1]
 
 
-def test_a_node_that_is_not_heard_of() -> None:
-    """Its silence is told, with what it said last."""
+def test_a_silent_node() -> None:
+    """The time since its last report is shown, with its last detail."""
     run = run_of(1)
     run["nodes"][0].update(heard_seconds_ago=40.0, state="silent", detail="", last_error="gone")
     assert any("last heard 45 s ago; gone" in line for line in lines(run, 40, age=5.0))
@@ -105,8 +105,8 @@ def test_a_node_that_is_not_heard_of() -> None:
         ("ready", {}, "its word"),
     ],
 )
-def test_a_node_that_prepares(state: str, said: dict[str, str], word: str) -> None:
-    """The step that failed, or runs, with its progress as far as we may see it."""
+def test_a_node_with_prepare_steps(state: str, said: dict[str, str], word: str) -> None:
+    """The failed or running step, with its progress if the caller may read logs."""
     run = run_of(1)
     run["nodes"][0].update(steps=[{"name": "fetch", "state": state}], detail="its word")
     run["progress"] = {"pod1": said, "head": {"gsm8k": "99%"}}
@@ -118,8 +118,8 @@ def test_a_node_that_prepares(state: str, said: dict[str, str], word: str) -> No
     assert lines(run, 40)
 
 
-def test_the_end_and_the_silence() -> None:
-    """A verdict is told with its remedy; a head that does not answer in its own line."""
+def test_a_verdict_and_an_outage() -> None:
+    """A verdict has its remedy; an outage of the head has an own line."""
     verdict = {"kind": "lost", "reason": "no word", "exit_code": 75, "remedy": "Try again"}
     shown = lines({**run_of(1), "verdict": verdict}, 40, outage="10.0.0.4:8266 does not answer")
     assert "lost: no word (exit code 75)" in shown
@@ -142,10 +142,10 @@ texts = st.one_of(st.text(max_size=300), st.just(STEERS), st.just("界" * 90), s
     words=texts,
     is_booting=st.booleans(),
 )
-def test_every_terminal_has_room(
+def test_the_view_fits_every_terminal(
     size: tuple[int, int], nodes: int, name: str, words: str, *, is_booting: bool
 ) -> None:
-    """No line is wider than the terminal, none too many, and none steers it."""
+    """No line is too wide, the view is not too high, and no text controls the terminal."""
     height, width = size
     run = {**run_of(nodes), **(BOOTING if is_booting else {})}
     run["waits"] = [{"what": name, "evidence": words, "seconds_left": -3.0}] * 9
@@ -161,8 +161,8 @@ def test_every_terminal_has_room(
         assert not set(line) & set(STEERS) - set("[2J31mredevil")
 
 
-def test_colours_are_the_terminals() -> None:
-    """Where a terminal has colours the lines have them; what others say makes none."""
+def test_colors_depend_on_the_terminal() -> None:
+    """The tones have colors; markup in names has no effect."""
     run = run_of(1)
     run["nodes"][0]["name"] = "[red]x[/red]:smile:"
     shown = "\n".join(lines_of(view_of(run, 40), 120, colored=True))
@@ -173,13 +173,13 @@ def test_colours_are_the_terminals() -> None:
 @pytest.mark.parametrize(
     ("seconds", "words"), [(-4, "0 s"), (119.4, "119 s"), (125, "2 min 5 s"), (9000, "2 h 30 min")]
 )
-def test_times(seconds: float, words: str) -> None:
-    """A length of time has what matters of it."""
+def test_durations(seconds: float, words: str) -> None:
+    """A duration has at most two units."""
     assert duration_text(seconds) == words
 
 
-def test_a_bar_stays_within_its_ends() -> None:
-    """Whatever share is told."""
+def test_a_bar_has_a_fixed_width() -> None:
+    """Shares below 0 and above 1 are clipped."""
     assert [bar(share, 4) for share in (-1, 0, 0.5, 1, 7)] == [
         "[....]",
         "[....]",
@@ -189,8 +189,8 @@ def test_a_bar_stays_within_its_ends() -> None:
     ]
 
 
-def test_lines_tell_what_changes() -> None:
-    """A line for each change; clocks, beats and counts in a wait's evidence are none."""
+def test_lines_about_changes() -> None:
+    """A line for each change; clocks, and counts in a wait's evidence, make none."""
     before = {**run_of(2), **BOOTING}
     after = copy.deepcopy(before)
     after.update(seconds=31.0, seconds_in_phase=31.0)

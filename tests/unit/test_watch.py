@@ -30,7 +30,7 @@ WATCH = [sys.executable, "-m", "agent", "status", "--watch"]
 
 
 def environ(head: Head, root: Path) -> dict[str, str]:
-    """Return the environment of a node whose agent this head is."""
+    """Return the environment of the head's node."""
     leave_key(root, KEY)
     kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
     return {**kept, "AGENT_PORT": str(head.port), "AGENT_LOG_DIR": str(root)}
@@ -38,7 +38,7 @@ def environ(head: Head, root: Path) -> dict[str, str]:
 
 @contextmanager
 def watching(head: Head, root: Path, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    """Watch it as a program whose output is a pipe."""
+    """Run `status --watch` with its output in a pipe."""
     with subprocess.Popen(
         [*WATCH, *flags],
         env=environ(head, root),
@@ -52,8 +52,8 @@ def watching(head: Head, root: Path, *flags: str) -> Iterator[subprocess.Popen[s
             program.kill()
 
 
-def test_lines_to_the_end(tmp_path: Path) -> None:
-    """Where nobody looks on: the status once, a line for each change, and 0 at the end."""
+def test_a_pipe_gets_lines_until_the_end(tmp_path: Path) -> None:
+    """Without a terminal: the status once, a line for each change, and 0 at the end."""
     with a_head() as head:
         head.status = run_of(2)
         with watching(head, tmp_path) as program:
@@ -69,8 +69,8 @@ def test_lines_to_the_end(tmp_path: Path) -> None:
             assert program.wait(20) == 0
 
 
-def test_json_is_one_object_a_line(tmp_path: Path) -> None:
-    """Each status that is news, and no other."""
+def test_json_has_one_object_per_line(tmp_path: Path) -> None:
+    """Each changed status is printed, and no other."""
     with a_head() as head:
         head.status = run_of(2)
         with watching(head, tmp_path, "--json") as program:
@@ -85,8 +85,8 @@ def test_json_is_one_object_a_line(tmp_path: Path) -> None:
             assert program.wait(20) == 0
 
 
-def test_without_a_stream_it_asks_again_and_again(tmp_path: Path) -> None:
-    """A worker that has no key, as none of these has, polls."""
+def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
+    """A worker has no control key, so it polls `/status`."""
     with a_head() as head:
         head.status = run_of(2)
         given = environ(head, tmp_path)
@@ -100,8 +100,8 @@ def test_without_a_stream_it_asks_again_and_again(tmp_path: Path) -> None:
         assert not head.site._stream._readers  # noqa: SLF001 - its only sign
 
 
-def test_at_a_terminal_it_lives(tmp_path: Path) -> None:
-    """The view on a screen of its own, as it changes; the last one stays when it is over."""
+def test_a_terminal_shows_the_live_view(tmp_path: Path) -> None:
+    """The view uses the alternate screen, and the last one stays after the end."""
     with a_head() as head:
         head.status = run_of(3)
         with on_a_terminal(WATCH, environ(head, tmp_path), 40, 100) as terminal:
@@ -121,7 +121,7 @@ def test_at_a_terminal_it_lives(tmp_path: Path) -> None:
 
 
 def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
-    """Lines, and not a word about what is not there."""
+    """Lines are printed, without a warning about rich."""
     (tmp_path / "rich").mkdir()
     (tmp_path / "rich" / "__init__.py").write_text("raise ImportError('no rich here')")
     with a_head() as head:
@@ -137,28 +137,28 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
         assert not any("rich" in line for line in shown)
 
 
-class Heard:
-    """A screen that remembers."""
+class RecordingScreen:
+    """A screen that records what it is given."""
 
     def __init__(self) -> None:
         self.words: list[str] = []
 
     def show(self, status: dict[str, Any]) -> None:
-        """Take a status."""
+        """Record a phase."""
         self.words.append(status["phase"])
 
     def show_outage(self, why: str) -> None:
-        """Take a silence."""
+        """Record an outage."""
         self.words.append(why)
 
 
-def test_a_head_that_is_gone() -> None:
-    """One that comes back goes on; after a while without a word it is gone, plainly, with 69."""
+def test_a_lost_head_ends_the_watch() -> None:
+    """A short outage is shown; after 15 s without a status the watch ends with 69."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
     told = [run_of(1), NoStatus("refused"), run_of(1), *[NoStatus("refused")] * 9]
-    heard = Heard()
-    code, words = verbs._show_until_end(heard, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
-    assert heard.words == [
+    screen = RecordingScreen()
+    code, words = verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
+    assert screen.words == [
         *("running", "10.0.0.4:8266 does not answer: refused", "running"),
         *["10.0.0.4:8266 does not answer: refused"] * 2,
     ]
@@ -167,8 +167,8 @@ def test_a_head_that_is_gone() -> None:
     assert words.endswith("16 s ago it was running")
 
 
-def test_lines_say_a_silence_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """And that it is over."""
+def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    """A second line is printed when the head answers again."""
     lines = verbs.LineScreen()
     lines.show(run_of(1))
     capsys.readouterr()
@@ -179,14 +179,14 @@ def test_lines_say_a_silence_once(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_agent_of_another_version(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What it tells cannot be shown: 69 and a sentence."""
+    """Its status cannot be shown: 69 and a sentence."""
     body = json.dumps({"role": "head", "phase": "waiting", "waits": []}).encode()
     with answering(reply(body)) as peer:
         assert verbs.watch_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
     assert "another version" in capsys.readouterr().err
 
 
-def test_nobody_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_head_it_ends_with_69(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No head answers: 69 at once."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
