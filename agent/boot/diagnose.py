@@ -19,7 +19,7 @@ from agent.boot.events import without_addresses
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
-from agent.decisions.remedies.match import explain
+from agent.decisions.remedies import explain
 from agent.decisions.values import OrderKind, Step
 from agent.node.disks import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG

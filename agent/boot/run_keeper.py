@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
     from agent.control.protocol import Hello
-    from agent.decisions.head.state import AttemptSnapshot
+    from agent.decisions.attempts import AttemptSnapshot
     from agent.plan.plan import Plan
     from agent.record.run_choice import ChosenRun
 

@@ -76,6 +76,49 @@ class Attempt(Value):
         return LostAttempt((self.ended or began) - began, reason, self.checkpoint)
 
 
+class AttemptSnapshot(Value):
+    """A submitted attempt, saved for the next agent; times are on the run's clock."""
+
+    number: int
+    submitted: float
+    required: int
+    """How many workers it needs."""
+    checkpoint: int | None = None
+    """The step of the newest checkpoint when it began."""
+    former_workers: tuple[str, ...] = ()
+    """The workers that a killed agent counted, by name."""
+    lost_nodes: tuple[str, ...] = ()
+    """The nodes lost since, by name."""
+    dead_node_ids: frozenset[str] = frozenset()
+    """The ids of nodes that do not answer, which GCS may still list."""
+    last_loss: str = ""
+    """The last loss, as text."""
+    last_loss_at: float | None = None
+    below_required_since: float | None = None
+    """Since when fewer workers than required count."""
+    end: Outcome | None = None
+    """The outcome to end with, once its job has stopped."""
+    stop_ordered_at: float = 0.0
+    """When the stop was ordered."""
+    workers: Mapping[str, str] = field(default_factory=dict)
+    """Its workers at submission, address to name."""
+    lost_workers: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were lost since, address to name."""
+    signaled: bool = False
+    """True once the agent itself sent SIGTERM to its driver."""
+    id: str = ""
+    """Its submission id in Ray."""
+
+    @property
+    def is_worth_saving(self) -> bool:
+        """Return whether it holds what Ray and the nodes could not give the next agent."""
+        return (
+            bool(self.last_loss or self.dead_node_ids)
+            or self.end is not None
+            or self.below_required_since is not None
+        )
+
+
 class DriverSignaled(Value):
     """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.decisions.remedies.match import KEYS, find_known_lines
+from agent.decisions.remedies import KEYS, find_known_lines
 from agent.record.log import printable, say
 
 if TYPE_CHECKING:

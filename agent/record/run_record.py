@@ -16,8 +16,7 @@ from msgspec.structs import replace
 from agent.base import ends
 from agent.base.outcome import Outcome
 from agent.base.value import Value
-from agent.decisions.attempts import LostAttempt
-from agent.decisions.head.state import AttemptSnapshot
+from agent.decisions.attempts import AttemptSnapshot, LostAttempt
 from agent.record.files import error_text, read_small, seconds_between, write_atomically
 from agent.record.node_record import seconds_since, time_to_data
 from agent.settings.redact import MASK, looks_secret

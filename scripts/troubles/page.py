@@ -6,8 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
-from agent.decisions.remedies.match import CAUSES
-from agent.decisions.remedies.tables import NOISE
+from agent.decisions.remedies import CAUSES, NOISE
 from troubles.bad_machine import findings
 from troubles.pains import PAINS
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.decisions.remedies.tables import Remedy
+    from agent.decisions.remedies import Remedy
 
 KNOWN_LINES = "tests/unit/known_lines.txt"
 _LONGEST, _BEFORE = 110, 20

@@ -49,8 +49,6 @@ IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""
 LONGEST = 700
-LONG = {"agent/decisions/head/state.py"}
-"""Longer files, for a reason: the whole state of the head stands in one place."""
 FIRST_LINE = 90
 RIDDLES = re.compile(
     r"\b(heard|hears|seen|told|tells|said|says|weigh(ed|s)|judged|shown|kept|knows|dies|died"
@@ -158,7 +156,7 @@ def test_every_file_lies_in_a_folder_of_the_list() -> None:
     folders = {folder(name) for name in TREES}
     assert folders - set(FOLDERS) - {BUNDLED} == ENTRY_POINTS
     assert set(FOLDERS) <= folders
-    assert set(TREES) >= READ_MACHINE | READ_ENVIRON | SLEEP | IMPORT_RAY | LONG
+    assert set(TREES) >= READ_MACHINE | READ_ENVIRON | SLEEP | IMPORT_RAY
 
 
 def test_imports_go_one_way() -> None:
@@ -248,9 +246,9 @@ def test_no_sleep_stands_for_a_condition() -> None:
 
 
 def test_no_file_is_too_long() -> None:
-    """A longer file holds more than one concept, or has its reason beside LONG."""
+    """A longer file holds more than one concept."""
     lengths = {name: len((ROOT / name).read_text().splitlines()) for name in own_files()}
-    assert {n: lines for n, lines in lengths.items() if lines > LONGEST and n not in LONG} == {}
+    assert {n: lines for n, lines in lengths.items() if lines > LONGEST} == {}
 
 
 def test_every_module_opens_with_one_plain_sentence() -> None:

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from agent.base.outcome import Kind
 from agent.decisions import head
 from agent.decisions.attempts import (
+    AttemptSnapshot,
     DriverSignaled,
     LostAttempt,
     end_without_progress,
@@ -15,7 +16,7 @@ from agent.decisions.attempts import (
     retries_exhausted,
 )
 from agent.decisions.head import state as h
-from agent.decisions.head.state import AttemptSnapshot, HeadPhase
+from agent.decisions.head.state import HeadPhase
 from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word

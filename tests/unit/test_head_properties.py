@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from agent.base.outcome import shell_code
 from agent.decisions import head
-from agent.decisions.attempts import StalledSinceLoss
+from agent.decisions.attempts import AttemptSnapshot, StalledSinceLoss
 from agent.decisions.head import state as h
-from agent.decisions.head.state import AttemptSnapshot, HeadPhase
+from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import (
     ALL_REDUCE,
     SCORE,

@@ -14,8 +14,7 @@ from agent.boot.node_run import NodeRun
 from agent.control.protocol import WorkerStats
 from agent.decisions import head
 from agent.decisions.head.state import JobShares, NodeShare
-from agent.decisions.remedies.match import CAUSES, LIVE, find_known_lines
-from agent.decisions.remedies.tables import NOISE
+from agent.decisions.remedies import CAUSES, LIVE, NOISE, find_known_lines
 from agent.decisions.values import HERE
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder

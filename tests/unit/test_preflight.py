@@ -21,8 +21,9 @@ from agent.checks import run_checks
 from agent.checks.all_reduce import AllReduceShare, all_reduce_result
 from agent.checks.finding import Level
 from agent.decisions import head, worker
+from agent.decisions.attempts import AttemptSnapshot
 from agent.decisions.head import state as h
-from agent.decisions.head.state import AttemptSnapshot, HeadPhase
+from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import (
     ALL_REDUCE,
     HERE,

@@ -14,8 +14,7 @@ from agent.base.outcome import Kind, Outcome
 from agent.boot import diagnose as explained_module
 from agent.boot.diagnose import explain_end
 from agent.boot.node_run import NodeRun
-from agent.decisions.remedies.match import CAUSES, explain, is_noise
-from agent.decisions.remedies.tables import NOISE
+from agent.decisions.remedies import CAUSES, NOISE, explain, is_noise
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.worlds import SECRET, plan_of

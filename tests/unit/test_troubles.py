@@ -9,8 +9,7 @@ import pytest
 
 from agent.checks import run_checks
 from agent.checks.finding import Level
-from agent.decisions.remedies.match import CAUSES
-from agent.decisions.remedies.tables import NOISE
+from agent.decisions.remedies import CAUSES, NOISE
 from troubles.__main__ import main
 from troubles.bad_machine import findings
 from troubles.pains import PAINS, Pain

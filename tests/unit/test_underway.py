@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
+from agent.decisions.attempts import AttemptSnapshot
 from agent.decisions.head import state as h
-from agent.decisions.head.state import AttemptSnapshot, HeadPhase
+from agent.decisions.head.state import HeadPhase
 from agent.record.files import iso_time
 from agent.record.node_record import seconds_since, time_to_data
 from agent.record.run_choice import ChosenRun, choose_run
@@ -73,12 +74,24 @@ STOPS: dict[str, tuple[h.HeadGoal, History]] = {
 }
 
 
+def shifted(snapshot: AttemptSnapshot, seconds: float) -> AttemptSnapshot:
+    """Return a snapshot on a clock that started this many seconds earlier."""
+    lost_at, short_since = snapshot.last_loss_at, snapshot.below_required_since
+    return replace(
+        snapshot,
+        submitted=snapshot.submitted + seconds,
+        stop_ordered_at=snapshot.stop_ordered_at + seconds,
+        last_loss_at=None if lost_at is None else lost_at + seconds,
+        below_required_since=None if short_since is None else short_since + seconds,
+    )
+
+
 def next_agent(story: Story, after: float = 2.0) -> Story:
     """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
     kept = [action.snapshot for action in story.actions if isinstance(action, h.SaveSnapshot)]
     state = story.state
     begun = AttemptSnapshot(1, 4.0, state.required, workers=state.attempt.workers)
-    known = (kept[-1] if kept else begun).shifted_by(-story.now - after)
+    known = shifted(kept[-1] if kept else begun, -story.now - after)
     return Story(replace(story.state.goal, resumed_attempt=known), [])
 
 
@@ -163,7 +176,7 @@ def test_fewer_workers_were_enough() -> None:
     assert (after.state.phase, after.state.below_required_since) == (HeadPhase.RUNNING, None)
 
 
-RESUMED = replace(goal(1, retries=1), resumed_attempt=KNOWN.shifted_by(-100.0))
+RESUMED = replace(goal(1, retries=1), resumed_attempt=shifted(KNOWN, -100.0))
 AFRESH = replace(
     goal(1, retries=1), resumed_attempt=AttemptSnapshot(1, -50.0, 1, former_workers=("pod2",))
 )
@@ -177,7 +190,7 @@ def test_its_ray_is_gone() -> None:
     stopped = replace(
         AFRESH,
         resumed_attempt=replace(
-            KNOWN.shifted_by(-100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
+            shifted(KNOWN, -100.0), end=replace(STOPPED, exit_code=69, kind=Kind.UNAVAILABLE)
         ),
     )
     assert [end.exit_code for end in Story(stopped, [(1, h.RayGone("exit 1"))]).ends] == [69]
@@ -276,7 +289,7 @@ def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> N
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     found = snapshot_from_data(written, 7.0, 2)
-    wanted = replace(KNOWN.shifted_by(7.0 - 100.0), signaled=True)
+    wanted = replace(shifted(KNOWN, 7.0 - 100.0), signaled=True)
     assert close_to(found, wanted)
     same = (
         *("id", "number", "required", "checkpoint", "former_workers", "lost_nodes"),

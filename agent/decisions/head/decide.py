@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from agent.base.text import listed
-from agent.decisions.attempts import Attempt, DriverSignaled, submission_id_of
+from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, submission_id_of
 from agent.decisions.head import fleet, probes, retry, services, shares, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.boot import booting
@@ -61,10 +61,33 @@ def first_state(goal: h.HeadGoal) -> HeadState:
             state = with_service(state, (HERE, spec.name), services.first_item(goal))
     own = [key for key, item in state.steps.items() if item.step is Step.PENDING]
     state = services.hold_back(state, [*own, *state.services.items], state.attempt.began)
-    return (
-        state
-        if goal.resumed_attempt is None
-        else h.resume_from_snapshot(state, goal.resumed_attempt)
+    return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
+
+
+def _resume(state: HeadState, snapshot: AttemptSnapshot) -> HeadState:
+    """Return a first state that resumes the attempt of a killed agent."""
+    goal = state.goal
+    attempt = Attempt(
+        snapshot.id or submission_id_of(goal.run_id, snapshot.number, goal.submission_id),
+        snapshot.number,
+        lost_nodes=snapshot.lost_nodes,
+        workers=snapshot.workers,
+        lost_workers=snapshot.lost_workers,
+        former_workers=snapshot.former_workers,
+        checkpoint=snapshot.checkpoint,
+        signaled=snapshot.signaled,
+    )
+    return replace(
+        state,
+        phase=HeadPhase.RESUMING,
+        attempt=attempt,
+        required=snapshot.required,
+        fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
+        last_loss=snapshot.last_loss,
+        last_loss_at=snapshot.last_loss_at,
+        below_required_since=snapshot.below_required_since,
+        verdict=snapshot.end,
+        leftovers={},
     )
 
 

@@ -14,10 +14,10 @@ from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.attempts import (
     Attempt,
+    AttemptSnapshot,
     DriverSignaled,
     LostAttempt,
     StalledSinceLoss,
-    submission_id_of,
 )
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.values import (
@@ -643,63 +643,6 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 
 
-class AttemptSnapshot(Value):
-    """A submitted attempt, saved for the next agent; times are on the run's clock."""
-
-    number: int
-    submitted: float
-    required: int
-    """How many workers it needs."""
-    checkpoint: int | None = None
-    """The step of the newest checkpoint when it began."""
-    former_workers: tuple[str, ...] = ()
-    """The workers that a killed agent counted, by name."""
-    lost_nodes: tuple[str, ...] = ()
-    """The nodes lost since, by name."""
-    dead_node_ids: frozenset[str] = frozenset()
-    """The ids of nodes that do not answer, which GCS may still list."""
-    last_loss: str = ""
-    """The last loss, as text."""
-    last_loss_at: float | None = None
-    below_required_since: float | None = None
-    """Since when fewer workers than required count."""
-    end: Outcome | None = None
-    """The outcome to end with, once its job has stopped."""
-    stop_ordered_at: float = 0.0
-    """When the stop was ordered."""
-    workers: Mapping[str, str] = field(default_factory=dict)
-    """Its workers at submission, address to name."""
-    lost_workers: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that were lost since, address to name."""
-    signaled: bool = False
-    """True once the agent itself sent SIGTERM to its driver."""
-    id: str = ""
-    """Its submission id in Ray."""
-
-    @property
-    def is_worth_saving(self) -> bool:
-        """Return whether it holds what Ray and the nodes could not give the next agent."""
-        return (
-            bool(self.last_loss or self.dead_node_ids)
-            or self.end is not None
-            or self.below_required_since is not None
-        )
-
-    def shifted_by(self, seconds: float) -> AttemptSnapshot:
-        """Return it on a clock that started this many seconds earlier."""
-        lost_at = None if self.last_loss_at is None else self.last_loss_at + seconds
-        short_since = (
-            None if self.below_required_since is None else self.below_required_since + seconds
-        )
-        return replace(
-            self,
-            submitted=self.submitted + seconds,
-            stop_ordered_at=self.stop_ordered_at + seconds,
-            last_loss_at=lost_at,
-            below_required_since=short_since,
-        )
-
-
 def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
     """Return a snapshot of the running attempt; None if there is none."""
     attempt = state.attempt
@@ -726,35 +669,7 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
     )
 
 
-def snapshot_changed(before: HeadState, snapshot: AttemptSnapshot | None) -> bool:
+def snapshot_changed(before: HeadState, snapshot: AttemptSnapshot) -> bool:
     """Return whether the snapshot must be saved: it differs from the saved one."""
-    if snapshot is None or not snapshot.is_worth_saving:
-        return False
-    return snapshot != (snapshot_of(before) or before.goal.resumed_attempt)
-
-
-def resume_from_snapshot(state: HeadState, snapshot: AttemptSnapshot) -> HeadState:
-    """Return a first state that resumes the attempt of a killed agent."""
-    goal = state.goal
-    attempt = Attempt(
-        snapshot.id or submission_id_of(goal.run_id, snapshot.number, goal.submission_id),
-        snapshot.number,
-        lost_nodes=snapshot.lost_nodes,
-        workers=snapshot.workers,
-        lost_workers=snapshot.lost_workers,
-        former_workers=snapshot.former_workers,
-        checkpoint=snapshot.checkpoint,
-        signaled=snapshot.signaled,
-    )
-    return replace(
-        state,
-        phase=HeadPhase.RESUMING,
-        attempt=attempt,
-        required=snapshot.required,
-        fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
-        last_loss=snapshot.last_loss,
-        last_loss_at=snapshot.last_loss_at,
-        below_required_since=snapshot.below_required_since,
-        verdict=snapshot.end,
-        leftovers={},
-    )
+    former = snapshot_of(before) or before.goal.resumed_attempt
+    return snapshot.is_worth_saving and snapshot != former

@@ -446,21 +446,17 @@ def _finding(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.is_plain_head and state.ray_ready and state.awaiting_order:
         return _run_steps_without_agent(state, now)
     if state.service_only and state.epoch is not None and not state.preparing:
-        state = replace(
-            state,
-            phase=WorkerPhase.FOLLOWING,
-            phase_since=now,
-            last_reply_at=max(state.last_reply_at, now),
-        )
-        return state, (LogLine("this node joins no Ray: it is there for a service only"),)
+        log = LogLine("this node joins no Ray: it is there for a service only")
+        return _follow(state, now), (log,)
     late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
     if late is not None:
         return _leave(state, ends.NOT_IN_TIME.outcome(what=late.what, evidence=late.evidence))
-    if state.ray_ready and not state.preparing and not state.service_only:
-        return (
-            _follow_without_ray(state, now) if state.goal.by_torchrun else _start_join(state, now)
-        )
-    return state, ()
+    if not state.ray_ready or state.preparing or state.service_only:
+        return state, ()
+    if state.goal.by_torchrun:  # the head orders this node's share once all have reported
+        log = LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})")
+        return _follow(state, now), (log,)
+    return _start_join(state, now)
 
 
 def _run_steps_without_agent(state: WorkerState, now: float) -> Decision:
@@ -477,15 +473,15 @@ def _run_steps_without_agent(state: WorkerState, now: float) -> Decision:
     return replace(state, awaiting_order=frozenset()), actions
 
 
-def _follow_without_ray(state: WorkerState, now: float) -> Decision:
-    """Follow a head without Ray, which orders this node's share once all have reported."""
-    state = replace(
+def _follow(state: WorkerState, now: float) -> WorkerState:
+    """Follow the head, whose grace counts from now at the earliest."""
+    return replace(
         state,
         phase=WorkerPhase.FOLLOWING,
         phase_since=now,
         last_reply_at=max(state.last_reply_at, now),
+        retry_at=None,
     )
-    return state, (LogLine(f"ready: following the head {state.goal.head} ({state.head_ip})"),)
 
 
 def _start_join(state: WorkerState, now: float) -> Decision:
@@ -504,15 +500,7 @@ def _start_join(state: WorkerState, now: float) -> Decision:
 
 def _joining(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if state.ray is RayStep.UP:
-        replied_at = max(state.last_reply_at, now)
-        state = replace(
-            state,
-            phase=WorkerPhase.FOLLOWING,
-            phase_since=now,
-            last_reply_at=replied_at,
-            retry_at=None,
-        )
-        state = replace(state, has_joined_before=True)
+        state = replace(_follow(state, now), has_joined_before=True)
         return state, (LogLine("Ray is up on this node: following the head"),)
     if _is_new_epoch(state, event):
         return _rejoin(state, event, now)
