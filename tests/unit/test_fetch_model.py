@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 WITH_HUB = with_ray(MACHINE, hub="1.2.3")
 
 
-def test_a_hub_that_is_gone_is_given_up(
+def test_an_unreachable_hub_ends_the_step(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """After some tries the step fails, and says what it could not reach."""
+    """After some tries the step fails with the address."""
     constants = ModuleType("huggingface_hub.constants")
     vars(constants).update(ENDPOINT="https://hub", HF_HUB_CACHE="/cache", HF_HUB_OFFLINE=False)
     monkeypatch.setitem(sys.modules, "huggingface_hub.constants", constants)
@@ -43,8 +43,8 @@ def test_a_hub_that_is_gone_is_given_up(
     assert said.strip().endswith("no route to host")
 
 
-def test_without_the_client_it_says_so(tmp_path: Path) -> None:
-    """A Python that lost it since the plan was made ends in a sentence."""
+def test_without_the_client_it_ends_with_a_message(tmp_path: Path) -> None:
+    """If Python has no huggingface_hub the step fails with the reason."""
     env = hub.environment(tmp_path, "http://127.0.0.1:9")
     argv = own_command(sys.executable, "fetch-model", hub.MODEL)
     done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=30, check=False)
@@ -67,12 +67,12 @@ def test_without_the_client_it_says_so(tmp_path: Path) -> None:
     ],
 )
 def test_ids_and_paths(model: str, *, is_id: bool) -> None:
-    """An id is a name or two; whatever looks like a path is none."""
+    """An id is one or two names; a path is not an id."""
     assert is_hub_id(model) is is_id
 
 
 def test_the_step_and_the_note() -> None:
-    """It runs on every node within AGENT_WAIT_PREPARE; what it is left out for is said."""
+    """It runs on every node within AGENT_WAIT_PREPARE; a note names why it is left out."""
     given = {"AGENT_MODEL": hub.MODEL, "AGENT_WAIT_PREPARE": "3h", "AGENT_PREPARE": "true"}
     settings = settings_of(given)
     for environ in (given, {**given, "AGENT_HEAD": "10.0.0.1", "RAY_WORKER": "1"}):

@@ -28,7 +28,7 @@ def unquoted(value: str) -> str:
 
 @given(st.text(min_size=0, max_size=12) | st.text("\\'\"ab=,~#;!(){}[] $é", max_size=8))
 def test_quoting_keeps_any_text(text: str) -> None:
-    """Whatever stands in a path or a name, hydra reads this very text."""
+    """Hydra reads exactly the text of a path or name."""
     if "${" in text:
         with pytest.raises(MisfitError, match="rename it"):
             quoted(text)
@@ -55,8 +55,8 @@ def test_quoting_keeps_any_text(text: str) -> None:
         ("été", "'été'"),
     ],
 )
-def test_quoting_is_as_sparse_as_it_may(text: str, value: str) -> None:
-    """Plain words stand bare; what hydra would take apart or for a number is quoted."""
+def test_quotes_only_where_needed(text: str, value: str) -> None:
+    """Plain words have no quotes; others that hydra would split or parse have."""
     assert quoted(text) == value
 
 
@@ -103,7 +103,7 @@ def test_a_list_of_files_stays_a_list(text: str, value: str) -> None:
     ],
 )
 def test_an_argument_is_read_or_refused(argument: str, override: Override | None) -> None:
-    """What hydra would refuse is found before anything is submitted, and named."""
+    """Arguments that hydra refuses are refused first, by name."""
     if override is None:
         with pytest.raises(MisfitError, match="AGENT_JOB_ARGS") as refusal:
             read(argument)
@@ -113,8 +113,8 @@ def test_an_argument_is_read_or_refused(argument: str, override: Override | None
         assert override.argument() == argument
 
 
-def test_a_refused_value_comes_with_its_remedy() -> None:
-    """The quoted form is said, ready to be typed."""
+def test_a_refusal_has_the_quoted_form() -> None:
+    """The quoted form can be copied."""
     with pytest.raises(MisfitError, match=re.escape("\"k='http://h/?a=b'\"")):
         read("k=http://h/?a=b")
 
@@ -138,14 +138,14 @@ def test_a_refused_value_comes_with_its_remedy() -> None:
 def test_a_users_argument_replaces_the_recipes(
     own: list[str], users: list[str], merged: list[str]
 ) -> None:
-    """In place, once, and with the sign that the configuration needs."""
+    """In its place, once, and with the prefix that the configuration needs."""
     made = merge(map(read, own), map(read, users))
     assert [override.argument() for override in made] == merged
 
 
 @given(st.lists(st.tuples(KEYS, st.integers(0, 9))), st.lists(st.tuples(KEYS, st.integers(0, 9))))
-def test_no_key_stands_twice(own: list[tuple[str, int]], users: list[tuple[str, int]]) -> None:
-    """Hydra never has to choose between two values, and the user's last word holds."""
+def test_no_key_occurs_twice(own: list[tuple[str, int]], users: list[tuple[str, int]]) -> None:
+    """Each key occurs once, with the user's last value."""
 
     def overrides(given: list[tuple[str, int]]) -> list[Override]:
         return [read(key if key[0] == "~" else f"{key}={value}") for key, value in given]

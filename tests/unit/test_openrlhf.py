@@ -81,7 +81,7 @@ def check_sizes(command: Command, gpus: int) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
-    """The parser knows each flag and its words, the sizes divide, and the arithmetic is said."""
+    """Flags are those of the version, sizes are divisible, and the note has the arithmetic."""
     gpus, tensor_parallel, told = SHAPES[shape]
     command = openrlhf.make(asked(gpus, version, recipe=recipe, tensor_parallel=tensor_parallel))
     known = openrlhf_flags.flags_of("ppo", version)
@@ -103,7 +103,7 @@ NODES = st.lists(st.sampled_from([0, 1, 2, 4, 6, 7, 8]), min_size=1, max_size=16
     st.integers(0, 5),
     st.integers(0, 20),
 )
-def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing that varies
+def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that varies
     gpus: list[int],
     tensor_parallel: int,
     version: Version,
@@ -111,7 +111,7 @@ def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing th
     micro: int,
     samples: int,
 ) -> None:
-    """Whatever joined and whatever the user says of batches: it fits, or it is said why not."""
+    """Any nodes and batches of the user give a command that fits, or a refusal."""
     dotted = version >= openrlhf.DOTTED
     flags = ("train.micro_batch_size", micro), ("rollout.n_samples_per_prompt", samples)
     args = [
@@ -163,8 +163,8 @@ def test_sizes_divide_or_it_is_refused(  # noqa: PLR0913 - one for each thing th
         (asked((8,), (0, 11, 2), "--ds.ring_attn_size", "3"), "8 GPUs cannot form ranks"),
     ],
 )
-def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
-    """A sentence names what does not fit, and what would where that can be said."""
+def test_refusals(what: RecipeInput, said: str) -> None:
+    """A refusal names the reason, and sizes that fit if there are any."""
     with pytest.raises(MisfitError) as misfit:
         openrlhf.make(what)
     assert said in str(misfit.value)
@@ -200,14 +200,14 @@ def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
         ),
     ],
 )
-def test_what_fits_follows_the_user(what: RecipeInput, flags: dict[str, str]) -> None:
-    """What rests on a value that the user gave follows it."""
+def test_sizes_follow_the_user(what: RecipeInput, flags: dict[str, str]) -> None:
+    """Sizes that depend on a value of the user follow it."""
     found = flags_of(openrlhf.make(what))
     assert {flag: found[flag] for flag in flags} == {flag: (v,) for flag, v in flags.items()}
 
 
-def test_the_command_as_a_whole() -> None:
-    """Model, data, rewards and checkpoints stand where the version looks for them."""
+def test_the_whole_command() -> None:
+    """Model, data, rewards and checkpoints are in the flags of the version."""
     command = openrlhf.make(asked((8, 8), (0, 9, 1), tensor_parallel=2))
     assert command.argv[:3] == ("python3", "-m", "openrlhf.cli.train_ppo_ray")
     flags = flags_of(command)
@@ -235,15 +235,15 @@ def test_the_command_as_a_whole() -> None:
         ((0, 11, 2), ("--actor.adam.betas", "0.9", "x"), "--actor.adam.betas takes a number"),
     ],
 )
-def test_a_word_where_a_number_is_taken(version: Version, args: tuple[str, ...], said: str) -> None:
-    """It is refused before anything is submitted, by the variable and the flag."""
+def test_text_for_a_number_is_refused(version: Version, args: tuple[str, ...], said: str) -> None:
+    """The refusal names the variable and the flag."""
     what = asked((8,), version, *args)
     with pytest.raises(MisfitError, match=f"AGENT_JOB_ARGS: {said}"):
         openrlhf.make(what)
 
 
-def test_numbers_as_argparse_takes_them() -> None:
-    """Exponents, signs and digits in groups; a placeholder is filled in later."""
+def test_numbers_of_argparse() -> None:
+    """Exponents, signs, grouped digits and placeholders are accepted."""
     args = ("--actor.adam.lr", "5e-7", "--data.max_samples", "1_000", "--train.seed", "{attempt}")
     argv = openrlhf.make(asked((8,), (0, 11, 2), *args)).argv
     assert {"5e-7", "1_000", "{attempt}"} <= {*argv}

@@ -51,7 +51,7 @@ def asked(
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_version_on_every_shape(version: Version, shape: str, recipe: str) -> None:
-    """The parser knows each flag and its words, every rank gets as much, and the sum is said."""
+    """Flags are those of the version, ranks are equal, and the note has the arithmetic."""
     gpus, told = SHAPES[shape]
     command = openrlhf_train.make(asked(recipe, gpus, version, eval_data="/data/eval.jsonl"))
     assert command.argv[:3] == ("python3", "-m", f"openrlhf.cli.train_{PROGRAMS[recipe]}")
@@ -75,15 +75,15 @@ def test_every_version_on_every_shape(version: Version, shape: str, recipe: str)
         (asked("openrlhf-dpo", (8,), (0, 9, 10), "--loss", "x"), "train_dpo of OpenRLHF 0.9.10"),
     ],
 )
-def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
-    """A node without GPUs would start a process all the same, which no collective takes in."""
+def test_refusals(what: RecipeInput, said: str) -> None:
+    """A node without GPUs would start a process that no collective includes."""
     with pytest.raises(MisfitError) as misfit:
         openrlhf_train.make(what)
     assert said in str(misfit.value)
 
 
 def test_plain_answers_need_no_template() -> None:
-    """Preferences are lists of messages unless the user says otherwise, as `why` tells."""
+    """Preferences are lists of messages unless the user leaves out the template."""
     command = openrlhf_train.make(asked("openrlhf-dpo", (8,)))
     assert "--no-data.apply_chat_template" in command.why["--data.apply_chat_template"]
     plain = asked("openrlhf-dpo", (8,), (0, 11, 2), "--no-data.apply_chat_template")
@@ -103,7 +103,7 @@ M_SHAPES = {
 
 @pytest.mark.parametrize("shape", M_SHAPES)
 def test_the_fork_on_every_shape(shape: str) -> None:
-    """OpenRLHF-M knows each flag, and cuts a rollout's prompts evenly over the actor's GPUs."""
+    """OpenRLHF-M has each flag, and the actor's GPUs divide a rollout's prompts."""
     gpus, tensor_parallel, told = M_SHAPES[shape]
     command = openrlhf_m.make(asked("openrlhf-m-grpo", gpus, tensor_parallel=tensor_parallel))
     known = openrlhf_flags.flags_of("m", openrlhf_m.VERSIONS[-1])
@@ -122,8 +122,10 @@ def test_the_fork_on_every_shape(shape: str) -> None:
     st.integers(1, 9),
     st.integers(1, 9),
 )
-def test_every_rank_gets_as_many_prompts(gpus: list[int], micro: int, samples: int) -> None:
-    """OpenRLHF-M asserts it, and DeepSpeed that a batch is whole steps of every rank."""
+def test_every_rank_gets_the_same_number_of_prompts(
+    gpus: list[int], micro: int, samples: int
+) -> None:
+    """OpenRLHF-M asserts it, and DeepSpeed asserts that a batch is whole steps of every rank."""
     args = ("--micro_train_batch_size", str(micro), "--n_samples_per_prompt", str(samples))
     what = asked("openrlhf-m-grpo", tuple(gpus), (0, 6, 1), *args)
     flags = flags_of(openrlhf_m.make(what))
@@ -133,8 +135,8 @@ def test_every_rank_gets_as_many_prompts(gpus: list[int], micro: int, samples: i
     assert rollout * samples % train == 0
 
 
-def test_what_the_fork_does_otherwise_is_said() -> None:
-    """It reads no data for evaluation, and sends no answers along unless their key is named."""
+def test_notes_on_the_fork() -> None:
+    """It has no evaluation data, and sends labels only if their column is named."""
     what = asked("openrlhf-m-grpo", (8,), eval_data="/data/eval.jsonl")
     notes = " ".join(openrlhf_m.make(what).notes)
     assert "AGENT_EVAL_DATA is not read" in notes

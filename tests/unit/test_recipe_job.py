@@ -50,18 +50,16 @@ def shown(environ: dict[str, str], facts: Facts = WITH) -> str:
         ("0.8.0.dev1", (0, 8, 0), True),
     ],
 )
-def test_which_known_version_stands_for_another(
-    text: str, wanted: tuple[int, ...], *, warned: bool
-) -> None:
-    """The nearest lower one within the minor release, with a warning where it is not the same."""
+def test_the_nearest_known_version(text: str, wanted: tuple[int, ...], *, warned: bool) -> None:
+    """The nearest lower one of the minor release, with a warning if it differs."""
     chosen = choose(VERSIONS, text)
     assert chosen.version == wanted
     assert bool(chosen.warning) == warned
     assert not warned or text in chosen.warning
 
 
-def test_a_patch_before_the_first_that_is_known() -> None:
-    """It stands for itself, since a recipe may know since when a flag is there."""
+def test_a_patch_before_the_first_known_one() -> None:
+    """It is kept, since a recipe may depend on the patch."""
     chosen = choose(((0, 7, 1), (0, 10, 4)), "0.10.1")
     assert chosen.version == (0, 10, 1)
     assert "0.10.1 is older than 0.10.4" in chosen.warning
@@ -69,13 +67,13 @@ def test_a_patch_before_the_first_that_is_known() -> None:
 
 @pytest.mark.parametrize("text", ["0.7.0", "1.0", "0.10.0", "main", "", "0.", "9"])
 def test_an_unknown_version_is_refused(text: str) -> None:
-    """Another minor release may take any flags: those that are known are named."""
+    """Another minor release may have other flags: the known ones are named."""
     with pytest.raises(UnknownVersionError, match=r"known are 0\.8\.0, 0\.9\.0, 0\.9\.1"):
         choose(VERSIONS, text)
 
 
-def test_it_is_planned_for_nodes_like_this_one() -> None:
-    """`plan` shows the command as it would be, says of what, and why."""
+def test_the_plan_is_for_nodes_like_this_one() -> None:
+    """`plan` shows the command for such nodes, and its reasons."""
     text = shown({})
     assert "job:    " in text
     assert "-m toy --gpus 16 --for=0.9.1" in text
@@ -85,14 +83,14 @@ def test_it_is_planned_for_nodes_like_this_one() -> None:
     assert "TOY_MODE=fast" in text
 
 
-def test_what_would_not_fit_is_shown_and_not_refused_yet() -> None:
-    """Other nodes may be unlike this one: what joins decides."""
+def test_a_plan_that_does_not_fit_is_no_refusal() -> None:
+    """Other nodes may differ: the nodes that join decide."""
     text = shown({"AGENT_NUM_GPUS": "3"})
     assert "does not fit 2 nodes like this one: a batch of 1024 is not divisible by 6" in text
     assert "TOY_MODE=fast" in text
 
 
-def test_it_is_made_of_what_joined() -> None:
+def test_the_command_is_for_the_nodes_that_joined() -> None:
     """The same job on other nodes has another size, or does not fit."""
     job = plan_of({**HEAD, **NEEDED}, WITH).job
     assert job is not None
@@ -103,8 +101,8 @@ def test_it_is_made_of_what_joined() -> None:
         job.recipe.command((NodeSize(8), NodeSize(4)))
 
 
-def test_what_fits_no_nodes_is_refused_at_once() -> None:
-    """An argument that is wrong on any cluster is a matter of the settings."""
+def test_arguments_that_fit_no_nodes_are_refused_at_once() -> None:
+    """An argument that is wrong on any cluster is a problem of the settings."""
     with pytest.raises(SettingsError) as caught:
         plan_of({**HEAD, **NEEDED, "AGENT_JOB_ARGS": "--no-such"}, WITH)
     assert "--no-such is no argument of it" in caught.value.sentence()
@@ -120,16 +118,16 @@ def test_what_fits_no_nodes_is_refused_at_once() -> None:
         ({"AGENT_LAUNCHER": "torchrun"}, "AGENT_LAUNCHER: got 'torchrun' beside toy-grpo"),
     ],
 )
-def test_what_a_recipe_needs(changes: dict[str, str | None], named: str) -> None:
-    """What is missing or wrong is named by its variable, before anything is started."""
+def test_required_settings(changes: dict[str, str | None], named: str) -> None:
+    """A missing or wrong setting is named by its variable before the start."""
     environ = {name: text for name, text in {**NEEDED, **changes}.items() if text is not None}
     with pytest.raises(SettingsError) as caught:
         load(environ)
     assert any(named in problem.sentence() for problem in caught.value.problems)
 
 
-def test_all_that_is_missing_is_named_together() -> None:
-    """One Problem each."""
+def test_all_missing_settings_are_reported_together() -> None:
+    """One Problem for each."""
     with pytest.raises(SettingsError) as caught:
         load({"AGENT_JOB": NAME})
     found = {problem.variable for problem in caught.value.problems}
@@ -147,18 +145,18 @@ def test_all_that_is_missing_is_named_together() -> None:
         (Framework("verl"), {"AGENT_PREPARE": "pip install verl"}, Level.WARN, "those of 0.9.1"),
     ],
 )
-def test_the_frameworks_check(
+def test_the_check_of_the_framework(
     framework: Framework, environ: dict[str, str], level: Level, said: str
 ) -> None:
-    """A framework that is missing or unknown forbids the run, with the versions that are known."""
+    """A missing or unknown framework refuses the run, with the known versions."""
     plan = plan_of({**HEAD, **NEEDED, **environ}, replace(WITH, framework=framework))
     (found,) = [finding for finding in plan.findings if finding.check == "framework"]
     assert found.level is level
     assert said in found.what
 
 
-def test_a_worker_sets_what_the_recipe_needs_too() -> None:
-    """Actors inherit from their own node's Ray; what the user set wins on each."""
+def test_a_worker_sets_the_recipes_environment() -> None:
+    """Actors inherit from Ray on their own node; the user's variables win on each."""
     worker = {"RAY_WORKER": "1", "AGENT_HEAD": "10.0.0.1", **NEEDED}
     plan = plan_of(worker, replace(WITH, framework=None))
     assert plan.job is None
@@ -177,23 +175,23 @@ def test_a_worker_sets_what_the_recipe_needs_too() -> None:
         ({"AGENT_REWARD": "http://far.example/score"}, True),
     ],
 )
-def test_a_reward_server_that_is_possible(environ: dict[str, str], *, has_url: bool) -> None:
-    """The job asks a server only where one was asked for."""
+def test_an_optional_reward_server(environ: dict[str, str], *, has_url: bool) -> None:
+    """The job asks a server only if AGENT_REWARD is set."""
     plan = plan_of({**HEAD, **NEEDED, **environ}, WITH)
     assert plan.job is not None
     assert ("{reward_url}" in plan.job.argv) == has_url
     assert bool(plan.all_services) == has_url
 
 
-def test_a_reward_server_that_nobody_asks(toy: KnownJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It runs, as was asked for, with a word that the recipe has no use for it."""
+def test_an_unused_reward_server(toy: KnownJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, with a note that the recipe does not use it."""
     monkeypatch.setitem(jobs.BY_NAME, NAME, replace(toy, reward="unused"))
     plan = plan_of({**HEAD, **NEEDED, "AGENT_REWARD": "builtin"}, WITH)
     assert any("calls no reward server" in note for note in plan.notes)
 
 
-def test_a_recipe_on_a_ray_that_is_given() -> None:
-    """Its command names files that are here, and runs elsewhere: that is said."""
+def test_a_recipe_on_a_given_ray() -> None:
+    """A note says that its command names local files and runs elsewhere."""
     operators = {"RAY_CLUSTER_NAME": "rl", "KUBERAY_GEN_RAY_START_CMD": "ray start --head --block"}
     plan = plan_of({**operators, **NEEDED, "EXPECTED_WORKERS": "1"}, WITH)
     assert any("KubeRay's pods need this pod's image" in note for note in plan.notes)
@@ -211,14 +209,14 @@ def test_a_recipe_on_a_ray_that_is_given() -> None:
     ],
 )
 def test_checkpoints_on_no_volume(mount: Mount | None, *, warned: bool) -> None:
-    """What lies on a container's own disk goes with the container."""
+    """A container's own disk is deleted with the container."""
     plan = plan_of({**HEAD, **NEEDED}, replace(WITH, checkpoints=mount))
     said = [f.what for f in plan.findings if f.check == "checkpoints"]
     assert bool(said) == warned
 
 
-def test_what_makes_a_run_this_run() -> None:
-    """Its settings do, and neither the nodes nor where the user's words end up in the argv."""
+def test_the_identity_of_a_run() -> None:
+    """It depends on the settings, not on the nodes or the order in argv."""
 
     def own(**changes: str) -> object:
         return job_identity(plan_of({**HEAD, **NEEDED, **changes}, WITH).job)

@@ -58,8 +58,8 @@ def test_nodes_on_the_command_line(
         ("1", "8", "many"),
     ],
 )
-def test_what_is_no_number_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None:
-    """A command line that means nothing is a usage error."""
+def test_wrong_numbers_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None:
+    """A wrong number is a usage error."""
     with pytest.raises(UsageError):
         read_nodes(RecipeQuery("toy", nodes, gpus, cpus))
 
@@ -69,8 +69,8 @@ def test_what_is_no_number_of_nodes(nodes: str, gpus: str, cpus: str | None) -> 
     ("version", "used", "warned"),
     [("0.8.0", "0.8.0", False), ("0.9.9", "0.9.1", True), (None, "0.9.1", False)],
 )
-def test_the_version_decides(version: str | None, used: str, *, warned: bool) -> None:
-    """As given; without one the newest known, where none is installed."""
+def test_the_version(version: str | None, used: str, *, warned: bool) -> None:
+    """The given one, else the installed one, else the newest known."""
     shown = show(ENVIRON, RecipeQuery(NAME, "2", "8", None, version))
     assert f"--for={used}" in shown.command.argv
     assert bool(shown.warnings) == warned
@@ -89,7 +89,7 @@ def test_the_version_decides(version: str | None, used: str, *, warned: bool) ->
 def test_a_recipe_that_cannot_be_made_is_refused(
     environ: dict[str, str], gpus: str, version: str | None, said: str
 ) -> None:
-    """What does not fit, or is not known, ends with 78 and its sentence."""
+    """The exit code is 78, with the reason."""
     with pytest.raises(AgentError) as caught:
         show({**ENVIRON, **environ}, RecipeQuery(NAME, "2", gpus, None, version))
     assert caught.value.exit_code == 78
@@ -97,8 +97,8 @@ def test_a_recipe_that_cannot_be_made_is_refused(
     assert isinstance(caught.value, PreflightError) == (version is None)
 
 
-def test_what_is_shown() -> None:
-    """The text can be pasted and says why beside each argument; JSON has the three parts."""
+def test_the_output() -> None:
+    """The text can be pasted and has the reason of each argument; JSON has the three parts."""
     made = Command(
         ("python3", "-m", "x.y", "a.b=1", "+c.url='{reward_url}'", "--n", "2", "--on"),
         {"MODE": "fast"},
@@ -120,8 +120,8 @@ def test_what_is_shown() -> None:
     assert data == {"argv": [*made.argv], "env": {**made.env}, "why": {**made.why}}
 
 
-def test_a_recipe_of_torchruns_says_so() -> None:
-    """Its command after `--` would otherwise be submitted to Ray."""
+def test_a_recipe_for_torchrun_is_marked() -> None:
+    """Otherwise its command after `--` would be submitted to Ray."""
     shown = show(ENVIRON, RecipeQuery("openrlhf-sft", "2", "8", None, "0.11.2"))
     assert "# after -- it wants AGENT_LAUNCHER=torchrun" in shown.to_text().splitlines()
 

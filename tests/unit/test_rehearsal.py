@@ -37,7 +37,7 @@ REHEARSAL = [
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_samples_do_not_depend_on_the_nodes(count: int) -> None:
-    """Dealt to any number of nodes, a step's samples are the same, and evenly shared."""
+    """A step's samples are the same on any number of nodes, and evenly distributed."""
     options = argparse.Namespace(group=16, seed=3)
     tasks = problems(24, 3)
     policy = [[0.0] * ANSWERS for _ in tasks]
@@ -59,15 +59,15 @@ def share(*, right: bool) -> RolloutShare:
     return RolloutShare("What is 3+4?", "7", weights, ["a", "b"])
 
 
-def test_a_rollout_earns_real_rewards() -> None:
-    """What it draws is scored by the server, prompt by prompt."""
+def test_a_rollout_gets_real_rewards() -> None:
+    """Its answers are scored by the server, prompt by prompt."""
     with reward_server() as server:
         reply = Rollout(server.url).step([share(right=True), share(right=False)])
     assert reply == [([7, 7], [1.0, 1.0]), ([3, 3], [0.0, 0.0])]
 
 
-def test_a_rollout_says_what_the_server_refused() -> None:
-    """A refusal comes back as a sentence with the server's own words."""
+def test_a_rollout_returns_the_servers_refusal() -> None:
+    """The message has the server's own text."""
     with reward_server() as server:
         reply = Rollout(server.at("/score")).step([share(right=True)])
     assert isinstance(reply, str)
@@ -75,8 +75,8 @@ def test_a_rollout_says_what_the_server_refused() -> None:
     assert "/get_reward" in reply
 
 
-def test_a_rollout_says_that_the_server_is_not_there() -> None:
-    """An address where nobody listens is named, with the reason."""
+def test_a_rollout_names_an_unreachable_server() -> None:
+    """The message has the address and the reason."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/get_reward"
     reply = Rollout(url).step([share(right=True)])
@@ -131,8 +131,8 @@ GOOD: tuple[int, dict[str, str], bytes] = (200, {}, b'{"rewards": [1, 0.5]}')
 EARNED = [([7, 7], [1.0, 0.5])]
 
 
-def test_a_rollout_comes_again_when_it_is_asked_to() -> None:
-    """A 503 is retried after as long as its Retry-After asks for, over the same connection."""
+def test_a_rollout_respects_retry_after() -> None:
+    """A 503 is retried after its Retry-After, over the same connection."""
     with answering((503, {"Retry-After": "1"}, b"{}"), GOOD) as (url, seen):
         assert Rollout(url).step([share(right=True)]) == EARNED
     assert seen.times[1] - seen.times[0] >= 1.0
@@ -140,16 +140,16 @@ def test_a_rollout_comes_again_when_it_is_asked_to() -> None:
 
 
 @pytest.mark.parametrize("asked", ["86400", "Wed, 21 Oct 2065 07:28:00 GMT", "-1", "1e9"])
-def test_no_server_makes_a_rollout_wait_long(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever Retry-After says, the step's own deadline is not spent on it."""
+def test_retry_after_is_limited(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long Retry-After does not use up the step's deadline."""
     monkeypatch.setattr("agent.bundled.rollout.LONGEST_PAUSE", 0.2)
     with answering((503, {"Retry-After": asked}, b"{}"), GOOD) as (url, seen):
         assert Rollout(url).step([share(right=True)]) == EARNED
     assert seen.times[1] - seen.times[0] < 2.0
 
 
-def test_a_rollout_gives_up_with_the_servers_last_words() -> None:
-    """After its tries it says what was replied, as it does where a reply makes no sense."""
+def test_a_rollout_ends_with_the_last_reply() -> None:
+    """After its tries the message has the last reply, also if that is invalid."""
     busy = (503, {"Retry-After": "0"}, b'{"error": "busy"}')
     with answering(busy, busy, busy) as (url, _):
         reply = Rollout(url).step([share(right=True)])
@@ -162,10 +162,10 @@ def test_a_rollout_gives_up_with_the_servers_last_words() -> None:
         assert "returned no rewards to this node: " in reply
 
 
-def test_a_rollout_heeds_neither_proxy_nor_netrc_nor_redirection(
+def test_a_rollout_ignores_proxy_netrc_and_redirects(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The call goes where the flag says, with our headers, whatever the environment holds."""
+    """The request goes to the given URL with our headers only."""
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password secret")
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
@@ -177,8 +177,8 @@ def test_a_rollout_heeds_neither_proxy_nor_netrc_nor_redirection(
     assert seen.logins == [None, None]
 
 
-def test_a_rollout_needs_no_package_where_it_runs(tmp_path: Path) -> None:
-    """Pickled by value, it works beside a foreign package of the same name."""
+def test_a_rollout_needs_no_package_on_its_node(tmp_path: Path) -> None:
+    """Pickled by value, it works beside another package of the same name."""
     (tmp_path / "agent").mkdir()
     (tmp_path / "agent" / "__init__.py").write_text("raise RuntimeError('the wrong agent')")
     pickled = tmp_path / "rollout.pickle"
@@ -206,8 +206,8 @@ def run(arguments: list[str], folder: Path) -> str:
     return ended.stdout
 
 
-def test_no_cluster_is_told_with_its_remedy(tmp_path: Path) -> None:
-    """Where nothing answers at RAY_ADDRESS: 78 within seconds, and how to start one."""
+def test_without_a_cluster_it_ends_with_a_remedy(tmp_path: Path) -> None:
+    """If RAY_ADDRESS does not answer: 78 within seconds, and how to start a cluster."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"127.0.0.1:{free.getsockname()[1]}"
     ended = subprocess.run(
@@ -232,7 +232,7 @@ def test_a_signal_ends_it_at_once(
     number: signal.Signals,
     inside_ray: bool,  # noqa: FBT001 # a column of the table above
 ) -> None:
-    """A signal ends it with 128+n, even while Ray waits for a cluster that never answers."""
+    """The exit code is 128+n, even while Ray waits for a cluster."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = subprocess.Popen(
             [*REHEARSAL, "--out", str(tmp_path)],
@@ -272,8 +272,8 @@ def test_wrong_flags_are_usage_errors(
     assert named in capsys.readouterr().err
 
 
-def test_an_unwritable_folder_is_told_first(tmp_path: Path) -> None:
-    """A folder that cannot be made ends it with 78, before Ray is asked for anything."""
+def test_an_unwritable_folder_is_refused_first(tmp_path: Path) -> None:
+    """It ends with 78 before it connects to Ray."""
     (tmp_path / "file").write_text("")
     ended = subprocess.run(
         [*REHEARSAL, "--out", str(tmp_path / "file" / "out")],

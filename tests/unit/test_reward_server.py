@@ -41,7 +41,7 @@ def batch(size: int) -> dict[str, object]:
 
 
 def test_it_scores_each_item(server: RewardProcess) -> None:
-    """Right, wrong, silent and unlabelled items get their own numbers, in order."""
+    """Right, wrong, missing and unlabelled items get their own numbers, in order."""
     query = [r"\boxed{1/2}", "it is 8", "no idea", "7"]
     reply = ask(server.url, {"query": query, "labels": ["0.5", 7, "#### 7", None]})
     assert reply.status == 200
@@ -57,7 +57,7 @@ def test_it_scores_each_item(server: RewardProcess) -> None:
 
 
 def test_it_scores_without_labels(server: RewardProcess) -> None:
-    """Where no labels are sent nothing is earned, and the logs say why."""
+    """Without labels the rewards are 0, and the logs mark it."""
     reply = ask(server.url, {"query": ["7"], "prompts": None})
     assert reply.body["rewards"] == [0.0]
     assert reply.body["extra_logs"]["unlabelled"] == [1.0]
@@ -69,7 +69,7 @@ def test_an_empty_batch_is_fine(server: RewardProcess) -> None:
 
 
 def test_it_listens_on_every_host(server: RewardProcess) -> None:
-    """Its one line names a URL for each host, and each answers."""
+    """The first line has a URL for each host, and each answers."""
     assert server.line.count("http://") == 2
     for url in server.urls:
         assert ask(url, batch(3)).body["rewards"] == [1.0] * 3
@@ -97,14 +97,14 @@ def test_it_listens_on_every_host(server: RewardProcess) -> None:
     ],
 )
 def test_malformed_input_names_the_field(server: RewardProcess, body: bytes, said: str) -> None:
-    """Whatever is wrong with a body is a 400 that says so."""
+    """A malformed body is a 400 with the field's name."""
     reply = ask(server.url, body)
     assert reply.status == 400
     assert said in reply.body["error"]
 
 
-def test_other_requests_are_told_where_to_go(server: RewardProcess) -> None:
-    """A wrong method or path is an error in JSON too, and health is always told."""
+def test_other_methods_and_paths(server: RewardProcess) -> None:
+    """A wrong method or path is an error in JSON; the health path always answers."""
     assert ask(server.at("/healthz")) == (200, {"ok": True})
     assert ask(server.url).status == 405
     assert "POST" in ask(server.url).body["error"]
@@ -118,7 +118,7 @@ def test_a_thousand_are_answered_at_once(server: RewardProcess) -> None:
     assert ask(server.url, batch(1000)).body["rewards"] == [1.0] * 1000
 
 
-def test_a_large_batch_holds_nobody_up(server: RewardProcess) -> None:
+def test_a_large_batch_blocks_no_request(server: RewardProcess) -> None:
     """While a huge batch is scored, small ones and health checks are answered."""
     huge: list[int] = []
     thread = threading.Thread(
@@ -135,8 +135,8 @@ def test_a_large_batch_holds_nobody_up(server: RewardProcess) -> None:
     assert served > 3
 
 
-def test_a_path_and_a_body_limit_of_ones_own() -> None:
-    """--path is where it scores, --max-body what it takes: more is a 413 in JSON."""
+def test_path_and_body_limit() -> None:
+    """--path sets the path, --max-body the limit: a larger body is a 413 in JSON."""
     with reward_server("--path", "/rm/score", "--max-body", "2000") as server:
         assert server.url.endswith("/rm/score")
         assert ask(server.url, batch(1)).status == 200
@@ -145,8 +145,8 @@ def test_a_path_and_a_body_limit_of_ones_own() -> None:
         assert "2000 bytes" in reply.body["error"]
 
 
-def test_bad_requests_leave_no_trace_on_stderr() -> None:
-    """Neither malformed JSON nor a peer that talks no HTTP or leaves early is logged."""
+def test_bad_requests_are_not_logged() -> None:
+    """Malformed JSON, invalid HTTP and early disconnects write nothing to stderr."""
     with reward_server() as server:
         ask(server.url, b"nope")
         for text in (b"garbage\r\n\r\n", b"POST / HTTP/9.9\r\nA\r\n\r\n"):
@@ -159,7 +159,7 @@ def test_bad_requests_leave_no_trace_on_stderr() -> None:
 
 
 def test_it_ends_promptly_on_a_signal() -> None:
-    """SIGTERM ends it with 0 and without a word, even with a client still connected."""
+    """SIGTERM ends it with 0 and without output, even with a client connected."""
     with reward_server() as server:
         client = http.client.HTTPConnection("127.0.0.1", server.port, timeout=SECONDS)
         client.request("GET", "/healthz")
@@ -176,7 +176,7 @@ def test_it_ends_promptly_on_a_signal() -> None:
     ],
 )
 def test_a_foreign_address_is_refused(flags: list[str], said: str) -> None:
-    """What it cannot listen on ends it with 78 and a remedy."""
+    """An address of another machine is 78 with a remedy."""
     code, stderr = _run("--port", "0", *flags)
     assert code == 78
     assert said in stderr

@@ -50,10 +50,10 @@ def asked(
         ((0, 8), 1, 512, 256, 32, "8 GPUs = 8 engines × 1; batch 512 = 2 × 256"),
     ],
 )
-def test_the_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
+def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     gpus: tuple[int, ...], tensor_parallel: int, train: int, mini: int, micro: int, said: str
 ) -> None:
-    """Its authors' 512, 256 and 64 on 16 GPUs; elsewhere what is near and even."""
+    """The authors' 512, 256 and 64 on 16 GPUs; on others the nearest divisible sizes."""
     command = make(asked(gpus, tensor_parallel=tensor_parallel))
     found = arguments(command)
     sizes = tuple(int(found[key]) for key in ("data.train_batch_size", MINI, MICRO))
@@ -62,8 +62,8 @@ def test_the_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     assert set(command.why) == set(found)
 
 
-def test_it_searches_saves_and_says_that_it_cannot_resume() -> None:
-    """No argument asks it to resume: it would be refused."""
+def test_it_searches_and_saves_and_cannot_resume() -> None:
+    """No argument asks it to resume, since it would be refused."""
     command = make(asked())
     found = arguments(command)
     assert found["retriever.url"] == "'http://{head_ip}:8000/retrieve'"
@@ -77,7 +77,7 @@ def test_it_searches_saves_and_says_that_it_cannot_resume() -> None:
 
 
 def test_eval_data_is_evaluated() -> None:
-    """With it now and then, without it once at the end, which cannot be turned off."""
+    """With evaluation data regularly, without it once at the end, which cannot be turned off."""
     with_it, without = arguments(make(asked(eval_data="/data/test"))), arguments(make(asked()))
     assert with_it["data.val_files"] == "/data/test"
     assert int(with_it["trainer.test_freq"]) > 0
@@ -102,8 +102,8 @@ def test_eval_data_is_evaluated() -> None:
         ("retriever.url=http://h/?a=b", "without quotes"),
     ],
 )
-def test_an_argument_that_cannot_work_is_refused(argument: str, said: str) -> None:
-    """Nothing checks most of it there: it would crash after the first step, or wait."""
+def test_wrong_arguments_are_refused(argument: str, said: str) -> None:
+    """Search-R1 itself would crash after the first step, or wait."""
     with pytest.raises(MisfitError) as refusal:
         make(asked((8, 8), argument))
     assert said in str(refusal.value)
@@ -119,10 +119,8 @@ def test_an_argument_that_cannot_work_is_refused(argument: str, said: str) -> No
         (f"{MICRO}=32", MICRO, "32"),
     ],
 )
-def test_a_users_argument_replaces_the_recipes_own(
-    argument: str, key: str, value: str | None
-) -> None:
-    """Once, with the sign that a key which its configuration lacks needs."""
+def test_a_users_argument_replaces_the_recipes(argument: str, key: str, value: str | None) -> None:
+    """The key occurs once, with the prefix that it needs."""
     command = make(asked((8, 8), argument))
     assert arguments(command)[key] == (value or argument.partition("=")[2])
     assert command.why[key] == "AGENT_JOB_ARGS"
@@ -131,7 +129,7 @@ def test_a_users_argument_replaces_the_recipes_own(
 
 @pytest.mark.parametrize(("cpus", "fits"), [(9, True), (8, False), (None, True)])
 def test_cpus_are_counted(*, cpus: int | None, fits: bool) -> None:
-    """One for each GPU, and one for the main task wherever it lands."""
+    """One for each GPU, and one for the main task on any node."""
     if fits:
         assert make(asked(cpus=cpus))
     else:
@@ -140,10 +138,8 @@ def test_cpus_are_counted(*, cpus: int | None, fits: bool) -> None:
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.integers(1, 9), st.integers(0, 300))
-def test_whatever_joined_it_fits_or_is_refused(
-    gpus: list[int], tensor_parallel: int, mini: int
-) -> None:
-    """What every GPU gets of each batch is whole, and at least one."""
+def test_any_nodes_fit_or_are_refused(gpus: list[int], tensor_parallel: int, mini: int) -> None:
+    """Every GPU gets the same whole number of samples of each batch, at least one."""
     own = (f"{MINI}={mini}",) if mini else ()
     try:
         command = make(asked(tuple(gpus), *own, tensor_parallel=tensor_parallel))

@@ -50,8 +50,8 @@ def asked(
     )
 
 
-def test_the_release_that_trains_on_no_cpu() -> None:
-    """TRL 1.15.0 ends with an error in its first step there: it is refused, and others named."""
+def test_the_release_without_cpu_training() -> None:
+    """TRL 1.15.0 fails in its first step on CPUs: it is refused, and others are named."""
     for gpus, args in (((0, 0), ()), ((8,), ("--cpu",))):
         what = replace(asked(gpus, *args), version=(1, 15, 0))
         with pytest.raises(MisfitError, match=r"TRL 1\.15\.0 trains on GPUs only"):
@@ -62,7 +62,7 @@ def test_the_release_that_trains_on_no_cpu() -> None:
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_shape(shape: str) -> None:
-    """The program's own parser takes the command, and an update is whole groups of answers."""
+    """The program's parser accepts the command, and an update is whole groups of answers."""
     gpus, tensor_parallel, told = SHAPES[shape]
     what = asked(gpus, tensor_parallel=tensor_parallel, eval_data="/data/eval.jsonl")
     command = trl.make(what)
@@ -77,8 +77,8 @@ def test_every_shape(shape: str) -> None:
     assert set(command.why) == {f"--{flag}" for flag in flags_of(command, after=2)}
 
 
-def test_the_recipe_knows_its_programs_flags() -> None:
-    """What AGENT_JOB_ARGS may hold is what the program's parser takes, word for word."""
+def test_the_recipe_has_its_programs_flags() -> None:
+    """The recipe's flags, values and types are those of the program's parser."""
     kinds: dict[object, str] = {int: "i", float: "f"}
     words = {
         action.option_strings[0][2:]: (
@@ -104,8 +104,8 @@ def test_the_recipe_knows_its_programs_flags() -> None:
         (asked((0,), tensor_parallel=2), "do not fit nodes of 0"),
     ],
 )
-def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
-    """Rewards, whole groups and engines within nodes are needed, and processes of one kind."""
+def test_refusals(what: RecipeInput, said: str) -> None:
+    """Rewards, whole groups, engines within nodes and processes of one kind are required."""
     with pytest.raises(MisfitError) as misfit:
         trl.make(what)
     assert said in str(misfit.value)
@@ -117,7 +117,7 @@ def test_what_does_not_fit_is_said(what: RecipeInput, said: str) -> None:
     st.one_of(st.none(), st.integers(1, 9)),
 )
 def test_an_update_is_whole_groups(gpus: list[int], group: int, each: int | None) -> None:
-    """GRPOConfig refuses anything else, after every process has loaded its model's framework."""
+    """GRPOConfig refuses other sizes, but only after every process has imported TRL."""
     args = ["--num-generations", str(group)]
     args += [] if each is None else ["--per-device-train-batch-size", str(each)]
     try:

@@ -65,7 +65,7 @@ def server() -> Iterator[Server]:
 
 
 def test_every_answer_gets_its_reward(server: Server) -> None:
-    """The text is prompt and answer; labels go along; many answers take several requests."""
+    """The text is prompt and answer, with labels; many answers take several requests."""
     rewards = Rewards(server.url, 5, "label")
     answers = ["x" * number for number in range(130)]
     got = rewards(prompts=["ab"] * 130, completions=answers, label=["7"] * 130, trainer_state=None)
@@ -79,7 +79,7 @@ def test_every_answer_gets_its_reward(server: Server) -> None:
 
 
 def test_a_chat_is_scored_by_its_text(server: Server) -> None:
-    """Messages are joined, on both sides; without a label's key no labels are sent."""
+    """Messages are joined; without a label column no labels are sent."""
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1"}]
     answer = [{"role": "assistant", "content": "2"}]
     Rewards(server.url, 5, "")(prompts=[chat], completions=[answer], label=["2"])
@@ -95,8 +95,8 @@ def test_a_chat_is_scored_by_its_text(server: Server) -> None:
         (200, {"Content-Length": "9"}, b"{}"),
     ],
 )
-def test_a_server_that_is_busy_is_asked_again(server: Server, reply: Reply) -> None:
-    """What may be over soon is waited for: the second reply counts."""
+def test_temporary_failures_are_retried(server: Server, reply: Reply) -> None:
+    """The reward of the second reply is used."""
     server.replies = [reply]
     assert Rewards(server.url, 5, "")(prompts=["a"], completions=["b"]) == [2.0]
     assert len(server.asked) == 2
@@ -114,8 +114,8 @@ def test_a_server_that_is_busy_is_asked_again(server: Server, reply: Reply) -> N
         ((200, {}, b"[1]"), "and not `rewards`"),
     ],
 )
-def test_a_wrong_reply_ends_it_at_once(server: Server, reply: Reply, said: str) -> None:
-    """Asking the same again would not help, and a guess would poison the training."""
+def test_an_invalid_reply_ends_the_job_at_once(server: Server, reply: Reply, said: str) -> None:
+    """It is not retried, and no reward is guessed."""
     server.replies = [reply]
     with pytest.raises(RewardError) as refused:
         Rewards(server.url, 5, "")(prompts=["a"], completions=["b"])
@@ -123,8 +123,8 @@ def test_a_wrong_reply_ends_it_at_once(server: Server, reply: Reply, said: str) 
     assert len(server.asked) == 1
 
 
-def test_a_server_that_is_gone_ends_it_in_time(server: Server) -> None:
-    """The last evidence and the address stand in the error."""
+def test_a_lost_server_ends_the_job_in_time(server: Server) -> None:
+    """The error has the last failure and the address."""
     url = server.url
     rewards = Rewards(url, 0.5, "")
     assert rewards(prompts=["a"], completions=["b"]) == [2.0]
@@ -133,8 +133,8 @@ def test_a_server_that_is_gone_ends_it_in_time(server: Server) -> None:
         rewards(prompts=["a"], completions=["b"])
 
 
-def test_nobody_there_is_said() -> None:
-    """A refused connection is tried until the time is over."""
+def test_a_refused_connection_is_retried() -> None:
+    """A refused connection is retried until the limit."""
     with socket.socket() as taken:  # bound, so that nobody else listens there
         taken.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/get_reward"
@@ -142,8 +142,8 @@ def test_nobody_there_is_said() -> None:
             Rewards(url, 0.4, "")(prompts=["a"], completions=["b"])
 
 
-def test_the_newest_whole_checkpoint_counts(tmp_path: Path) -> None:
-    """By number, not by name; one that was being written when all ended does not count."""
+def test_the_newest_complete_checkpoint(tmp_path: Path) -> None:
+    """By number, not by name; an incomplete one is ignored."""
     assert trl_grpo.last_checkpoint(tmp_path / "none") is None
     for name, state in (
         ("checkpoint-9", '{"global_step": 9}'),
@@ -158,8 +158,8 @@ def test_the_newest_whole_checkpoint_counts(tmp_path: Path) -> None:
     assert trl_grpo.last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
 
 
-def test_further_configuration() -> None:
-    """Values are JSON where they are that; a name that GRPOConfig has not is refused."""
+def test_config_pairs() -> None:
+    """Values are JSON if valid; a name that GRPOConfig lacks is refused."""
     known = {"epsilon", "use_vllm", "loss_type", "top_k"}
     pairs = ["epsilon=0.2", "use_vllm=True", "loss_type=dapo", "top_k=null"]
     read = trl_grpo.further(pairs, known)

@@ -24,10 +24,10 @@ from unit.verl_asked import MINI, TENSOR, asked
         (("+trainer.mine=1",), {"trainer.mine": "1"}),
     ],
 )
-def test_a_users_argument_replaces_the_recipes_own(
+def test_a_users_argument_replaces_the_recipes(
     args: tuple[str, ...], expected: dict[str, str]
 ) -> None:
-    """Once, and what follows from it is sized anew."""
+    """The key occurs once, and dependent sizes follow."""
     command = make(asked("2x8", (0, 9, 1), *args))
     found = arguments(command)
     assert {key: found[key] for key in expected} == expected
@@ -56,10 +56,8 @@ def test_a_users_argument_replaces_the_recipes_own(
         ((0, 9, 1), "--nnodes=2", "no argument for hydra"),
     ],
 )
-def test_an_argument_that_cannot_work_is_refused(
-    version: Version, argument: str, said: str
-) -> None:
-    """By its name, before verl would find it, or wait, or ignore it."""
+def test_wrong_arguments_are_refused(version: Version, argument: str, said: str) -> None:
+    """The refusal names the key that verl would refuse, wait for, or ignore."""
     with pytest.raises(MisfitError) as refusal:
         make(asked("2x8", version, argument))
     assert said in str(refusal.value)
@@ -79,19 +77,19 @@ def test_an_argument_that_cannot_work_is_refused(
         ((0, 9, 1), ("actor_rollout_ref.actor.optim.lr=1e-6", "trainer.total_epochs=3")),
     ],
 )
-def test_a_known_key_is_left_to_verl(version: Version, args: tuple[str, ...]) -> None:
-    """What a version has passes, and so does what somebody insists on, or nobody here knows."""
+def test_valid_keys_are_accepted(version: Version, args: tuple[str, ...]) -> None:
+    """Keys of the version, insisted keys and keys outside the tables are accepted."""
     assert set(args) <= set(make(asked("2x8", version, *args)).argv)
 
 
-def test_wrong_keys_are_named_together() -> None:
-    """Whoever mends one finds no second."""
+def test_wrong_keys_are_reported_together() -> None:
+    """All wrong keys are in one message."""
     with pytest.raises(MisfitError, match=r"trainer\.nnode:.*data\.batch_size:"):
         make(asked("2x8", (0, 9, 1), "trainer.nnode=1", "data.batch_size=1"))
 
 
-def test_a_reward_function_of_ones_own_stands_alone() -> None:
-    """Its path replaces ours, and with it goes what only ours would understand."""
+def test_a_users_reward_function_replaces_ours() -> None:
+    """The user's path also removes the arguments of the agent's function."""
     own = "reward.custom_reward_function.path=/mine.py"
     found = arguments(make(asked("2x8", (0, 9, 1), own, scores=True)))
     assert [key for key in found if "reward" in key] == [own.partition("=")[0]]

@@ -34,7 +34,7 @@ STORES = "transfer_queue.backend.SimpleStorage.num_data_storage_units"
         ("0/8,8,8", 4, (2, 8), (1024, 256), "16 GPUs = 4 engines × 4; batch 1024 = 4 × 256"),
     ],
 )
-def test_the_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
+def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     version: Version,
     recipe: str,
     shape: str,
@@ -43,7 +43,7 @@ def test_the_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     batches: tuple[int, int],
     said: str,
 ) -> None:
-    """Every shape is cut into equal groups, with batches that all GPUs share evenly."""
+    """GPUs form equal groups, and batches are divisible by all of them."""
     command = make(asked(shape, version, recipe=recipe, tensor_parallel=tensor_parallel))
     found = arguments(command)
     assert (int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])) == groups
@@ -54,13 +54,13 @@ def test_the_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     assert all(command.why.values())
 
 
-def test_the_versions_are_those_that_differ() -> None:
-    """The newest patch of each minor release, and 0.7.0, whose keys and CPUs are its own."""
+def test_supported_versions() -> None:
+    """The newest patch of each minor release, and 0.7.0, which has other keys and CPUs."""
     assert verl.VERSIONS == ((0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
 
 
-def test_grpo_and_ppo_differ_where_they_should() -> None:
-    """Groups and a reference for one, a critic for the other."""
+def test_grpo_and_ppo_differ() -> None:
+    """GRPO has groups and a reference, PPO has a critic."""
     grpo, ppo = (arguments(make(asked(recipe=name))) for name in ("verl-grpo", "verl-ppo"))
     assert grpo["algorithm.adv_estimator"] == "grpo"
     assert grpo["actor_rollout_ref.rollout.n"] == "8"
@@ -73,7 +73,7 @@ def test_grpo_and_ppo_differ_where_they_should() -> None:
 
 
 def test_it_saves_and_resumes() -> None:
-    """Verl's own default saves nothing, and so would have nothing to resume."""
+    """Checkpoints are saved, which verl's default does not do, and resumed."""
     found = arguments(make(asked()))
     assert found["trainer.default_local_dir"] == "/data/checkpoints"
     assert found["trainer.resume_mode"] == "auto"
@@ -81,7 +81,7 @@ def test_it_saves_and_resumes() -> None:
 
 
 def test_without_eval_data_nothing_is_evaluated() -> None:
-    """Verl reads a validation file in any case: the training data, and does nothing with it."""
+    """Verl requires a validation file: it gets the training data and does not use it."""
     command = make(asked())
     found = arguments(command)
     assert found["data.val_files"] == "/data/train.parquet"
@@ -96,13 +96,13 @@ def test_without_eval_data_nothing_is_evaluated() -> None:
 @pytest.mark.parametrize(
     ("wandb", "logger"), [(True, '["console","wandb"]'), (False, '["console"]')]
 )
-def test_wandb_is_logged_to_where_there_is_a_key(*, wandb: bool, logger: str) -> None:
-    """Verl's default logs to W&B in any case, and ends where nobody is logged in."""
+def test_wandb_needs_a_key(*, wandb: bool, logger: str) -> None:
+    """W&B is used only with a key; verl's default fails without a login."""
     assert arguments(make(asked(wandb=wandb)))["trainer.logger"] == logger
 
 
 @pytest.mark.parametrize("version", RELEASES)
-def test_a_reward_server_is_asked_by_our_function(version: Version) -> None:
+def test_the_reward_function_asks_the_server(version: Version) -> None:
     """Its keys moved in 0.7.1, and 0.6 awaits it only in asynchronous rollouts."""
     command = make(asked(version=version, scores=True))
     root = "custom_reward_function" if version < (0, 7, 1) else "reward.custom_reward_function"
@@ -116,7 +116,7 @@ def test_a_reward_server_is_asked_by_our_function(version: Version) -> None:
 
 
 def test_a_reward_server_needs_asynchronous_rollouts_in_0_6() -> None:
-    """Synchronous ones would take the coroutine for the reward."""
+    """Synchronous rollouts would use the coroutine as the reward."""
     with pytest.raises(MisfitError, match="only in async"):
         make(asked("2x8", (0, 6, 1), "actor_rollout_ref.rollout.mode=sync", scores=True))
 
@@ -133,7 +133,7 @@ def test_a_reward_server_needs_asynchronous_rollouts_in_0_6() -> None:
     ],
 )
 def test_engines_that_do_not_fit_are_refused(shape: str, tensor_parallel: int, said: str) -> None:
-    """With what would fit, before anything is submitted."""
+    """The refusal names sizes that fit."""
     with pytest.raises(MisfitError, match=said):
         make(asked(shape, tensor_parallel=tensor_parallel))
 
@@ -150,10 +150,10 @@ def test_engines_that_do_not_fit_are_refused(shape: str, tensor_parallel: int, s
         ((0, 8, 0), "1x1", 1, False, 4),
     ],
 )
-def test_too_few_cpus_are_found_before_verl_waits_for_them(
+def test_too_few_cpus_are_refused(
     version: Version, shape: str, tensor_parallel: int, *, scores: bool, needs: int
 ) -> None:
-    """Exactly enough is enough; one less is named, for each node."""
+    """The exact number of CPUs is accepted; one less is refused with the node's name."""
 
     def made(cpus: int) -> Command:
         return make(
@@ -181,10 +181,8 @@ def test_too_few_cpus_are_found_before_verl_waits_for_them(
         ("0/2,8", 25, "2"),
     ],
 )
-def test_the_transfer_queue_takes_the_cpus_that_there_are(
-    shape: str, cpus: int, stores: str | None
-) -> None:
-    """0.9 spreads eight stores over all nodes; where CPUs are short, there are fewer of them."""
+def test_the_transfer_queue_uses_free_cpus(shape: str, cpus: int, stores: str | None) -> None:
+    """0.9 places eight stores on all nodes; with fewer free CPUs there are fewer stores."""
     assert arguments(make(asked(shape, cpus=cpus))).get(STORES) == stores
 
 
@@ -197,23 +195,23 @@ def test_the_transfer_queue_takes_the_cpus_that_there_are(
         ("2x8", 28, (f"{STORES}=8",), "the head has 28 of 29 CPUs"),
     ],
 )
-def test_a_transfer_queue_that_fits_nowhere_is_refused(
+def test_a_transfer_queue_without_cpus_is_refused(
     shape: str, cpus: int, args: tuple[str, ...], said: str
 ) -> None:
-    """It would be waited for without end, silently."""
+    """Verl would wait for it forever."""
     with pytest.raises(MisfitError) as refusal:
         make(asked(shape, (0, 9, 1), *args, cpus=cpus))
     assert said in str(refusal.value)
 
 
 @pytest.mark.parametrize("version", RELEASES[:-1])
-def test_a_head_without_cpus_is_fine_before_the_transfer_queue(version: Version) -> None:
-    """TaskRunner then lands on a node with GPUs."""
+def test_a_head_without_cpus_is_accepted_before_0_9(version: Version) -> None:
+    """TaskRunner then runs on a node with GPUs."""
     assert arguments(make(asked("0/0,8/33", version)))["trainer.nnodes"] == "1"
 
 
-def test_idle_gpus_and_engines_of_several_nodes_are_said() -> None:
-    """What a person would not expect of his machines is told before they are used so."""
+def test_notes_on_idle_gpus_and_engines_over_nodes() -> None:
+    """Idle GPUs and engines that span nodes are noted."""
     notes = make(asked("8,8,6", tensor_parallel=4)).notes
     assert notes[0].startswith("20 GPUs = 5 engines × 4")
     assert "2 of 22 GPUs stay idle" in notes
@@ -221,8 +219,8 @@ def test_idle_gpus_and_engines_of_several_nodes_are_said() -> None:
     assert "an engine spans 2 nodes; this needs vLLM 0.11.1 or newer" in notes
 
 
-def test_unknown_cpus_are_said() -> None:
-    """Where nobody counted them, the need is told instead of checked."""
+def test_unknown_cpus_are_noted() -> None:
+    """If the CPUs of a node are unknown, the needed number is noted."""
     notes = make(asked(cpus=None)).notes
     assert "a node needs up to 29 CPUs; the CPUs of the nodes are not known here" in notes
 
@@ -240,7 +238,7 @@ SIZES = st.lists(
     st.none() | st.integers(1, 300),
     st.none() | st.integers(1, 100),
 )
-def test_whatever_joined_it_fits_or_is_refused(  # noqa: PLR0913 - what a run may differ in
+def test_any_nodes_fit_or_are_refused(  # noqa: PLR0913 - what a run may differ in
     sizes: list[NodeSize],
     version: Version,
     recipe: str,
@@ -248,7 +246,7 @@ def test_whatever_joined_it_fits_or_is_refused(  # noqa: PLR0913 - what a run ma
     train: int | None,
     mini: int | None,
 ) -> None:
-    """All of verl's own conditions hold of whatever is made."""
+    """Every command meets verl's own conditions."""
     given_args = [f"data.train_batch_size={train}"] * bool(train) + [f"{MINI}={mini}"] * bool(mini)
     try:
         command = make(

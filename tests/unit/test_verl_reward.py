@@ -76,8 +76,8 @@ async def scripted(answer: Answer) -> AsyncIterator[tuple[str, list[dict[str, ob
         await runner.cleanup()
 
 
-def test_the_file_lies_where_the_recipe_points() -> None:
-    """What verl is told to load is this very file, and it loads without the agent beside it."""
+def test_the_recipe_names_this_file() -> None:
+    """The recipe's path is this file, and it loads without the agent."""
     assert reward_function() == verl_reward.__file__
     code = (
         "import importlib.util, inspect, sys; sys.modules['agent'] = None\n"
@@ -89,7 +89,7 @@ def test_the_file_lies_where_the_recipe_points() -> None:
 
 
 def test_the_bundled_server_scores() -> None:
-    """Right answers earn 1, wrong ones 0, many at once, over one session."""
+    """Right answers score 1, wrong ones 0, concurrently over one session."""
 
     async def story(url: str) -> None:
         texts = [f"It is \\boxed{{{number}}}." for number in range(200)]
@@ -112,8 +112,8 @@ def test_the_bundled_server_scores() -> None:
         ({"é": 1}, '{"é": 1}'),
     ],
 )
-def test_a_truth_is_sent_as_the_protocol_takes_it(truth: object, sent: object) -> None:
-    """Whatever a data set holds as ground truth is text, a number or null on the wire."""
+def test_ground_truths_in_requests(truth: object, sent: object) -> None:
+    """Any ground truth is sent as text, a number or null."""
 
     async def story() -> None:
         ok = web.json_response
@@ -125,8 +125,8 @@ def test_a_truth_is_sent_as_the_protocol_takes_it(truth: object, sent: object) -
     run(story())
 
 
-def test_a_busy_server_is_asked_again_when_it_says() -> None:
-    """503 with Retry-After: the pause is kept, and the reward that follows is taken."""
+def test_retry_after_is_respected() -> None:
+    """After a 503 with Retry-After the client waits that long and gets the reward."""
 
     async def story() -> None:
         times: list[float] = []
@@ -146,8 +146,8 @@ def test_a_busy_server_is_asked_again_when_it_says() -> None:
     run(story())
 
 
-def test_a_server_that_never_has_time_ends_the_job() -> None:
-    """A real server without time to score: no zero, but an error in time that says what it said."""
+def test_an_overloaded_server_ends_the_job() -> None:
+    """The error comes within the limit and contains the server's reply; no answer gets 0."""
 
     async def story(url: str) -> None:
         begun = asyncio.get_running_loop().time()
@@ -160,8 +160,8 @@ def test_a_server_that_never_has_time_ends_the_job() -> None:
         run(story(server.url))
 
 
-def test_a_server_that_dies_and_returns_costs_only_time() -> None:
-    """Killed among requests and started anew on its port: every answer gets its own reward."""
+def test_a_restarted_server_changes_no_reward() -> None:
+    """If the server is killed and restarted on its port, every answer gets its own reward."""
 
     async def story() -> None:
         loop = asyncio.get_running_loop()
@@ -178,8 +178,8 @@ def test_a_server_that_dies_and_returns_costs_only_time() -> None:
     run(story())
 
 
-def test_a_server_that_is_gone_is_named_and_fails_all_together() -> None:
-    """Nothing is scored 0 for want of a server; who waits in line does not wait its own turn."""
+def test_a_lost_server_fails_all_requests_together() -> None:
+    """The error names the server; waiting requests fail at the same deadline."""
 
     async def story(url: str) -> None:
         begun = asyncio.get_running_loop().time()
@@ -215,8 +215,8 @@ def test_a_server_that_is_gone_is_named_and_fails_all_together() -> None:
         '{"rewards": [-Infinity]}',
     ],
 )
-def test_a_reply_that_is_no_reward_is_never_taken(body: str) -> None:
-    """A wrong reply is asked for three times, and is then the end."""
+def test_an_invalid_reply_is_not_a_reward(body: str) -> None:
+    """After three invalid replies the request fails."""
 
     async def story() -> None:
         async with scripted(lambda _, __: web.Response(text=body)) as (url, requests):
@@ -228,8 +228,8 @@ def test_a_reply_that_is_no_reward_is_never_taken(body: str) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413, 422])
-def test_a_refused_request_is_not_repeated(status: int) -> None:
-    """The request is wrong, or the path: patience would not mend it."""
+def test_a_refused_request_is_not_retried(status: int) -> None:
+    """A 4xx means that the request or path is wrong."""
 
     async def story() -> None:
         refusal = json.dumps({"error": "labels[0]: expected"})
@@ -242,8 +242,8 @@ def test_a_refused_request_is_not_repeated(status: int) -> None:
     run(story())
 
 
-def test_requests_at_once_are_bounded() -> None:
-    """However many answers wait, no more requests than asked for are open."""
+def test_concurrent_requests_are_limited() -> None:
+    """No more requests than `parallel` are open, whatever the number of answers."""
 
     async def story() -> None:
         open_now, most = 0, 0
@@ -264,8 +264,8 @@ def test_requests_at_once_are_bounded() -> None:
     run(story())
 
 
-def test_a_secret_of_the_url_stays_out_of_the_error() -> None:
-    """Credentials and queries are for the server, not for logs."""
+def test_errors_contain_no_secrets_of_the_url() -> None:
+    """Credentials and query of the URL are not in the error."""
 
     async def story() -> None:
         with pytest.raises(RuntimeError) as error:
@@ -278,8 +278,8 @@ def test_a_secret_of_the_url_stays_out_of_the_error() -> None:
 
 # what a loop leaves open when it ends, Python closes with such a warning
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_event_loops_that_end_without_closing_are_let_go() -> None:
-    """A session belongs to one loop; the next loop gets its own, and the old one is freed."""
+def test_sessions_of_closed_event_loops_are_freed() -> None:
+    """Each event loop has its own session, which is freed after the loop is closed."""
     loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
 
     async def once(url: str) -> None:

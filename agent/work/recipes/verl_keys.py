@@ -1,8 +1,8 @@
-"""What verl's configuration has: the keys that people set, by the versions that have them.
+"""The keys of verl's configuration by version, to refuse wrong ones before the job is submitted.
 
-Read from the packages of 0.6.1, 0.7.0, 0.7.1, 0.8.0 and 0.9.1. Hydra refuses a key that is not
-there, or a later verl ignores it; with these tables that is found before anything is submitted.
-Only what stands here is looked at: of deeper keys, and of sections without a row, nothing is known.
+Read from the packages of 0.6.1, 0.7.0, 0.7.1, 0.8.0 and 0.9.1. Hydra refuses a key that the
+configuration lacks, and a later verl may ignore it. Deeper keys, and sections without a row, are
+not checked.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _KEYS: dict[tuple[str, Version, Version], str] = {
     ("actor_rollout_ref.model", (0, 7, 1), _OPEN): "mtp",
     ("actor_rollout_ref.model", (0, 8), _OPEN): "lora",
 }
-"""A section ('' is the root), since which version and before which, and the names then in it."""
+"""Section ('' is the root), since and before which version: the names in it."""
 
 _SECTIONS = {section for section, *_ in _KEYS}
 _MOVED: tuple[tuple[Version, str, str], ...] = (
@@ -138,19 +138,19 @@ _MOVED: tuple[tuple[Version, str, str], ...] = (
     ((0, 9), "reward_model", "reward.reward_model"),
     ((0, 9), "sandbox_fusion", "reward.sandbox_fusion"),
 )
-"""Keys that changed their place, and since which version the old one is refused or ignored."""
+"""Moved keys, and the first version that refuses or ignores the old one."""
 _ESTIMATORS = {
     *("gae", "gdpo", "gpg", "grpo", "grpo_passk", "grpo_vectorized", "opo"),
     *("optimal_token_baseline", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "remax"),
     *("rloo", "rloo_vectorized", "tir_optimal_token_baseline"),
 }
-"""What 0.9.1 has, and earlier ones in part: verl itself looks only after the first rollout."""
+"""Those of 0.9.1; earlier versions have some of them. verl checks only after the first rollout."""
 _OTHER_TREE = "model_engine"
-"""Chooses another engine, whose keys are not known here."""
+"""Selects another engine, whose keys are not in these tables."""
 
 
 def complaint(override: Override, version: Version) -> str:
-    """Say what is wrong with a key in this version, and what was meant; '' where it is known."""
+    """Return why a key is wrong in this version, with a suggestion; '' for a valid key."""
     for since, old, new in _MOVED:
         if version >= since and f"{override.key}.".startswith(f"{old}."):
             moved = new + override.key.removeprefix(old)
@@ -158,31 +158,31 @@ def complaint(override: Override, version: Version) -> str:
     if override.prefix in {"+", "++"}:
         return ""
     if override.key == "algorithm.adv_estimator" and override.value not in _ESTIMATORS:
-        meant = _meant(override.value, _ESTIMATORS)
-        return f"{override.key}: verl has no {override.value}{meant}; ++{override.key}=… insists"
-    section, name = _looked_up(override.key)
+        hint = _suggestion(override.value, _ESTIMATORS)
+        return f"{override.key}: verl has no {override.value}{hint}; ++{override.key}=… insists"
+    section, name = _section_of(override.key)
     names = _names(section, version)
     if not name or name in names:
         return ""
     where = f"in {section}" if section else "at its root"
     return (
         f"{override.key}: verl {version_text(version)} has no {name} {where}"
-        f"{_meant(name, names, section)}; ++{override.key}=… insists"
+        f"{_suggestion(name, names, section)}; ++{override.key}=… insists"
     )
 
 
 def chooses_another_tree(override: Override) -> bool:
-    """Tell whether an argument chooses a part of the configuration that these tables are not of."""
+    """Return whether an argument selects a configuration that these tables do not cover."""
     return override.key == _OTHER_TREE or "@" in override.key or "/" in override.key
 
 
-def _meant(word: str, known: set[str], section: str = "") -> str:
+def _suggestion(word: str, known: set[str], section: str = "") -> str:
     near = get_close_matches(word, known, 1)
     return f" ({'.'.join(filter(None, (section, near[0])))}?)" if near else ""
 
 
-def _looked_up(key: str) -> tuple[str, str]:
-    """Return the deepest section of a key that has rows, and the name that is looked up in it."""
+def _section_of(key: str) -> tuple[str, str]:
+    """Return the deepest section of a key that has rows, and the name within it."""
     parts = key.split(".")
     for depth in range(len(parts), -1, -1):
         section = ".".join(parts[:depth])
