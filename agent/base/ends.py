@@ -155,7 +155,7 @@ NO_PROCESS = End(
 )
 """The parent cannot start the agent. It prints this itself: it imports nothing of the agent."""
 STEP_FAILED = End(69, Kind.UNAVAILABLE, "{name} failed: {evidence}", culprit="{name}")
-NOT_IN_TIME = End(69, Kind.UNAVAILABLE, "{what} never came in time: {evidence}", culprit="{what}")
+NOT_IN_TIME = End(69, Kind.UNAVAILABLE, "{what} not ready in time: {evidence}", culprit="{what}")
 """A wait of the boot is over: head, Ray, workers, service or prepare step."""
 RAY_NOT_STARTED = End(69, Kind.UNAVAILABLE, "{what}: {evidence}", culprit="ray")
 """Ray on the head failed to start, or was lost during the boot, too often."""
@@ -173,7 +173,7 @@ RAY_LOST_ON_HEAD = End(75, Kind.LOST, "Ray was lost on the head: {evidence}", cu
 RAY_LOST_ON_WORKER = End(75, Kind.LOST, "Ray was lost: {evidence}", culprit="ray")
 """On a worker of a plain Ray head, which has no agent that could start another attempt."""
 NO_STATUS_FROM_RAY = End(
-    75, Kind.LOST, "Ray said nothing of the job for {seconds} s", culprit="ray"
+    75, Kind.LOST, "Ray returned no status of the job for {seconds} s", culprit="ray"
 )
 JOB_NOT_FOUND = End(
     75,
@@ -266,7 +266,7 @@ HEAD_LOST = End(75, Kind.LOST, "its head was lost")
 HEAD_SILENT = End(
     75, Kind.LOST, "the head {head} has been silent for {seconds} s ({evidence})", culprit="head"
 )
-HEAD_NOT_BACK = End(75, Kind.LOST, "waited for {what} in vain: {evidence}", culprit="head")
+HEAD_NOT_BACK = End(75, Kind.LOST, "waited too long for {what}: {evidence}", culprit="head")
 OTHER_RUN = End(
     75, Kind.LOST, "the head {head} began another run: {theirs}, not {ours}", culprit="head"
 )

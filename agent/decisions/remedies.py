@@ -476,7 +476,7 @@ class Explained(Value):
 
     def remedy(self) -> str:
         """Return it as the remedy of an outcome."""
-        return f"{self.log} tells why: {self.sentence}"
+        return f"{self.log} shows why: {self.sentence}"
 
 
 def explain(logs: tuple[tuple[str, str], ...]) -> Explained | None:

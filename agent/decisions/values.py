@@ -327,9 +327,9 @@ class Known(Value):
     def sentence(self, node: str = "") -> str:
         """Return the message, with the name of another node."""
         if self.is_noise:
-            return f"noise in the job's output, to be looked past ({self.shown!r}): {self.cause}"
+            return f"noise in the job's output, to be ignored ({self.shown!r}): {self.cause}"
         where = f" on {node}" if node else ""
-        return f"the job's output{where} tells: {self.cause} ({self.shown!r}). {self.what_to_do}"
+        return f"the job's output{where} shows: {self.cause} ({self.shown!r}). {self.what_to_do}"
 
     @property
     def shown(self) -> str:

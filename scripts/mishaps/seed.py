@@ -185,7 +185,7 @@ class _Run:
         return found
 
     def _keep(self, folder: Path) -> None:
-        """Copy what tells why: output of all agents, and the run folder."""
+        """Copy what shows why: output of all agents, and the run folder."""
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self._volume, folder / "volume", symlinks=True)
         shutil.copytree(self._ledger, folder / "ledger")

@@ -195,7 +195,7 @@ def test_a_worker_rejoins_a_cluster_without_a_job(cluster: Cluster) -> None:
     head.wait_for("is up and stays", timeout=BOOT)
     worker.signal(signal.SIGTERM)
     assert worker.wait(25) == 0
-    head.wait_for("the cluster stays, and takes it back when it comes", timeout=30)
+    head.wait_for("the cluster stays up, and the node can rejoin", timeout=30)
     gone = time.monotonic()
     await_true("the grace is over", lambda: time.monotonic() > gone + 6 or not head.running, 10)
     assert head.running, head.tail()

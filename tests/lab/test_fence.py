@@ -59,7 +59,7 @@ def test_a_fenced_workers_prepare_step_runs_again(cluster: Cluster) -> None:
     step = "[ $RUNPOD_POD_ID = poda ] || [ -e /tmp/go ] || sleep 1000"
     cluster.env |= {"AGENT_PREPARE_EACH": step, "AGENT_NODE_GRACE": "10s"}
     head, worker = cluster.agents("sh", "-c", "exit 7")
-    head.wait_for("podb last said", timeout=BOOT)
+    head.wait_for("podb last reported", timeout=BOOT)
     await_true("it prepares", lambda: bool(_sleepers(worker)), BOOT)
     cluster.pods[1].cut()
     worker.wait_for("nor its GCS was reached for 8 s .*stopping all that runs here", timeout=40)

@@ -64,7 +64,7 @@ def test_a_dashboard_that_hangs_before_the_job(cluster: Cluster, *, comes_back: 
     if comes_back:
         let_pass(5, head)
         _to_the_dashboard(head, "CONT")
-        head.wait_for("Ray goes on: nothing of it is stopped any more", timeout=10)
+        head.wait_for("Ray runs again: none of its processes is stopped", timeout=10)
     else:
         again = r"Ray was lost on the head: its dashboard .* is stopped for \d+ s; .* again: 1 of 2"
         head.wait_for(again, timeout=45)

@@ -155,7 +155,7 @@ def test_status_from_any_node(run: Run) -> None:
 
 def test_logs_of_any_node(run: Run) -> None:
     """The job's output and a worker's agent log, by the head's port."""
-    run.head.wait_for("the job's output tells: a GPU ran out of memory", timeout=30)
+    run.head.wait_for("the job's output shows: a GPU ran out of memory", timeout=30)
     code, text, error = run.ask("logs", node=0)
     assert (code, "CUDA out of memory" in text) == (0, True), error
     code, text, error = run.ask("logs", "podb")
@@ -189,7 +189,7 @@ def test_doctor_of_all_nodes(run: Run) -> None:
 
 def test_a_failed_run_names_its_cause(ended: Run) -> None:
     """In outcome.json, in the last line, and in ten lines by `explain`."""
-    cause = "job.log tells why: a GPU ran out of memory. "
+    cause = "job.log shows why: a GPU ran out of memory. "
     assert str(ended.cluster.outcome(0)["remedy"]).startswith(cause)
     assert cause in last_line(ended.head)
     lines = explain(ended.cluster.pods[0].tmp / "logs" / "latest")

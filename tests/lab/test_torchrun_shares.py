@@ -45,13 +45,13 @@ def test_a_workers_share_is_watched(cluster: Cluster) -> None:
     cluster.env["AGENT_STALL"] = f"{LIMIT}s"
     head, worker = start(cluster, SCRIPT)
     head.wait_for("up 0", stream="stdout", timeout=START)
-    head.wait_for("the job's output on podb tells: a GPU ran out of memory", timeout=WRITES)
+    head.wait_for("the job's output on podb shows: a GPU ran out of memory", timeout=WRITES)
     head.wait_for("stall: the job shows no sign of work for", timeout=180)
     written = job_log(cluster, 1)
     assert {"last word 2", "last word 3"} <= {*written.splitlines()}
     said, its_own = head.stderr(), worker.stderr()
     assert said.count("a GPU ran out of memory") == 1
-    assert its_own.count("the job's output tells: a GPU ran out of memory") == 1
+    assert its_own.count("the job's output shows: a GPU ran out of memory") == 1
     for log, node in ((said, "poda"), (said, "podb"), (its_own, "podb")):
         assert f"stacks of {node}: rank 0 of this node (pid " in log, log
         assert f"stacks of {node}:     waits_for_the_others" in log
@@ -71,6 +71,6 @@ def test_a_failed_shares_output_gives_the_remedy(cluster: Cluster) -> None:
     fails = f"import os\nif os.environ['RANK'] == '3':\n    raise MemoryError({OOM!r})\n"
     agents = start(cluster, f"{fails}import time\ntime.sleep(600)\n")
     assert ends(agents, START) == [1, 1], agents[0].tail()
-    assert "the job's output on podb tells: a GPU ran out of memory" in last_line(agents[0])
+    assert "the job's output on podb shows: a GPU ran out of memory" in last_line(agents[0])
     assert "Take a smaller micro batch" in last_line(agents[0])
-    assert "job.log tells why: a GPU ran out of memory" in last_line(agents[1])
+    assert "job.log shows why: a GPU ran out of memory" in last_line(agents[1])

@@ -112,10 +112,10 @@ def test_the_reward_server_waits_for_the_data_and_has_its_time_from_its_own_star
     ("history", "reason"),
     [
         ([(9, StepOver(PREPARE_EACH, "exit code 2"))], f"{PREPARE_EACH} failed: exit code 2"),
-        ([(100, TICK)], f"{PREPARE_EACH} never came in time"),
+        ([(100, TICK)], f"{PREPARE_EACH} not ready in time"),
         (
             [(9, StepOver(PREPARE_EACH)), (109, TICK)],
-            f"{PREPARE} never came in time",
+            f"{PREPARE} not ready in time",
         ),
         (
             [(9, StepOver(PREPARE_EACH)), (10, StepOver(PREPARE)), (11, LOST)],
@@ -243,7 +243,7 @@ def test_a_wait_for_a_node_that_never_gets_done_ends() -> None:
     story.take(TICK, 1004)
     (end,) = story.ends
     assert end.exit_code == 69
-    assert end.reason.startswith("cache on pod2 never came in time: not started, waits for")
+    assert end.reason.startswith("cache on pod2 not ready in time: not started, waits for")
 
 
 def test_a_step_by_order_waits_for_a_service_elsewhere() -> None:
@@ -413,7 +413,7 @@ def test_the_time_of_what_it_waits_for_counts_before_its_own() -> None:
     story = workers.Story(made, kept)
     assert story.ends == []
     story.take(workers.TICK, 7100)
-    assert "data never came in time" in story.ends[0].reason
+    assert "data not ready in time" in story.ends[0].reason
 
 
 def test_a_plain_head_orders_nothing() -> None:

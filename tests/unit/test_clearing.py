@@ -64,7 +64,7 @@ def test_one_that_never_ends_it_ends_the_run() -> None:
     assert story.finish()
     (end,) = story.ends
     assert (end.exit_code, story.now) == (75, 10 + 60 + 60)
-    assert "the end of attempt 1 on pod2 never came in time" in end.reason
+    assert "the end of attempt 1 on pod2 not ready in time" in end.reason
 
 
 @pytest.mark.parametrize(("silent", "until"), [(9.5, 69.5), (20, 80)])
@@ -110,7 +110,7 @@ def test_this_node_must_be_clear_too() -> None:
     story.take(runs(2, 2), 15)
     assert story.state.phase is HeadPhase.BOOTING
     assert story.finish()
-    assert "on this node never came in time: python (pid 7) cannot be ended" in story.ends[0].reason
+    assert "on this node not ready in time: python (pid 7) cannot be ended" in story.ends[0].reason
     assert submitted(story) == AGAIN[:1]
 
 

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 START = "2026-11-22T06:48:25.000Z"
 HEAD: tuple[tuple[float, object], ...] = (
     (0.3, e.Waited("Ray on this node", 600, "")),
-    (0.3, e.Waited("workers", 600, "0 of 2 joined; 2 never heard of")),
+    (0.3, e.Waited("workers", 600, "0 of 2 joined; 2 never reported")),
     (4.0, e.WaitsOver(("Ray on this node",))),
     (6.0, WorkerReported(Worker("k1", "pod1", joined=True))),
-    (9.0, e.Waited("workers", 600, "1 of 2 joined; pod2 last said: joining Ray")),
+    (9.0, e.Waited("workers", 600, "1 of 2 joined; pod2 last reported: joining Ray")),
     (13.0, WorkerReported(Worker("k2", "pod2", joined=True))),
     (13.5, e.WaitsOver(("workers",))),
     (13.5, e.PhaseEntered("submitting")),
@@ -49,7 +49,7 @@ FAILURES = (
 )
 FAILED = Outcome(
     *(Kind.JOB_FAILED, 7, "the job failed with exit code 7", "leaving", "job"),
-    remedy="job.log tells why: a GPU ran out of memory",
+    remedy="job.log shows why: a GPU ran out of memory",
 )
 
 
@@ -83,14 +83,14 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert explain(run_of(tmp_path)) == [
         "run run-1, recorded by the head pod0: began 2026-11-22T06:48:25.000Z, lasted 3 min 22 s",
         "phases: booting 13.5 s, submitting 0.5 s, running 3 min 7 s, leaving 1.0 s",
-        "waited for workers 13.2 s; last: 1 of 2 joined; pod2 last said: joining Ray",
+        "waited for workers 13.2 s; last: 1 of 2 joined; pod2 last reported: joining Ray",
         "waited for Ray on this node 3.7 s",
         "joined: pod2 after 13.0 s, pod1 after 6.0 s",
         "left: pod2 (asked to stop by SIGTERM)",
         f"services: {FAILURES}",
         "job: attempt 1: 3 min 0 s, exit code 7",
         "end: job-failed, exit code 7: the job failed with exit code 7",
-        "remedy: job.log tells why: a GPU ran out of memory",
+        "remedy: job.log shows why: a GPU ran out of memory",
     ]
 
 
@@ -117,13 +117,13 @@ def test_different_exit_codes_are_named(tmp_path: Path) -> None:
 def test_an_unfinished_wait(tmp_path: Path) -> None:
     """A wait that nothing ended was in vain; while the run goes on, it is one so far."""
     told = (
-        (2.0, e.Waited("workers", 600, "0 of 1 joined; 1 never heard of")),
+        (2.0, e.Waited("workers", 600, "0 of 1 joined; 1 never reported")),
         (600.0, e.Ended(600.0)),
     )
     write(tmp_path / "pod0", *told)
-    line = "waited for workers 9 min 58 s{}; last: 0 of 1 joined; 1 never heard of"
+    line = "waited for workers 9 min 58 s{}; last: 0 of 1 joined; 1 never reported"
     assert line.format(" so far") in explain(tmp_path)
-    write_outcome(tmp_path / "pod0", Outcome(Kind.UNAVAILABLE, 69, "workers never came in time"))
+    write_outcome(tmp_path / "pod0", Outcome(Kind.UNAVAILABLE, 69, "workers not ready in time"))
     assert line.format(", in vain") in explain(tmp_path)
 
 

@@ -122,8 +122,8 @@ def test_it_is_said_once_with_what_follows() -> None:
     story = Story(goal(1), [(3, nodes()), (5, STOPPED), (9, GOES_ON)])
     hangs = "Ray hangs, its dashboard (pid 7) is stopped"
     assert story.said.splitlines()[-2:] == [
-        f"{hangs}: Ray is started again unless it goes on within 30 s",
-        "Ray goes on: nothing of it is stopped any more",
+        f"{hangs}: Ray is started again unless it continues within 30 s",
+        "Ray runs again: none of its processes is stopped",
     ]
     story = Story(goal(), [*RUNNING, (9, STOPPED)])
     assert story.said.endswith(f"{hangs}: left alone, since a job runs that does not need it")

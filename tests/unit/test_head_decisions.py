@@ -304,7 +304,7 @@ def test_waits_carry_deadline_and_evidence() -> None:
         "Ray on this node": (100, ""),
         REWARD: (300, "connection refused"),
         "AGENT_PREPARE_EACH and AGENT_PREPARE": (7200, ""),
-        "workers": (200, "0 of 1 joined; 1 never heard of"),
+        "workers": (200, "0 of 1 joined; 1 never reported"),
     }
     sentence = head.pending_waits(state)[1].sentence(now=295.0)
     assert sentence == "waiting for reward server, connection refused (5 s left)"

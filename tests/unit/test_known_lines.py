@@ -103,7 +103,7 @@ def test_a_known_line_is_told_with_its_own_cause(key: str, line: str) -> None:
         assert not any(sign in line for row in LIVE if row.key == key for sign in row.signs)
         return
     assert said[0].line == line
-    assert said[0].sentence().startswith("the job's output tells: ")
+    assert said[0].sentence().startswith("the job's output shows: ")
 
 
 @pytest.mark.parametrize("line", NOISY)
@@ -111,7 +111,7 @@ def test_noise_is_said_to_be_noise(line: str) -> None:
     """And to be nothing else."""
     (found,) = find_known_lines([line.encode()])
     assert found.is_noise
-    assert found.sentence().startswith("noise in the job's output, to be looked past (")
+    assert found.sentence().startswith("noise in the job's output, to be ignored (")
 
 
 @given(
@@ -167,7 +167,7 @@ def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node() -> No
     lines.scan([full])
     ((sentence, level),) = said
     assert level == "warning"
-    assert sentence.startswith("the job's output on podb tells: a GPU ran out of memory ('torch.")
+    assert sentence.startswith("the job's output on podb shows: a GPU ran out of memory ('torch.")
     assert "Take a smaller micro batch" in sentence
     assert SECRET not in sentence
     lines.scan([files])
@@ -266,5 +266,5 @@ def test_what_is_known_is_a_warning_of_the_status(tmp_path: Path) -> None:
         {HERE: NodeShare("node-a", NodeSize(0)), "agent2": NodeShare("pod2", NodeSize(0))}
     )
     state = replace(state, shares=parts.with_end("agent2", ShareEnd(1, 0), 1.0))
-    assert watched.first_failure_cause().startswith("the job's output on pod2 tells: a GPU ran")
+    assert watched.first_failure_cause().startswith("the job's output on pod2 shows: a GPU ran")
     run.close()

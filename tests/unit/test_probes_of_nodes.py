@@ -71,7 +71,7 @@ def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
     assert not story.deeds
     (wait,) = head.pending_waits(story.state)
     assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + planned.PROBE_LIMIT)
-    assert wait.evidence == "no word from pod3"
+    assert wait.evidence == "no answer from pod3"
     story.take(TICK, wait.deadline)
     assert story.state.phase is HeadPhase.SUBMITTING
     assert "pod3 did not report within 10 s" in story.said

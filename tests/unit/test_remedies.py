@@ -33,7 +33,7 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
     assert found is not None
     assert (found.key, found.line, found.log) == (key, line, "job.log")
     assert "{" not in found.sentence.replace("{reward_url}", "").replace("{'GPU': 1.0}", "")
-    assert found.remedy().startswith("job.log tells why: ")
+    assert found.remedy().startswith("job.log shows why: ")
 
 
 def test_every_row_was_met_by_somebody() -> None:
@@ -117,7 +117,7 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
     text = f"Failed to initialize NVML: {SECRET}\n"
     run.folder.file("job.log").write_text("x" * (300 << 10) + "\n" + text)
     told = outcome_of(run, Kind.JOB_FAILED, "Its output is in job.log").remedy
-    assert told.startswith("job.log tells why: the container lost its GPUs (NVML: ")
+    assert told.startswith("job.log shows why: the container lost its GPUs (NVML: ")
     assert told.endswith("Its output is in job.log")
     assert SECRET not in told
     run.close()
@@ -125,7 +125,7 @@ def test_a_failed_job_is_explained_by_its_output(run: NodeRun) -> None:
 
 def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None:
     """Where the output here tells nothing; a node that was lost explains itself."""
-    there = "the job's output on pod2 tells: a GPU ran out of memory"
+    there = "the job's output on pod2 shows: a GPU ran out of memory"
 
     def remedy(kind: Kind) -> str:
         return anyio.run(explain_end, run, Outcome(kind, 1, "it failed"), there).remedy
@@ -133,7 +133,7 @@ def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None
     assert remedy(Kind.JOB_FAILED) == there
     assert remedy(Kind.LOST) == ""
     run.folder.file("job.log").write_text("Failed accept4: Too many open files\n")
-    assert remedy(Kind.JOB_FAILED).startswith("job.log tells why: the limit of open")
+    assert remedy(Kind.JOB_FAILED).startswith("job.log shows why: the limit of open")
     run.close()
 
 
@@ -142,7 +142,7 @@ def test_a_job_that_failed_is_not_explained_by_rays_log(run: NodeRun) -> None:
     run.folder.file("ray-start.log").write_text("Failed accept4: Too many open files\n")
     assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
     assert outcome_of(run, Kind.LOST).remedy.startswith(
-        "ray-start.log tells why: the limit of open"
+        "ray-start.log shows why: the limit of open"
     )
     run.close()
 

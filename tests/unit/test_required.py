@@ -67,7 +67,7 @@ def test_a_job_is_sized_for_its_nodes(
 def test_a_sized_attempt_requires_each_worker_that_it_counts() -> None:
     """More than were expected: one of them is lost for good, and the job does not hang."""
     story = Story(SIZED, ONE_LOST)
-    assert "lost a needed node (1 of 2 joined; pod3 last said" in story.said
+    assert "lost a needed node (1 of 2 joined; pod3 last reported" in story.said
     story.take(job("RUNNING"), 68)
     story.take(nodes(2), 69)
     assert story.deeds[-1] == h.StopJob("run-1")

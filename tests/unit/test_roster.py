@@ -64,12 +64,12 @@ def test_many_nodes_are_one_wait() -> None:
     (wait,) = head.pending_waits(story.state)
     assert wait.what == "retriever on every node"
     assert wait.evidence == (
-        "3 not ready; retriever: no word yet; retriever on pod2: connection refused; "
-        "retriever on pod3: no word yet"
+        "3 not ready; retriever: no report yet; retriever on pod2: connection refused; "
+        "retriever on pod3: no report yet"
     )
     story.take(TICK, 301)
     assert story.ends[0].exit_code == 69
-    assert "retriever on every node never came in time: 3 not ready" in story.ends[0].reason
+    assert "retriever on every node not ready in time: 3 not ready" in story.ends[0].reason
 
 
 ALONE = replace(REWARD_SPEC, where=Where("rank", 2), alone=True)
@@ -114,7 +114,7 @@ def test_a_node_that_never_comes() -> None:
     """Without it the run ends at the workers' deadline, and says what was missing."""
     story = Story(OF_ALONE, [(3, nodes(2)), (4, word(2)), (200, TICK)])
     assert story.ends[0].exit_code == 69
-    assert "rank 2, which is to run reward server never came in time" in story.ends[0].reason
+    assert "rank 2, which is to run reward server not ready in time" in story.ends[0].reason
 
 
 @pytest.mark.parametrize(

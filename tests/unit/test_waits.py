@@ -64,7 +64,7 @@ def test_it_asks_to_be_called_when_there_is_something_to_say() -> None:
     assert told.patience(600.0, 2.5) == 0.0
     told.tell(2.5, OTHER, Wait("reward server", "reward server", 300.0))
     assert told.patience(None, 2.5) == 30.0
-    told.tell(31.0, Wait("node", "word from the head pod0", 60.0, is_following=True))
+    told.tell(31.0, Wait("node", "a reply from the head pod0", 60.0, is_following=True))
     assert told.patience(60.0, 31.0) == 29.0
     assert told.patience(None, 31.0) is None
 
@@ -88,7 +88,7 @@ def test_what_comes_back_is_news() -> None:
 def test_following_is_no_news() -> None:
     """A joined worker's and a running job's watch is not told."""
     told = Told()
-    following = Wait("node", "word from the head pod0", 60.0, "running", is_following=True)
+    following = Wait("node", "a reply from the head pod0", 60.0, "running", is_following=True)
     assert told.tell(0.0, following) == []
 
 

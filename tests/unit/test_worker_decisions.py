@@ -154,7 +154,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
         [(99, SILENT), (100, TICK)],
         69,
         "the head pod0",
-        ["never came in time", "connection refused by 10.0.0.1:8266"],
+        ["not ready in time", "connection refused by 10.0.0.1:8266"],
     ),
     "the head is never asked": (GOAL, [(100, TICK)], 69, "the head pod0", ["not asked yet"]),
     "the head goes before its Ray is up": (
@@ -176,7 +176,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
         [(2, spoke()), (7200, TICK)],
         69,
         "AGENT_PREPARE_EACH",
-        ["never came in time"],
+        ["not ready in time"],
     ),
     "refused": (
         GOAL,
@@ -206,7 +206,7 @@ ENDS: dict[str, tuple[w.WorkerGoal, History, int, str, list[str]]] = {
         "ray",
         ["could not join: connection refused by 10.0.0.2:8268"],
     ),
-    "its Ray says nothing": (GOAL, [(2, spoke()), (122, TICK)], 69, "ray", ["no word"]),
+    "its Ray says nothing": (GOAL, [(2, spoke()), (122, TICK)], 69, "ray", ["no output"]),
     "the verdict": (GOAL, [*JOINED, (30, spoke(verdict=VERDICT))], 7, "job", ["the job failed"]),
     "the verdict before it joined": (GOAL, [(2, spoke(verdict=VERDICT))], 7, "job", []),
     "the verdict under preparation": (PREPARING, [(2, spoke(verdict=VERDICT))], 7, "job", []),
@@ -299,7 +299,7 @@ def test_what_is_said_on_the_way() -> None:
         ([(2, PREPARED), (3, spoke())], {"Ray on this node to join": 123}),
         (
             [(2, PREPARED), (3, spoke()), (9, w.RayUp())],
-            {"word from the head pod0": 69},
+            {"a reply from the head pod0": 69},
         ),
         ([(2, StopAsked(15))], {}),
     ],

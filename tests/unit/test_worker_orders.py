@@ -86,10 +86,10 @@ def test_a_step_has_its_time_from_its_order() -> None:
     story = Story(OF_STEPS, [*begun, (200, spoke()), (210, order(1)), (255, spoke())])
     assert story.ends == []
     story.take(spoke(), 261)
-    assert "data never came in time: it still runs" in story.ends[0].reason
+    assert "data not ready in time: it still runs" in story.ends[0].reason
     kept = [(at, spoke()) for at in range(10, 7200, 50)]
     story = Story(OF_STEPS, [*begun, *kept, (7200, TICK)])
-    assert "data never came in time: the head last said" in story.ends[0].reason
+    assert "data not ready in time: the head last reported" in story.ends[0].reason
     assert story.ends[0].exit_code == 69
 
 

@@ -300,9 +300,9 @@ class Fleet(Value):
         never = [str(rank) for rank in range(1, last + 1) if rank not in ranks]
         never_reported = self.never_reported_count(required)
         if ranks and never:
-            parts.append(f"never heard of rank {listed(_shorten(never))}")
+            parts.append(f"no report from rank {listed(_shorten(never))}")
         elif never_reported:
-            parts.append(f"{never_reported} never heard of")
+            parts.append(f"{never_reported} never reported")
         parts += _shorten([_last_report(worker, now) for worker in absent])
         return "; ".join(parts)
 
@@ -339,7 +339,7 @@ def _last_report(worker: Worker, now: float | None) -> str:
     age = "" if now is None else f" {max(0, round(now - worker.last_report_at))} s ago"
     detail = f", {worker.detail}" if worker.detail else ""
     silent = f", and is silent since: {worker.silent}" if worker.silent else ""
-    return f"{worker.label} last said{age}: {worker.phase}{detail}{silent}"
+    return f"{worker.label} last reported{age}: {worker.phase}{detail}{silent}"
 
 
 class Liveness(Value):

@@ -361,7 +361,7 @@ def score_waits(state: HeadState) -> Iterator[Wait]:
     if left:
         until = max(state.probes.open_scores[key] for key in left)
         what = "every node to get a score from the reward server"
-        yield Wait(planned.PROBE, what, until, lambda: f"no word from {_names(state, left)}")
+        yield Wait(planned.PROBE, what, until, lambda: f"no answer from {_names(state, left)}")
 
 
 def give_up_scores(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:

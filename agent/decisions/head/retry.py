@@ -296,7 +296,7 @@ def timeout_outcome(state: HeadState, late: Wait) -> Outcome:
     gone = {planned.WORKERS, planned.HEAD, planned.CLEAR}
     had_it = state.attempt.number > 1 and late.key in gone
     row = ends.NOT_BACK_IN_TIME if had_it else ends.NOT_IN_TIME
-    return row.outcome(what=late.what, evidence=late.evidence or "no word")
+    return row.outcome(what=late.what, evidence=late.evidence or "no report yet")
 
 
 def attempt_sentence(state: HeadState) -> str:

@@ -154,7 +154,7 @@ def _watch_required_nodes(state: HeadState, now: float) -> tuple[HeadState, tupl
         loss = f"lost a needed node ({f'{gone}; {missing}' if gone else missing})"
         grace = round(state.goal.limits[planned.NODE])
         follows = f"the job is stopped unless it is back within {grace} s"
-        stays = "the cluster stays, and takes it back when it comes"
+        stays = "the cluster stays up, and the node can rejoin"
         log = LogLine(f"{loss}: {follows if state.goal.has_job else stays}", "warning")
         return replace(state, below_required_since=now, last_loss=loss, last_loss_at=now), (log,)
     if not short and state.below_required_since is not None:

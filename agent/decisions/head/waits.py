@@ -45,7 +45,7 @@ def expire_hang(state: HeadState, now: float) -> HeadState:
 def hang_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the wait for a hung Ray; `hang_messages` has logged it already."""
     if state.hang is not None and _ray_is_needed(state):
-        what = "what of Ray is stopped to go on"
+        what = "the stopped processes of Ray to continue"
         yield Wait(
             planned.HANG, what, _hang_deadline(state), state.hang.evidence, is_following=True
         )
@@ -57,12 +57,12 @@ def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iter
         return
     if after.hang is None:
         if before.hang is not None:
-            yield LogLine("Ray goes on: nothing of it is stopped any more")
+            yield LogLine("Ray runs again: none of its processes is stopped")
         return
     follows = "left alone, since a job runs that does not need it"
     if _ray_is_needed(after):
         limit = round(planned.HANG_LIMIT)
-        follows = f"Ray is started again unless it goes on within {limit} s"
+        follows = f"Ray is started again unless it continues within {limit} s"
     elif after.phase is HeadPhase.SUBMITTING and not after.hang.beside_job:
         follows = "the submission of the job waits for it"
     yield LogLine(f"Ray hangs, {after.hang.evidence}: {follows}", "warning")
@@ -174,7 +174,7 @@ def _evidence_of_nodes(state: HeadState, name: str, nodes: Iterable[str]) -> str
     named = []
     for key in keys[:_MAX_NAMED]:
         evidence = state.services.items[key].evidence
-        named.append(f"{service_title(state, key)}: {evidence or 'no word yet'}")
+        named.append(f"{service_title(state, key)}: {evidence or 'no report yet'}")
     more = len(keys) - len(named)
     return "; ".join([f"{len(keys)} not ready", *named, *([f"{more} more"] if more else [])])
 
@@ -193,7 +193,7 @@ def _last_detail(state: HeadState, spec: ServiceSpec) -> str:
     """Return the last detail from the node of a service's rank, if it ever reported."""
     workers = state.fleet.workers.values()
     details = (worker.detail for worker in workers if worker.effective_rank == spec.where.rank)
-    return next(filter(None, details), "no word")
+    return next(filter(None, details), "no report yet")
 
 
 def _node_deadline(state: HeadState) -> float:
@@ -223,7 +223,7 @@ def _running_waits(state: HeadState) -> Iterator[Wait]:
         report = state.attempt.report
         status = report.status.lower() if report else "submitted"
         until = state.attempt.last_status_at + state.goal.limits[planned.JOB]
-        yield Wait(planned.JOB, "word of the job from Ray", until, f"last: {status}", True)  # noqa: FBT003 - is_following
+        yield Wait(planned.JOB, "the job's status from Ray", until, f"last: {status}", True)  # noqa: FBT003 - is_following
     yield from hang_waits(state)
     yield from _service_waits(state)
 
@@ -260,7 +260,9 @@ def _judging_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.FAILURE_REPORTS, what, until, doubt)
     else:
         yield Wait(
-            planned.FAILURE_REPORTS, "word from every node", state.phase_since + planned.ASK_LIMIT
+            planned.FAILURE_REPORTS,
+            "a report from every node",
+            state.phase_since + planned.ASK_LIMIT,
         )
 
 

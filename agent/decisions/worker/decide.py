@@ -128,7 +128,7 @@ def apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
             bare = "no agent answers there, only a port that is open"
             return replace(state, evidence=event.refusal or bare)
         case HeadSpoke():
-            last = event.phase or ("Ray's GCS answers" if event.ray_ready else "no word")
+            last = event.phase or ("Ray's GCS answers" if event.ray_ready else "nothing")
             is_new = state.phase is WorkerPhase.JOINING and event.ray_ready and not state.ray_ready
             return replace(
                 state,
@@ -140,7 +140,7 @@ def apply_event(  # noqa: C901, PLR0911, PLR0912 - one case, one return
                 head_attempt=event.attempt,
                 run_id=event.run_id if state.phase is WorkerPhase.FINDING else state.run_id,
                 last_reply_at=now,
-                evidence=f"the head last said: {last}",
+                evidence=f"the head last reported: {last}",
                 head_phase=event.phase,
                 head_ip=event.ip,
                 ray_ready=event.ray_ready,
@@ -320,7 +320,7 @@ def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
         found.append(_join_wait(state))
     if state.phase is WorkerPhase.FOLLOWING:
         until = state.last_reply_at + goal.limits[planned.SILENT_HEAD]
-        what = f"word from the head {goal.head}"
+        what = f"a reply from the head {goal.head}"
         found.append(Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
     return tuple(found)
 
@@ -522,7 +522,7 @@ def _schedule_join_retry(state: WorkerState, now: float) -> Decision:
 
 def _end_join(state: WorkerState, late: Wait) -> Decision:
     if late.key == planned.JOIN:
-        why = late.evidence or "no word from `ray start`"
+        why = late.evidence or "no output of `ray start`"
         return _leave(state, ends.RAY_NOT_JOINED.outcome(evidence=why))
     return _leave(state, ends.HEAD_NOT_BACK.outcome(what=late.what, evidence=late.evidence))
 
