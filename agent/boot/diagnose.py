@@ -72,7 +72,7 @@ async def explain_end(run: NodeRun, outcome: Outcome, remote_remedy: str = "") -
             return remedy
         return _full_disk(run.plan, outcome.kind, of_a_job=bool(remedy)) or remedy
 
-    remedy = run.redactor.clean(await in_thread(search, _SEARCH_LIMIT))
+    remedy = run.redactor.clean(await in_thread(search, _SEARCH_LIMIT) or "")
     if not remedy and outcome.kind is Kind.JOB_FAILED:
         remedy = remote_remedy
     if not remedy or remedy in outcome.remedy:
@@ -175,14 +175,13 @@ class BundleTask:
         self._more = more
         self.limit = run.plan.budget.bundle
 
-    def run(self) -> str:
+    def run(self) -> None:
         """Write the bundle, in a thread that the caller may abandon."""
         until = time.monotonic() + self.limit
         try:
             self._bundle.make(self._parts(), self._run.redactor.clean, until)
         except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
             self._bundle.fault = f"{type(error).__name__}: {error}"
-        return ""
 
     def result(self) -> Outcome:
         """Return the outcome with the bundle's path, or log why there is no bundle."""

@@ -6,8 +6,6 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-import anyio
-
 from agent.base import times
 from agent.base.text import listed
 from agent.control.protocol import Reply
@@ -18,7 +16,7 @@ from agent.decisions.values import OrderKind
 from agent.plan.plan import versions
 from agent.record import run_folder
 from agent.record.log import say
-from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.runtime.waiting import NotYet, TimedOutError, in_thread, until
 from agent.work.services import digest
 
 if TYPE_CHECKING:
@@ -116,12 +114,11 @@ class HeadLogs:
         was_over = self._is_over()
 
         async def more() -> tuple[bytes, int] | NotYet:
-            with anyio.move_on_after(_DISK):
-                read = partial(_read_lines, path, after)
-                found = await anyio.to_thread.run_sync(read, abandon_on_cancel=True)
-                is_new = found[0] or after is None or self._is_over() != was_over
-                return found if is_new else NotYet()
-            return NotYet()
+            found = await in_thread(partial(_read_lines, path, after), _DISK)
+            if found is None:
+                return NotYet()
+            is_new = found[0] or after is None or self._is_over() != was_over
+            return found if is_new else NotYet()
 
         try:
             data, offset = await until(more, _WAIT, longest=_STEP)

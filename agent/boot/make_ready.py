@@ -157,19 +157,17 @@ def _container(pid: int) -> str:
 
 def _end(processes: list[psutil.Process]) -> None:
     for process in processes:
-        _send(process, hard=False)
+        _terminate(process)
     _, alive = psutil.wait_procs(processes, timeout=2.0)
     for process in alive:
-        _send(process, hard=True)
+        with suppress(psutil.Error):
+            process.kill()
     psutil.wait_procs(alive, timeout=3.0)
 
 
-def _send(process: psutil.Process, *, hard: bool) -> None:
+def _terminate(process: psutil.Process) -> None:
     try:
-        if hard:
-            process.kill()
-        else:
-            process.terminate()
+        process.terminate()
     except psutil.NoSuchProcess:
         return
     except psutil.AccessDenied:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -51,7 +53,7 @@ async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) ->
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
     plan = run.plan
     out = run.folder.file(PREFLIGHT_RESULT)
-    await in_thread(lambda: _remove(out))
+    await in_thread(partial(_remove, out))
     here = replace(place, rank=str(seat.rank), log_dir=str(out.parent))
     gpus, process = ",".join(map(str, seat.gpus)), plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
@@ -65,20 +67,16 @@ async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) ->
         with anyio.CancelScope(shield=True):
             await child.stop(_STOP, leader_ends_group=True)
         run.record_child_end(child)
-    words = await in_thread(lambda: _text_of(out))
+    words = await in_thread(partial(_text_of, out)) or ""
     if plan.topology.is_head and words:
         return Answer(ALL_REDUCE, "", words=words)
     is_well = not plan.topology.is_head and _ended_well(words)
     return Answer(ALL_REDUCE, "", "" if is_well else await child.tail() or _NO_OUTPUT)
 
 
-def _remove(path: Path) -> str:
-    """Remove a file; return why that failed, or ''."""
-    try:
+def _remove(path: Path) -> None:
+    with suppress(OSError):  # writing the new result reports it
         path.unlink(missing_ok=True)
-    except OSError as error:
-        return error.strerror or str(error)
-    return ""
 
 
 def _text_of(path: Path) -> str:
@@ -318,7 +316,7 @@ class HeadRequests:
             say(f"an order of the head's is refused: this node has no log {name!r}", "warning")
             return
         path, clean = self._run.folder.file(known[name]), self._run.redactor.clean
-        text = await in_thread(lambda: last_lines(path, LONGEST_TAIL, clean) or "")
+        text = await in_thread(partial(last_lines, path, LONGEST_TAIL, clean)) or ""
         self._logs[name] = fitted(text, LONGEST_TAIL)
 
     async def read_log_tails(self, outcome: Outcome) -> str:
@@ -332,7 +330,7 @@ class HeadRequests:
                 _read_all(self._run, tails)
             return tail
 
-        tail = await in_thread(read)
+        tail = await in_thread(read) or ""
         self._logs |= {**tails}
         return tail
 

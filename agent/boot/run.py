@@ -190,7 +190,7 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, 
 def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     """Run the head or the worker; an exception becomes an outcome, and all children are ended."""
     plan = node_run.plan
-    descendants.become_subreaper()
+    parent.become_subreaper()
     say(f"pod-agent on {plan.topology.platform.name}: {plan.topology.sentence()}")
     for note in plan.notes:
         say(note)

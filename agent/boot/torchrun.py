@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -140,10 +141,10 @@ class LocalShare:
                 descendants.kill_marked, RANK_VARIABLE, attempt_id.__eq__
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
-        text, errors_text = await self._read_output(), await in_thread(lambda: _text_of(errors))
-        await anyio.to_thread.run_sync(
-            output.finish, _DISK_LIMIT
-        )  # its findings are sent with the end, or before
+        text = await self._read_output()
+        errors_text = await in_thread(partial(_text_of, errors)) or ""
+        # Its findings are sent with the end, or before.
+        await anyio.to_thread.run_sync(output.finish, _DISK_LIMIT)
         failure = None if code == 0 else first_failure(text, _time_of_day())
         if failure is not None:
             end = ShareEnd(
@@ -158,7 +159,7 @@ class LocalShare:
     async def _read_output(self) -> str:
         """Return the end of this attempt's output."""
         path, began = self._run.folder.file(LOG), self._began
-        return await in_thread(lambda: _text_of(path, began))
+        return await in_thread(partial(_text_of, path, began)) or ""
 
 
 async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
@@ -167,18 +168,18 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
     On a stalled disk this takes 2 s, and earlier output may be passed on again.
     """
 
-    def look() -> str:
+    def look() -> int:
         if former is not None:
             with suppress(OSError):
                 former.unlink(missing_ok=True)
-        return str(size_of(log))
+        return size_of(log)
 
     async def look_in_time() -> int:
         size = await in_thread(look, _DISK_LIMIT)
-        if not size:
+        if size is None:
             problem = f"{run.folder.path} does not answer within {_DISK_LIMIT:g} s"
             raise TimeoutError(f"{problem}. Output of an earlier attempt may be repeated")
-        return int(size)
+        return size
 
     size = await run.best_effort(f"a look at {log.name}", look_in_time)
     return size if isinstance(size, int) else 0

@@ -6,7 +6,6 @@ subreaper becomes its parent.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import signal
@@ -24,15 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_PR_SET_CHILD_SUBREAPER = 36
 _EXIT_LIMIT = times.DESCENDANTS_EXIT
 _managed: set[int] = set()
 _spawning = 0
-
-
-def become_subreaper() -> None:
-    """Make orphaned descendants children of this process; if that fails, they are PID 1's."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 @contextmanager

@@ -70,7 +70,7 @@ def become_parent(*, of_a_run: bool) -> int | None:
     shells = set() if _parent_is_init else {*SHELL_JOB_CONTROL}
     everything = signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP, *shells}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, everything)
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what a killed agent leaves must stay a descendant
+    become_subreaper()  # what a killed agent leaves must stay a descendant
     forked = _fork(before, ())
     if forked is None:
         return None
@@ -208,6 +208,11 @@ def _children() -> list[int]:
             return [int(pid) for pid in file.read().split()]
     except OSError:
         return []
+
+
+def become_subreaper() -> None:
+    """Make orphaned descendants children of this process; if that fails, they are PID 1's."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def _prctl(option: int, value: int) -> None:

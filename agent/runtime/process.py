@@ -311,7 +311,7 @@ class Child:
         """Return the last non-empty lines of its log, on one line."""
         if self._output.end:  # in memory, also if the disk failed
             return informative_lines(self._output.end, lines, longest)
-        return await in_thread(lambda: tail_of(self._output.path(), lines, longest))
+        return await in_thread(lambda: tail_of(self._output.path(), lines, longest)) or ""
 
     def _watch(self) -> None:
         """Detect its end from the event loop, by its pidfd or else by polling.

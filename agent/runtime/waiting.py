@@ -119,22 +119,22 @@ class Inbox(Generic[E]):
         return self._events.popleft() if self._events else None
 
 
-async def in_thread(read: Callable[[], str], limit: float = _READ_LIMIT) -> str:
-    """Run a read in a thread; return '' if it takes longer than `limit` seconds."""
-    loop, done, found = asyncio.get_running_loop(), anyio.Event(), [""]
+async def in_thread(read: Callable[[], T], limit: float = _READ_LIMIT) -> T | None:
+    """Return the result of a read in a thread; None if it takes longer than `limit` seconds."""
+    loop, done, found = asyncio.get_running_loop(), anyio.Event(), list[T]()
 
     def work() -> None:
-        found[0] = read()
+        found.append(read())
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(done.set)
 
     try:
         threading.Thread(target=work, name="read", daemon=True).start()
     except RuntimeError:  # pids.max
-        return ""
+        return None
     with anyio.move_on_after(limit):
         await done.wait()
-    return found[0]
+    return found[0] if found else None
 
 
 class Failure(Value):

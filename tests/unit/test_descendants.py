@@ -15,9 +15,9 @@ from agent.runtime import descendants
 ADOPTION = """
 import os, subprocess, sys, time
 import anyio, psutil
-from agent.runtime import descendants
+from agent.runtime import descendants, parent
 
-descendants.become_subreaper()
+parent.become_subreaper()
 # A shell that ends at once leaves two: one of another session, and one that ends by itself.
 subprocess.run(["sh", "-c", "setsid sleep 1000 & (sleep 0.1; exit 3) &"], check=True)
 adopted = psutil.Process().children()

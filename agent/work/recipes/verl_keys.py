@@ -1,4 +1,4 @@
-"""The keys of verl's configuration by version, to refuse wrong ones before the job is submitted.
+"""Keys of verl's configuration by version: wrong ones are refused before a submission.
 
 Read from the packages of 0.6.1, 0.7.0, 0.7.1, 0.8.0 and 0.9.1. Hydra refuses a key that the
 configuration lacks, and a later verl may ignore it. Deeper keys, and sections without a row, are
