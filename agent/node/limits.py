@@ -52,7 +52,8 @@ def cpus(proc: Path = PROC, base: Path = BASE) -> int:
     for folder in folders("cpuset", proc, base):
         for name in ("cpuset.cpus.effective", "cpuset.effective_cpus"):
             with suppress(OSError, ValueError):
-                limits.append(float(_count_of_list((folder / name).read_text())))
+                listed = ranges((folder / name).read_text())
+                limits.append(float(sum(last - first + 1 for first, last in listed)))
     for folder in folders("cpu", proc, base):
         with suppress(OSError, ValueError):
             quota, period = (folder / "cpu.max").read_text().split()
@@ -62,11 +63,6 @@ def cpus(proc: Path = PROC, base: Path = BASE) -> int:
             if quota_v1 > 0:
                 limits.append(quota_v1 / int((folder / "cpu.cfs_period_us").read_text()))
     return max(1, int(min(limits)))
-
-
-def _count_of_list(text: str) -> int:
-    """Count a kernel list such as `0-3,8`."""
-    return sum(last - first + 1 for first, last in ranges(text))
 
 
 def ranges(text: str) -> tuple[tuple[int, int], ...]:

@@ -54,8 +54,11 @@ def for_node(
 
 def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return what every child inherits: the user's variables, secrets, auth and debugger."""
-    empty_key = ("WANDB_API_KEY",) if settings.wandb_api_key is None else ()
-    dropped = {*_NEVER_INHERITED, *_other_debugger(settings), *empty_key}
+    dropped = {*_NEVER_INHERITED}
+    if settings.debug_ray in _DEBUGGERS:
+        dropped |= {name for name, _ in _DEBUGGERS.values()}
+    if settings.wandb_api_key is None:
+        dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
     return {**inherited, **_secrets(settings), **auth(settings), **debug(settings)}
 
@@ -154,18 +157,14 @@ def auth(settings: Settings) -> dict[str, str]:
     return {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
 
 
+_DEBUGGERS = {"1": ("RAY_DEBUG", "legacy"), "post-mortem": ("RAY_DEBUG_POST_MORTEM", "1")}
+"""The variable of each debugger, by DEBUG_RAY; Ray accepts only one of them."""
+
+
 def debug(settings: Settings) -> dict[str, str]:
     """Return the variable of the chosen debugger."""
-    if settings.debug_ray == "1":
-        return {"RAY_DEBUG": "legacy"}
-    if settings.debug_ray == "post-mortem":
-        return {"RAY_DEBUG_POST_MORTEM": "1"}
-    return {}
-
-
-def _other_debugger(settings: Settings) -> tuple[str, ...]:
-    other = {"1": ("RAY_DEBUG_POST_MORTEM",), "post-mortem": ("RAY_DEBUG",)}
-    return other.get(settings.debug_ray, ())
+    chosen = _DEBUGGERS.get(settings.debug_ray)
+    return {} if chosen is None else dict([chosen])
 
 
 def _own_ray_defaults() -> dict[str, str]:

@@ -102,7 +102,8 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     """Combine settings and platform; settings win, contradictions raise SettingsError."""
     platform = detect_platform(environ, settings)
     is_head, why = _role(settings, platform, facts)
-    head_host, host_evidence = _head_host(settings, platform)
+    head_host = settings.head or platform.head_host
+    host_evidence = (f"head from AGENT_HEAD={settings.head}",) if settings.head else ()
     pod = own_pod(environ)
     problems = conflicts(settings, platform, facts, pod, is_head=is_head, head_host=head_host)
     if problems:
@@ -130,12 +131,6 @@ def _role(settings: Settings, platform: PlatformInfo, facts: Facts) -> tuple[boo
         verb = "is" if owns else "is not"
         return owns, (f"AGENT_HEAD={settings.head} {verb} an address of this node",)
     return platform.is_head, platform.evidence
-
-
-def _head_host(settings: Settings, platform: PlatformInfo) -> tuple[str | None, tuple[str, ...]]:
-    if settings.head is not None:
-        return settings.head, (f"head from AGENT_HEAD={settings.head}",)
-    return platform.head_host, ()
 
 
 def _expected(settings: Settings, platform: PlatformInfo, head_host: str | None) -> int:

@@ -33,7 +33,7 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
     head_pod = head or _own_pod_as_head(own, settings)
     return PlatformInfo(
         name="runpod",
-        is_head=_is_head(own, head, settings),
+        is_head=own == head if own and head else settings.ray_worker is not True,
         evidence=_evidence(own, head, settings),
         role_variable="RAY_WORKER + HEAD_POD_ID",
         role_is_proven=own is not None and head is not None,
@@ -47,12 +47,6 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
         owns_machine=own is not None,
         single_node=head is None and settings.head is None,
     )
-
-
-def _is_head(own: str | None, head: str | None, settings: Settings) -> bool:
-    if own is not None and head is not None:
-        return own == head
-    return settings.ray_worker is not True
 
 
 def _own_pod_as_head(own: str | None, settings: Settings) -> str | None:

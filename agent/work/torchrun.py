@@ -240,7 +240,7 @@ def first_failure(text: str, now: float) -> RankFailure | None:
     for at in range(len(lines) - 1, -1, -1):
         named = _FAILED.search(lines[at])
         if named is not None:
-            noticed = next(filter(_closes, lines[max(0, at - 1000) : at]), lines[at])
+            noticed = next(filter(_CLOSES.search, lines[max(0, at - 1000) : at]), lines[at])
             ago = _since(noticed, now) if closes_by_itself(text) else _since(lines[at], now)
             return RankFailure(shell_code(int(named[1])), int(named[2]), ago)
     summed = _SUMMARY.search(text)
@@ -261,10 +261,6 @@ def exception_text(error_file: str) -> str:
         return ""
     lines = text.strip().splitlines() if isinstance(text, str) else []
     return lines[0][:_MAX_TEXT] if lines else ""
-
-
-def _closes(line: str) -> bool:
-    return _CLOSES.search(line) is not None
 
 
 def _since(line: str, now: float) -> float:
