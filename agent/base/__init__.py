@@ -1,1 +1,1 @@
-"""Shared by all layers: outcomes, errors with remedies, ports, text helpers."""
+"""Shared by all layers: every end and every time of a run, errors, ports, text helpers."""

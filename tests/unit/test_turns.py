@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -108,6 +110,21 @@ def test_turns(
 ) -> None:
     """What happens decides who prepares next."""
     assert orders(Story(of(*steps), history)) == expected
+
+
+def test_a_step_of_the_pass_that_says_so_may_run_anywhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The orders of prepare steps do not depend on their place after the event."""
+    module = importlib.import_module("agent.decisions.head.decide")
+    free = [one for one in module.PASS if one[1].startswith("anywhere")]
+    assert len(free) == 1
+    others = [one for one in module.PASS if one not in free]
+    expected = [Story(of(*steps), history).state for steps, history, _ in STORIES.values()]
+    for place in range(1, len(others)):
+        monkeypatch.setattr(module, "PASS", (*others[:place], *free, *others[place:]))
+        found = [Story(of(*steps), history).state for steps, history, _ in STORIES.values()]
+        assert found == expected
 
 
 @given(st.lists(st.tuples(st.integers(2, 6), st.sampled_from(["hello", "over", "gone"]))))

@@ -377,7 +377,9 @@ def _queue_new_steps(
     if new or done != done_before:
         ordered |= {step.name for step in new}
         queues = state.step_queues
-        state = _with_queues(state, {**queues.done, key: done}, {**queues.ordered, key: ordered})
+        state = _with_queues(
+            state, done={**queues.done, key: done}, ordered={**queues.ordered, key: ordered}
+        )
     return state, orders
 
 
@@ -403,7 +405,7 @@ def _leave_all_queues(state: HeadState, key: str) -> tuple[HeadState, Orders]:
     ordered = {
         worker: names for worker, names in state.step_queues.ordered.items() if worker != key
     }
-    return _with_queues(state, done, ordered), orders
+    return _with_queues(state, done=done, ordered=ordered), orders
 
 
 def _drop_silent_holders(state: HeadState, now: float) -> tuple[HeadState, Orders]:
@@ -431,14 +433,6 @@ def _disk(state: HeadState, key: str, once: str) -> str:
 
 def _with_queues(
     state: HeadState,
-    done: Mapping[str, frozenset[str]] | None = None,
-    ordered: Mapping[str, frozenset[str]] | None = None,
-    queues: Mapping[StepOnDisk, tuple[str, ...]] | None = None,
+    **changes: Mapping[str, frozenset[str]] | Mapping[StepOnDisk, tuple[str, ...]],
 ) -> HeadState:
-    before = state.step_queues
-    new = StepQueues(
-        before.done if done is None else done,
-        before.ordered if ordered is None else ordered,
-        before.queues if queues is None else queues,
-    )
-    return replace(state, step_queues=new)
+    return replace(state, step_queues=replace(state.step_queues, **changes))
