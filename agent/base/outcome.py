@@ -4,16 +4,11 @@ from __future__ import annotations
 
 import signal
 from enum import Enum
-from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
+from msgspec import convert, to_builtins
 
 from agent.base.ranges import ExitCode
 from agent.base.value import Value
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 
 STARTING = "starting"
 """The phase of a run that failed before its first phase."""
@@ -71,25 +66,12 @@ class Outcome(Value):
 
     def to_dict(self) -> dict[str, object]:
         """Return the form that is sent to the workers and written to outcome.json."""
-        return {**asdict(self), "kind": self.kind.value}
+        return to_builtins(self)  # type: ignore[no-any-return]  # msgspec returns a dict for a struct
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, object]) -> Outcome:
-        """Read what `to_dict` returned; raises ValueError or KeyError for other data."""
-        code = data["exit_code"]
-        if type(code) is not int or not 0 <= code <= HIGHEST_CODE:
-            raise ValueError(f"exit_code: expected a whole number from 0 to {HIGHEST_CODE}")
-        return cls(
-            kind=Kind(str(data["kind"])),
-            exit_code=code,
-            reason=str(data["reason"]),
-            phase=str(data.get("phase", "")),
-            culprit=str(data.get("culprit", "")),
-            remedy=str(data.get("remedy", "")),
-            is_jobs_verdict=data.get("is_jobs_verdict") is True,
-            attempts_are_used_up=data.get("attempts_are_used_up") is True,
-            is_superseded=data.get("is_superseded") is True,
-        )
+    def from_dict(cls, data: object) -> Outcome:
+        """Read what `to_dict` returned; raises ValueError for other data."""
+        return convert(data, cls)
 
 
 def shell_code(returncode: int) -> int:

@@ -15,15 +15,16 @@ T = TypeVar("T")
 
 LONGEST_TEXT = 2_000
 """The length at which a `str` without another limit is cut."""
-Name = Annotated[str, Meta(min_length=1, max_length=253)]
+LENGTH = "length"
+"""The key in a text's `Meta.extra` for another such length."""
+Name = Annotated[str, Meta(min_length=1, extra={LENGTH: 253})]
 """The longest name that DNS allows."""
-Required = Annotated[str, Meta(min_length=1, max_length=LONGEST_TEXT)]
-Line = Annotated[str, Meta(max_length=500)]
+Required = Annotated[str, Meta(min_length=1)]
+Line = Annotated[str, Meta(extra={LENGTH: 500})]
 """One line for a person."""
 LONGEST_TAIL = 16 << 10
-MULTILINE = {"multiline": True}
-"""Marks the end of a log: it keeps its line ends and is cut at its start."""
-Tail = Annotated[str, Meta(max_length=LONGEST_TAIL, extra=MULTILINE)]
+Tail = Annotated[str, Meta(extra={LENGTH: LONGEST_TAIL})]
+"""The end of a log: it keeps its line ends and is cut at its start."""
 
 MOST_ITEMS = 64
 Items = Annotated[tuple[T, ...], Meta(max_length=MOST_ITEMS)]

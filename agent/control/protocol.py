@@ -20,9 +20,9 @@ from agent.base import times
 from agent.base.latency import Latency
 from agent.base.outcome import Outcome
 from agent.base.ranges import (
+    LENGTH,
     LONGEST_TAIL,
     LONGEST_TEXT,
-    MULTILINE,
     Attempt,
     ByName,
     Count,
@@ -81,7 +81,7 @@ Preparer = Callable[[Any], Any]
 
 
 @cache
-def _preparer(hint: Any) -> Preparer:  # noqa: ANN401, PLR0911 - any type; one case, one return
+def _preparer(hint: Any) -> Preparer:  # noqa: ANN401 - any type; one case, one return
     """Return a function that cuts and escapes the texts in data of a type.
 
     msgspec can do neither, and fails on half a surrogate pair. It refuses data of another shape.
@@ -95,9 +95,8 @@ def _preparer(hint: Any) -> Preparer:  # noqa: ANN401, PLR0911 - any type; one c
         inner = next(one for one in args if one is not type(None))
         return _preparer(inner)
     if hint is str:
-        if limits.extra == MULTILINE:
-            return _cut_tail
-        return partial(_cut, longest=limits.max_length or LONGEST_TEXT)
+        longest = (limits.extra or {}).get(LENGTH, LONGEST_TEXT)
+        return _cut_tail if longest == LONGEST_TAIL else partial(_cut, longest=longest)
     if isinstance(hint, type) and issubclass(hint, Value):
         return _value_preparer(hint)
     if origin is tuple and args[-1] is not Ellipsis:

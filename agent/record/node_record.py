@@ -10,9 +10,9 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import to_builtins
+from msgspec import ValidationError, convert, to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from agent.record.background import DiskAlarm
 
 
-_T = TypeVar("_T")
 NODE_FILE = "node.json"
 FRESH = times.RECORD_FRESH
 MAX_RUNS = 20
@@ -110,26 +109,8 @@ class NodeRecord(Value):
         if version != _VERSION or isinstance(version, bool):
             return f"its version is {version!r}, not {_VERSION}"
         try:
-            place, started = data["place"], data["started"]
-            names = ("boot_id", "pid_namespace", "hostname")
-            return cls(
-                node=_of(data, "node", str),
-                run_id=_of(data, "run_id", str),
-                place=PidSpace(*(_of(place, name, str) for name in names)),
-                agent=_started(data["agent"]),
-                started=tuple(_started(one) for one in started),
-                session=_of(data, "session", str),
-                epoch=_of({"epoch": 0, **data}, "epoch", int),
-                head_ip=_of({"head_ip": "", **data}, "head_ip", str),
-                attempt=_of({"attempt": 0, **data}, "attempt", int),
-                unreached=float(data.get("unreached", 0.0)),
-                passed_on=_of(data, "passed_on", int),
-                copied=_of({"copied": data["passed_on"], **data}, "copied", int),
-                done=tuple(str(name) for name in data.get("done", ())),
-                oom_kills=_of({"oom_kills": 0, **data}, "oom_kills", int),
-                ended=_of(data, "ended", bool),
-            )
-        except (KeyError, TypeError, ValueError) as error:
+            return convert({"copied": data.get("passed_on", 0), **data}, cls)
+        except ValidationError as error:
             return f"it is no record of a node: {error}"
 
     def continuing(self, former: NodeRecord) -> NodeRecord:
@@ -163,17 +144,6 @@ class NodeRecord(Value):
         except (ValueError, RecursionError) as error:
             return f"it is broken: {error}"
         return cls.from_dict(data)
-
-
-def _of(data: Mapping[str, object], field: str, kind: type[_T]) -> _T:
-    value = data[field]
-    if type(value) is not kind:
-        raise ValueError(f"{field} is {value!r:.40}")
-    return value
-
-
-def _started(data: Mapping[str, object]) -> StartedProcess:
-    return StartedProcess(_of(data, "name", str), _of(data, "pid", int), _of(data, "start", int))
 
 
 # --- /proc ---------------------------------------------------------------------------------------

@@ -92,9 +92,8 @@ def outcome_text(
 def read_outcome(folder: Path) -> Outcome | None:
     """Read outcome.json; return None if there is none or it is invalid."""
     try:
-        data = json.loads(read_small(folder / OUTCOME_FILE))
-        return Outcome.from_dict(data) if isinstance(data, dict) else None
-    except (OSError, ValueError, KeyError, RecursionError):
+        return Outcome.from_dict(json.loads(read_small(folder / OUTCOME_FILE)))
+    except (OSError, ValueError, RecursionError):
         return None
 
 

@@ -10,7 +10,7 @@ from enum import Enum
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from msgspec import field
+from msgspec import ValidationError, convert, field, to_builtins
 from msgspec.structs import replace
 
 from agent.base import ends
@@ -67,8 +67,8 @@ class AttemptRecord(Value):
         stopping = self.underway.get("stopping")
         as_what = stopping.get("as") if isinstance(stopping, dict) else None
         try:
-            return Outcome.from_dict(as_what) if isinstance(as_what, dict) else None
-        except (KeyError, ValueError):
+            return Outcome.from_dict(as_what)
+        except ValueError:
             return None
 
     @property
@@ -211,11 +211,7 @@ class RunRecord(Value):
         """Return the content of run.json."""
         return {
             "version": _VERSION,
-            "run_id": self.run_id,
-            "fingerprint": self.fingerprint,
-            "epoch": self.epoch,
-            "head": self.head,
-            "state": self.state.value,
+            **to_builtins(self),
             "attempts": [
                 {
                     **attempt.to_outcome(),
@@ -228,8 +224,6 @@ class RunRecord(Value):
                 }
                 for attempt in self.attempts
             ],
-            "ranks": [*self.ranks],
-            "ending": None if self.ending is None else self.ending.to_dict(),
         }
 
     @classmethod
@@ -241,20 +235,8 @@ class RunRecord(Value):
         if version != _VERSION or isinstance(version, bool):
             return NoRecord(f"its version is {version!r}, not {_VERSION}")
         try:
-            attempts = data["attempts"]
-            if not isinstance(attempts, list):
-                return NoRecord("its attempts are no list")
-            return cls(
-                run_id=_text(data, "run_id"),
-                fingerprint=_text(data, "fingerprint"),
-                epoch=_whole(data, "epoch"),
-                head=_text(data, "head"),
-                state=RunState(_text(data, "state")),
-                attempts=tuple(map(_attempt, attempts)),
-                ranks=_names(data.get("ranks", [])),
-                ending=None if data.get("ending") is None else Outcome.from_dict(data["ending"]),
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            return convert(data, cls)
+        except ValidationError as error:
             return NoRecord(f"it is no record of a run: {error}")
 
     def write(self, path: Path) -> OSError | None:
@@ -273,45 +255,6 @@ class RunRecord(Value):
         except (ValueError, RecursionError) as error:
             return NoRecord(f"it is broken: {error}")
         return cls.from_dict(data)
-
-
-def _attempt(data: object) -> AttemptRecord:
-    if not isinstance(data, dict):
-        raise ValueError("an attempt is no JSON object")  # noqa: TRY004 - one error type for bad data
-    underway = data.get("underway", {})
-    return AttemptRecord(
-        number=_whole(data, "number"),
-        submission_id=_text(data, "submission_id"),
-        start=_text(data, "start"),
-        end=None if data["end"] is None else _text(data, "end"),
-        reason=_text(data, "reason"),
-        exit_code=None if data["exit_code"] is None else _whole(data, "exit_code"),
-        checkpoint=None if data.get("checkpoint") is None else _whole(data, "checkpoint"),
-        nodes=_names(data.get("nodes", [])),
-        head=_text({"head": "", **data}, "head"),
-        lock=None if data.get("lock") is None else _whole(data, "lock"),
-        underway=underway if isinstance(underway, dict) else {},
-    )
-
-
-def _names(data: object) -> tuple[str, ...]:
-    if not isinstance(data, list) or not all(isinstance(name, str) for name in data):
-        raise ValueError("ranks or nodes are no list of names")
-    return tuple(data)
-
-
-def _text(data: Mapping[str, object], field: str) -> str:
-    value = data[field]
-    if not isinstance(value, str):
-        raise ValueError(f"{field} is no text")  # noqa: TRY004 - one error type for bad data
-    return value
-
-
-def _whole(data: Mapping[str, object], field: str) -> int:
-    value = data[field]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{field} is no whole number")  # noqa: TRY004 - one error type for bad data
-    return value
 
 
 def next_epoch(previous: int | None, now_ms: int) -> int:

@@ -40,7 +40,17 @@ class NodeState(str, Enum):
     LEFT = "left"  # its agent reported that it leaves
 
 
-class Worker(Value):
+_RECORDED_AS = {
+    "last_report_at": "heard",
+    "has_left": "gone",
+    "running_attempt": "runs",
+    "share": "part",
+    "service_only": "alone",
+}
+"""Names in recorded events of fields that are named differently in the code."""
+
+
+class Worker(Value, rename=_RECORDED_AS):
     """A worker's agent, from its last report."""
 
     key: str
