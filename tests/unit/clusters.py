@@ -1,4 +1,4 @@
-"""Whole clusters as values: each platform's variables for every node, and where each one stands."""
+"""Clusters as values: each platform's variables for every node, and the roles that follow."""
 
 from __future__ import annotations
 

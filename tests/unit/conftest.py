@@ -1,4 +1,4 @@
-"""How tests run: with signals as from a terminal; properties with no clock, and no folder left."""
+"""Settings of the unit tests: default signals, properties without deadlines or databases."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The head's story as messages, for the tests of its decisions."""
+"""Histories of events for the tests of the head's decisions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each example makes its platform start on every node: the agent's arguments and environment.
+"""What each example starts on every node: the agent's arguments and environment.
 
 Formats are read by their own parsers, and what a shell runs is run by a shell, with stand-ins for
 the programs that would reach out.

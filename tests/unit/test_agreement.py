@@ -1,4 +1,4 @@
-"""Agreement between nodes: what differs is named with its nodes, and weighed."""
+"""Agreement between nodes: differences are named with their nodes, as errors or warnings."""
 
 from __future__ import annotations
 

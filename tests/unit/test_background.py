@@ -1,4 +1,4 @@
-"""Background writing: nothing blocks, order is kept, losses are counted, failures are retried."""
+"""Background writing: nothing blocks, order is preserved, failures are retried and counted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers that stopped, disks that are full: neither freezes anything, and the exit's code holds.
+"""Blocked readers and full disks: neither delays the agent nor changes its exit code.
 
 Each test runs the real thing in a process of its own, whose pipes nobody reads.
 """

@@ -1,4 +1,4 @@
-"""Compressed request bodies: refused without being inflated, by the agent's port and services."""
+"""Compressed request bodies are refused without inflating them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from reward_process import reward_server
-from unit.test_site import SECONDS, served
+from unit.test_agent_port import SECONDS, served
 from unit.worlds import SECRET
 
 MIB = 1 << 20

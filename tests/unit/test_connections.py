@@ -20,7 +20,7 @@ from agent.boot.make_ready import raise_open_files
 from agent.control import connections
 from agent.control.connections import MAX_UNTRUSTED_PER_ADDRESS
 from agent.control.protocol import Hello, Report
-from unit.test_site import BEARER, SECONDS, served
+from unit.test_agent_port import BEARER, SECONDS, served
 from unit.test_stream import BY_TOKEN, a_head, reading, told
 from unit.worlds import SECRET
 

@@ -1,4 +1,4 @@
-"""`doctor --all`: findings of many nodes, folded, asked of a head, and shown."""
+"""`doctor --all`: the findings of many nodes, folded, requested from a head, and printed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job's driver: found by what Ray gives it, and told of a signal by who would hear it.
+"""The job's driver: how its process is found, and which processes get a signal.
 
 The trees are processes as Ray 2.60 makes them: a worker of Ray's, titled so, below it the driver
 in a session of its own with the job's id in its environment, and Ray's watcher beside it.

@@ -1,4 +1,4 @@
-"""The GPUs' driver, asked by its own tool: what tools print is read, and whatever fails is said."""
+"""The GPU driver's own tools: their output is parsed, and every failure is reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker and a head of its run with a lower epoch: a clock that is behind, or an earlier head."""
+"""A worker and a head of its run with a lower epoch: a slow clock, or an earlier head."""
 
 from __future__ import annotations
 

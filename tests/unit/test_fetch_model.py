@@ -1,4 +1,4 @@
-"""A model is fetched once a node: which is an id, what the plan says, and how a vain try ends.
+"""The fetch of a model, once a node: what is an id, what `plan` shows, how a failure ends.
 
 What the hub's real client does is shown by tests/lab/test_fetch_model.py, which installs it.
 """

@@ -1,4 +1,4 @@
-"""The former head's node, where the driver runs: a later head waits for it unless that is over."""
+"""The former head's node, where the driver runs: a later head waits for that driver's end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The framework that a job would find: installed, in a checkout, in another Python, or a fork."""
+"""The framework that a job finds: installed, in a checkout, in another Python, or a fork."""
 
 from __future__ import annotations
 

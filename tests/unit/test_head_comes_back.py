@@ -1,4 +1,4 @@
-"""A head that comes back: workers wait for it and rejoin, and what they remember is weighed."""
+"""A restarted head: workers wait for it and rejoin, and their memory of the run is used."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from agent.record.run_folder import RunFolder
 from agent.record.run_record import RUN_FILE, RunRecord
 from agent.settings.redact import Redactor
 from unit import heads
+from unit.test_prepare_turns import DATA
 from unit.test_reports import FIRST, HELLO, POD1
-from unit.test_turns import DATA
 from unit.test_worker_decisions import DOWN, GOAL, JOINED, SILENT
 from unit.workers import TICK, History, Story, spoke
 from unit.worlds import plan_of

@@ -1,4 +1,4 @@
-"""Messages that were seen to end a run, a worker or a head: each is refused, or does no harm."""
+"""Messages that once ended a run, a worker or a head: each is refused or harmless."""
 
 from __future__ import annotations
 

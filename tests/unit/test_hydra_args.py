@@ -1,4 +1,4 @@
-"""Hydra's arguments: quoting that keeps a text as it is, and merging that leaves each key once."""
+"""Hydra's arguments: quoting that preserves a text, and merging that leaves each key once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Known lines while the job runs: told once, each with its cause; ordinary lines never."""
+"""Known lines in the job's output: each is logged once with its cause, ordinary ones never."""
 
 from __future__ import annotations
 

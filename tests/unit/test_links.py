@@ -1,4 +1,4 @@
-"""How fast the ways between nodes are: who measures which, what a slow one means, and for real."""
+"""The speed of links between nodes: who measures which, and what a slow one means."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Liveness is a value with its evidence: where agent, Ray and GCS disagree, that is said once."""
+"""Liveness is a value with evidence: a contradiction of agent and GCS is logged once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The metrics, read with the parser of Prometheus."""
+"""The metrics, read by Prometheus' own parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chaos, its pure part: what a seed stands for, what may come of it, and what is kept."""
+"""Chaos, its pure part: what a seed means, what may follow from it, and stored results."""
 
 from __future__ import annotations
 

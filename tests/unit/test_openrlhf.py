@@ -1,4 +1,4 @@
-"""OpenRLHF's recipes fit what joined, in every version's own flags, or say what does not fit."""
+"""OpenRLHF's recipes fit the nodes in each version's flags, or name what does not fit."""
 
 from __future__ import annotations
 

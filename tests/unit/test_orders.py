@@ -1,4 +1,4 @@
-"""Orders over the real port: a worker does what its own plan has, whoever answers as its head."""
+"""Orders over the real port: a worker runs only what its own plan has."""
 
 from __future__ import annotations
 

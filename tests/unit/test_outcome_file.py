@@ -1,4 +1,4 @@
-"""outcome.json: what the contract says is in it, and who reads it again."""
+"""outcome.json: the fields that the contract fixes, and its readers."""
 
 from __future__ import annotations
 

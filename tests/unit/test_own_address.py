@@ -1,4 +1,4 @@
-"""A head that looks for its own address: waits while its names are wrong, and says so."""
+"""A head that looks for its own address waits while its names are wrong, and logs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the user's word and a platform's differ: the hand wins, contradictions are told."""
+"""Contradictions between the user's settings and a platform: the user's win, or 78."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The all-reduce before the job: who takes part, what is waited for, and what its word means."""
+"""The all-reduce before the job: who takes part, the waits, and the result's meaning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes: what a reward server's reply and a failed connection are told as."""
+"""Probes: the sentences for a reward server's replies and for failed connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Probes of the nodes: who tries what and when, what is waited for, and what a person is told."""
+"""Probes between nodes: who probes what and when, the waits, and the warnings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Children: seen to end, ended as a group while the group's number is theirs, reaped once."""
+"""Children: their end is observed, they are stopped as a group, and reaped once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""AGENT_RAY_ARGS: what passes, what is the agent's own, what Ray has not, and where sessions go."""
+"""AGENT_RAY_ARGS: what passes, what the agent owns, unknown flags, and the temp dir."""
 
 from __future__ import annotations
 

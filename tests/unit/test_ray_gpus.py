@@ -1,4 +1,4 @@
-"""Ray's count of GPUs against each node's own, before a job waits for GPUs that Ray never saw."""
+"""Ray's count of GPUs is compared with each node's own before a job waits for GPUs."""
 
 from __future__ import annotations
 

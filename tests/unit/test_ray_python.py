@@ -1,4 +1,4 @@
-"""The Python that has Ray: our own, the one that an image recorded, or that of `ray` on PATH."""
+"""The Python that has Ray: our own, the one recorded by the image, or that of `ray` on PATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The README says what is: its generated parts are generated, its commands exist."""
+"""README: its generated parts are up to date, and its commands exist."""
 
 from __future__ import annotations
 

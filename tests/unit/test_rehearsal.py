@@ -1,4 +1,4 @@
-"""The rehearsal deals its samples fairly, travels by value, and says what it lacks."""
+"""The rehearsal shares samples evenly, needs no package on nodes, and names what it lacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which workers an attempt requires: those it is sized for, also after its head's agent died."""
+"""The workers that an attempt requires: those it is sized for, also for the next agent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bundled reward server speaks what each framework's client speaks, and is told which."""
+"""The dialects of the bundled reward server: each framework's client gets its own format."""
 
 from __future__ import annotations
 

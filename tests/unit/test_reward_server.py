@@ -1,4 +1,4 @@
-"""The reward server, as a real process, keeps the reward protocol and never shows a traceback."""
+"""The reward server as a real process: the protocol, and no traceback in any reply."""
 
 from __future__ import annotations
 

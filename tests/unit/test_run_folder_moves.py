@@ -1,4 +1,4 @@
-"""A worker's folder moves into the run's once it hears of that: nothing is lost, on any disk."""
+"""A worker's folder moves into the run's folder without a loss, on any disk."""
 
 from __future__ import annotations
 

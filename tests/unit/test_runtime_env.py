@@ -1,4 +1,4 @@
-"""The job's runtime_env: how it is read, what is refused in it, and what an upload would weigh."""
+"""The job's runtime_env: how it is read, what is refused, and the size of an upload."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Services in the plan: who runs which, what cannot be, and how it is shown."""
+"""Services in the plan: who runs which, what is refused, and how `plan` prints them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/setup` says before it installs what would only fail later."""
+"""`scripts/setup` refuses before it installs what would only fail later."""
 
 from __future__ import annotations
 

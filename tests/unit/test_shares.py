@@ -1,4 +1,4 @@
-"""The head's and a worker's decisions where torchrun starts the job: shares, verdicts, losses."""
+"""Decisions of head and worker where torchrun starts the job: shares, verdicts, losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Signals: each is passed on while somebody listens, none counts after that, none is inherited."""
+"""Signals: passed on while there is a handler, ignored after that, and never inherited."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers that fall silent: noticed by their connection, asked once, named with what is known."""
+"""Silent workers: found by their connection, asked once, and named with the evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`stop`: who may end a run through the head's port, and what the one who asks is told."""
+"""`stop`: who may end a run through the head's port, and the replies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`/events`: who may read it, what is told when, and what a slow reader costs."""
+"""`/events`: who may read it, what it sends when, and what a slow reader costs."""
 
 from __future__ import annotations
 

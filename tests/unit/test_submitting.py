@@ -1,4 +1,4 @@
-"""A submission that a stop overtakes: given up where it is in the making, waited for where not."""
+"""A stop during a submission: canceled before Ray has the job, awaited after that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A head that hears of a later one of its run: it stops its job, and leaves alone, with 75."""
+"""A head that learns of a later head of its run stops its job, and ends alone with 75."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The last words of a child: without colours and what every start says, the line that tells."""
+"""A child's last lines, without colors and start-up noise: the line with the cause."""
 
 from __future__ import annotations
 

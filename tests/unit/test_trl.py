@@ -1,4 +1,4 @@
-"""trl-grpo fits what joined, and its program takes what the recipe says it takes."""
+"""trl-grpo fits the nodes, and its program accepts the recipe's arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""docs/troubleshooting.md says what is: it is not stale, and each row's answer is there, tested."""
+"""docs/troubleshooting.md is up to date, and each row's answer exists and is tested."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""verl's recipes: sized from the nodes, in each version's words, or refused with what would fit."""
+"""verl's recipes: sized for the nodes in each version's keys, or refused with what fits."""
 
 from __future__ import annotations
 

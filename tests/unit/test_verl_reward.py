@@ -1,4 +1,4 @@
-"""verl's reward function asks real servers: busy ones, dying ones, and ones that reply nonsense."""
+"""verl's reward function against real servers: busy, failing, and with wrong replies."""
 
 from __future__ import annotations
 

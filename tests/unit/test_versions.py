@@ -1,4 +1,4 @@
-"""The suite of versions, its pure part: pairs, what pip says, what was seen, and its table."""
+"""The suite of versions, its pure part: pairs, pip's messages, results, and the table."""
 
 from __future__ import annotations
 

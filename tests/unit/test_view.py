@@ -1,4 +1,4 @@
-"""The view of a run for a terminal, for any size of both, and the lines about changes."""
+"""The terminal's view of a run, for runs and terminals of any size."""
 
 from __future__ import annotations
 

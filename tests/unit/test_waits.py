@@ -1,4 +1,4 @@
-"""Telling of waits: waits are told when they change, and again now and then; all are recorded."""
+"""Logging of waits: on a change and at intervals; every wait is recorded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`status --watch`: a run to its end, at a terminal and elsewhere, and a head that goes away."""
+"""`status --watch`: a run to its end, at a terminal and elsewhere, and a lost head."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small recipe: as much as the tests need of how a real one is sized, refused and told."""
+"""A small recipe that is sized and refused like a real one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of verl's recipes: a test says only what it is about."""
+"""Inputs of verl's recipes: a test names only what it is about."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The worker's story as messages, for the tests of its decisions."""
+"""Histories of events for the tests of the worker's decisions."""
 
 from __future__ import annotations
 

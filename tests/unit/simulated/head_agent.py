@@ -1,4 +1,4 @@
-"""A head's agent: its real decisions, reports and record, as boot/head.py brings them together."""
+"""A simulated head's agent: real decisions, reports and record, as in boot/head.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Machines: what runs on them, whether or not an agent lives, and what their disks keep."""
+"""Simulated machines: their processes, with or without an agent, and their disks."""
 
 from __future__ import annotations
 

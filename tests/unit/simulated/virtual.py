@@ -1,4 +1,4 @@
-"""Virtual time: an event loop whose clock jumps to the next timer, and each machine's own clocks.
+"""Virtual time: an event loop whose clock jumps to the next timer, and a clock per machine.
 
 Product code that looks at the time runs in the context of a machine, and reads that one's clocks.
 """

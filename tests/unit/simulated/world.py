@@ -1,4 +1,4 @@
-"""One random world: machines, their agents, Ray, a job, the network, and what happens to them."""
+"""One random world: machines, agents, Ray, a job, the network, and the faults."""
 
 from __future__ import annotations
 

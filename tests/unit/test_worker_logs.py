@@ -1,4 +1,4 @@
-"""What the head has heard of its workers, as a bundle has it; whose logs it asks for in time."""
+"""The workers' logs in the head's bundle, and whose logs it requests in time."""
 
 from __future__ import annotations
 

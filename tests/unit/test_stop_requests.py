@@ -1,4 +1,4 @@
-"""Requests by signal before a head's story listens: none is lost, none is told twice."""
+"""Signals before the head's decisions start: none is lost, none counts twice."""
 
 from __future__ import annotations
 

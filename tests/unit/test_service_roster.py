@@ -1,4 +1,4 @@
-"""The services as the head counts them: what is awaited, until when, and where each lives."""
+"""The services as the head counts them: what is awaited, until when, and on which node."""
 
 from __future__ import annotations
 

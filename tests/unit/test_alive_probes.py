@@ -1,4 +1,4 @@
-"""Services asked through the job: what is a miss, what is death, what is only busy; and outages."""
+"""Probes of services under the job: misses, failures, busy services, and outages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the judge of verl's commands adds to verl's own code: rules that only workers would find."""
+"""Extra checks of verl's commands: rules that otherwise only verl's workers apply."""
 
 from __future__ import annotations
 

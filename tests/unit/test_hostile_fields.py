@@ -1,4 +1,4 @@
-"""Hostile messages: each field with each bad value is taken, or refused by name, and does no harm.
+"""Hostile messages: each field with each bad value is accepted, or refused by name.
 
 The fields come from the types of the messages (mutated.py): a new one is tried without a word here.
 """

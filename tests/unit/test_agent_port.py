@@ -1,4 +1,4 @@
-"""The agent's port, as a real server: who may call it, with what, and what browsers are told."""
+"""The agent's port as a real server: who may call what, and the headers for browsers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,12 @@ JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
 BEARER = {"Authorization": f"Bearer {SECRET}"}
 NAMES = ("Head-0.lws.Default", "pod7.runpod.internal.", None, "", "10.0.0.9")
-STATUS: dict[str, Any] = {"role": "worker", "phase": "joining \ud800 Ray", "waits": []}
+STATUS: dict[str, Any] = {
+    "role": "worker",
+    "phase": "joining \ud800 Ray",
+    "waits": [],
+    "seconds": 1.0,
+}
 
 
 class Answer(NamedTuple):

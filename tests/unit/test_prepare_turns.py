@@ -1,4 +1,4 @@
-"""Prepare steps by order: nodes that share a disk take turns, whoever is gone has had its turn."""
+"""Prepare steps by order: nodes that share a disk run one after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job that shows no sign of work: what a worker tells of itself, and what the head says."""
+"""A job without a sign of work: what a worker reports, and what the head logs."""
 
 from __future__ import annotations
 
