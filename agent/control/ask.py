@@ -51,18 +51,13 @@ class HttpAnswer(NamedTuple):
 
 
 def ask(
-    url: str,
-    token: str | None = None,
-    limit: float = REQUEST_LIMIT,
-    *,
-    largest: int = MAX_BODY,
-    post: bool = False,
+    url: str, token: str | None = None, limit: float = REQUEST_LIMIT, *, post: bool = False
 ) -> HttpAnswer:
     """Send one request; `limit` is its total time in seconds."""
     found: list[HttpAnswer] = []
 
     def work() -> None:
-        found.append(_ask(url, token, limit, largest, "POST" if post else "GET"))
+        found.append(_ask("POST" if post else "GET", url, token, limit))
 
     # A socket's timeout starts again with each byte received; a thread can be abandoned.
     thread = threading.Thread(target=work, name=f"ask {url}", daemon=True)
@@ -72,16 +67,16 @@ def ask(
     return found[0] if found else HttpAnswer(0, evidence=f"no answer within {limit:g} s")
 
 
-def _ask(url: str, token: str | None, limit: float, largest: int, method: str) -> HttpAnswer:
+def _ask(method: str, url: str, token: str | None, limit: float) -> HttpAnswer:
     body = b""
     try:
         with _request(method, url, token, limit) as reply:
-            while len(body) <= largest and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
+            while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
                 body += chunk
     except (HTTPError, OSError, ValueError) as error:
         return HttpAnswer(0, evidence=_error_text(error, limit))
-    if len(body) > largest:
-        return HttpAnswer(0, evidence=f"an answer of more than {largest} bytes")
+    if len(body) > MAX_BODY:
+        return HttpAnswer(0, evidence=f"an answer of more than {MAX_BODY} bytes")
     return HttpAnswer(reply.status_code, body)
 
 

@@ -1,4 +1,4 @@
-"""The bundle of a failed run: what is in it, what is not, and that it costs no end its time."""
+"""The bundle of a failed run: its content, its limits, and its time."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ def made(folder: Path, *parts: BundlePart) -> dict[str, str]:
     return unpacked(one.path)
 
 
-def test_files_texts_and_what_is_told_of_them(tmp_path: Path) -> None:
-    """A file by its end, a text as it is; what is not there is left out."""
+def test_members_and_their_list(tmp_path: Path) -> None:
+    """The ends of files, whole texts; missing files are left out."""
     (tmp_path / "agent.log").write_text("one\ntwo\n")
     found = made(
         tmp_path,
@@ -84,8 +84,8 @@ def test_files_texts_and_what_is_told_of_them(tmp_path: Path) -> None:
     assert "none.log" not in contents
 
 
-def test_only_its_owner_reads_it_and_nothing_else_is_left(tmp_path: Path) -> None:
-    """It may hold what a redactor knows nothing of."""
+def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    """It may hold secrets that are unknown to the redactor."""
     one = Bundle(tmp_path, 1_800_000_000)
     one.make([BundlePart("a", "text")], CLEAN, until())
     assert one.path.name == "failure-20270115T080000Z.tar.gz"
@@ -95,8 +95,8 @@ def test_only_its_owner_reads_it_and_nothing_else_is_left(tmp_path: Path) -> Non
     assert again.path.name == "failure-20270115T080000Z-2.tar.gz"
 
 
-def test_secrets_and_controls_are_gone(tmp_path: Path) -> None:
-    """Also a secret that is only one without the colour amid it; tabs and lines stay."""
+def test_secrets_and_control_characters_are_removed(tmp_path: Path) -> None:
+    """Also a secret with a color code in it; tabs and line ends stay."""
     amid = f"{SECRET[:6]}\x1b[31m{SECRET[6:]}"
     text = f"a\t{SECRET} \x1b[31mred\x1b[0m\rb \x07{amid}\u202e\u2028end\n"
     (tmp_path / "job.log").write_text(text)
@@ -108,7 +108,7 @@ def test_secrets_and_controls_are_gone(tmp_path: Path) -> None:
 def test_each_part_and_the_whole_are_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The newest of each is kept, from a line's beginning on; what has no room is named."""
+    """The end of each is kept, from the start of a line; members without room are named."""
     monkeypatch.setattr(bundle, "MOST", 3000)
     (tmp_path / "a.log").write_text("".join(f"line {n}\n" for n in range(10_000)))
     parts = [BundlePart(name, tmp_path / "a.log", 1100) for name in "abcdef"]
@@ -120,8 +120,8 @@ def test_each_part_and_the_whole_are_bounded(
     assert "f: left out: no room left" in contents
 
 
-def test_a_secret_that_is_cut_is_not_shown(tmp_path: Path) -> None:
-    """The end of a log begins after the line, or the piece of it, in which it was cut."""
+def test_a_cut_secret_is_removed(tmp_path: Path) -> None:
+    """The end of a log starts after the line in which it was cut."""
     log = tmp_path / "a.log"
     log.write_text(f"key {SECRET}\nnext\n")
     for most in range(1, 40):
@@ -131,15 +131,15 @@ def test_a_secret_that_is_cut_is_not_shown(tmp_path: Path) -> None:
 
 
 @given(st.text(max_size=200), st.integers(1, 50))
-def test_any_text_can_be_shown(text: str, most: int) -> None:
-    """Whatever a log holds fits into its bound, and steers no terminal."""
+def test_any_text_fits(text: str, most: int) -> None:
+    """Any text fits into its limit, and controls no terminal."""
     told = masked_end(text, most, CLEAN)
     assert len(told.encode(errors="replace")) <= most
     assert not {c for c in told if ord(c) < 0x20 or 0x7F <= ord(c) < 0xA0} - {"\n", "\t"}
 
 
-def test_old_bundles_go(tmp_path: Path) -> None:
-    """The last three are kept, and nothing else is touched."""
+def test_old_bundles_are_removed(tmp_path: Path) -> None:
+    """The newest three are kept, and no other file is removed."""
     (tmp_path / "agent.log").touch()
     for number in range(5):
         one = Bundle(tmp_path, 1_800_000_000 + number)
@@ -150,14 +150,14 @@ def test_old_bundles_go(tmp_path: Path) -> None:
     assert len(left) == KEPT + 1
 
 
-def test_a_pipe_in_the_place_of_a_log_holds_nobody_up(tmp_path: Path) -> None:
-    """Nobody writes to it: it is no log."""
+def test_a_pipe_instead_of_a_log_does_not_block(tmp_path: Path) -> None:
+    """A pipe is no log."""
     os.mkfifo(tmp_path / "job.log")
     assert set(made(tmp_path, BundlePart("job.log", tmp_path / "job.log"))) == {CONTENTS}
 
 
-def test_what_has_no_time_is_left_out(tmp_path: Path) -> None:
-    """The bundle is there in time, with what could be had."""
+def test_late_members_are_left_out(tmp_path: Path) -> None:
+    """The bundle is complete in time, with the members available."""
     one = Bundle(tmp_path, time.time())
     one.make([BundlePart("a", "text"), BundlePart("b", "text")], CLEAN, until(-1.0))
     found = unpacked(one.path)
@@ -192,7 +192,7 @@ def the_bundle(run: NodeRun) -> Path:
     return path
 
 
-def test_a_failed_run_leaves_one(run: NodeRun) -> None:
+def test_a_failed_run_leaves_a_bundle(run: NodeRun) -> None:
     """Plan, facts, outcome and logs, the secret nowhere; the remedy names it, and outcome.json."""
     run.folder.file("job.log").write_text(f"step 1\n{SECRET}\n")
     run.folder.file("retriever.log").write_text("index loaded\n")
@@ -212,7 +212,7 @@ def test_a_failed_run_leaves_one(run: NodeRun) -> None:
     assert make_bundle_without_loop(run, end) is end
 
 
-def test_rays_own_logs_are_in_it(run: NodeRun, tmp_path: Path) -> None:
+def test_it_has_logs_of_ray(run: NodeRun, tmp_path: Path) -> None:
     """Of GCS, raylet, dashboard and the job's driver, the ends."""
     logs = tmp_path / "ray/session_latest/logs"
     logs.mkdir(parents=True)
@@ -238,8 +238,8 @@ def test_rays_own_logs_are_in_it(run: NodeRun, tmp_path: Path) -> None:
         (Kind.BUG, 70, True),
     ],
 )
-def test_which_ends_leave_one(kind: Kind, code: int, *, leaves: bool, run: NodeRun) -> None:
-    """An end that was asked for, or a good one, leaves nothing; also where no loop runs."""
+def test_which_ends_leave_a_bundle(kind: Kind, code: int, *, leaves: bool, run: NodeRun) -> None:
+    """A requested end, or a success, leaves none; also where no loop runs."""
     assert (
         run.bundle is None,
         make_bundle_without_loop(run, Outcome(kind, code, "why")).remedy != "",
@@ -250,16 +250,16 @@ def test_which_ends_leave_one(kind: Kind, code: int, *, leaves: bool, run: NodeR
     assert bool(run.bundle) is leaves
 
 
-def test_a_run_that_could_not_begin_leaves_none(run: NodeRun) -> None:
-    """It has no logs: what is wrong with this machine, or another, stands in the one sentence."""
+def test_a_refused_run_leaves_none(run: NodeRun) -> None:
+    """It has no logs: the reason is in the outcome."""
     end = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", STARTING, "ports", "End that process")
     assert anyio.run(make_bundle, run, end) == make_bundle_without_loop(run, end) == end
     assert not list(run.folder.path.glob("failure-*"))
 
 
 @needs_mount
-def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end is what it was; nothing half written stays."""
+def test_a_full_disk_is_one_log_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outcome stays, and no incomplete file is left."""
     said = heard(monkeypatch)
     with full_disk(tmp_path / "disk", "size=256k") as root:
         run = run_in(root)
@@ -271,10 +271,10 @@ def test_a_full_disk_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert said == [f"no failure bundle in {run.folder.path}: No space left on device"]
 
 
-def test_a_disk_that_stalls_does_not_hold_up_the_end(
+def test_a_stalled_disk_does_not_delay_the_end(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is given up, and what comes of it later is no bundle."""
+    """The bundle is abandoned, and no file appears later."""
     said, stalls, over = heard(monkeypatch), threading.Event(), threading.Event()
     monkeypatch.setattr(diagnose, "_EXTRA_TIME", 0.1)
     run.plan = replace(run.plan, budget=replace(run.plan.budget, bundle=0.1))
@@ -293,10 +293,10 @@ def test_a_disk_that_stalls_does_not_hold_up_the_end(
     assert said == [f"no failure bundle in {run.folder.path}: the disk took longer than 0.2 s"]
 
 
-def test_a_fault_of_the_bundle_is_no_fault_of_the_run(
+def test_an_error_of_the_bundle_changes_no_outcome(
     run: NodeRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever goes wrong with it, the end stands."""
+    """Any error of the bundle is only logged."""
     said = heard(monkeypatch)
 
     def broken(*_told: object) -> str:
@@ -317,8 +317,8 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 # --- a worker's ----------------------------------------------------------------------------------
 
 
-def test_a_failing_worker_tells_all_its_logs(run: NodeRun) -> None:
-    """With its goodbye, by the names under which they are asked for; a good end tells one line."""
+def test_a_failing_worker_sends_its_logs(run: NodeRun) -> None:
+    """All with its goodbye, by name; after a success only one line."""
     run.folder.file("agent.log").write_text(f"one\n{SECRET}\n")
     run.folder.file("ray-start.log").write_text("\x1b[31mstarted\x1b[0m\n")
     asked = HeadRequests(run)
@@ -330,7 +330,7 @@ def test_a_failing_worker_tells_all_its_logs(run: NodeRun) -> None:
 
 @given(st.text(alphabet="aé\u4e2d\U0001f600\n", max_size=300), st.integers(0, 200))
 def test_tails_fit_into_a_report(text: str, most: int) -> None:
-    """By what they take as JSON, whatever is in them; the end is kept."""
+    """Measured by their size as JSON; the end of each is kept."""
     told = fitted(text, most)
     assert not told or len(json.dumps(told)) <= most
     assert text.endswith(told)

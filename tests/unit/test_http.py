@@ -114,8 +114,9 @@ def test_a_slow_answer_ends_at_the_limit() -> None:
         assert ask(peer.url, limit=1.0).evidence == "no answer within 1 s"
 
 
-def test_a_large_answer_is_cut() -> None:
+def test_a_large_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless answer, or a compressed one, takes little memory."""
+    monkeypatch.setattr("agent.control.ask.MAX_BODY", 1 << 20)
 
     def flood(connection: socket.socket, peer: Peer) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
@@ -123,12 +124,12 @@ def test_a_large_answer_is_cut() -> None:
             connection.sendall(b"x" * 65_536)
 
     with answering(flood) as peer:
-        assert ask(peer.url, largest=1 << 20).evidence == "an answer of more than 1048576 bytes"
+        assert ask(peer.url).evidence == "an answer of more than 1048576 bytes"
     packed = gzip.compress(b"x" * (1 << 22))
     with answering(reply(packed, "200 OK\r\nContent-Encoding: gzip")) as peer:
-        assert ask(peer.url, largest=1 << 20).body == packed
+        assert ask(peer.url).body == packed
     with answering(reply(b"x" * (1 << 20))) as peer:
-        assert len(ask(peer.url, largest=1 << 20).body) == 1 << 20
+        assert len(ask(peer.url).body) == 1 << 20
 
 
 def nothing(_connection: socket.socket, _peer: Peer) -> None:

@@ -1,4 +1,4 @@
-"""node.json: which processes are meant, and which of them still live here."""
+"""node.json: its processes, which of them still run, and its recorder."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ PROCESSES = st.builds(StartedProcess, st.text(), st.integers(), st.integers())
     )
 )
 def test_a_record_survives_the_disk(record: NodeRecord) -> None:
-    """What is read is what was written."""
+    """The record that is read equals the one written."""
     assert NodeRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
@@ -110,8 +110,8 @@ def test_a_record_survives_the_disk(record: NodeRecord) -> None:
         {"node": None},
     ],
 )
-def test_what_is_no_record(change: dict[str, object]) -> None:
-    """Anything else is no record, with a reason."""
+def test_invalid_records_have_a_reason(change: dict[str, object]) -> None:
+    """Any other content is refused with a reason."""
     assert isinstance(NodeRecord.from_dict({**RECORD.to_dict(), **change}), str)
 
 
@@ -132,23 +132,23 @@ def test_what_is_no_record(change: dict[str, object]) -> None:
         (replace(HERE, hostname="renamed"), {10: RUNS}, (AGENT,)),
     ],
 )
-def test_what_lives_by_what_proc_says(
+def test_running_processes_by_proc(
     place: PidSpace, processes: dict[int, ProcessStat], found: tuple[StartedProcess, ...]
 ) -> None:
-    """A pid counts only here, with its start time, and not once it has ended."""
+    """A pid is valid in its own scope, with its start time, until it has exited."""
     assert running_of(RECORD, place, processes) == found
 
 
 @pytest.mark.parametrize(
     "unknown", [PidSpace("", "pid:[1]"), PidSpace("boot-1", ""), PidSpace("", "")]
 )
-def test_an_unknown_place_is_nobodys(unknown: PidSpace) -> None:
-    """Where a machine tells neither boot nor namespace, no pid can be known again."""
+def test_in_an_unknown_scope_no_pid_is_valid(unknown: PidSpace) -> None:
+    """Without boot id and namespace no pid can be recognized."""
     assert running_of(replace(RECORD, place=unknown), unknown, {10: RUNS}) == ()
 
 
-def test_a_real_process_lives_until_it_ends() -> None:
-    """From /proc: alive, a zombie, gone; another process of that pid does not count."""
+def test_a_real_process_runs_until_its_exit() -> None:
+    """Running, zombie, exited; another process with the same pid does not count."""
     with subprocess.Popen(["sleep", "60"]) as process:
         started = process_of("sleep", process.pid)
         assert started is not None
@@ -167,14 +167,14 @@ def test_a_real_process_lives_until_it_ends() -> None:
     ("name", "found"),
     [("sleep", True), ("a) R 1 2 3 (b", True), ("x\ny", True), (None, False)],
 )
-def test_a_stat_with_any_name(name: str | None, found: bool) -> None:  # noqa: FBT001 - a table's column
-    """A process may be called anything; a text that is no stat is none."""
+def test_stat_with_any_process_name(name: str | None, found: bool) -> None:  # noqa: FBT001 - a table's column
+    """A process name may contain anything; other text is refused."""
     rest = "S 7 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1"
     text = "" if name is None else f"42 ({name}) {rest}"
     assert parse_stat(text) == (ProcessStat("S", 7, 12345) if found else None)
 
 
-def test_where_we_are() -> None:
+def test_the_scope_of_this_process() -> None:
     """The kernel names the boot and the namespace."""
     assert read_pid_space().sees(read_pid_space())
 
@@ -221,12 +221,12 @@ def found(
         (found(THEIRS, replace(AT[ELSEWHERE], ended=True), age=1.0), False),
     ],
 )
-def test_whose_folder_it_is(there: FoundFolder, free: bool) -> None:  # noqa: FBT001 - a table's column
-    """Ours: new, left, dead here, a restarted pod's, or long silent elsewhere."""
+def test_which_folders_may_be_reused(there: FoundFolder, free: bool) -> None:  # noqa: FBT001 - a table's column
+    """New, ended, killed here, of a restarted pod, or long untouched elsewhere."""
     assert may_reuse(there, "pod0", HERE) is free
 
 
-def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
+def test_a_lock_is_exclusive(tmp_path: Path) -> None:
     """A second taker is refused, in this process too; after the release it is not."""
     path = tmp_path / ".lock"
     first, second = FileLock(path), FileLock(path)
@@ -239,7 +239,7 @@ def test_a_lock_ends_with_its_process(tmp_path: Path) -> None:
 
 
 def test_children_do_not_inherit_the_lock(tmp_path: Path) -> None:
-    """A child that outlives us must not hold our folder."""
+    """A child that runs longer than the agent must not hold the folder."""
     lock = FileLock(tmp_path / ".lock")
     assert lock.take() is LockHolder.OURS
     with sleeper():
@@ -271,7 +271,7 @@ def test_another_agent_on_this_node(tmp_path: Path) -> None:
 
 
 def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
-    """A node's second folder is looked at as well, and broken records are passed over."""
+    """A numbered folder is read, too, and broken records are skipped."""
     folder = tmp_path / "run-1"
     for name, text in {"pod0": "{", "pod0-2": "", "pod0-x": "[]"}.items():
         (folder / name).mkdir(parents=True)
@@ -282,7 +282,7 @@ def test_a_numbered_folder_of_another_run(tmp_path: Path) -> None:
         assert find_running_agent(tmp_path, "pod0").startswith("run run-1 still runs here")
 
 
-def test_only_the_newest_runs_are_looked_at(tmp_path: Path) -> None:
+def test_only_the_newest_runs_are_searched(tmp_path: Path) -> None:
     """A log dir of years costs no more than one of days."""
     with sleeper() as process:
         record = replace(own_record("pod0", "x"), agent=process)
@@ -296,8 +296,8 @@ def test_only_the_newest_runs_are_looked_at(tmp_path: Path) -> None:
     assert find_running_agent(tmp_path / "nothing", "pod0") == ""
 
 
-def test_those_above_us_do_not_count(tmp_path: Path) -> None:
-    """An agent that another's job started does not refuse for its sake."""
+def test_ancestors_do_not_count(tmp_path: Path) -> None:
+    """An agent may be started by another agent's job."""
     parent = process_of("agent", os.getppid())
     assert parent is not None
     (tmp_path / "run-1" / "pod0").mkdir(parents=True)
@@ -306,8 +306,8 @@ def test_those_above_us_do_not_count(tmp_path: Path) -> None:
     assert find_running_agent(tmp_path, "pod0") == ""
 
 
-def test_who_is_at_work(tmp_path: Path) -> None:
-    """Here its process tells; elsewhere, how fresh the record is."""
+def test_active_agents(tmp_path: Path) -> None:
+    """On this machine its process counts, elsewhere the age of the record."""
     now = time.time()
     assert not seems_active(tmp_path, now)
     with sleeper() as process:
@@ -326,15 +326,15 @@ def test_who_is_at_work(tmp_path: Path) -> None:
 # --- the writer --------------------------------------------------------------------------------
 
 
-class Kept:
-    """A recorder, its file, and what it said."""
+class Recording:
+    """A recorder, its file, and its log lines."""
 
     def __init__(self, folder: Path, hold: AbstractContextManager[object] | None = None) -> None:
         self.path = folder / NODE_FILE
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self.writes = 0
         self._hold = hold or nullcontext()
-        disk = DiskAlarm(lambda sentence, _level: self.said.append(sentence))
+        disk = DiskAlarm(lambda sentence, _level: self.lines.append(sentence))
         own = own_record("pod0", "run-1")
         self.recorder = NodeRecorder(own, self._where, disk)
         self.recorder.start()
@@ -352,61 +352,61 @@ class Kept:
 
 
 def test_processes_are_recorded_at_once(tmp_path: Path) -> None:
-    """What was started, by pid and start time; what ended goes, and what never was is not there."""
-    kept = Kept(tmp_path)
+    """Started processes are added, exited ones removed, unknown ones skipped."""
+    recording = Recording(tmp_path)
     with sleeper() as process:
-        kept.recorder.add_process("sleep", process.pid)
-        kept.recorder.add_process("gone", 2**22 + 1)
-        kept.recorder.update(session="/tmp/ray/session_1")
-        kept.recorder.update(run_id="run-2")
-        await_true(lambda: kept.read() == kept.recorder.record)
-        assert kept.recorder.record.started == (process,)
-        assert kept.recorder.record.session == "/tmp/ray/session_1"
-        kept.recorder.remove_process(process.pid)
-        kept.recorder.finish()
-    written = kept.read()
+        recording.recorder.add_process("sleep", process.pid)
+        recording.recorder.add_process("gone", 2**22 + 1)
+        recording.recorder.update(session="/tmp/ray/session_1")
+        recording.recorder.update(run_id="run-2")
+        await_true(lambda: recording.read() == recording.recorder.record)
+        assert recording.recorder.record.started == (process,)
+        assert recording.recorder.record.session == "/tmp/ray/session_1"
+        recording.recorder.remove_process(process.pid)
+        recording.recorder.finish()
+    written = recording.read()
     assert written is not None
     assert (written.started, written.run_id, written.ended) == ((), "run-2", True)
 
 
-def test_a_counter_is_written_now_and_then(tmp_path: Path) -> None:
-    """A hundred thousand changes make few writes, and the last of them is kept."""
-    kept = Kept(tmp_path)
-    await_true(lambda: kept.read() is not None)
+def test_counters_are_written_rarely(tmp_path: Path) -> None:
+    """Many changes make few writes, and the last value is written."""
+    recording = Recording(tmp_path)
+    await_true(lambda: recording.read() is not None)
     began = time.monotonic()
     for count in range(100_000):
-        kept.recorder.set_passed_on(count)
-    await_true(lambda: getattr(kept.read(), "passed_on", 0) == 99_999)
-    assert kept.writes <= 3 + (time.monotonic() - began) / 0.5
-    kept.recorder.finish()
+        recording.recorder.set_passed_on(count)
+    await_true(lambda: getattr(recording.read(), "passed_on", 0) == 99_999)
+    assert recording.writes <= 3 + (time.monotonic() - began) / 0.5
+    recording.recorder.finish()
 
 
-def test_a_disk_that_stalls_holds_nobody_up(tmp_path: Path) -> None:
-    """While the disk does not answer, changes are taken in at once, and the end comes in time."""
+def test_a_stalled_disk_blocks_no_caller(tmp_path: Path) -> None:
+    """Changes return at once, and `finish` within its limit."""
     disk = threading.Lock()
     with disk:
-        kept = Kept(tmp_path, disk)
+        recording = Recording(tmp_path, disk)
         for count in range(1000):
-            kept.recorder.set_passed_on(count)
-            kept.recorder.update(session=str(count))
-        kept.recorder.finish(0.1)
-        assert kept.read() is None
-    await_true(lambda: kept.read() is not None)
+            recording.recorder.set_passed_on(count)
+            recording.recorder.update(session=str(count))
+        recording.recorder.finish(0.1)
+        assert recording.read() is None
+    await_true(lambda: recording.read() is not None)
 
 
-def test_a_disk_that_refuses_is_told_once(tmp_path: Path) -> None:
-    """A record that cannot be written is a word, not an end."""
-    kept = Kept(tmp_path / "gone")
+def test_a_failing_disk_is_reported_once(tmp_path: Path) -> None:
+    """A record that cannot be written makes one log line."""
+    recording = Recording(tmp_path / "gone")
     for count in range(3):
-        kept.recorder.update(session=str(count))
-        await_true(lambda count=count: kept.writes > count)  # type: ignore[misc] # bound early
-    kept.recorder.finish()
-    (told,) = kept.said
-    assert told.startswith("node.json cannot be written: No such file or directory. ")
+        recording.recorder.update(session=str(count))
+        await_true(lambda count=count: recording.writes > count)  # type: ignore[misc] # bound early
+    recording.recorder.finish()
+    (line,) = recording.lines
+    assert line.startswith("node.json cannot be written: No such file or directory. ")
 
 
-def test_what_is_started_does_not_add_up() -> None:
-    """A service that dies a thousand times leaves a bounded record."""
+def test_the_record_is_bounded() -> None:
+    """A service that restarts a thousand times leaves a bounded record."""
     disk, nowhere = DiskAlarm(print), lambda: nullcontext(Path("none"))
     recorder = NodeRecorder(own_record("a", "b"), nowhere, disk)
     fake = tuple(StartedProcess("x", pid, 1) for pid in range(-300, 0))

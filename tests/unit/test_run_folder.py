@@ -60,15 +60,15 @@ def files_of(folder: Path) -> dict[str, str]:
 
 
 def test_a_heads_folder(tmp_path: Path) -> None:
-    """Logs go into <log dir>/<run id>/<node>/, and `latest` leads to the run."""
+    """Logs are in <log dir>/<run id>/<node>/, and `latest` links to the run."""
     folder = in_run(tmp_path / "logs")
     assert folder.path == tmp_path / "logs" / "run-1" / "pod0"
     folder.file("agent.log").write_text("x")
     assert (tmp_path / "logs" / "latest" / "pod0" / "agent.log").read_text() == "x"
 
 
-def test_latest_follows_the_last_run(tmp_path: Path) -> None:
-    """A new run takes `latest` over, and leaves nothing else in the log dir."""
+def test_latest_links_to_the_newest_run(tmp_path: Path) -> None:
+    """A new run replaces the link, and leaves no other file."""
     for run in ("run-1", "run-2"):
         in_run(tmp_path, run)
     assert (tmp_path / "latest").resolve() == tmp_path / "run-2"
@@ -78,8 +78,8 @@ def test_latest_follows_the_last_run(tmp_path: Path) -> None:
 # --- the same node once more -------------------------------------------------------------------
 
 
-def test_a_restarted_node_goes_on_in_its_own_folder(tmp_path: Path) -> None:
-    """What was there stays, the former life is known, and its outcome is not taken for ours."""
+def test_a_restarted_node_uses_its_folder_again(tmp_path: Path) -> None:
+    """Files stay, the previous record is read, and its outcome is renamed."""
     first = in_run(tmp_path)
     first.file("agent.log").write_text("first\n")
     write_outcome(first.path, Outcome(Kind.LOST, 75, "gone"))
@@ -93,8 +93,8 @@ def test_a_restarted_node_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     assert json.loads(files["outcome.former-1.json"])["reason"] == "gone"
 
 
-def test_a_living_agent_keeps_its_folder(tmp_path: Path) -> None:
-    """Another agent of the same name takes a number, whatever the one that lives has written."""
+def test_a_running_agent_keeps_its_folder(tmp_path: Path) -> None:
+    """Another agent of the same name takes a numbered folder."""
     for remove_record in (False, True):
         first = in_run(tmp_path)
         assert first.path.name == "pod0"
@@ -107,7 +107,7 @@ def test_a_living_agent_keeps_its_folder(tmp_path: Path) -> None:
 
 
 def test_a_killed_agents_folder_is_free_at_once(tmp_path: Path) -> None:
-    """While another process holds it there is `-2`; once that is killed, its folder goes on."""
+    """While another process holds it, `-2` is used; later the folder itself."""
     with another_agent(tmp_path) as (name, process):
         assert name == "pod0"
         beside = in_run(tmp_path)
@@ -120,8 +120,8 @@ def test_a_killed_agents_folder_is_free_at_once(tmp_path: Path) -> None:
     assert after.former.agent.pid == process.pid
 
 
-def test_many_at_once_never_share(tmp_path: Path) -> None:
-    """Nodes of one name that start in the same instant each have a folder."""
+def test_concurrent_nodes_never_share_a_folder(tmp_path: Path) -> None:
+    """Nodes of one name that start at once have one folder each."""
     made: list[RunFolder] = []
     threads = [threading.Thread(target=lambda: made.append(in_run(tmp_path))) for _ in range(12)]
     for thread in threads:
@@ -132,8 +132,8 @@ def test_many_at_once_never_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 99}', "\0" * 100, "[" * 100_000])
-def test_a_broken_record_holds_nothing(tmp_path: Path, text: str) -> None:
-    """Whatever lies in the place of node.json, the folder goes on where nobody holds it."""
+def test_a_broken_record_does_not_block_the_folder(tmp_path: Path, text: str) -> None:
+    """The folder is used again if no agent holds its lock."""
     in_run(tmp_path).close()
     (tmp_path / "run-1" / "pod0" / "node.json").write_text(text)
     again = in_run(tmp_path)
@@ -141,8 +141,8 @@ def test_a_broken_record_holds_nothing(tmp_path: Path, text: str) -> None:
     assert isinstance(NodeRecord.read(again.path / "node.json"), NodeRecord)
 
 
-def test_another_machines_folder(tmp_path: Path) -> None:
-    """A fresh record of a machine elsewhere keeps its folder; one from long ago does not."""
+def test_a_folder_of_another_machine(tmp_path: Path) -> None:
+    """A fresh record of another machine keeps its folder; an old one does not."""
     first = in_run(tmp_path)
     path = first.path / "node.json"
     elsewhere = replace(first.own.place, boot_id="other", pid_namespace="other", hostname="other")
@@ -155,14 +155,14 @@ def test_another_machines_folder(tmp_path: Path) -> None:
     assert in_run(tmp_path).path.name == "pod0"
 
 
-def test_another_nodes_record_keeps_its_folder(tmp_path: Path) -> None:
-    """Two names may come to one folder's name: the second has a number."""
+def test_a_folder_of_another_node(tmp_path: Path) -> None:
+    """Two node names may give one folder name: the second gets a number."""
     in_run(tmp_path, node="pod:0").close()
     assert in_run(tmp_path, node="pod-0").path.name == "pod-0-2"
 
 
-def test_leftovers_of_a_killed_writer_go(tmp_path: Path) -> None:
-    """What a killed agent left half written does not add up."""
+def test_incomplete_files_are_removed(tmp_path: Path) -> None:
+    """Files that a killed agent left incomplete do not accumulate."""
     in_run(tmp_path).close()
     part = tmp_path / "run-1" / "pod0" / ".run.json.0123.part"
     part.write_text("{")
@@ -170,8 +170,8 @@ def test_leftovers_of_a_killed_writer_go(tmp_path: Path) -> None:
     assert not part.exists()
 
 
-def test_of_many_lives_the_oldest_gives_way(tmp_path: Path) -> None:
-    """A pod that restarts for ever keeps a bounded number of former outcomes."""
+def test_former_outcomes_are_bounded(tmp_path: Path) -> None:
+    """A pod that restarts many times keeps the newest outcomes."""
     for number in range(60):
         folder = in_run(tmp_path)
         write_outcome(folder.path, Outcome(Kind.LOST, 75, str(number)))
@@ -183,8 +183,8 @@ def test_of_many_lives_the_oldest_gives_way(tmp_path: Path) -> None:
     assert {json.loads(path.read_text())["reason"] for path in kept} == {*map(str, range(9, 59))}
 
 
-def test_own_record_is_of_this_process() -> None:
-    """The record begins with the agent itself, and where it is."""
+def test_the_initial_record() -> None:
+    """It has this process and its pid scope."""
     record = own_record("pod0", "run-1")
     assert record.agent.pid == os.getpid()
     assert record.agent.start > 0
@@ -198,8 +198,8 @@ def test_own_record_is_of_this_process() -> None:
 @pytest.mark.parametrize(
     ("run", "node"), [("../../etc", ".."), ("a/b", "c/d"), ("", ""), ("run 1", "pod:0")]
 )
-def test_no_name_leads_out_of_the_log_dir(tmp_path: Path, run: str, node: str) -> None:
-    """Names come from platforms and from the head: none may leave the log dir."""
+def test_no_name_leaves_the_log_folder(tmp_path: Path, run: str, node: str) -> None:
+    """Names come from platforms and from the head."""
     root = tmp_path / "logs"
     folder = RunFolder(root, run, node)
     assert folder.path.resolve().parent.parent == root
@@ -207,8 +207,8 @@ def test_no_name_leads_out_of_the_log_dir(tmp_path: Path, run: str, node: str) -
     assert folder.path.resolve().parent.parent == root
 
 
-def test_a_name_of_any_length(tmp_path: Path) -> None:
-    """A head may say what it likes: a name that no disk takes is cut."""
+def test_long_names_are_cut(tmp_path: Path) -> None:
+    """A head may send a name that is too long for the disk."""
     folder = RunFolder.waiting(tmp_path, "n" * 400)
     folder.move_to_run("r" * 4000)
     assert folder.path.parent.name == "r" * 200

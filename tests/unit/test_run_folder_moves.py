@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-def test_a_workers_folder_moves_when_it_hears_the_run(tmp_path: Path) -> None:
-    """What was written while waiting moves along, open files too."""
+def test_a_workers_folder_moves_to_the_run(tmp_path: Path) -> None:
+    """Files written while waiting move along, open ones too."""
     folder = RunFolder.waiting(tmp_path, "pod1")
     waiting = folder.path.parent
     assert waiting.name.startswith("no-head-")
@@ -35,7 +35,7 @@ def test_a_workers_folder_moves_when_it_hears_the_run(tmp_path: Path) -> None:
     assert record.run_id == "run-1"
 
 
-def test_a_worker_that_hears_its_run_again_stays(tmp_path: Path) -> None:
+def test_the_same_run_moves_nothing(tmp_path: Path) -> None:
     """Every reply names the run; only another run moves the folder."""
     folder = RunFolder.waiting(tmp_path, "pod1")
     for _ in range(2):
@@ -45,8 +45,8 @@ def test_a_worker_that_hears_its_run_again_stays(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "run-2" / "pod1"
 
 
-def test_a_worker_that_finds_no_head_again_and_again(tmp_path: Path) -> None:
-    """It goes on in the folder in which it waited before; another node waits in its own."""
+def test_a_restarted_worker_waits_in_the_same_folder(tmp_path: Path) -> None:
+    """Another node waits in another folder."""
     (tmp_path / "no-head-20200101-000000" / "pod1").mkdir(parents=True)
     for _ in range(3):
         folder = RunFolder.waiting(tmp_path, "pod1")
@@ -56,7 +56,7 @@ def test_a_worker_that_finds_no_head_again_and_again(tmp_path: Path) -> None:
 
 
 def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
-    """Head and workers of one run, and a worker's twin, each have their own folder."""
+    """Head, workers and a worker of the same name have one folder each."""
     head = in_run(tmp_path)
     workers = [RunFolder.waiting(tmp_path, name) for name in ("pod1", "pod1", "pod2")]
     for worker in workers:
@@ -66,7 +66,7 @@ def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
 
 
 def former_life(root: Path) -> None:
-    """Leave the folder of a worker that is gone."""
+    """Leave the folder of a worker that has exited."""
     former = RunFolder.waiting(root, "pod1")
     former.move_to_run("run-1")
     former.file("agent.log").write_text("first life\n")
@@ -82,8 +82,8 @@ def events_of(folder: RunFolder) -> EventLog:
     return EventLog(lambda: folder.held("events.jsonl"), str, Began("worker"))
 
 
-def test_a_restarted_worker_goes_on_in_its_own_folder(tmp_path: Path) -> None:
-    """Nothing of either life is lost, and a file that is open goes on being written."""
+def test_a_restarted_worker_uses_its_folder_again(tmp_path: Path) -> None:
+    """No file of either agent is lost, and open files are still written."""
     former_life(tmp_path)
     folder = RunFolder.waiting(tmp_path, "pod1")
     waiting = folder.path.parent
@@ -110,8 +110,8 @@ def test_a_restarted_worker_goes_on_in_its_own_folder(tmp_path: Path) -> None:
     assert in_run(tmp_path, node="pod1").path.name == "pod1-2"
 
 
-def test_events_that_are_written_during_the_move_are_kept(tmp_path: Path) -> None:
-    """A thread that records while the folder moves loses none, and leaves no stray file."""
+def test_events_written_during_the_move_are_kept(tmp_path: Path) -> None:
+    """A thread that records meanwhile loses none, and leaves no other file."""
     former_life(tmp_path)
     folder = RunFolder.waiting(tmp_path, "pod1")
     waiting, events, begun = folder.path.parent, events_of(folder), threading.Event()
@@ -132,8 +132,8 @@ def test_events_that_are_written_during_the_move_are_kept(tmp_path: Path) -> Non
     assert not waiting.exists()
 
 
-def test_a_former_life_that_lives_elsewhere_is_left_alone(tmp_path: Path) -> None:
-    """A worker's twin that holds the run's folder keeps it; ours has a number there."""
+def test_a_held_folder_is_not_taken(tmp_path: Path) -> None:
+    """A running worker of the same name keeps its folder; this one gets a number."""
     twin = RunFolder.waiting(tmp_path, "pod1")
     twin.move_to_run("run-1")
     twin.file("agent.log").write_text("twin")
@@ -161,7 +161,7 @@ class Told:
 
 @needs_mount
 def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
-    """On a disk without room for one more folder the log stays where it is, and says so once."""
+    """Without space for one more folder the log stays, with one warning."""
     with full_disk(tmp_path / "disk", "nr_inodes=8") as root:
         told = Told(root)
         fills = fill_with_files(root)
@@ -177,8 +177,8 @@ def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
 
 
 @needs_mount
-def test_a_full_disk_in_the_midst_of_the_move_undoes_it(tmp_path: Path) -> None:
-    """Where the events find no room any more, everything is as it was before."""
+def test_a_failed_move_is_undone(tmp_path: Path) -> None:
+    """If the events cannot be written, all files are moved back."""
     with full_disk(tmp_path / "disk", "size=128k") as root:
         former_life(root)
         told = Told(root)
@@ -202,8 +202,8 @@ def files_of_former(root: Path) -> dict[str, str]:
 
 
 @needs_mount
-def test_a_disk_that_became_read_only_ends_no_run(tmp_path: Path) -> None:
-    """The log stays, and so does the run."""
+def test_a_read_only_disk_ends_no_run(tmp_path: Path) -> None:
+    """The log stays in its folder."""
     told = Told(tmp_path)
     with read_only(tmp_path):
         told.folder.move_to_run("run-1")
@@ -222,7 +222,7 @@ def test_a_run_on_another_disk(tmp_path: Path) -> None:
 
 
 def test_a_run_that_is_a_file(tmp_path: Path) -> None:
-    """Something else lies where the run's folder should be: the log stays."""
+    """A file has the name of the run's folder: the log stays."""
     told = Told(tmp_path)
     (tmp_path / "run-1").write_text("")
     told.folder.move_to_run("run-1")
@@ -230,8 +230,8 @@ def test_a_run_that_is_a_file(tmp_path: Path) -> None:
     assert len(told.said) == 1
 
 
-def test_a_writer_that_is_held_up_holds_nobody_up(tmp_path: Path) -> None:
-    """While the disk holds a writer up the folder stays; the head's next word moves it."""
+def test_a_blocked_writer_delays_the_move(tmp_path: Path) -> None:
+    """While a writer is blocked the folder stays; the head's next reply moves it."""
     folder = RunFolder.waiting(tmp_path, "pod1")
     held, go = threading.Event(), threading.Event()
 

@@ -1,4 +1,4 @@
-"""run.json: a run that goes on, one that is over, and whatever else may lie there."""
+"""run.json: its content, its fingerprint, and the choice of the run to resume."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ RECORDS = st.builds(
 )
 
 
-def test_a_runs_life() -> None:
-    """Attempts begin and end, each once, and a run that has ended says so."""
+def test_attempts_of_a_run() -> None:
+    """Attempts begin and end, each once, and an ended run is over."""
     record = RECORD.begin_attempt(1, "4711-1", NOW).end_attempt(NOW, "a node was lost", None)
     record = record.end_attempt(NOW, "said again", 3).begin_attempt(2, "4711-2", NOW)
     assert [(a.number, a.submission_id, a.end, a.reason) for a in record.attempts] == [
@@ -76,12 +76,12 @@ def test_a_runs_life() -> None:
 
 @given(RECORDS)
 def test_a_record_survives_the_disk(record: RunRecord) -> None:
-    """What is read is what was written."""
+    """The record that is read equals the one written."""
     assert RunRecord.from_dict(json.loads(json.dumps(record.to_dict()))) == record
 
 
 def test_a_record_is_written_whole(tmp_path: Path) -> None:
-    """It is read back, and leaves nothing beside it."""
+    """No other file is left."""
     assert RECORD.write(tmp_path / RUN_FILE) is None
     assert RunRecord.read(tmp_path / RUN_FILE) == RECORD
     assert [path.name for path in tmp_path.iterdir()] == [RUN_FILE]
@@ -107,8 +107,10 @@ GOOD = RECORD.begin_attempt(1, "4711-1", NOW).to_dict()
         ({"ending": 7}, "it is no record of a run"),
     ],
 )
-def test_what_is_no_record(tmp_path: Path, change: dict[str, object], words: str) -> None:
-    """A foreign or newer file is no record, with the reason; it is never an exception."""
+def test_invalid_records_have_a_reason(
+    tmp_path: Path, change: dict[str, object], words: str
+) -> None:
+    """A foreign or newer file is refused with a reason, never by an exception."""
     (tmp_path / RUN_FILE).write_text(json.dumps({**GOOD, **change}))
     found = RunRecord.read(tmp_path / RUN_FILE)
     assert isinstance(found, NoRecord)
@@ -120,13 +122,13 @@ def test_what_is_no_record(tmp_path: Path, change: dict[str, object], words: str
     "data", [b"", b"{", b"null", b"[]", b'"x"', b"\xff", b"[" * 100_000, b" " * (5 << 20)]
 )
 def test_a_broken_file_is_no_record(tmp_path: Path, data: bytes) -> None:
-    """Whatever bytes lie there."""
+    """Any bytes are accepted as input."""
     (tmp_path / RUN_FILE).write_bytes(data)
     assert isinstance(RunRecord.read(tmp_path / RUN_FILE), NoRecord)
 
 
-def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
-    """A folder, or a pipe to which nobody writes; and where nothing is, the place is free."""
+def test_only_regular_files_are_read(tmp_path: Path) -> None:
+    """A folder and a pipe are refused; a missing file is missing."""
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")
     for name, free in {"folder": False, "pipe": False, "nothing": True}.items():
@@ -137,7 +139,7 @@ def test_what_is_no_file_is_no_record(tmp_path: Path) -> None:
 
 @needs_mount
 def test_a_full_disk_keeps_the_former_record(tmp_path: Path) -> None:
-    """What was there stays whole, the reason is returned, and nothing is left beside it."""
+    """The old record stays, the error is returned, and no other file is left."""
     with full_disk(tmp_path / "disk", "size=64k") as disk:
         assert RECORD.write(disk / RUN_FILE) is None
         fill_up(disk)
@@ -148,8 +150,8 @@ def test_a_full_disk_keeps_the_former_record(tmp_path: Path) -> None:
         assert sorted(path.name for path in disk.iterdir()) == ["fill", RUN_FILE]
 
 
-def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
-    """Two writers and a reader at the same file: what is read is always whole."""
+def test_readers_read_whole_records(tmp_path: Path) -> None:
+    """Also while two writers replace the file."""
     path = tmp_path / RUN_FILE
     long = RECORD.begin_attempt(1, "x" * 50_000, NOW)
     RECORD.write(path)
@@ -168,14 +170,14 @@ def test_a_reader_never_sees_half_of_it(tmp_path: Path) -> None:
 
 @given(st.none() | st.integers(), st.integers(0))
 def test_epochs_are_ordered(previous: int | None, now: int) -> None:
-    """A later cluster has a higher epoch, wherever the clock went."""
+    """A later cluster has a higher epoch, also if the clock went back."""
     epoch = next_epoch(previous, now)
     assert epoch >= now
     assert previous is None or epoch > previous
 
 
 def test_times_are_utc() -> None:
-    """Times read as the contract has them."""
+    """Times have the format of the contract."""
     assert iso_time(0.5) == "1970-01-01T00:00:00.500Z"
 
 
@@ -187,8 +189,8 @@ def fingerprint_of(*argv: str, secrets: tuple[str, ...] = (), **settings: str) -
     return fingerprint(argv, "ray", settings, Redactor(secrets).clean)
 
 
-def test_the_fingerprint_tells_jobs_apart() -> None:
-    """Command, launcher and recipe settings count, and so does where a word ends."""
+def test_the_fingerprint_distinguishes_jobs() -> None:
+    """It depends on command, launcher, recipe settings and the ends of words."""
     clean = Redactor(()).clean
     found = {
         fingerprint(None, "ray", {}, clean),
@@ -205,8 +207,8 @@ def test_the_fingerprint_tells_jobs_apart() -> None:
     assert fingerprint_of("a", A="1", B="2") == fingerprint_of("a", B="2", A="1")
 
 
-def test_a_new_token_makes_no_new_run() -> None:
-    """Secrets are masked before: known ones anywhere, others by the name that they stand behind."""
+def test_a_new_token_keeps_the_fingerprint() -> None:
+    """Secrets are masked: known ones anywhere, others by their names."""
     one = fingerprint_of("run", "token-number-one", secrets=("token-number-one",))
     assert one == fingerprint_of("run", "token-number-two", secrets=("token-number-two",))
     for before, after in [
@@ -235,8 +237,8 @@ def test_a_new_token_makes_no_new_run() -> None:
         (RECORD, "pod1", "its head is pod0"),
     ],
 )
-def test_what_goes_on(record: RunRecord, node: str, why: str) -> None:
-    """A run goes on if it has not ended and is of the same job."""
+def test_why_a_run_is_not_resumed(record: RunRecord, node: str, why: str) -> None:
+    """A run is resumed if it has not ended and is of the same job."""
     assert why_not_resumed(record, RECORD.fingerprint, node) == why
 
 
@@ -258,7 +260,7 @@ MISSING = NoRecord("there is none", is_missing=True)
         (NoRecord("it is broken"), LockHolder.OURS, False, "it is broken"),
     ],
 )
-def test_what_a_candidate_is(
+def test_why_a_run_is_taken(
     found: RunRecord | NoRecord,
     claim: LockHolder,
     is_active: bool,  # noqa: FBT001 - a table's column
@@ -288,14 +290,14 @@ def leave(root: Path, record: RunRecord) -> None:
     (root / "latest").symlink_to(record.run_id)
 
 
-def test_the_first_run(tmp_path: Path) -> None:
-    """Where nothing is, the platform's id or a new one."""
+def test_a_new_run(tmp_path: Path) -> None:
+    """In an empty folder: the platform's id or a new one."""
     assert choose(tmp_path / "a", "4711").run_id == "4711"
     assert choose(tmp_path / "b").run_id == "new-1"
     assert choose(tmp_path / "c").before is None
 
 
-def test_a_run_goes_on(tmp_path: Path) -> None:
+def test_a_run_is_resumed(tmp_path: Path) -> None:
     """By the platform's id, or as the latest."""
     leave(tmp_path, RECORD)
     for platform in ("4711", None):
@@ -305,8 +307,8 @@ def test_a_run_goes_on(tmp_path: Path) -> None:
         chosen.lock.release()
 
 
-def test_a_platforms_run_that_is_over_has_numbers(tmp_path: Path) -> None:
-    """The next free id, or a numbered run that goes on; why not the others is told."""
+def test_an_ended_run_of_the_platform_gets_a_number(tmp_path: Path) -> None:
+    """The next free id, or a numbered run to resume; skipped runs have a reason."""
     leave(tmp_path, RECORD.as_ended())
     leave(tmp_path, replace(RECORD, run_id="4711-2", fingerprint="other"))
     (tmp_path / "4711-3").mkdir()
@@ -328,7 +330,7 @@ def test_a_platforms_run_that_is_over_has_numbers(tmp_path: Path) -> None:
     "record",
     [RECORD.as_ended(), replace(RECORD, fingerprint="other"), replace(RECORD, head="pod7")],
 )
-def test_a_latest_run_that_does_not_go_on(tmp_path: Path, record: RunRecord) -> None:
+def test_a_latest_run_that_is_not_resumed(tmp_path: Path, record: RunRecord) -> None:
     """It is over, of another job, or another cluster's on the same disk: a new run."""
     leave(tmp_path, record)
     chosen = choose(tmp_path)
@@ -337,8 +339,8 @@ def test_a_latest_run_that_does_not_go_on(tmp_path: Path, record: RunRecord) -> 
 
 
 @pytest.mark.parametrize("target", ["../elsewhere", "/etc", "gone", ".", "", "a/b"])
-def test_latest_leads_nowhere_else(tmp_path: Path, target: str) -> None:
-    """A link out of the log dir, or to nothing, is no run, and nothing is made there."""
+def test_latest_outside_the_log_folder_is_ignored(tmp_path: Path, target: str) -> None:
+    """A link out of the log folder, or to nothing, is no run, and no folder is made."""
     root = tmp_path / "logs"
     root.mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -352,8 +354,8 @@ def test_latest_leads_nowhere_else(tmp_path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("platform", ["4711", None])
-def test_heads_at_once_have_runs_of_their_own(tmp_path: Path, platform: str | None) -> None:
-    """Heads that choose in the same instant never share a run; one goes on, the others begin."""
+def test_concurrent_heads_choose_different_runs(tmp_path: Path, platform: str | None) -> None:
+    """One resumes the run, the others make new ones."""
     leave(tmp_path, RECORD)
     chosen: list[ChosenRun] = []
     new = new_ids()
@@ -370,10 +372,10 @@ def test_heads_at_once_have_runs_of_their_own(tmp_path: Path, platform: str | No
     assert [c.before for c in chosen].count(RECORD) == 1
 
 
-def test_without_locks_a_head_that_works_keeps_its_run(
+def test_without_locks_an_active_head_keeps_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk without locks it is the head's own record that tells, while it is fresh."""
+    """On a disk without locks a fresh record of the head counts."""
     monkeypatch.setattr("agent.record.files.FileLock.take", lambda _: LockHolder.UNKNOWN)
     leave(tmp_path, RECORD)
     node = tmp_path / "4711" / "pod0" / "node.json"
@@ -389,15 +391,15 @@ def test_without_locks_a_head_that_works_keeps_its_run(
     assert choose(tmp_path, "4711").run_id == "4711"
 
 
-def test_an_unwritable_root_is_left_to_the_folder(tmp_path: Path) -> None:
-    """A log dir that cannot be made still names a run: the run folder says it, with a remedy."""
+def test_an_unwritable_root_still_names_a_run(tmp_path: Path) -> None:
+    """Making the run folder reports the error, with a remedy."""
     (tmp_path / "file").write_text("")
     assert choose(tmp_path / "file" / "logs", "4711").run_id == "4711"
     assert choose(tmp_path / "file" / "logs").run_id == "new-1"
 
 
-def test_a_log_dir_where_everything_is_taken(tmp_path: Path) -> None:
-    """It ends with 78 and a reason, rather than never."""
+def test_without_a_free_run(tmp_path: Path) -> None:
+    """The search ends with 78 and a reason."""
     leave(tmp_path, replace(RECORD.as_ended(), run_id="same"))
     (tmp_path / "latest").unlink()
     with pytest.raises(PreflightError, match="is free") as caught:
@@ -413,15 +415,15 @@ def kept(root: Path, *, job_survives: bool) -> RunKeeper:
     return keeper
 
 
-def test_a_job_that_died_with_its_head_is_tried_again(tmp_path: Path) -> None:
-    """The attempt that a killed head left open is lost, and the next has a number of its own."""
+def test_a_job_lost_with_its_head_is_submitted_again(tmp_path: Path) -> None:
+    """The attempt that a killed head left open is lost; the next has a new number."""
     keeper = kept(tmp_path, job_survives=False)
     assert keeper.next_attempt == 2
     assert [(one.number, one.reason) for one in keeper.attempts] == [(1, "its head was lost")]
 
 
-def test_a_job_that_outlived_its_head_is_followed_again(tmp_path: Path) -> None:
-    """On a Ray that others keep the job runs on: no second one is started beside it."""
+def test_a_surviving_job_is_followed(tmp_path: Path) -> None:
+    """Where the platform runs Ray, the job survives and is not submitted again."""
     keeper = kept(tmp_path, job_survives=True)
     assert keeper.next_attempt == 1
     keeper.record_submission(1, "4711-1")
