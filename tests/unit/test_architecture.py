@@ -13,6 +13,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -224,6 +226,23 @@ def test_what_run_loads_before_ray_starts_is_light() -> None:
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        *("agent.__main__", "agent.bridge.child", "agent.node.python_facts"),
+        *("agent.bundled.fetch_model", "agent.bundled.rehearsal", "agent.bundled.all_reduce"),
+        "agent.bundled.trl_grpo",
+    ],
+)
+def test_programs_in_other_pythons_import_only_the_standard_library(module: str) -> None:
+    """Ray's Python may lack the agent's libraries. `-S` hides all that are installed."""
+    program = f"import sys; sys.path.insert(0, {str(ROOT)!r}); import {module}"
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert done.stderr == ""
 
 
 def test_ray_is_imported_late_and_in_one_place() -> None:
