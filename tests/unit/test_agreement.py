@@ -25,8 +25,8 @@ TWO_NETS = replace(MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("172.17.0
 BOTH = replace(MACHINE, interfaces={**TWO_NETS.interfaces, "podnet1": ("10.0.0.3",)})
 
 
-def wears(facts: Facts = MACHINE, **outfit: object) -> Facts:
-    """Return a machine with another outfit."""
+def with_versions(facts: Facts = MACHINE, **outfit: object) -> Facts:
+    """Return a machine with other versions."""
     return replace(facts, outfit=replace(facts.outfit, **outfit))
 
 
@@ -81,12 +81,12 @@ ROWS: dict[str, tuple[list[Facts], list[tuple[str, Level, str]]]] = {
         [("transformers", Level.WARN, "4.52.0 on n1, 4.51.0 on n0")],
     ),
     "agents": (
-        [wears(agent="0.2"), wears(agent="0.1")],
+        [with_versions(agent="0.2"), with_versions(agent="0.1")],
         [("pod-agent", Level.FAIL, "0.1 on n1, 0.2 on n0")],
     ),
-    "an image that nobody knows": ([wears(image="a.sif"), wears(image="")], []),
+    "an image that nobody knows": ([with_versions(image="a.sif"), with_versions(image="")], []),
     "images": (
-        [wears(image="a.sif"), wears(image="b.sif")],
+        [with_versions(image="a.sif"), with_versions(image="b.sif")],
         [("image", Level.WARN, "b.sif on n1, a.sif on n0")],
     ),
     "the debugger": (
@@ -99,11 +99,20 @@ ROWS: dict[str, tuple[list[Facts], list[tuple[str, Level, str]]]] = {
         [("NCCL_IB_DISABLE", Level.WARN, "not set on n1, 1 on n0")],
     ),
     "GPU models": (
-        [wears(GPUS, gpu_models=("H100",)), wears(GPUS, gpu_models=("A100",)), GPUS],
+        [
+            with_versions(GPUS, gpu_models=("H100",)),
+            with_versions(GPUS, gpu_models=("A100",)),
+            GPUS,
+        ],
         [("GPU model", Level.WARN, "A100 on n1, H100 on n0")],
     ),
     "clocks": (
-        [MACHINE, wears(clock_ahead=4.9), wears(clock_ahead=-63.2), wears(clock_ahead=7.0)],
+        [
+            MACHINE,
+            with_versions(clock_ahead=4.9),
+            with_versions(clock_ahead=-63.2),
+            with_versions(clock_ahead=7.0),
+        ],
         [
             (
                 "clock",
