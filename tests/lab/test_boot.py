@@ -90,7 +90,7 @@ def test_a_worker_never_starts(cluster: Cluster) -> None:
     assert "1 never reported" in last_line(head)
     outcome = cluster.outcome(0)
     assert (outcome["kind"], outcome["culprit"]) == ("unavailable", "workers")
-    assert "workers never came" in last_line(worker)
+    assert "workers not ready" in last_line(worker)
 
 
 @pytest.mark.pods(3)
