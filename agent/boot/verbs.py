@@ -86,9 +86,9 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
 
     parser = argparse.ArgumentParser(
         prog="pod-agent",
-        description="Turn this pod and its fellows into one running RL training job. "
+        description="Turn this pod and the other pods of its run into one RL training job. "
         "What to do comes from the environment: see `pod-agent env`.",
-        epilog="A job of your own goes after --: pod-agent run -- python train.py",
+        epilog="A job's command goes after --: pod-agent run -- python train.py",
         allow_abbrev=False,
     )
     parser.add_argument(

@@ -42,7 +42,7 @@ def test_a_killed_agent_is_started_again_and_follows_on(cluster: Cluster, killed
     rays = raylets(agents[killed])
     kill_agent(agents[killed])
     began = time.monotonic()
-    agents[killed].wait_for("taken over", timeout=10)
+    agents[killed].wait_for("still runs: adopted", timeout=10)
     assert time.monotonic() - began < 5
     agents[0].wait_for("line 50$", stream="stdout", timeout=30)
     assert raylets(agents[killed]) == rays != []
@@ -72,7 +72,7 @@ def test_an_agent_that_is_killed_again_and_again_ends_the_run(cluster: Cluster) 
 
 @pytest.mark.pods(2)
 def test_killed_while_everything_boots(cluster: Cluster) -> None:
-    """Ray that boots and the reward server are taken over; a prepare step is not done again."""
+    """Ray that boots and the reward server are adopted; a prepare step is not done again."""
     cluster.env["AGENT_PREPARE"] = "echo prepared >> /tmp/prepared"
     head, worker = cluster.agents()
     record = cluster.pods[0].tmp / "logs/latest/poda/node.json"
@@ -163,7 +163,7 @@ def test_killed_while_it_ends(cluster: Cluster) -> None:
 
 @pytest.mark.pods(2)
 def test_killed_between_two_attempts(cluster: Cluster) -> None:
-    """The Ray that was started for the next attempt is taken over; a worker's return begins it."""
+    """The Ray that was started for the next attempt is adopted; a worker's return begins it."""
     cluster.env |= {"AGENT_JOB_RETRIES": "1", "AGENT_NODE_GRACE": "3s"}
     job = 'echo attempt $AGENT_ATTEMPT; [ "$AGENT_ATTEMPT" = 2 ] && exit 7; sleep 600'
     head, worker = cluster.agents("sh", "-c", job)
@@ -243,7 +243,7 @@ def test_logs_follow_survives_a_killed_agent(cluster: Cluster) -> None:
     (parent,) = [p.pid for p in everyone if p.host_pid == head.pid]
     (agent,) = [p for p in everyone if p.ppid == parent and AGENT in p.cmdline]
     os.kill(agent.host_pid, signal.SIGKILL)
-    head.wait_for("taken over", timeout=20)
+    head.wait_for("still runs: adopted", timeout=20)
     assert head.wait(BOOT) == 7, head.tail()
     assert follower.wait(30) == 0, follower.tail()
     told = [line for line in follower.stdout().splitlines() if line.startswith("line ")]

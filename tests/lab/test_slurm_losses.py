@@ -50,7 +50,7 @@ def test_an_agent_killed_within_its_step(slurm: SlurmCluster, tmp_path: Path) ->
     assert set(rays["node2"]) == {"raylet"}
     for number, node in enumerate(slurm.nodes, 1):
         _kill_agent(job, node)
-        job.wait_for(rf"(taken over[\s\S]*){{{number}}}")
+        job.wait_for(rf"(still runs: adopted[\s\S]*){{{number}}}")
         written = _last_line(job)
         job.wait_for(f"^line {written + 20}$")  # the job goes on, and what it writes is followed
     assert _parents(job) == parents

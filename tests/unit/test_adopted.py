@@ -1,4 +1,4 @@
-"""Processes that were left behind: taken over by pid and start time, stopped and missed."""
+"""Processes that were left behind: adopted by pid and start time, stopped and missed."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def record_with(**pids: int) -> NodeRecord:
     [("lives", [RAY, "reward"]), ("is gone", []), ("never was", ["reward"])],
 )
 def test_only_what_is_of_use_lives_on(ray: str, kept: list[str]) -> None:
-    """Ray and services are taken over, once; a bridge is ended, and all of a node that lost Ray."""
+    """Ray and services are adopted, once; a bridge is ended, and all of a node that lost Ray."""
     names = ("reward", "ray_bridge", *(() if ray == "never was" else ("ray_start",)))
     pids = {name: orphan("sleep", "60") for name in names}
     record = record_with(**pids)
