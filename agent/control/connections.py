@@ -196,7 +196,7 @@ class Connection(asyncio.Protocol):
 CONNECTIONS = web.AppKey("connections", Connections)
 
 
-class Listener(web.BaseSite):
+class PortSite(web.BaseSite):
     """One socket on which an application is served, as by aiohttp's SockSite."""
 
     def __init__(self, runner: web.AppRunner, listening: socket.socket) -> None:

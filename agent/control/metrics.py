@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from agent.base.latency import LATENCY_BOUNDS
@@ -22,14 +23,15 @@ _JOINED = "following the head"
 
 
 def metrics(status: Status) -> str:
-    """Render a status; missing values have no sample."""
+    """Render a status; a metric has no samples where the status lacks a key."""
     lines: list[str] = []
-    is_head = status["role"] == "head"
+    is_head = status.get("role") == "head"
     for name, kind, help_text, samples in (*_OF_NODES, *(_OF_HEADS if is_head else ())):
         rows: dict[str, float] = {}
-        for labels, value, *suffix in samples(status):
-            # two nodes may share a name; a series has one value
-            rows.setdefault(f"pod_agent_{name}{''.join(suffix)}{_labels(labels)}", value)
+        with suppress(KeyError):
+            for labels, value, *suffix in samples(status):
+                # two nodes may share a name; a series has one value
+                rows.setdefault(f"pod_agent_{name}{''.join(suffix)}{_labels(labels)}", value)
         if rows:
             lines += [f"# HELP pod_agent_{name} {help_text}", f"# TYPE pod_agent_{name} {kind}"]
             lines += [f"{series} {value:.10g}" for series, value in rows.items()]

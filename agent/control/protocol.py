@@ -46,7 +46,7 @@ from agent.node.facts import Facts
 from agent.work.torchrun import ShareOrder, ShareOver
 
 V = TypeVar("V", bound=Value)
-VERSION = 2
+VERSION = 3
 """The protocol's version; agents of different versions refuse each other."""
 REPORT_PATH = "/report"
 MAX_HOLD = times.REPLY_HELD

@@ -1,4 +1,4 @@
-"""The HTTP server of the agent's port: probes, status, page, metrics, and the workers' reports.
+"""The HTTP server of the agent's port: probes, status, page, metrics, workers' reports.
 
 Imported late: aiohttp costs 0.2 s that Ray's start must not wait for.
 """
@@ -21,7 +21,7 @@ from aiohttp.http import HttpProcessingError
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.control.connections import CONNECTIONS, Connections, Listener, suspend_deadline, trust
+from agent.control.connections import CONNECTIONS, Connections, PortSite, suspend_deadline, trust
 from agent.control.metrics import metrics
 from agent.control.protocol import MAX_REPORT_BYTES, REPORT_PATH, Report, protocol_mismatch
 from agent.control.reports import TooManyAgentsError
@@ -508,7 +508,7 @@ class AgentServer:
 
 async def listen(runner: web.AppRunner, sockets: list[socket.socket]) -> list[web.BaseSite]:
     """Serve on more sockets; return their sites, which can be stopped separately."""
-    sites: list[web.BaseSite] = [Listener(runner, listening) for listening in sockets]
+    sites: list[web.BaseSite] = [PortSite(runner, listening) for listening in sockets]
     for site in sites:
         await site.start()
     return sites

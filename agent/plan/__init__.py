@@ -1,1 +1,1 @@
-"""The plan: everything that `run` will do, as data, and how it is made and shown."""
+"""The plan: all that `run` will do, as data, how it is made and how it is printed."""

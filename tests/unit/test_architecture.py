@@ -60,13 +60,6 @@ RIDDLES = re.compile(
 """Words for which the glossary has a plain one; the first line of a module has none of them."""
 
 
-PENDING = {
-    *("agent/control/server.py", "agent/plan/__init__.py", "agent/work/recipes/verl_keys.py"),
-    "Listener",
-}
-"""Files and names that still break a rule below."""
-
-
 LATE_IMPORTS = {
     "agent/boot/run.py": "what runs once `ray start` was launched, or once a run has failed",
     "agent/boot/plan_input.py": "yaml, for a runtime_env that is not JSON",
@@ -182,7 +175,7 @@ def test_no_file_imports_itself_by_way_of_others() -> None:
         imported = set().union(*needed.values())
         needed = {name: files & needed.keys() for name, files in needed.items()}
         needed = {name: files for name, files in needed.items() if files and name in imported}
-    assert {name: sorted(files) for name, files in needed.items() if name not in PENDING} == {}
+    assert {name: sorted(files) for name, files in needed.items()} == {}
 
 
 def test_pure_folders_have_no_effects() -> None:
@@ -274,7 +267,7 @@ def test_every_module_opens_with_one_plain_sentence() -> None:
     """Short, ended by a full stop, and in the words of the glossary."""
     everything = TREES | _parsed("tests/**/*.py") | _parsed("scripts/**/*.py")
     wrong = {}
-    for name in sorted(everything.keys() - PENDING):
+    for name in sorted(everything):
         line = first_line(everything[name])
         if not line.endswith(".") or len(line) > FIRST_LINE or RIDDLES.search(line):
             wrong[name] = line
@@ -288,9 +281,7 @@ def test_no_two_classes_have_one_name() -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 files[node.name].append(name)
-    assert {
-        name: where for name, where in files.items() if len(where) > 1 and name not in PENDING
-    } == {}
+    assert {name: where for name, where in files.items() if len(where) > 1} == {}
 
 
 def test_no_index_address_in_any_file() -> None:

@@ -27,7 +27,7 @@ from unit.worlds import MACHINE, plan_of, with_ray
 if TYPE_CHECKING:
     from agent.node.facts import Facts
 
-BEAT = {"protocol": 2, "id": "agent1", "phase": "joining Ray"}
+BEAT = {"protocol": 3, "id": "agent1", "phase": "joining Ray"}
 FACTS = Report("x", "", "p", hello=Hello("pod1", 1, facts=MACHINE)).to_dict()["hello"]
 ESCAPE = "\x1b]0;pwned\x07\x1b[2J"
 

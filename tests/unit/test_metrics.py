@@ -134,3 +134,18 @@ def test_two_nodes_with_one_name() -> None:
     for node in run["nodes"]:
         node.update(name="pod", rank=None)
     assert len(parsed(run)["pod_agent_node_join_seconds"]) == 1
+
+
+@pytest.mark.parametrize("name", sorted(run_of(2)))
+def test_a_status_without_a_key(name: str) -> None:
+    """The metrics of a missing key have no sample; the others stay."""
+    run = run_of(2)
+    del run[name]
+    assert parsed(run)
+
+
+def test_a_node_without_a_key() -> None:
+    """A node without a name has no sample, and the metrics of services stay."""
+    run = run_of(2)
+    del run["nodes"][0]["name"]
+    assert "pod_agent_service_up" in parsed(run)

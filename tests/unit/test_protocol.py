@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.base.outcome import Kind, Outcome
 from agent.checks.finding import Finding, Level
@@ -194,6 +195,18 @@ def test_another_version_of_the_agent_is_refused_by_name(data: object, words: st
     said = protocol_mismatch(data, "this worker")
     assert words in said
     assert bool(said) == bool(words)
+
+
+def test_the_version_names_the_wire_format_of_facts() -> None:
+    """Version 3 sends taken ports as an object; an agent of version 2 is refused by a sentence."""
+    facts = replace(MACHINE, taken_ports={8265: "another Ray"})
+    sent = json.loads(
+        json.dumps(Report("agent1", "", "p", hello=Hello("pod1", 1, facts=facts)).to_dict())
+    )
+    assert sent["protocol"] == VERSION == 3
+    assert sent["hello"]["facts"]["taken_ports"] == {"8265": "another Ray"}
+    assert Report.from_dict(sent).hello == Hello("pod1", 1, facts=facts)
+    assert "version mismatch" in protocol_mismatch({**sent, "protocol": 2}, "this worker")
 
 
 @pytest.mark.parametrize("data", [None, [], "report", 7, True, [PROPER]])

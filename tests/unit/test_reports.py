@@ -93,7 +93,7 @@ def test_a_worker_of_a_later_head_is_not_heard(*, has_token: bool) -> None:
     assert (counter.later, len(counter.heard)) == ([3, 4] if has_token else [], 2)
 
 
-EVIL = '{"protocol":2,"id":"x","phase":"p","epoch":999999999999999,"hello":{"name":"evil"%s}}'
+EVIL = '{"protocol":3,"id":"x","phase":"p","epoch":999999999999999,"hello":{"name":"evil"%s}}'
 IN_RUN = ',"run_id":"run-1"'
 
 
