@@ -9,8 +9,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent import load
+from agent.base import times
 from agent.base.errors import AgentError, SettingsError
-from agent.record.background import FLUSH_LIMIT, finish_all
+from agent.record.background import finish_all
 from agent.record.log import say
 from agent.runtime import parent
 from agent.runtime.signals import exit_now, make_streams_safe, run_within
@@ -58,7 +59,7 @@ def _report_failure(code: int, print_error: Callable[[], None]) -> int:
             printed = True
 
     finish_all()  # earlier log lines come first
-    run_within(FLUSH_LIMIT, report)
+    run_within(times.FLUSH, report)
     if not printed:  # a normal exit would block on stderr, or end with 120
         exit_now(code)
     parent.send_exit_code(code)  # a slow disk may block one of our threads

@@ -1,8 +1,8 @@
 """Every timeout and interval in seconds, with why each has its value, and their order.
 
-Modules give them a short name where they use them. The defaults of AGENT_* settings, in
-settings/model.py, stand as comments where they belong; `RULES` has those that must be below others.
-The programs in bundled/ run without the agent and keep their own.
+The defaults of AGENT_* settings, in settings/model.py, stand as comments where they belong;
+`RULES` has those that must be below others. Modules use the names here; only what a test replaces
+has a second name in its module. The programs in bundled/ run without the agent and keep their own.
 """
 
 from __future__ import annotations

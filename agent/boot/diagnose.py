@@ -48,7 +48,6 @@ if TYPE_CHECKING:
 
 _TAIL = 256 << 10
 """Bytes read from the end of each log."""
-_SEARCH_LIMIT = times.CAUSE_SEARCH
 _FULL_BELOW = 1 << 20
 _EXPLAINED_KINDS = (Kind.JOB_FAILED, Kind.UNAVAILABLE, Kind.LOST)
 RAY_LOGS = (
@@ -72,7 +71,7 @@ async def explain_end(run: NodeRun, outcome: Outcome, remote_remedy: str = "") -
             return remedy
         return _full_disk(run.plan, outcome.kind, of_a_job=bool(remedy)) or remedy
 
-    remedy = run.redactor.clean(await in_thread(search, _SEARCH_LIMIT) or "")
+    remedy = run.redactor.clean(await in_thread(search, times.CAUSE_SEARCH) or "")
     if not remedy and outcome.kind is Kind.JOB_FAILED:
         remedy = remote_remedy
     if not remedy or remedy in outcome.remedy:

@@ -95,9 +95,6 @@ async def stop_job(
         say(f"{timeout}: SIGTERM sent to its driver itself ({pids})", "warning")
 
 
-_CHECKPOINT_LIMIT = times.CHECKPOINT_LISTING
-
-
 async def newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
     """Return the newest checkpoint after an attempt; attempt 0 means those of earlier heads."""
     job = run.plan.job
@@ -108,7 +105,7 @@ async def newest_checkpoint(run: NodeRun, attempt: int) -> CheckpointSeen:
 
 
 async def _find_checkpoint(job: Job, attempt: int) -> CheckpointSeen:
-    with anyio.move_on_after(_CHECKPOINT_LIMIT):
+    with anyio.move_on_after(times.CHECKPOINT_LISTING):
         held = await anyio.to_thread.run_sync(
             run_folder.read_checkpoints, job.checkpoints, abandon_on_cancel=True
         )
@@ -118,9 +115,6 @@ async def _find_checkpoint(job: Job, attempt: int) -> CheckpointSeen:
             attempt, step_of(held.newest), f"{job.checkpoints}/{path}" if path else ""
         )
     return CheckpointSeen(attempt)
-
-
-_DISK_LIMIT = times.CHECKPOINT_DISK
 
 
 class Submission(Value):
@@ -205,7 +199,7 @@ async def _checkpoints(
     """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
     held: checkpoints.FolderContents | None = None
     fault = "it does not answer"
-    with anyio.move_on_after(_DISK_LIMIT):
+    with anyio.move_on_after(times.CHECKPOINT_DISK):
         held = await anyio.to_thread.run_sync(
             run_folder.read_checkpoints, folder, abandon_on_cancel=True
         )

@@ -70,9 +70,6 @@ async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> No
 
 _PART = 256 << 10
 """Most bytes of a log in one reply."""
-_WAIT = times.LOG_LINES_AWAITED
-_STEP = times.LOG_POLL
-_DISK = times.LOG_DISK
 HEAD = "head"
 """Another name for the head's own node."""
 
@@ -114,14 +111,14 @@ class HeadLogs:
         was_over = self._is_over()
 
         async def more() -> tuple[bytes, int] | NotYet:
-            found = await in_thread(partial(_read_lines, path, after), _DISK)
+            found = await in_thread(partial(_read_lines, path, after), times.LOG_DISK)
             if found is None:
                 return NotYet()
             is_new = found[0] or after is None or self._is_over() != was_over
             return found if is_new else NotYet()
 
         try:
-            data, offset = await until(more, _WAIT, longest=_STEP)
+            data, offset = await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
         except TimedOutError:
             return LogPart("", after or 0, self._is_over())
         text = self._run.redactor.clean(data.decode(errors="replace"))
@@ -129,9 +126,10 @@ class HeadLogs:
 
     async def _read_remote(self, worker: Worker, name: str) -> LogPart | str:
         """Request a log's tail from a worker."""
-        text = await request_log(self._reports, worker.key, name, _WAIT)
+        text = await request_log(self._reports, worker.key, name, times.LOG_LINES_AWAITED)
         if text is None:
-            return f"{worker.name} sent no log {name!r} within {_WAIT:g} s: it may have none"
+            limit = f"{times.LOG_LINES_AWAITED:g} s"
+            return f"{worker.name} sent no log {name!r} within {limit}: it may have none"
         return LogPart(self._run.redactor.clean(f"{text.rstrip()}\n"), None)
 
 

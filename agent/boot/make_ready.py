@@ -178,7 +178,6 @@ _NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 _SPILLED = "ray_spilled_objects*"
 KEPT_SESSIONS = 3
 """Number of ended sessions whose logs are kept."""
-QUIET_PERIOD = times.SESSION_QUIET
 _MOST = 64
 _MOST_FILES = 10_000
 
@@ -201,7 +200,9 @@ class Removals(NamedTuple):
 
 def choose_removals(found: Iterable[Session], living: frozenset[str], now: float) -> Removals:
     """Choose what to remove: nothing of a session that a process uses or that changed recently."""
-    dead = [one for one in found if one.name not in living and one.changed + QUIET_PERIOD < now]
+    dead = [
+        one for one in found if one.name not in living and one.changed + times.SESSION_QUIET < now
+    ]
     names = [one.name for one in sorted(dead, key=lambda one: (-one.changed, one.name))]
     return Removals(tuple(names[KEPT_SESSIONS:][-_MOST:]), tuple(names[:KEPT_SESSIONS]))
 
@@ -254,8 +255,8 @@ def _changed(session: Path) -> float:
         logs = session / "logs"
         if logs.is_dir():
             with os.scandir(logs) as entries:
-                times = [one.stat().st_mtime for one in islice(entries, _MOST_FILES)]
-            newest = max([newest, *times])
+                changed = [one.stat().st_mtime for one in islice(entries, _MOST_FILES)]
+            newest = max([newest, *changed])
     except OSError:
         return time.time()
     return newest

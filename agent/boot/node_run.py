@@ -87,10 +87,6 @@ class NodeStats:
         return stats if stats.latencies or stats.steps or stats.known else None
 
 
-WRITE_LIMIT = times.DISK_AT_END
-_INTERVAL = times.NODE_CHECK
-
-
 def _warn(sentence: str) -> None:
     say(sentence, "warning")
 
@@ -211,7 +207,7 @@ class NodeRun:
             await self.best_effort("a look at disk and memory", look)
             return NotYet()
 
-        await until(turn, None, step=_INTERVAL, longest=_INTERVAL)
+        await until(turn, None, step=times.NODE_CHECK, longest=times.NODE_CHECK)
 
     def log_waits(self, waits: tuple[Wait, ...]) -> None:
         """Log the pending waits as they change."""
@@ -263,7 +259,7 @@ class NodeRun:
         if self.plan.on_done != "hold" or not outcome.holds_pod:
             return
         contents = (outcome, attempts, self.outages, self.bundle or "")
-        run_within(WRITE_LIMIT, partial(write_outcome, self.folder.path, *contents))
+        run_within(times.DISK_AT_END, partial(write_outcome, self.folder.path, *contents))
         say(outcome.sentence())
         say("holding the pod, which would be started again: stop it when you have what you need")
         while not isinstance(await next_event(), StopAsked):
@@ -280,14 +276,11 @@ async def stop_ray(child: Child, grace: float) -> None:
     await child.stop(grace, leader_ends_group=True)
 
 
-_KILL_LIMIT = times.LEFTOVERS_KILLED
-
-
 async def end_attempt(attempt: Attempt, ray: Child | None, grace: float) -> str:
     """Stop an attempt's Ray and kill leftovers; return the evidence of those that remain."""
     if ray is not None:
         await stop_ray(ray, grace)
-    return await kill_leftovers(f"attempt {attempt.number}", _KILL_LIMIT)
+    return await kill_leftovers(f"attempt {attempt.number}", times.LEFTOVERS_KILLED)
 
 
 async def kill_leftovers(whose: str, limit: float | None) -> str:

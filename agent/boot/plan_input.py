@@ -243,9 +243,6 @@ def _shrink_remedy(limit: int) -> str:
     )
 
 
-_DISK_LIMIT = times.START_DISK
-
-
 def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     """Add the facts that the chosen recipe needs: framework, checkpoint disk, model size."""
     settings = loaded.settings
@@ -266,9 +263,9 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
 
 
 def _read_in_time(read: Callable[[], T]) -> T | None:
-    """Read from a disk; None if it takes longer than `_DISK_LIMIT`."""
+    """Read from a disk; None if it takes longer than `times.START_DISK`."""
     found: list[T] = []
-    run_within(_DISK_LIMIT, lambda: found.append(read()))
+    run_within(times.START_DISK, lambda: found.append(read()))
     return found[0] if found else None
 
 
@@ -286,9 +283,6 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
         why, level = why_not_resumable(held, ours), Level.WARN
     remedy = ends.CHECKPOINTS_REFUSED.remedy
     return (Finding(CHECKPOINTS, level, f"{job.checkpoints}: {why}", remedy),) if why else ()
-
-
-_LOOKUP_LIMIT = times.START_LOOKUP
 
 
 def plan_from_environment(
@@ -395,11 +389,11 @@ def _with_own_name(facts: Facts, topology: Topology) -> Facts:
         return facts
     if not facts.is_own_name(host) or len(facts.addresses()) < 2:
         return facts
-    return replace(facts, known_names={host: lookup_briefly(host, _LOOKUP_LIMIT)})
+    return replace(facts, known_names={host: lookup_briefly(host, times.START_LOOKUP)})
 
 
 def _look_up_head(settings: Settings) -> dict[str, tuple[str, ...]]:
     """Resolve AGENT_HEAD if it is a name: its address decides the role."""
     if settings.head is None or is_ip(settings.head):
         return {}
-    return {settings.head: lookup_briefly(settings.head, _LOOKUP_LIMIT)}
+    return {settings.head: lookup_briefly(settings.head, times.START_LOOKUP)}

@@ -25,7 +25,6 @@ from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
-from agent.plan.waits import PREFLIGHT_LIMIT, PROBE_LIMIT
 from agent.record.bundle import last_lines
 from agent.record.log import say
 from agent.runtime.probes import port_answers, reward_answers
@@ -44,8 +43,6 @@ if TYPE_CHECKING:
     from agent.work.where import Placeholders
 
 
-_KILLED_AFTER = times.ALL_REDUCE_KILLED
-_STOP = times.ALL_REDUCE_STOP
 _NO_OUTPUT = "its ranks ended without output"
 
 
@@ -61,11 +58,11 @@ async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) ->
     env = environment.for_service(full, plan.settings)
     child = await run.start(process.name, argv, env, process.log)
     try:
-        with anyio.move_on_after(PREFLIGHT_LIMIT + _KILLED_AFTER):
+        with anyio.move_on_after(times.ALL_REDUCE + times.ALL_REDUCE_KILLED):
             await child.wait()
     finally:
         with anyio.CancelScope(shield=True):
-            await child.stop(_STOP, leader_ends_group=True)
+            await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
         run.record_child_end(child)
     words = await in_thread(partial(_text_of, out)) or ""
     if plan.topology.is_head and words:
@@ -95,15 +92,12 @@ def _ended_well(words: str) -> bool:
     return isinstance(result, dict) and not any(result.get("codes", [1]))
 
 
-_REACH_LIMIT = times.RAYLET_REACHED
 _TRIES = 3
-_PER_TRY = times.REACH_TRY
 _AT_ONCE = 64
 _SAMPLES = 3
 _PAUSE = times.SAMPLE_PAUSE
 _STEADY = 1.25
 """A slow link is equally slow each time; samples that differ more show a busy machine."""
-_SAMPLES_WITHIN = times.SAMPLE_TRIES
 
 
 class Prober:
@@ -166,7 +160,7 @@ class Prober:
         if not url or spec is None:
             return Answer(SCORE, at, "this node's settings name no reward server")
         if isinstance(spec.ready, ScoringProbe):
-            evidence = await reward_answers(url, PROBE_LIMIT - 1)
+            evidence = await reward_answers(url, times.NODE_PROBE - 1)
         else:  # its request format is not known
             split = urlsplit(url)
             evidence = await port_answers(split.hostname or "", split.port or 80)
@@ -174,27 +168,27 @@ class Prober:
 
     async def _reach(self, at: str) -> Answer:
         """Connect to another node's raylet and object manager; return the shortest time."""
-        ports, best = self._plan.ports, _REACH_LIMIT
+        ports, best = self._plan.ports, times.RAYLET_REACHED
 
         async def check() -> bool | NotYet:
             nonlocal best
             for port in (ports.object_manager, *[ports.node_manager] * _TRIES):
                 began = time.monotonic()
-                evidence = await port_answers(at, port, _PER_TRY)
+                evidence = await port_answers(at, port, times.REACH_TRY)
                 if evidence:
                     return NotYet(evidence)
                 best = min(best, time.monotonic() - began)
             return True
 
         try:
-            await until(check, _REACH_LIMIT)
+            await until(check, times.RAYLET_REACHED)
         except TimedOutError as error:
             return Answer(REACH, at, error.evidence)
         return Answer(REACH, at, "", best)
 
     async def _sample(self, at: str, place: Placeholders) -> Answer:
         """Download some MB from another node's agent; repeat while the link looks slow."""
-        ip, until, best = at or place.head_ip, anyio.current_time() + _SAMPLES_WITHIN, (0, 0.0)
+        ip, until, best = at or place.head_ip, anyio.current_time() + times.SAMPLE_TRIES, (0, 0.0)
         before = 0.0
         for number in range(_SAMPLES):
             if number:

@@ -17,7 +17,7 @@ from agent.base.outcome import Outcome
 from agent.boot import head_start, plan_input
 from agent.boot.head_start import PendingSignals
 from agent.boot.make_ready import find_resumed_run, find_surviving_processes
-from agent.boot.node_run import WRITE_LIMIT, NodeRun
+from agent.boot.node_run import NodeRun
 from agent.boot.run_keeper import RunKeeper
 from agent.checks.finding import Level
 from agent.node.limits import process_limit_error
@@ -78,9 +78,6 @@ async def _hold_until_stopped(outcome: Outcome) -> None:
         tasks.cancel_scope.cancel()
 
 
-_DISK_LIMIT = times.RUN_FOLDER_DISK
-
-
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
     try:
@@ -133,7 +130,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         outcome, attempts = _run_role(node_run, None), ()
     contents = (outcome, attempts, node_run.outages, node_run.bundle or "")
     write = partial(write_outcome, folder.path, *contents)
-    if not run_within(WRITE_LIMIT, write):
+    if not run_within(times.DISK_AT_END, write):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
     return outcome
@@ -147,10 +144,10 @@ def _refuse_a_stalled_disk(root: Path) -> None:
             root.mkdir(parents=True, exist_ok=True)
             os.utime(root)
 
-    if not run_within(_DISK_LIMIT, make):
+    if not run_within(times.RUN_FOLDER_DISK, make):
         raise PreflightError(
             f"AGENT_LOG_DIR={root} does not answer",
-            why=f"a write to its disk takes longer than {_DISK_LIMIT:g} s",
+            why=f"a write to its disk takes longer than {times.RUN_FOLDER_DISK:g} s",
             remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
             culprit="AGENT_LOG_DIR",
         )

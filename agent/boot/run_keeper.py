@@ -89,9 +89,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
     )
 
 
-_INTERVAL = times.RUN_RECORD_CHECK
-
-
 async def watch_for_later_head(
     run: NodeRun, keeper: RunKeeper, send: Callable[[LaterHead], None]
 ) -> None:
@@ -106,7 +103,8 @@ async def watch_for_later_head(
 
     send(
         LaterHead(
-            await until(look, None, step=_INTERVAL, longest=_INTERVAL), "run.json has its epoch"
+            await until(look, None, step=times.RUN_RECORD_CHECK, longest=times.RUN_RECORD_CHECK),
+            "run.json has its epoch",
         )
     )
 

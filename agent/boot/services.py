@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     ServiceEvent = ServiceReady | ServiceWaits | ServiceGone
 
 
-_PROGRESS_INTERVAL = times.STEP_PROGRESS
 _LONGEST_LINE = 200
 
 
@@ -115,8 +114,8 @@ class PrepareSteps:
         await until(
             read_line,
             None,
-            step=_PROGRESS_INTERVAL,
-            longest=_PROGRESS_INTERVAL,
+            step=times.STEP_PROGRESS,
+            longest=times.STEP_PROGRESS,
             on_evidence=log,
         )
 
@@ -130,10 +129,6 @@ def _mark(marker: Path, name: str) -> None:
         new.replace(marker)
     except OSError as error:
         say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
-
-
-_FIRST_LIMIT = times.SERVICE_FIRST_PROBE
-_GRACE = times.SERVICE_GRACE
 
 
 class Services:
@@ -167,7 +162,7 @@ class Services:
         async def probe_until_dead() -> None:
             nonlocal dead
             dead = await self._probe(spec, placeholders, generation, partial(cpu_of, child.pid))
-            await child.stop(_GRACE)
+            await child.stop(times.SERVICE_GRACE)
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(probe_until_dead)
@@ -201,7 +196,7 @@ class Services:
             return evidence
 
         async def check() -> bool | NotYet:
-            evidence = await probe_once(_FIRST_LIMIT)
+            evidence = await probe_once(times.SERVICE_FIRST_PROBE)
             return NotYet(evidence) if evidence else True
 
         def send(evidence: str) -> None:

@@ -102,10 +102,6 @@ def log_stacks(node: str, text: str, where: str) -> None:
         say(f"stacks of {node}: {line}")
 
 
-_BUSY_LIMIT = times.STALL_BUSY
-_STACKS_LIMIT = times.STALL_STACKS
-_TASKS_LIMIT = times.STALL_TASKS
-_DISK_LIMIT = times.STALL_DISK
 _MOST_IDLE_NODES = 8
 """Most nodes whose stacks are logged; the file has all."""
 _REMEDY = (
@@ -162,14 +158,14 @@ class StallWatch:
 
     async def _check_nodes(self, quiet: Quiet, state: HeadState) -> Quiet:
         """Check all nodes, then Ray's tasks, for work; report a job that shows neither."""
-        answers = await self._ask_all(BUSY, _BUSY_LIMIT, state)
+        answers = await self._ask_all(BUSY, times.STALL_BUSY, state)
         if any(answer != IDLE for answer in answers.values()):
             return quiet.with_work_at(self._run.now())
         quiet = quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
         if not quiet.is_stalled(self._limit, self._run.now()):
             return quiet
         if isinstance(self._link, RayLink):
-            finished = await self._link.last_finished(_TASKS_LIMIT)
+            finished = await self._link.last_finished(times.STALL_TASKS)
             if finished is not None:
                 quiet = quiet.with_work_at(self._run.now() - (time.time() - finished))
         if not quiet.is_stalled(self._limit, self._run.now()) or not self._is_still_quiet(quiet):
@@ -192,12 +188,12 @@ class StallWatch:
         signs = listed(_signs(self._run, state, by_ray=isinstance(self._link, RayLink)))
         what = f"the job shows no sign of work for {long}: {signs}"
         say(f"{what} (AGENT_STALL): looking where it is", "warning")
-        stacks = await self._ask_all(STACKS, _STACKS_LIMIT, state)
+        stacks = await self._ask_all(STACKS, times.STALL_STACKS, state)
         path = self._run.folder.file(f"stacks-{quiet.attempt}.log")
         for name, text in [*stacks.items()][:_MOST_IDLE_NODES]:
             log_stacks(name, text, f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
-        fault = await in_thread(lambda: _write(path.write_text, whole), _DISK_LIMIT)
+        fault = await in_thread(lambda: _write(path.write_text, whole), times.STALL_DISK)
         where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
         finding = Finding("stall", Level.WARN, f"{what}{'' if fault else where}", _REMEDY)
         self._status.stalls = (*self._status.stalls, finding)

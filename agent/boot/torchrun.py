@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 
 LOG = JOB_LOG
-_DISK_LIMIT = times.SHARE_DISK
 _LONGEST_END = 1 << 20
 """Bytes of the output's end that are searched for torchrun's failure report."""
 
@@ -144,7 +143,7 @@ class LocalShare:
         text = await self._read_output()
         errors_text = await in_thread(partial(_text_of, errors)) or ""
         # Its findings are sent with the end, or before.
-        await anyio.to_thread.run_sync(output.finish, _DISK_LIMIT)
+        await anyio.to_thread.run_sync(output.finish, times.SHARE_DISK)
         failure = None if code == 0 else first_failure(text, _time_of_day())
         if failure is not None:
             end = ShareEnd(
@@ -175,9 +174,9 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
         return size_of(log)
 
     async def look_in_time() -> int:
-        size = await in_thread(look, _DISK_LIMIT)
+        size = await in_thread(look, times.SHARE_DISK)
         if size is None:
-            problem = f"{run.folder.path} does not answer within {_DISK_LIMIT:g} s"
+            problem = f"{run.folder.path} does not answer within {times.SHARE_DISK:g} s"
             raise TimeoutError(f"{problem}. Output of an earlier attempt may be repeated")
         return size
 

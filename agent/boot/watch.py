@@ -11,7 +11,6 @@ from agent.base import times
 from agent.base.text import in_url
 from agent.decisions.head import state as h
 from agent.decisions.head.state import NodesAsked, WorkerSilent
-from agent.plan.waits import ASK_LIMIT
 from agent.record.log import say
 from agent.runtime.probes import first_answer, port_answers, reply_evidence
 from agent.runtime.ray_watch import RayParts, watch_helpers
@@ -84,10 +83,6 @@ async def watch_ray(
     return h.RayGone(await parts.end_sentence(code), run.memory.recent())
 
 
-_RETURNS_WITHIN = times.RECONNECT
-_PROBE = times.PROBE_OF_SILENT
-_BEYOND = times.PROBE_EVIDENCE
-_EVERY = times.PROBE_INTERVAL
 _AT_ONCE = 128
 """Concurrent probes: if the head is cut off, all workers become silent together."""
 
@@ -111,7 +106,7 @@ class SilenceWatch:
                 tasks.start_soon(self._on_broken_off, key)
 
     async def _on_broken_off(self, key: str) -> None:
-        if not await self._reports.reports_again(key, _RETURNS_WITHIN):
+        if not await self._reports.reports_again(key, times.RECONNECT):
             await self._probe_worker(key)
 
     async def _watch_overdue(self) -> None:
@@ -121,7 +116,7 @@ class SilenceWatch:
                     tasks.start_soon(self._probe_worker, key)
             return NotYet()
 
-        await until(probe_overdue, None, step=_EVERY, longest=_EVERY)
+        await until(probe_overdue, None, step=times.PROBE_INTERVAL, longest=times.PROBE_INTERVAL)
 
     async def _probe_worker(self, key: str) -> None:
         """Probe an agent and the Ray beside it; send an event if the agent does not answer."""
@@ -129,15 +124,16 @@ class SilenceWatch:
         if ip is None:
             return
         found = {"agent": "", "ray": ""}
+        limit = times.PROBE_OF_SILENT + times.PROBE_EVIDENCE
 
         async def agent() -> None:
             url = f"http://{in_url(ip)}:{self._ports.agent}/livez"
-            asked = partial(reply_evidence, url, None, "", _PROBE + _BEYOND)
-            found["agent"] = await first_answer(asked, _PROBE)
+            asked = partial(reply_evidence, url, None, "", limit)
+            found["agent"] = await first_answer(asked, times.PROBE_OF_SILENT)
 
         async def ray() -> None:
-            asked = partial(port_answers, ip, self._ports.node_manager, _PROBE + _BEYOND)
-            found["ray"] = await first_answer(asked, _PROBE)
+            asked = partial(port_answers, ip, self._ports.node_manager, limit)
+            found["ray"] = await first_answer(asked, times.PROBE_OF_SILENT)
 
         async with self._limiter, anyio.create_task_group() as tasks:
             tasks.start_soon(agent)
@@ -147,7 +143,6 @@ class SilenceWatch:
 
 
 _NODES_AT_ONCE = 256
-_PER_NODE = times.PER_NODE_ASKED
 
 
 async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], None]) -> None:
@@ -165,11 +160,11 @@ async def find_silent_nodes(fleet: Fleet) -> dict[str, str]:
 
     async def probe_port(ip: str, name: str, port: int) -> None:
         async with limiter:
-            evidence = await port_answers(ip, port, _PER_NODE)
+            evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
         if evidence:
             found[name] = f"its Ray does not answer, {evidence}"
 
-    with anyio.move_on_after(ASK_LIMIT):
+    with anyio.move_on_after(times.NODES_ASKED):
         async with anyio.create_task_group() as tasks:
             for ip, name in fleet.alive.items():
                 for port in fleet.raylet_ports.get(ip, ()):

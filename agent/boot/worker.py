@@ -149,10 +149,6 @@ def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
     return fingerprint(argv, TORCHRUN, recipe, clean)
 
 
-_GOODBYE_LIMIT = times.GOODBYE
-_AWAITED_GOODBYE_LIMIT = times.AWAITED_GOODBYE
-
-
 class WorkerAgent:
     """One run of a worker."""
 
@@ -470,7 +466,7 @@ class WorkerAgent:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(
                 link.send_goodbye,
-                _AWAITED_GOODBYE_LIMIT if leave.must_report else _GOODBYE_LIMIT,
+                times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE,
             )
             tasks.start_soon(self._services.stop, budget.services)
             if self._ray is not None:

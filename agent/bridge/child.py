@@ -26,16 +26,6 @@ from agent.runtime.keepalive import repeat, set_keepalive
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-_HEARTBEAT = times.BRIDGE_HEARTBEAT
-_NODES_STEP = times.NODES_POLL
-_NODES_STEP_WITH_JOB = times.NODES_POLL_WITH_JOB
-_JOB_STEP = times.JOB_POLL
-_OUTPUT_STEP = times.JOB_OUTPUT_POLL
-_GCS_STEP = times.GCS_POLL
-_DASHBOARD_SILENT_AFTER = times.DASHBOARD_SILENT
-_DEAD_PEER_LIMIT = times.RAY_CONNECTION_DEAD
-_OUTPUT_COPY_LIMIT = times.JOB_OUTPUT_COPIED
-
 
 class Bridge:
     """Watches Ray's nodes and one job, and sends an event for every change."""
@@ -95,7 +85,7 @@ class Bridge:
                 break
         known = None
         source: GcsNodes | None = None
-        step = _NODES_STEP
+        step = times.NODES_POLL
         while not self._stop.wait(step):
             try:
                 source = source or GcsNodes(self._gcs)
@@ -109,7 +99,7 @@ class Bridge:
             if nodes != known:
                 known = nodes
                 self._send(event="nodes", nodes=nodes)
-            step = _NODES_STEP_WITH_JOB if self._submitted else _NODES_STEP
+            step = times.NODES_POLL_WITH_JOB if self._submitted else times.NODES_POLL
 
     def _warm_up(self) -> None:
         """Call the dashboard while the head waits for workers: its first answer is the slowest."""
@@ -188,7 +178,7 @@ class Bridge:
     def _copy_to(self, copy: ResumableCopy, job_id: str) -> None:
         """Follow the log stream until the job's end, and resume it when it drops."""
         assert self._jobs is not None  # noqa: S101 - it was used to submit
-        for _ in repeat(self._stop, _OUTPUT_STEP):
+        for _ in repeat(self._stop, times.JOB_OUTPUT_POLL):
             copy.restart()
             try:
                 self._jobs.follow_output(job_id, copy.write)
@@ -202,7 +192,7 @@ class Bridge:
         assert self._jobs is not None  # noqa: S101 - it was used to submit
         sent: dict[str, object] = {}
         sent_at = 0.0
-        for _ in repeat(self._stop, _JOB_STEP):
+        for _ in repeat(self._stop, times.JOB_POLL):
             try:
                 report = self._jobs.report(job_id)
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
@@ -212,8 +202,8 @@ class Bridge:
             if report["ended"]:
                 self._ended.add(job_id)
             if report["ended"] and copying is not None:
-                copying.join(_OUTPUT_COPY_LIMIT)  # the end of the run ends the copy
-            if report != sent or time.monotonic() >= sent_at + _HEARTBEAT:
+                copying.join(times.JOB_OUTPUT_COPIED)  # the end of the run ends the copy
+            if report != sent or time.monotonic() >= sent_at + times.BRIDGE_HEARTBEAT:
                 sent, sent_at = report, time.monotonic()
                 self._send(event="job", id=job_id, **report)
             if report["ended"]:
@@ -222,10 +212,10 @@ class Bridge:
     def _follow_in_gcs(self, job_id: str) -> None:
         """Follow a job in GCS while the dashboard does not answer; the job runs without it."""
         source: GcsJobs | None = None
-        for _ in repeat(self._stop, _GCS_STEP):
+        for _ in repeat(self._stop, times.GCS_POLL):
             if job_id in self._ended:
                 return
-            if time.monotonic() < self._last_answer[job_id] + _DASHBOARD_SILENT_AFTER:
+            if time.monotonic() < self._last_answer[job_id] + times.DASHBOARD_SILENT:
                 continue
             try:
                 source = source or GcsJobs(self._gcs)
@@ -309,7 +299,7 @@ def enable_keepalive(event: str, arguments: tuple[Any, ...]) -> None:
     """Audit hook: set keepalive on each connection that Ray's libraries open."""
     if event == "socket.connect" and arguments[0].family in {socket.AF_INET, socket.AF_INET6}:
         with suppress(OSError):  # not TCP
-            set_keepalive(arguments[0], _DEAD_PEER_LIMIT)
+            set_keepalive(arguments[0], times.RAY_CONNECTION_DEAD)
 
 
 def main(argv: list[str]) -> int:

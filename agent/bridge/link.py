@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
 
-_PAUSE = times.BRIDGE_PAUSE
-_MAX_PAUSE = times.LONGEST_BRIDGE_PAUSE
-
 
 class RayLink:
     """Sends commands to the bridge and emits events of Ray's nodes and the job."""
@@ -67,7 +64,7 @@ class RayLink:
                 self._emit(
                     h.HeadRaySilent(f"the ray bridge ended, {await self._child.end_sentence(code)}")
                 )
-                await anyio.sleep(_PAUSE)  # no busy loop where it exits at once
+                await anyio.sleep(times.BRIDGE_PAUSE)  # no busy loop where it exits at once
         finally:
             if self._child is not None:
                 with anyio.CancelScope(shield=True):
@@ -78,7 +75,7 @@ class RayLink:
 
         The deadlines of the head's waits end this.
         """
-        pause = _PAUSE
+        pause = times.BRIDGE_PAUSE
         while True:
             try:
                 return await Child.start_piped("ray bridge", self._argv, self._env, self._log)
@@ -86,11 +83,11 @@ class RayLink:
                 why = error.sentence()
             except OSError as error:
                 why = f"the ray bridge could not be started: {error.strerror}"
-            if pause == _PAUSE:
+            if pause == times.BRIDGE_PAUSE:
                 say(f"{why}. It is tried again", "warning")
             self._emit(h.HeadRaySilent(why))
             await anyio.sleep(pause)
-            pause = min(2 * pause, _MAX_PAUSE)
+            pause = min(2 * pause, times.LONGEST_BRIDGE_PAUSE)
 
     async def submit(
         self,

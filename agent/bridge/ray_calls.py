@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 
-_RPC_LIMIT = times.GCS_CALL
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20
@@ -42,7 +41,7 @@ class GcsNodes:
 
     def list(self) -> list[dict[str, object]]:
         """Return all nodes in GCS, dead ones included."""
-        found = self._client.get_all_node_info(timeout=_RPC_LIMIT)
+        found = self._client.get_all_node_info(timeout=times.GCS_CALL)
         return [
             {
                 "id": node_id.hex(),
@@ -135,7 +134,7 @@ class GcsJobs:
     def report(self, job_id: str) -> dict[str, object] | None:
         """Return the job's state in GCS; None if it has none."""
         key = f"_ray_internal_job_info_{job_id}".encode()
-        found = self._client.internal_kv_get(key, b"job", timeout=_RPC_LIMIT)
+        found = self._client.internal_kv_get(key, b"job", timeout=times.GCS_CALL)
         if not found:
             return None
         info = json.loads(found)

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     Nodes = Sequence[tuple[str, Facts]]
     """Name and facts of each node, the head's first."""
 
-MAX_CLOCK_DIFFERENCE = times.CLOCKS_DIFFER
 _LONGEST_VALUE = 80
 _ABSENT = "not installed"
 _UNSET = "not set"
@@ -135,7 +134,7 @@ def _clocks(nodes: Nodes) -> Iterator[Finding]:
     differences = [
         f"{abs(round(ahead))} s {'ahead of' if ahead > 0 else 'behind'} the head's on {name}"
         for name, ahead in off.items()
-        if abs(ahead) > MAX_CLOCK_DIFFERENCE
+        if abs(ahead) > times.CLOCKS_DIFFER
     ]
     if differences:
         remedy = "Set the clocks of these machines (chrony, ntp): timestamps are wrong otherwise"

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
-REQUEST_LIMIT = times.ONE_REQUEST
 MAX_BODY = 16 << 20
 """The status of 5,000 nodes fits."""
 _CHUNK = 1 << 20
@@ -37,8 +36,6 @@ UNKNOWN_FORMAT_ERRORS = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a status of another version."""
 OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
 _NOT_AN_AGENT = "whatever listens there is no agent"
-POLL_INTERVAL = times.STATUS_POLL
-_STREAM_TIMEOUT = times.STREAM_SILENT
 _DATA_PREFIX = b"data: "
 
 
@@ -51,7 +48,7 @@ class HttpAnswer(NamedTuple):
 
 
 def ask(
-    url: str, token: str | None = None, limit: float = REQUEST_LIMIT, *, post: bool = False
+    url: str, token: str | None = None, limit: float = times.ONE_REQUEST, *, post: bool = False
 ) -> HttpAnswer:
     """Send one request; `limit` is its total time in seconds."""
     found: list[HttpAnswer] = []
@@ -230,20 +227,20 @@ def follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | NoStatus
         except _NoStreamError:
             streams = False
         except (OSError, ValueError) as error:
-            yield NoStatus(_error_text(error, _STREAM_TIMEOUT))
+            yield NoStatus(_error_text(error, times.STREAM_SILENT))
         status, why = status_at(head.where, head.settings)
         if status is None:
             streams = True  # the head may be restarted with another key
             yield NoStatus(why)
         else:
             yield status
-        time.sleep(POLL_INTERVAL)  # for a person only; nothing waits on it
+        time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
 
 
 def _stream(head: FoundHead, log_root: Path) -> Iterator[Status]:
     """Yield the statuses of a stream until it ends."""
     for key in local_keys(head.settings, log_root):
-        with _request("GET", f"http://{head.where}/events", key, _STREAM_TIMEOUT) as reply:
+        with _request("GET", f"http://{head.where}/events", key, times.STREAM_SILENT) as reply:
             if reply.status_code == 200:
                 yield from _statuses(reply)
                 return

@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.base.text import escaped, in_url
 from agent.control.protocol import (
-    MAX_HOLD,
     REPORT_PATH,
     Hello,
     Reply,
@@ -23,7 +22,6 @@ from agent.control.protocol import (
     UnreadableError,
     protocol_mismatch,
 )
-from agent.control.sockets import DEAD_WITHIN
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
 from agent.runtime.dns import NoDnsAnswer, resolve
@@ -36,10 +34,7 @@ if TYPE_CHECKING:
 
     from aiohttp.connector import Connection
 
-_STEP = times.CONNECT_PAUSE
-_MAX_STEP = times.LONGEST_CONNECT_PAUSE
 _MAX_ANSWER_BYTES = 1 << 20
-_REPORT_MARGIN = times.REPORT_MARGIN
 _BARE_AFTER = 2
 """Checks that must find GCS open and no agent, before the head counts as plain Ray."""
 
@@ -56,7 +51,7 @@ class KeepaliveConnector(aiohttp.TCPConnector):
         transport = connection.transport
         made = None if transport is None else transport.get_extra_info("socket")
         if made is not None:
-            set_keepalive(made, DEAD_WITHIN)
+            set_keepalive(made, times.PEER_DEAD)
         return connection
 
 
@@ -120,7 +115,7 @@ class HeadLink:
 
     async def run(self) -> None:
         """Send reports and handle replies until cancelled."""
-        timeout = aiohttp.ClientTimeout(total=MAX_HOLD + _REPORT_MARGIN, connect=3)
+        timeout = aiohttp.ClientTimeout(total=times.REPLY_HELD + times.REPORT_MARGIN, connect=3)
         session = aiohttp.ClientSession(
             timeout=timeout, headers=self._headers, connector=KeepaliveConnector()
         )
@@ -131,17 +126,17 @@ class HeadLink:
             await self._follow(session, tasks)
 
     async def _follow(self, session: aiohttp.ClientSession, tasks: anyio.abc.TaskGroup) -> None:
-        step = _STEP
+        step = times.CONNECT_PAUSE
         while True:
             former, epoch = self._followed_ip, self._epoch
             if await self._report_once(session) and not self._is_unknown:
-                step = _STEP
+                step = times.CONNECT_PAUSE
                 if former not in ("", self._followed_ip) and self._epoch > epoch:
                     tasks.start_soon(self._report_to_former_head, session, former)
                 continue
             with anyio.move_on_after(step):  # a change on this node is reported at once
                 await self._changed.wait()
-            step = min(step * 1.5, _MAX_STEP)
+            step = min(step * 1.5, times.LONGEST_CONNECT_PAUSE)
 
     async def _report_to_former_head(self, session: aiohttp.ClientSession, ip: str) -> None:
         """Report the later head's epoch to the head followed before, if it still runs.
@@ -186,7 +181,7 @@ class HeadLink:
         """Send one report and handle the reply; `report_now` cancels the wait for it."""
         self._changed = anyio.Event()
         self._last_report = report = self._next_report(ip)
-        hold = MAX_HOLD if self._news >= 0 else 0.0
+        hold = times.REPLY_HELD if self._news >= 0 else 0.0
         failure: _NoReply | None = None  # also where the wait was cancelled
         async with anyio.create_task_group() as group:
 
@@ -304,7 +299,7 @@ class HeadLink:
                 return True if failure is None else NotYet(failure.evidence)
 
             with anyio.move_on_after(limit):
-                self.goodbye_delivered = await until(delivered, None, step=_STEP)
+                self.goodbye_delivered = await until(delivered, None, step=times.CONNECT_PAUSE)
 
     def _emit_silence(self, evidence: str) -> None:
         now = time.monotonic()

@@ -33,7 +33,6 @@ address, and none of them is trusted before its first report is read.
 """
 _ACCEPTED_PER_TURN = 16
 """Connections accepted in one turn of the loop, before any of them is counted."""
-_WARNING_EVERY = times.FULL_WARNING
 
 
 class _Peer(NamedTuple):
@@ -106,7 +105,7 @@ class Connections:
     def _warn(self, ip: str, why: str) -> None:
         now = asyncio.get_running_loop().time()
         if now >= self._next_warning:
-            self._next_warning = now + _WARNING_EVERY
+            self._next_warning = now + times.FULL_WARNING
             say(f"the agent's port closes connections from {ip}: {why}", "warning")
 
 

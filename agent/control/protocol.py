@@ -49,7 +49,6 @@ V = TypeVar("V", bound=Value)
 VERSION = 3
 """The protocol's version; agents of different versions refuse each other."""
 REPORT_PATH = "/report"
-MAX_HOLD = times.REPLY_HELD
 MAX_REPORT_BYTES = 1 << 18
 """A goodbye carries the ends of all logs."""
 MAX_HELLO_CHARACTERS = 48 << 10
@@ -247,7 +246,7 @@ class Report(Value):
     obeyed_by: str = ""
     news: Annotated[int, Meta(ge=-1, le=2**53)] = -1
     """The number of the last reply received."""
-    hold: Annotated[float, Meta(ge=0, le=MAX_HOLD)] = 0.0
+    hold: Annotated[float, Meta(ge=0, le=times.REPLY_HELD)] = 0.0
     hello: Hello | None = None
     bye: Bye | None = None
     alone: bool = False

@@ -32,8 +32,6 @@ _CHECK_EVERY = 32
 """Agents between two searches for departed ones, which look at all agents."""
 
 HELD_PHASE = "held"
-_RUN_DECISION_LIMIT = times.RUN_DECIDED
-_SILENT_AFTER = times.AGENT_SILENT
 _MAX_CLOCK_AHEAD_MS = 24 * 3600 * 1000
 """How far a later head's clock, and so its epoch, may be ahead of this one's."""
 
@@ -289,7 +287,7 @@ class Reports:
 
     def overdue(self) -> list[str]:
         """Return the agents whose report is overdue and that are not marked silent."""
-        latest = self._clock() - _SILENT_AFTER
+        latest = self._clock() - times.AGENT_SILENT
         return [
             key
             for key, one in self._agents.items()
@@ -320,7 +318,7 @@ class Reports:
             self._run_decided = anyio.Event()
         decided = self._run_decided
         if self._on_recalled_run(hello, epoch):
-            with anyio.move_on_after(_RUN_DECISION_LIMIT):
+            with anyio.move_on_after(times.RUN_DECIDED):
                 await decided.wait()
 
     def run_decided(self) -> None:
@@ -378,7 +376,7 @@ class Reports:
 
     def _departed(self) -> dict[str, float]:
         """Return the last reports' times of agents that left, were refused or are silent."""
-        silent = self._clock() - _SILENT_AFTER
+        silent = self._clock() - times.AGENT_SILENT
         agents = ((key, one) for key, one in self._agents.items() if not one.waiting)
         return {
             key: one.last_report
@@ -426,7 +424,7 @@ class Reports:
         agent.sequence = report.sequence
         agent.reported.set()
         agent.reported = anyio.Event()
-        self._replace_others(report.id, agent.hello, _SILENT_AFTER)
+        self._replace_others(report.id, agent.hello, times.AGENT_SILENT)
         self._emit(WorkerReported(_worker(agent, report, agent.last_report)))
         while self._replaced:  # after the later one's report: its node may never have left
             self._emit(WorkerReplaced(self._replaced.pop()))

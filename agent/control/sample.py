@@ -27,13 +27,10 @@ PATH = "/sample"
 RUN_PARAMETER = "run"
 MAX_BYTES = 8 << 20
 """The most bytes sent in one measurement."""
-MAX_SECONDS = times.SAMPLE_LENGTH
 _MIN_BYTES = 2 << 20
 _FAST_BITS_PER_SECOND = 6e8
 """A link that reaches this rate is not slow; its measurement ends early."""
 _CHUNK = 1 << 16
-_QUEUE_LIMIT = times.SAMPLE_QUEUE
-_CONNECT_LIMIT = times.SAMPLE_CONNECT
 
 
 SampleResult = tuple[int, float]
@@ -54,14 +51,14 @@ class SampleServer:
         if not own or request.query.get(RUN_PARAMETER) != own:
             return web.json_response({"error": "this node belongs to another run"}, status=409)
         try:
-            with anyio.fail_after(_QUEUE_LIMIT):
+            with anyio.fail_after(times.SAMPLE_QUEUE):
                 await self._lock.acquire()
         except TimeoutError:
             return web.json_response({"error": "others measure already"}, status=503)
         try:
             answer = web.StreamResponse(headers={"Content-Type": "application/octet-stream"})
             answer.force_close()
-            with suppress(ConnectionError), anyio.move_on_after(MAX_SECONDS * 2) as limit:
+            with suppress(ConnectionError), anyio.move_on_after(times.SAMPLE_LENGTH * 2) as limit:
                 await answer.prepare(request)
                 for _ in range(MAX_BYTES // _CHUNK):
                     await answer.write(self._bytes)
@@ -77,7 +74,7 @@ async def download_sample(
 ) -> SampleResult | str:
     """Download from a node; return bytes and seconds, or a sentence why it failed."""
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    timeout = aiohttp.ClientTimeout(total=limit, connect=_CONNECT_LIMIT)
+    timeout = aiohttp.ClientTimeout(total=limit, connect=times.SAMPLE_CONNECT)
     at = f"{in_url(ip)}:{port}"
     try:
         async with (
@@ -100,7 +97,7 @@ async def _measure(content: aiohttp.StreamReader) -> SampleResult:
         async for chunk in content.iter_any():
             now = time.monotonic()
             if began is None:
-                began, scope.deadline = now, anyio.current_time() + MAX_SECONDS
+                began, scope.deadline = now, anyio.current_time() + times.SAMPLE_LENGTH
                 continue
             size += len(chunk)
             if size >= _MIN_BYTES and size * 8 > _FAST_BITS_PER_SECOND * (now - began):

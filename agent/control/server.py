@@ -47,7 +47,6 @@ _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 
 MAX_READERS = 16
 """Readers at a time; each costs memory and CPU time."""
-STATUS_INTERVAL = times.STATUS_READ
 KEEPALIVE_INTERVAL = times.STATUS_REPEATED
 WRITE_LIMIT = times.READER_STALLED
 _LOOP_SHARE = 50.0
@@ -214,7 +213,7 @@ class StatusStream:
         while True:
             with suppress(TimedOutError):
                 await until(
-                    is_new, KEEPALIVE_INTERVAL, step=STATUS_INTERVAL, longest=STATUS_INTERVAL
+                    is_new, KEEPALIVE_INTERVAL, step=times.STATUS_READ, longest=times.STATUS_READ
                 )
             sent = self._number
             try:
@@ -233,7 +232,7 @@ class StatusStream:
         if content != self._without_clocks:
             self._without_clocks = content
             self._number += 1
-        self._next_read = began + max(STATUS_INTERVAL, _LOOP_SHARE * (self._clock() - began))
+        self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (self._clock() - began))
 
     def _newest(self) -> str:
         """Return the last status as JSON, encoded once for all readers."""

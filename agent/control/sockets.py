@@ -8,7 +8,6 @@ from agent.base import times
 from agent.base.errors import PreflightError
 from agent.runtime.keepalive import set_keepalive
 
-DEAD_WITHIN = times.PEER_DEAD
 BACKLOG = 1024
 """Callers that the kernel keeps until they are accepted."""
 
@@ -21,7 +20,7 @@ def bind(addresses: list[str], port: int) -> list[socket.socket]:
         listener = socket.socket(family, socket.SOCK_STREAM)
         sockets.append(listener)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        set_keepalive(listener, DEAD_WITHIN)
+        set_keepalive(listener, times.PEER_DEAD)
         listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
         try:
             listener.bind((address, port))

@@ -39,10 +39,7 @@ if TYPE_CHECKING:
 
 HEAD = "head"
 OUTAGE_LIMIT = times.AGENT_RESTARTS
-_RETRY_PAUSE = times.VERB_RETRY_PAUSE
 _JOB, _AGENT = "job", "agent"
-_STOP_MARGIN = times.STOP_VERB_MARGIN
-GONE_AFTER = times.HEAD_GONE
 
 
 def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
@@ -132,7 +129,7 @@ def _follow_log(part: _LogPosition, head: FoundHead, path: str, log_root: Path) 
             what = f"the head's agent sent no log and no verdict for {OUTAGE_LIMIT:g} s"
             print(f"pod-agent: {head.where}: {what}: giving up ({why})", file=sys.stderr)
             return 69
-        time.sleep(_RETRY_PAUSE)  # for a person only; nothing waits on it
+        time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
 def _print_part(answer: HttpAnswer) -> _LogPosition:
@@ -160,7 +157,7 @@ def stop(environ: Mapping[str, str], log_root: Path) -> int:
     answer = head and _ask_head(head, log_root, "/stop", "a run is stopped", post=True)
     if head is None or answer is None:
         return 69
-    within = float(json.loads(answer.body)["within"]) + _STOP_MARGIN
+    within = float(json.loads(answer.body)["within"]) + times.STOP_VERB_MARGIN
     print(f"pod-agent: run {head.status.get('run_id')} is being stopped", file=sys.stderr)
     return anyio.run(_wait_for_end, head.where, within)
 
@@ -240,7 +237,7 @@ def _show_until_end(
         if isinstance(status, NoStatus):
             silence = clock() - received
             why = f"{where} does not answer: {status.reason}"
-            if silence > GONE_AFTER:
+            if silence > times.HEAD_GONE:
                 gone = f"pod-agent: the head is gone: {why}"
                 return 69, f"{gone}; {duration_text(silence)} ago it was {one_line(phase)}"
             screen.show_outage(why)

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
-_FIRST_PAUSE = times.FIRST_RETRY_PAUSE
-_LONGEST_PAUSE = times.LONGEST_RETRY_PAUSE
-_SHORT = times.ATTEMPT_SHORT
 _MOST_IN_VAIN = 3
 
 
@@ -147,7 +144,7 @@ def is_loss(end: Outcome) -> bool:
 
 def pause_after_losses(losses: int) -> float:
     """Return the seconds to wait before the attempt after this many losses."""
-    return min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(losses - 1, 10))
+    return min(times.LONGEST_RETRY_PAUSE, times.FIRST_RETRY_PAUSE * 2.0 ** min(losses - 1, 10))
 
 
 def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | None:
@@ -169,13 +166,13 @@ def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Ou
     `newest` is the step of the newest checkpoint now; without one only time counts.
     """
     recent = tried[-_MOST_IN_VAIN:]
-    if len(recent) < _MOST_IN_VAIN or any(one.seconds > _SHORT for one in recent):
+    if len(recent) < _MOST_IN_VAIN or any(one.seconds > times.ATTEMPT_SHORT for one in recent):
         return None
     steps = [*(one.checkpoint for one in recent), newest]
     if any(_is_newer(then, later) for then, later in pairwise(steps)):
         return None
     return ends.NO_PROGRESS.outcome(
-        count=len(recent), minutes=round(_SHORT / 60), last=recent[-1].reason
+        count=len(recent), minutes=round(times.ATTEMPT_SHORT / 60), last=recent[-1].reason
     )
 
 
@@ -185,8 +182,6 @@ def _is_newer(then: int | None, later: int | None) -> bool:
 
 DIAGNOSTICS_PER_LIMIT = 10
 """How often a job without progress is diagnosed within its limit."""
-_SHORTEST = times.STALL_CHECK_SHORTEST
-_LONGEST = times.STALL_CHECK_LONGEST
 _FRAME, _MAIN = "    ", '"MainThread"'
 _ORDINARY = (
     *("ray/", "threading.py", "concurrent/", "asyncio/", "socketserver.py", "selectors.py"),
@@ -227,7 +222,9 @@ class Quiet(Value):
 
 def diagnostics_interval(limit: float) -> float:
     """Return the seconds between two diagnostics."""
-    return min(_LONGEST, max(_SHORTEST, limit / DIAGNOSTICS_PER_LIMIT))
+    return min(
+        times.STALL_CHECK_LONGEST, max(times.STALL_CHECK_SHORTEST, limit / DIAGNOSTICS_PER_LIMIT)
+    )
 
 
 def informative_stack_lines(stacks: str) -> list[str]:

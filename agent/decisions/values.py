@@ -107,9 +107,6 @@ class Refused(Value):
 HERE = "head"
 """Names the head's own node where a worker's node has its agent's id."""
 
-RESTARTS_FORGOTTEN_AFTER = times.RESTARTS_FORGOTTEN
-MAX_RESTART_PAUSE = times.LONGEST_RESTART_PAUSE
-
 
 class Step(str, Enum):
     """The state of something that must become ready."""
@@ -152,14 +149,14 @@ class Item(Value):
     def recent_restarts(self, now: float) -> int:
         """Return how many restarts count: none after a long time without one."""
         quiet = (
-            self.restarted_at is not None and now >= self.restarted_at + RESTARTS_FORGOTTEN_AFTER
+            self.restarted_at is not None and now >= self.restarted_at + times.RESTARTS_FORGOTTEN
         )
         return 0 if quiet else self.restarts
 
     def restart_pause(self, now: float) -> float:
         """Return the seconds before its next restart: 0 at first, then doubling."""
         before = self.recent_restarts(now)
-        return 0.0 if before == 0 else min(MAX_RESTART_PAUSE, 2.0 ** (before - 1))
+        return 0.0 if before == 0 else min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1))
 
     def restarting(self, now: float, within: float | None = None) -> Item:
         """Return it as restarted; it must be ready `within` so many seconds."""

@@ -99,7 +99,6 @@ def json_in(text: str) -> Any:  # noqa: ANN401 - whatever a tool says
     return json.loads(text[begin.start() :])
 
 
-_LIMIT = times.GPUS_ANSWER
 _FIELDS = "index,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
@@ -109,7 +108,7 @@ _XID = re.compile(r"NVRM: (Xid [^\n]{1,120})")
 
 
 def ask_driver(
-    maker: str, path: str | None = None, limit: float = _LIMIT, log: Path = _KERNEL_LOG
+    maker: str, path: str | None = None, limit: float = times.GPUS_ANSWER, log: Path = _KERNEL_LOG
 ) -> Driver | None:
     """Return the report of the driver's tool; None without GPUs."""
     if not maker:

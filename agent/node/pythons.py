@@ -29,8 +29,6 @@ RAY_PROGRAM = "ray-facts"
 RECORD = "ray-python"
 """A file in our virtual environment with the Python that has Ray; the image's build writes it."""
 
-_ASK_LIMIT = times.PYTHON_ANSWERS
-
 
 def find_ray(path: str | None) -> RayPython:
     """Find the Python with Ray: this one, the recorded one, or that of `ray` on PATH."""
@@ -68,7 +66,7 @@ def _answer(
                 argv,
                 capture_output=True,
                 text=True,
-                timeout=_ASK_LIMIT,
+                timeout=times.PYTHON_ANSWERS,
                 check=True,
                 env=None if environ is None else dict(environ),
             )

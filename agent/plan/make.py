@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.errors import Problem, SettingsError
 from agent.base.own_command import own_command
 from agent.base.ports import Ports, port_map, single_ports
@@ -31,7 +32,7 @@ from agent.plan.plan import (
     stop_budget,
 )
 from agent.plan.ray_start import OwnRay
-from agent.plan.waits import PREFLIGHT_LIMIT, planned_waits
+from agent.plan.waits import planned_waits
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.ray_args import TEMP_DIR, VARIABLE
 from agent.topology.claim import GivenRay
@@ -285,7 +286,7 @@ def _preflight(
     argv = (
         *(facts.job_python, str(ALL_REDUCE_PROGRAM)),
         *("--address", HEAD_IP, "--port", str(ports.last_worker)),
-        *("--node", "{rank}", "--gpus", GPUS, "--within", f"{PREFLIGHT_LIMIT:g}"),
+        *("--node", "{rank}", "--gpus", GPUS, "--within", f"{times.ALL_REDUCE:g}"),
         *("--out", "{log_dir}/" + PREFLIGHT_RESULT),
         *(("--host",) if topology.is_head else ()),
     )

@@ -34,7 +34,6 @@ NODE = "lost node"
 SILENT_HEAD = "silent head"
 FENCE = "fence"
 """Neither the head's agent nor GCS is reachable: the worker stops its processes."""
-FENCE_SHARE = times.FENCE_SHARE
 STOP = "stop"
 PAUSE = "pause"
 """Between two attempts; not shown in the plan."""
@@ -45,7 +44,6 @@ CLEAR = "clear"
 """For all reachable nodes to end an attempt before the next; not shown in the plan."""
 UNREACHABLE = "away"
 """For an unreachable node to end it by itself; not shown in the plan."""
-CLEAR_LIMIT = times.EARLIER_ATTEMPT_ENDS
 PROBE = "probe"
 """For each node's probe of the reward server."""
 PREFLIGHT = "preflight"
@@ -54,19 +52,8 @@ HANG = "hang"
 """For a stopped process of Ray to continue; not shown in the plan."""
 NEVER_LATE = {PAUSE, PROBE}
 """Waits after which the run continues."""
-SUBMIT_LIMIT = times.SUBMISSION
 UPLOAD_RATE = 512 << 10
 """Bytes a second of the slowest upload for which a submission waits."""
-SILENCE_LIMIT = times.NO_JOB_STATUS
-JOIN_LIMIT = times.RAY_JOINS
-ASK_LIMIT = times.NODES_ASKED
-GCS_LIMIT = times.GCS_REPORTS_LOSS
-PROBE_LIMIT = times.NODE_PROBE
-SAMPLE_LIMIT = times.BANDWIDTH_SAMPLE
-PREFLIGHT_LIMIT = times.ALL_REDUCE
-HANG_LIMIT = times.RAY_HANGS
-PREFLIGHT_SPARE = times.ALL_REDUCE_SPARE
-FAILURE_REPORTS_LIMIT = times.SHARE_REPORTS
 FIXED = "fixed"
 
 
@@ -123,19 +110,19 @@ def _on_the_head(
         workers = f"{topology.expected_workers} worker(s)"
         yield PlannedWait(WORKERS, workers, settings.wait_workers, "AGENT_WAIT_WORKERS")
     if topology.expected_workers and given is None and any(spec.url for spec in services):
-        yield PlannedWait(PROBE, "each node's probe of the reward server", PROBE_LIMIT, FIXED)
+        yield PlannedWait(PROBE, "each node's probe of the reward server", times.NODE_PROBE, FIXED)
     if settings.preflight is not None and given is None:
-        yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", PREFLIGHT_LIMIT, FIXED)
+        yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", times.ALL_REDUCE, FIXED)
     if job is not None and by_torchrun:
-        yield PlannedWait(SUBMIT, "torchrun to be started here", SUBMIT_LIMIT, FIXED)
+        yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION, FIXED)
         reports = "every node's report after the job failed on one"
-        yield PlannedWait(JOB, reports, FAILURE_REPORTS_LIMIT, FIXED)
+        yield PlannedWait(JOB, reports, times.SHARE_REPORTS, FIXED)
     elif job is not None:
         accepted = "Ray to accept the job, from the first try"
         size = 0 if job.upload is None else job.upload.size
-        limit = SUBMIT_LIMIT + size / UPLOAD_RATE
+        limit = times.SUBMISSION + size / UPLOAD_RATE
         yield PlannedWait(SUBMIT, accepted, limit, FIXED)
-        yield PlannedWait(JOB, "the job's status from Ray", SILENCE_LIMIT, FIXED)
+        yield PlannedWait(JOB, "the job's status from Ray", times.NO_JOB_STATUS, FIXED)
     if job is not None and settings.stall:
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
@@ -154,9 +141,11 @@ def _on_a_worker(
     yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
     yield from _of_steps(settings, here, longest_waits((*steps, *services)))
     if launcher(settings, None) != "torchrun":
-        yield PlannedWait(JOIN, "Ray on this node to join, per join", JOIN_LIMIT, FIXED)
+        yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS, FIXED)
     out_of_reach = "head and GCS out of reach, until all here is stopped"
-    yield PlannedWait(FENCE, out_of_reach, FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE")
+    yield PlannedWait(
+        FENCE, out_of_reach, times.FENCE_SHARE * settings.node_grace, "AGENT_NODE_GRACE"
+    )
     grace = settings.head_grace
     yield PlannedWait(SILENT_HEAD, "a silent head", grace, "AGENT_HEAD_GRACE")
     yield _stop(settings)

@@ -28,15 +28,12 @@ T = TypeVar("T")
 
 MAX_QUEUED = 1 << 20
 """Bytes queued for a blocked destination."""
-FLUSH_LIMIT = times.FLUSH
 _PIECE = 1 << 16
-_STUCK_AFTER = times.WRITE_STUCK
 _SURE = 4096
 """Bytes that a ready pipe accepts without blocking (PIPE_BUF)."""
 _PAUSES = (1.0, 2.0, 5.0)
 """Seconds between retries; the last one repeats."""
 _NOBODY_READS = {errno.EPIPE, errno.EBADF}
-STALLED_AFTER = times.WRITE_STALLED
 _RETRY_AFTER = times.WRITE_RETRY
 _FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
 _REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
@@ -171,7 +168,7 @@ class Background(ABC):
             self._closing = True
             self._changed.notify_all()
 
-    def finish(self, limit: float = FLUSH_LIMIT) -> None:
+    def finish(self, limit: float = times.FLUSH) -> None:
         """Write the rest, for at most `limit` seconds."""
         self.close()
         if self._thread is not None:
@@ -231,7 +228,7 @@ class Writer(Background):
     def is_behind(self) -> bool:
         """Return whether the destination is too slow, but neither stuck nor failing."""
         since = self.busy_since()
-        is_stuck = since is not None and time.monotonic() - since > _STUCK_AFTER
+        is_stuck = since is not None and time.monotonic() - since > times.WRITE_STUCK
         return self._waiting > self._most // 2 and not is_stuck and not self.is_failing
 
     @property
@@ -274,7 +271,7 @@ class Writer(Background):
         if self._thread is None and not self._lines:
             self._forget()
 
-    def finish(self, limit: float = FLUSH_LIMIT) -> None:
+    def finish(self, limit: float = times.FLUSH) -> None:
         """Write the queue, for at most `limit` seconds."""
         self.close()
         if self._thread is None and self._lines:
@@ -465,16 +462,18 @@ class DiskAlarm:
         now = time.monotonic() if now is None else now
         for name, busy_since in self._watched.items():
             since = busy_since()
-            if since is not None and now - since > STALLED_AFTER:
+            if since is not None and now - since > times.WRITE_STALLED:
                 if name not in self._stalled:
                     self._stalled.add(name)
-                    self.report(name, f"a write takes longer than {STALLED_AFTER:g} s", _STALLS)
+                    self.report(
+                        name, f"a write takes longer than {times.WRITE_STALLED:g} s", _STALLS
+                    )
             elif name in self._stalled:
                 self._stalled.discard(name)
                 self.report(name, "")
 
 
-def finish_all(limit: float = FLUSH_LIMIT) -> None:
+def finish_all(limit: float = times.FLUSH) -> None:
     """Flush all writers of lines, for at most `limit` seconds in total."""
     until = time.monotonic() + limit
     writers: Sequence[Writer] = tuple(_open_writers)

@@ -331,10 +331,6 @@ class EventRecorder:
         return self._log.append(at, event)
 
 
-_REMINDER = times.WAIT_REMINDER
-_QUIET = times.WAIT_QUIET
-
-
 class _LoggedWait(msgspec.Struct):
     """The last log line about a wait."""
 
@@ -368,28 +364,30 @@ class WaitLog:
 
     def next_due(self, deadline: float | None, now: float) -> float | None:
         """Return the seconds until the deadline or the next log line; None without either."""
-        times = [time for time in (deadline, self._due) if time is not None]
-        return max(0.0, min(times) - now) if times else None
+        due = [time for time in (deadline, self._due) if time is not None]
+        return max(0.0, min(due) - now) if due else None
 
     def _log_if_due(self, wait: Wait, now: float) -> float:
         """Log a wait if it is due; return when to check it again.
 
-        Evidence that is computed over all workers is computed at most every `_QUIET` seconds.
+        Evidence computed over all workers is computed at most every `times.WAIT_QUIET` seconds.
         """
         last = self._logged.get(wait.what)
         if last is not None:
             is_cheap = isinstance(wait.source, str)
-            again = _QUIET + (last.logged_at if is_cheap else max(last.logged_at, last.checked_at))
+            again = times.WAIT_QUIET + (
+                last.logged_at if is_cheap else max(last.logged_at, last.checked_at)
+            )
             if now < again:
                 return again
         evidence = wait.evidence
         kind = re.sub(r"\d+", "", evidence)
         if last is not None:
             last.checked_at = now
-            again = last.logged_at + _REMINDER
+            again = last.logged_at + times.WAIT_REMINDER
             if kind == last.kind and now < again:
                 return again
         self._logged[wait.what] = _LoggedWait(kind, evidence, now, now)
         self._record(Waited(wait.what, wait.deadline, evidence))
         self._say(wait.sentence(now, evidence))
-        return now + _REMINDER
+        return now + times.WAIT_REMINDER

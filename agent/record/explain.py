@@ -39,7 +39,6 @@ MOST_SPANS = 32
 _MOST_LINES = 10
 _MOST_WAITS = 3
 _MOST_NAMES = 4
-_SHORTEST = times.SPAN_SHORTEST
 
 TimedEvent = tuple[float, object]
 """An event and its time on the agent's clock."""
@@ -202,8 +201,9 @@ def _phases(agents: tuple[AgentEvents, ...]) -> list[str]:
                 spent[phase] = spent.get(phase, 0.0) + at - since
                 phase, since = event.phase, at
         spent[phase] = spent.get(phase, 0.0) + agent.end - since
-    times = [f"{name} {_time(seconds)}" for name, seconds in spent.items() if seconds >= _SHORTEST]
-    return [f"phases: {', '.join(times)}"] if times else []
+    long = {name: seconds for name, seconds in spent.items() if seconds >= times.SPAN_SHORTEST}
+    phases = ", ".join(f"{name} {_time(seconds)}" for name, seconds in long.items())
+    return [f"phases: {phases}"] if phases else []
 
 
 def _waits(agent: AgentEvents, *, is_over: bool) -> list[str]:
@@ -225,7 +225,7 @@ def _waits(agent: AgentEvents, *, is_over: bool) -> list[str]:
         f"waited for {what} {_time(seconds)}{'' if is_done else unfinished}"
         + (f"; last: {evidence}" if evidence else "")
         for seconds, what, evidence, is_done in waits[:_MOST_WAITS]
-        if seconds >= _SHORTEST or not is_done
+        if seconds >= times.SPAN_SHORTEST or not is_done
     ]
 
 

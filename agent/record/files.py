@@ -25,7 +25,6 @@ MAX_BYTES = 4 << 20
 PART_SUFFIX = ".part"
 """Suffix of a file that is being written."""
 _NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
-_LOCK_LIMIT = times.FILE_LOCK
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
 
@@ -137,7 +136,7 @@ class FileLock:
         self.inode = 0
         """The inode of the locked file; 0 unless the lock is held for certain."""
 
-    def take(self, limit: float = _LOCK_LIMIT) -> LockHolder:
+    def take(self, limit: float = times.FILE_LOCK) -> LockHolder:
         """Try to take the lock without waiting for its holder.
 
         On NFS 3 the kernel may wait forever for a lock server, so a thread asks, and is abandoned

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 
 NODE_FILE = "node.json"
-FRESH = times.RECORD_FRESH
 MAX_RUNS = 20
 """Runs searched for processes that still run, the newest ones."""
 _VERSION = 1
@@ -256,7 +255,7 @@ def may_reuse(  # noqa: PLR0911 - an ordered list of reasons, the first that app
         return True
     if found.lock is LockHolder.OURS and record.place.hostname == here.hostname:
         return True
-    return found.age > FRESH
+    return found.age > times.RECORD_FRESH
 
 
 def is_agent_running(record: NodeRecord) -> bool:
@@ -279,7 +278,7 @@ def seems_active(folder: Path, now: float) -> bool:
         return False
     if read_pid_space().sees(record.place):
         return is_agent_running(record)
-    return age_of(folder / NODE_FILE, now) <= FRESH
+    return age_of(folder / NODE_FILE, now) <= times.RECORD_FRESH
 
 
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
@@ -371,12 +370,10 @@ def seconds_since(data: Mapping[str, object]) -> float:
     return seconds_between(utc, iso_time(time.time()))
 
 
-_STEP = times.RECORD_COUNTERS
-_TOUCH = times.RECORD_TOUCH
 _MOST = 200
 """Processes kept, the newest ones: restarted services must not fill the record."""
 _COUNTERS = {"passed_on": 0, "copied": 0, "unreached": 0.0, "oom_kills": 0}
-"""Fields that may be lost with the machine's power: they are written every `_STEP`, unsynced."""
+"""Fields that may be lost with the machine's power: written seldom, unsynced."""
 
 
 class NodeRecorder:
@@ -393,7 +390,9 @@ class NodeRecorder:
         self._where = where
         self._lock = threading.Lock()
         self._written: NodeRecord | None = None
-        self._writer = ItemWriter(NODE_FILE, self._write, disk, step=_STEP, repeat=_TOUCH)
+        self._writer = ItemWriter(
+            NODE_FILE, self._write, disk, step=times.RECORD_COUNTERS, repeat=times.RECORD_TOUCH
+        )
         self._writer.put(record)
 
     def start(self) -> None:

@@ -160,7 +160,6 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
 _LOCK = ".agent.lock"
 _MOST_LIVES = 50
 """Numbered copies kept of each file of earlier agents."""
-_PATIENCE = times.FOLDER_MOVE
 _WAITING = "no-head-"
 
 
@@ -278,7 +277,7 @@ class RunFolder:
         target = self._root / safe_name(run_id)
         if self.path.parent == target or run_id == self._refused:
             return
-        if not self._moving.acquire(timeout=_PATIENCE):
+        if not self._moving.acquire(timeout=times.FOLDER_MOVE):
             return  # a writer is blocked: the head's next reply tries again
         try:
             if self.path.parent != target:

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
-_EXIT_LIMIT = times.DESCENDANTS_EXIT
 _managed: set[int] = set()
 _spawning = 0
 
@@ -117,7 +116,7 @@ def kill_tree(pid: int) -> None:
         top = psutil.Process(pid)
         tree = [top, *top.children(recursive=True)]
         _signal_all(tree, signal.SIGKILL)
-        psutil.wait_procs(tree, timeout=_EXIT_LIMIT)
+        psutil.wait_procs(tree, timeout=times.DESCENDANTS_EXIT)
 
 
 def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:

@@ -43,8 +43,6 @@ _NO_ACTORS = (
 _PREFERRED_ROLES = ("driver", "rank 0 of this node")
 _IDLE_CORES, _IDLE_EACH = 0.05, 0.02
 """Cores used by idle processes: a base, and per process."""
-_GPU_LIMIT = times.GPU_READ
-_DUMP_LIMIT = times.STACK_DUMP
 _MAX_STACK = 6_000
 _NO_BACKTRACE = {"RUST_BACKTRACE": "0"}
 """Makes py-spy print errors without its own backtrace."""
@@ -289,7 +287,7 @@ class Utilization:
             if path is None:
                 continue
             log = partial(self._log, f"{name}.log")
-            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, _GPU_LIMIT)
+            text, _ = await output_of([path, *tool.argv[1:]], self._env, log, times.GPU_READ)
             with suppress(ValueError):  # not the expected output
                 uses = tool.read(text)
                 if uses:
@@ -313,7 +311,7 @@ async def stacks_of(
         if py_spy is None:
             return NO_PY_SPY
         argv = [py_spy, "dump", "--pid", str(process.pid)]
-        text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, _DUMP_LIMIT)
+        text, fault = await output_of(argv, {**env, **_NO_BACKTRACE}, log, times.STACK_DUMP)
         if fault and any(text in fault.lower() for text in _PERMISSION_ERRORS):
             return NO_PTRACE
         lines.append(f"no stack: {fault}" if fault else text[:_MAX_STACK].rstrip())
@@ -366,6 +364,6 @@ def _is_python(process: psutil.Process) -> bool:
 
 def _cpu_seconds(process: psutil.Process) -> float:
     with suppress(psutil.Error):
-        times = process.cpu_times()
-        return float(times.user + times.system)
+        used = process.cpu_times()
+        return float(used.user + used.system)
     return 0.0

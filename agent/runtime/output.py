@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _CHUNK = 1 << 16
-_STEP = times.OUTPUT_POLL
-_COPY_STEP = times.COPY_POLL
 _MAX_FIRST_LINE = 4096
 """Ray's first line is far shorter; a job may never end its first line."""
 _SETTING_UP = re.compile(rb"\S+ \S+\tINFO job_manager\.py:\d+ -- Runtime env is setting up\.\n")
@@ -234,7 +232,9 @@ class OutputCopies:
     ) -> None:
         """Copy the output to a watcher, from an offset on."""
         self._copies.append(
-            OutputCopy("job watcher", source, preamble, watcher, begins, _COPY_STEP, self._warn)
+            OutputCopy(
+                *("job watcher", source, preamble, watcher, begins, times.COPY_POLL), self._warn
+            )
         )
 
     def start(self) -> None:
@@ -289,7 +289,7 @@ class JobOutput(OutputCopies):
         super().__init__()
         stdout = Sink(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
         self._to_stdout = OutputCopy(
-            "job output", source, preamble, stdout, skip, _STEP, self._warn, on_passed
+            "job output", source, preamble, stdout, skip, times.OUTPUT_POLL, self._warn, on_passed
         )
         self._copies.append(self._to_stdout)
         if copy is not None:
@@ -298,7 +298,8 @@ class JobOutput(OutputCopies):
             of_file = preamble.copy()
             self._copies.append(
                 OutputCopy(
-                    *("job.log", source, of_file, file, copied, _COPY_STEP, self._warn, on_copied)
+                    *("job.log", source, of_file, file, copied, times.COPY_POLL),
+                    *(self._warn, on_copied),
                 )
             )
         if watcher is not None:

@@ -17,8 +17,7 @@ from agent.base import times
 from agent.runtime.first_signals import SHELL_JOB_CONTROL, STOPS, record_stop_requests
 
 MAX_CRASHES = 3
-"""An agent killed more often within `CRASH_WINDOW` seconds is not restarted."""
-CRASH_WINDOW = times.AGENT_CRASH_WINDOW
+"""An agent killed more often within `times.AGENT_CRASH_WINDOW` seconds is not restarted."""
 GAVE_UP, NO_PROCESS = 70, 69
 """The exit codes of AGENT_KILLED and NO_PROCESS in base/ends.py, which is not imported here."""
 _CRASHES = {
@@ -26,8 +25,6 @@ _CRASHES = {
     *(signal.SIGILL, signal.SIGFPE),
 }
 """Signals after which the agent is restarted; it handles all others itself."""
-_SWEEP_LIMIT = times.PARENT_SWEEP
-_EXIT_LIMIT = times.AGENT_EXIT
 _MAX_WAIT = 86_400.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -81,7 +78,7 @@ def become_parent(*, of_a_run: bool) -> int | None:
         status = _follow(agent, code_pipe, everything)
         if not of_a_run or -status not in _CRASHES:
             break
-        crashes = [at for at in crashes if time.monotonic() - at < CRASH_WINDOW] + [
+        crashes = [at for at in crashes if time.monotonic() - at < times.AGENT_CRASH_WINDOW] + [
             time.monotonic()
         ]
         name = signal.Signals(-status).name
@@ -160,7 +157,7 @@ def _follow(agent: int, code_pipe: int, everything: set[signal.Signals]) -> int:
         if ended is not None:
             return ended
         if code is None and (code := _read_code(code_pipe)) is not None:
-            until = time.monotonic() + _EXIT_LIMIT
+            until = time.monotonic() + times.AGENT_EXIT
 
 
 def _read_code(code_pipe: int) -> int | None:
@@ -188,7 +185,7 @@ def _reap(agent: int) -> int | None:
 
 def _kill_leftovers() -> None:
     """Kill all descendants, until there are none or the time limit is reached."""
-    until = time.monotonic() + _SWEEP_LIMIT
+    until = time.monotonic() + times.PARENT_SWEEP
     while time.monotonic() < until:
         with suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -42,7 +42,6 @@ REWARD_REQUEST = {
     "labels": ["2"],
 }
 _CHUNK = 1 << 20
-_LOCAL_CONNECT_LIMIT = times.LOCAL_CONNECT
 _REFUSED = "connection refused"
 _BUSY = ("no answer within", "it answered 503", "it answered 429")
 """Evidence of a service that may only be busy."""
@@ -196,7 +195,7 @@ class ReadinessProbe:
                 return await reply_evidence(self._placeholders.fill(url), body, expect, limit)
             case TcpProbe(port):
                 return await port_answers(
-                    self._placeholders.node_ip, port, min(limit, _LOCAL_CONNECT_LIMIT)
+                    self._placeholders.node_ip, port, min(limit, times.LOCAL_CONNECT)
                 )
             case LogPattern(pattern):
                 return self._log.evidence(pattern)
@@ -304,8 +303,8 @@ def cpu_of(pid: int) -> float:
         return total
     for process in processes:
         try:
-            times = process.cpu_times()
+            used = process.cpu_times()
         except psutil.Error:
             continue
-        total += times.user + times.system
+        total += used.user + used.system
     return total

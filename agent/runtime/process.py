@@ -42,10 +42,8 @@ _PIPE_BYTES = 1 << 20
 """Buffer for a second or two without a reader."""
 _TAIL_BYTES = 1 << 14
 """Bytes of the end kept in memory, in case the disk accepts none."""
-_WRITE_PAUSE = times.WRITE_PAUSE
 _WRITE_STEPS = 50
-"""Steps of `_WRITE_PAUSE`, one second in all, to write the end of the log."""
-_POLL_INTERVAL = times.PROCESS_POLL
+"""Steps of `times.WRITE_PAUSE`, one second in all, to write the end of the log."""
 UNKNOWN_CODE = 255
 """Exit code of a child that another process reaped; it must not look like success."""
 _PREAMBLE = re.compile(r"^[\d-]+ [\d:,]+\s+(?:SUCC|INFO|WARNING|ERR|PANIC)\s+\w+\.py:\d+ -- ")
@@ -121,7 +119,7 @@ class ChildLog:
             act()
         else:
             later = asyncio.get_running_loop().call_later
-            later(_WRITE_PAUSE, self.when_written, act, steps - 1)
+            later(times.WRITE_PAUSE, self.when_written, act, steps - 1)
 
     def close(self) -> None:
         """Stop reading; what was read is still written."""
@@ -136,7 +134,7 @@ class ChildLog:
         if self._writer.is_behind:
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._fd)
-            loop.call_later(_WRITE_PAUSE, self.start_reading)
+            loop.call_later(times.WRITE_PAUSE, self.start_reading)
         else:
             self._read_chunk()
 
@@ -322,7 +320,7 @@ class Child:
         if self._pidfd >= 0:
             loop.add_reader(self._pidfd, self._check_end)
         else:
-            loop.call_later(_POLL_INTERVAL, self._check_end)
+            loop.call_later(times.PROCESS_POLL, self._check_end)
 
     def _check_end(self) -> None:
         """If the leader has ended, kill the rest of its group, then reap it."""
@@ -344,7 +342,7 @@ class Child:
         loop = asyncio.get_running_loop()
         if self._pidfd >= 0:
             loop.remove_reader(self._pidfd)
-        loop.call_later(_POLL_INTERVAL, self._check_end)
+        loop.call_later(times.PROCESS_POLL, self._check_end)
 
     def _stop_watching(self) -> None:
         """Close the pidfd."""

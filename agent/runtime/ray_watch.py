@@ -11,7 +11,6 @@ import anyio
 
 from agent.base import times
 from agent.node import limits
-from agent.plan.waits import HANG_LIMIT
 from agent.runtime import driver
 from agent.runtime.descendants import children_of, read_stat
 from agent.runtime.waiting import NotYet, until
@@ -25,12 +24,9 @@ if TYPE_CHECKING:
 
 REQUIRED_PROCESSES = ("gcs_server", "raylet")
 """Processes without which the node is lost; Ray restarts all others."""
-STOPPED_LIMIT = HANG_LIMIT
-_STEP = times.RAY_POLL
-_RAY_EXIT_LIMIT = times.RAY_EXIT_NOTICED
+STOPPED_LIMIT = times.RAY_HANGS
 _ENDED_STATES, STOPPED_STATES = {"Z", "X", "x"}, {"T", "t"}
 
-_HELPERS_STEP = times.RAY_HELPERS_POLL
 _RAYLET, _FORKSERVER = "/raylet", "multiprocessing.forkserver"
 _DASHBOARD = "/dashboard/dashboard.py"
 _NAMES = {
@@ -44,7 +40,6 @@ _MAX_ARGUMENTS = 1000
 _BOOT_CHECKS = 60
 """Checks that search for missing helpers each time; then only every tenth does."""
 _CHECK_EVERY = 10
-OOM_RECENT = times.OOM_RECENT
 
 
 class RayProcess(NamedTuple):
@@ -120,8 +115,8 @@ class RayParts:
             warned = result.stopped
             return result.gone or NotYet()
 
-        self.evidence = await until(check, None, step=_STEP, longest=_STEP)
-        with anyio.move_on_after(_RAY_EXIT_LIMIT):
+        self.evidence = await until(check, None, step=times.RAY_POLL, longest=times.RAY_POLL)
+        with anyio.move_on_after(times.RAY_EXIT_NOTICED):
             await self._child.wait()
         await self._child.stop(0.0)
 
@@ -159,7 +154,7 @@ async def watch_helpers(
         await best_effort("a look at what of Ray is stopped", check)
         return NotYet()
 
-    await until(turn, None, step=_HELPERS_STEP, longest=_HELPERS_STEP)
+    await until(turn, None, step=times.RAY_HELPERS_POLL, longest=times.RAY_HELPERS_POLL)
 
 
 class RayHelpers:
@@ -236,7 +231,7 @@ class MemoryWatch:
         if (
             self._grew_at is None
             or not self.kills.of_container
-            or self._clock() - self._grew_at > OOM_RECENT
+            or self._clock() - self._grew_at > times.OOM_RECENT
         ):
             return ""
         return self._last_sentence

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from anyio import TASK_STATUS_IGNORED
 
-from agent.record.background import FLUSH_LIMIT, finish_all
+from agent.base import times
+from agent.record.background import finish_all
 from agent.record.log import say
 from agent.runtime import descendants, parent
 from agent.runtime.first_signals import NOTICES, ignore_signals, set_handler
@@ -35,7 +36,7 @@ def exit_now(code: int) -> None:
     Neither a thread stuck in the resolver nor a pipe without a reader delays it.
     """
     flushing = _start_thread(_flush_streams)
-    finish_all(FLUSH_LIMIT)
+    finish_all(times.FLUSH)
     if flushing is not None:
         flushing.join(0.1)
     parent.send_exit_code(code)

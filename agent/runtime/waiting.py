@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
-STEP = times.WAIT_POLL
 
 E = TypeVar("E")
-_READ_LIMIT = times.WAIT_READ
 
 
 class NotYet(Value):
@@ -48,7 +46,7 @@ async def until(
     check: Callable[[], Awaitable[T | NotYet]],
     limit: float | None,
     *,
-    step: float = STEP,
+    step: float = times.WAIT_POLL,
     longest: float = 1.0,
     on_evidence: Callable[[str], None] | None = None,
 ) -> T:
@@ -119,7 +117,7 @@ class Inbox(Generic[E]):
         return self._events.popleft() if self._events else None
 
 
-async def in_thread(read: Callable[[], T], limit: float = _READ_LIMIT) -> T | None:
+async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
     """Return the result of a read in a thread; None if it takes longer than `limit` seconds."""
     loop, done, found = asyncio.get_running_loop(), anyio.Event(), list[T]()
 

@@ -133,10 +133,9 @@ def processes(gpus: int, settings: Settings) -> int:
     return gpus or settings.num_cpus or 1
 
 
-MONITOR_INTERVAL = times.TORCHRUN_POLL
 _SET_BY_AGENT = (
     *("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MAX_RESTARTS"),
-    *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "MONITOR_INTERVAL"),
+    *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "times.TORCHRUN_POLL"),
     *("STANDALONE", "MODULE", "NO_PYTHON", "RUN_PATH"),
 )
 """Flags that the agent sets; their PET_* variables are dropped."""
@@ -174,7 +173,7 @@ class Torchrun(Value):
             *("--nnodes", nodes, "--node_rank", rank),
             *("--master_addr", in_url(head_ip), "--master_port", str(self.port)),
             *("--rdzv_id", attempt, "--nproc_per_node", str(self.processes)),
-            *("--max_restarts", "0", "--monitor_interval", str(MONITOR_INTERVAL)),
+            *("--max_restarts", "0", "--monitor_interval", str(times.TORCHRUN_POLL)),
             *torchrun_arguments(argv),
         ]
 

@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from agent.base import times
 from agent.record import background
-from agent.record.background import STALLED_AFTER, DiskAlarm, ItemWriter, Writer, appending
+from agent.record.background import DiskAlarm, ItemWriter, Writer, appending
 from scenario import await_true
 
 if TYPE_CHECKING:
@@ -197,10 +198,10 @@ def test_a_stalled_write_is_reported() -> None:
     alarm = Alarm()
     since: float | None = 100.0
     alarm.alarm.watch("events.jsonl", lambda: since)
-    alarm.alarm.check(100.0 + STALLED_AFTER - 1)
+    alarm.alarm.check(100.0 + times.WRITE_STALLED - 1)
     assert alarm.lines == []
     for later in (1, 2, 3):
-        alarm.alarm.check(100.0 + STALLED_AFTER + later)
+        alarm.alarm.check(100.0 + times.WRITE_STALLED + later)
     (line,) = alarm.lines
     assert "a write takes longer than 10 s (events.jsonl)" in line
     since = None

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.boot import requests
 from agent.boot.requests import Prober
 from agent.checks.network import SLOW, Link, slow_links
@@ -23,7 +24,6 @@ from agent.decisions.head import state as h
 from agent.decisions.head.probes import MAX_HEAD_LINKS
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE, SAMPLE, Answer, Answered
-from agent.plan import waits as planned
 from agent.work.where import Placeholders
 from unit.heads import TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, SECRET, plan_of
@@ -178,7 +178,7 @@ def test_late_is_a_warning() -> None:
     answers = (sample("", 100), sample("10.0.0.3", 9000))
     story.take(word(2, answers=answers), 3.0)
     assert "network" not in story.said
-    until = 2.0 + planned.SAMPLE_LIMIT
+    until = 2.0 + times.BANDWIDTH_SAMPLE
     assert head.deadline(story.state) == until
     story.take(TICK, until)
     assert "network: 100 Mbps between pod1 and pod2: " in story.said
@@ -231,7 +231,7 @@ def test_what_is_certain_is_measured_while_others_are_awaited() -> None:
     ways = joins(story, 5, there, 20.0)
     assert ways[2:] == [("agent4", "10.0.0.5"), ("agent5", "10.0.0.2")]
     assert story.state.phase is HeadPhase.SUBMITTING
-    assert story.state.probes.samples_due == 20.0 + planned.SAMPLE_LIMIT
+    assert story.state.probes.samples_due == 20.0 + times.BANDWIDTH_SAMPLE
 
 
 @given(st.permutations(range(2, 30)), st.integers(0, 3))
@@ -288,7 +288,7 @@ def test_what_is_told_early_is_not_told_again() -> None:
     story, there = Story(replace(PAIR, facts=MACHINE), []), list[int]()
     joins(story, 2, there, 1.0)
     story.take(Answered(sample("10.0.0.2", 100)), 5.0)
-    story.take(TICK, 4.0 + planned.SAMPLE_LIMIT)
+    story.take(TICK, 4.0 + times.BANDWIDTH_SAMPLE)
     assert "no word" not in story.said
     assert story.said.count("network: ") == 1
     joins(story, 3, there, 20.0, then=0.0)
@@ -297,10 +297,10 @@ def test_what_is_told_early_is_not_told_again() -> None:
     story.take(word(2, rank=1, answers=(sample("10.0.0.3", 9000),)), 21.0)
     assert story.said.count("network: ") == 1
     until = head.deadline(story.state)
-    assert story.state.probes.samples_due == 20.0 + planned.SAMPLE_LIMIT
+    assert story.state.probes.samples_due == 20.0 + times.BANDWIDTH_SAMPLE
     assert until is not None
-    assert until <= 20.0 + planned.SAMPLE_LIMIT
-    story.take(TICK, 20.0 + planned.SAMPLE_LIMIT)
+    assert until <= 20.0 + times.BANDWIDTH_SAMPLE
+    story.take(TICK, 20.0 + times.BANDWIDTH_SAMPLE)
     assert story.said.count("network: ") == 2
     assert "no sample within 10 s of the bandwidth between rank 1 (pod2) and pod1" in story.said
 

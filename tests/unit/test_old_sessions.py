@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.base import times
 from agent.boot.make_ready import (
     KEPT_SESSIONS,
-    QUIET_PERIOD,
     Session,
     choose_removals,
     prune_sessions,
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 NOW = 1_000_000.0
-OLD = NOW - QUIET_PERIOD - 1
+OLD = NOW - times.SESSION_QUIET - 1
 
 
 def names(*numbers: int) -> tuple[str, ...]:
@@ -71,11 +71,11 @@ def test_never_a_living_one(found: list[Session], living: frozenset[str]) -> Non
     going = choose_removals(found, living, NOW)
     gone = {*going.whole, *going.spilled_only}
     assert not gone & living
-    assert all(one.changed < NOW - QUIET_PERIOD for one in found if one.name in gone)
+    assert all(one.changed < NOW - times.SESSION_QUIET for one in found if one.name in gone)
     assert len(going.spilled_only) <= KEPT_SESSIONS
 
 
-def made(temp: Path, day: int, age: float = 2 * QUIET_PERIOD) -> Path:
+def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:
     """Make a session's folder as Ray leaves it, with what it spilled."""
     session = temp / f"session_2026-01-{day:02}_10-00-00_000001_77"
     for part in ("logs", "ray_spilled_objects_abc"):

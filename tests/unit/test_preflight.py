@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.boot import requests as asked_module
 from agent.boot.node_run import NodeRun
 from agent.boot.requests import HeadRequests, Prober
@@ -152,7 +153,7 @@ def test_all_begin_together_and_the_job_waits() -> None:
     ]
     assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
     (wait,) = head.pending_waits(story.state)
-    until = 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE
+    until = 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     assert (wait.key, wait.deadline) == (planned.PREFLIGHT, until)
     story.take(word(2, answers=(Answer(ALL_REDUCE, ""),)), 8.0)
     assert not any(isinstance(action, h.SubmitJob) for action in story.actions)
@@ -203,7 +204,7 @@ def test_a_node_that_could_not_begin() -> None:
 def test_it_cannot_hang() -> None:
     """Without any word the run ends at the deadline."""
     story = Story(ASKED, JOINED)
-    story.take(TICK, 2.0 + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE)
+    story.take(TICK, 2.0 + times.ALL_REDUCE + times.ALL_REDUCE_SPARE)
     (end,) = story.ends
     assert (end.exit_code, end.culprit) == (78, "AGENT_PREFLIGHT")
     assert "it wrote no result" in end.reason

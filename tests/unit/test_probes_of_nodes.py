@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.boot.requests import Prober
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.sockets import bind
 from agent.decisions import head, worker
 from agent.decisions.head import state as h
-from agent.decisions.head.probes import SLOW
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import (
     HERE,
@@ -70,7 +70,7 @@ def test_the_submission_waits_for_their_word_and_not_for_long() -> None:
     story.take(nodes(2, 3), 8.0)
     assert not story.deeds
     (wait,) = head.pending_waits(story.state)
-    assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + planned.PROBE_LIMIT)
+    assert (wait.key, wait.deadline) == (planned.PROBE, 7.0 + times.NODE_PROBE)
     assert wait.evidence == "no answer from pod3"
     story.take(TICK, wait.deadline)
     assert story.state.phase is HeadPhase.SUBMITTING
@@ -147,7 +147,7 @@ def test_no_more_than_three_probes_of_a_kind_a_worker(there: set[int], by_hand: 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        (Answer(REACH, "10.0.0.3", "", SLOW), ""),
+        (Answer(REACH, "10.0.0.3", "", times.ROUND_TRIP_SLOW), ""),
         (Answer(REACH, "10.0.0.3", "", 0.048), "network: 48 ms from pod2 to pod3 and back: "),
         (
             Answer(REACH, "10.0.0.1", "no answer from 10.0.0.1:8267 within 2 s"),

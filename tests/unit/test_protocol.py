@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.outcome import Kind, Outcome
 from agent.checks.finding import Finding, Level
 from agent.control.protocol import (
-    MAX_HOLD,
     VERSION,
     Bye,
     Hello,
@@ -61,7 +61,7 @@ REPORTS = st.builds(
     obeyed_by=PRINTABLE,
     news=st.integers(-1, 10**9),
     sequence=st.integers(0, 10**9),
-    hold=st.floats(0, MAX_HOLD),
+    hold=st.floats(0, times.REPLY_HELD),
     hello=st.none() | HELLOS,
     bye=st.none() | st.builds(Bye, PRINTABLE, PRINTABLE),
 )
@@ -225,7 +225,7 @@ def test_any_json_is_a_report_or_a_value_error(data: object) -> None:
         return
     assert report.id
     assert report.phase
-    assert 0 <= report.hold <= MAX_HOLD
+    assert 0 <= report.hold <= times.REPLY_HELD
 
 
 @given(

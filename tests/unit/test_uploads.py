@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from agent.base import times
 from agent.boot.plan_input import plan_from_environment
 from agent.bridge import link
 from agent.bridge.link import RayLink
@@ -61,4 +62,4 @@ def test_a_large_upload_has_more_time(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(b"x" * (4 << 20))
     plan = plan_from_environment({"AGENT_WORKING_DIR": str(tmp_path)}, ["true"])
     (wait,) = [wait for wait in plan.waits if wait.key == planned.SUBMIT]
-    assert wait.seconds == pytest.approx(planned.SUBMIT_LIMIT + 8.0, abs=0.1)
+    assert wait.seconds == pytest.approx(times.SUBMISSION + 8.0, abs=0.1)

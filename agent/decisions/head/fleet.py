@@ -24,8 +24,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SILENT_AFTER = times.SILENT_WITHOUT_RAY
-_NO_REPORT = f"no report for {SILENT_AFTER:g} s"
+_NO_REPORT = f"no report for {times.SILENT_WITHOUT_RAY:g} s"
 _MOST_NAMED = 8
 """How many missing workers are named; the rest are counted."""
 
@@ -178,7 +177,7 @@ class Fleet(Value):
         before = self.workers.get(worker.key)
         new = replace(self, workers=_with(self.workers, worker.key, worker))
         if self.by_report and self.silence_check_at is None:
-            new = replace(new, silence_check_at=worker.last_report_at + SILENT_AFTER)
+            new = replace(new, silence_check_at=worker.last_report_at + times.SILENT_WITHOUT_RAY)
         if before is not None and _same_membership(before, worker):
             return new
         is_back = worker.joined if before is None else before.lost
@@ -193,14 +192,14 @@ class Fleet(Value):
         return new.recount(worker.ip)
 
     def expire_silent(self, now: float) -> Fleet:
-        """Mark the workers as lost that are silent for SILENT_AFTER, where no Ray runs."""
+        """Mark the workers as lost that are silent for too long where no Ray runs."""
         if self.silence_check_at is None or now < self.silence_check_at:
             return self
         reporting = [w for w in self.workers.values() if not w.has_left and not w.lost]
-        silent = [w.key for w in reporting if now >= w.last_report_at + SILENT_AFTER]
-        others = [w.last_report_at for w in reporting if now < w.last_report_at + SILENT_AFTER]
-        look_at = min(others) + SILENT_AFTER if others else None
-        return replace(self.mark_lost(silent, now), silence_check_at=look_at)
+        until = {w.key: w.last_report_at + times.SILENT_WITHOUT_RAY for w in reporting}
+        silent = [key for key, end in until.items() if now >= end]
+        next_end = min((end for end in until.values() if now < end), default=None)
+        return replace(self.mark_lost(silent, now), silence_check_at=next_end)
 
     def mark_lost(self, keys: Iterable[str], now: float) -> Fleet:
         """Count these agents as lost until they report again."""

@@ -66,7 +66,7 @@ def order_samples(
         return state, ()
     until = probes.samples_due
     if until is None or (new and all_joined):  # a slow link is reported while workers are missing
-        until = now + planned.SAMPLE_LIMIT
+        until = now + times.BANDWIDTH_SAMPLE
     probes = replace(
         probes,
         samples={**probes.samples, **dict.fromkeys(new)},
@@ -157,7 +157,7 @@ def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
     if not ways:
         return None
     between = first_names((f"{one} and {other}" for one, other in ways), _MAX_LINKS_NAMED)
-    limit = f"{planned.SAMPLE_LIMIT:g} s"
+    limit = f"{times.BANDWIDTH_SAMPLE:g} s"
     what = f"no sample within {limit} of the bandwidth between {between}"
     return Finding(CHECK, Level.WARN, what, "Look whether these nodes are busy, or their network")
 
@@ -165,9 +165,6 @@ def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
 def _can_answer(state: HeadState, key: str) -> bool:
     worker = state.fleet.workers.get(key)
     return key == HERE or (worker is not None and not worker.has_left and not worker.silent)
-
-
-_HEAD_RESULT_WITHIN = times.HEAD_RESULT
 
 
 def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -188,7 +185,7 @@ def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[Head
         members.append((worker.key, worker.name, gpus))
     sizes = tuple(NodeSize(gpus) for _, _, gpus in members)
     shares = tuple((key, AllReduceShare(name or "the head", gpus)) for key, name, gpus in members)
-    until = now + planned.PREFLIGHT_LIMIT + planned.PREFLIGHT_SPARE
+    until = now + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
     state = replace(state, preflight=Preflight(until, shares))
     orders = tuple(
         ProbeNode(key, ALL_REDUCE, share=ShareOrder(rank, sizes))
@@ -207,9 +204,7 @@ def apply_preflight_answers(
         return state
     for one in answers:
         if one.probe == ALL_REDUCE and any(key == node for key, _ in known.shares):
-            until = (
-                min(known.deadline, now + _HEAD_RESULT_WITHIN) if one.evidence else known.deadline
-            )
+            until = min(known.deadline, now + times.HEAD_RESULT) if one.evidence else known.deadline
             answered = {**known.answers, node: one}
             known = replace(known, answers=answered, deadline=until)
     return replace(state, preflight=known)
@@ -272,13 +267,11 @@ def _lost_in_preflight(state: HeadState, known: Preflight) -> tuple[str, ...]:
     )
 
 
-SLOW = times.ROUND_TRIP_SLOW
 _MAX_LOGGED = 8
 _MAX_FINDINGS = 64
 _MAX_NAMED = 8
 _OPEN_PORTS = "Open all TCP ports between the nodes; `pod-agent plan` lists those that are used"
 _ONE_DATA_CENTER = "Take nodes of one data center"
-_JOIN_SPREAD = times.JOIN_SPREAD
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 
 
@@ -313,7 +306,7 @@ def _order_early_samples(
     if state.phase is not h.HeadPhase.BOOTING or not is_early:
         return replace(state, probes=replace(state.probes, early_samples_at=None)), ()
     if at is None or now < at:
-        at = now + _JOIN_SPREAD if at is None else at
+        at = now + times.JOIN_SPREAD if at is None else at
         return replace(state, probes=replace(state.probes, early_samples_at=at)), ()
     state = replace(state, probes=replace(state.probes, early_samples_at=None))
     return order_samples(state, now, all_joined=False)
@@ -341,7 +334,7 @@ def _order_scores(
     if not new:
         return state, ()
     probes = state.probes
-    until = dict.fromkeys(new, now + planned.PROBE_LIMIT)
+    until = dict.fromkeys(new, now + times.NODE_PROBE)
     probes = replace(
         probes, score_asked=probes.score_asked | {*new}, open_scores={**probes.open_scores, **until}
     )
@@ -370,7 +363,7 @@ def give_up_scores(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]
     if not left:
         return state, ()
     state = replace(state, probes=replace(state.probes, open_scores={}))
-    limit = f"{planned.PROBE_LIMIT:g} s"
+    limit = f"{times.NODE_PROBE:g} s"
     what = f"{_names(state, left)} did not report within {limit} whether they reach it"
     return _report_findings(state, (Finding(REWARD, Level.WARN, what, _REACHABLE),))
 
@@ -428,7 +421,7 @@ def _finding(state: HeadState, node: str, answer: Answer) -> Finding | None:
     if answer.evidence:
         what = f"{who} does not reach the Ray of {other}: {answer.evidence}"
         return Finding("network", Level.WARN, what, _OPEN_PORTS)
-    if answer.seconds > SLOW:
+    if answer.seconds > times.ROUND_TRIP_SLOW:
         ms = round(answer.seconds * 1000)
         what = f"{ms} ms from {who} to {other} and back: every exchange between them pays that"
         return Finding("network", Level.WARN, what, _ONE_DATA_CENTER)

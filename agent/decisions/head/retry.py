@@ -106,7 +106,7 @@ def clearing_waits(state: HeadState) -> Iterator[Wait]:
             away[_leftover_name(state, name)] = at
     grace = state.goal.limits[planned.NODE]
     if here or state.own_leftovers is not None:
-        until = state.attempt.began + grace + planned.CLEAR_LIMIT
+        until = state.attempt.began + grace + times.EARLIER_ATTEMPT_ENDS
         own = [] if state.own_leftovers is None else ["this node"]
         evidence = state.own_leftovers or "its agent answers, and what it ran is not gone yet"
         yield Wait(planned.CLEAR, f"{before} on {listed([*own, *sorted(here)])}", until, evidence)
@@ -129,7 +129,6 @@ def _leftover_name(state: HeadState, name: str) -> str:
 
 MAX_LOST_NODES = 20_000
 """How many lost nodes of an attempt are kept by name, the newest."""
-_RECENT_LOSS_SECONDS = times.RECENT_LOSS
 
 
 def record_losses(state: HeadState, left: Mapping[str, str], now: float) -> HeadState:
@@ -198,7 +197,7 @@ def recent_loss(state: HeadState, now: float) -> str:
     """Return the loss that may have caused a failure now, or ''."""
     if state.ray.step is Step.LOST:
         return ray_lost_outcome(state).reason
-    recent = state.last_loss_at is not None and now < state.last_loss_at + _RECENT_LOSS_SECONDS
+    recent = state.last_loss_at is not None and now < state.last_loss_at + times.RECENT_LOSS
     return state.last_loss if recent else ""
 
 

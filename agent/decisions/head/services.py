@@ -298,7 +298,6 @@ def _is_overdue(state: HeadState, key: Key, item: Item, now: float) -> bool:
     return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
 
 
-HOLDER_SILENT_AFTER = times.QUEUE_HOLDER_SILENT
 _UNKNOWN = "?"
 """The disk of a node without facts: it may be shared with any other."""
 
@@ -415,7 +414,7 @@ def _drop_silent_holders(state: HeadState, now: float) -> tuple[HeadState, Order
         if (
             len(queue) > 1
             and holder is not None
-            and now >= holder.last_report_at + HOLDER_SILENT_AFTER
+            and now >= holder.last_report_at + times.QUEUE_HOLDER_SILENT
         ):
             state, more = _leave_all_queues(state, holder.key)
             orders += more

@@ -35,7 +35,7 @@ def apply_hang(state: HeadState, event: h.RayHangs, now: float) -> HeadState:
 
 
 def expire_hang(state: HeadState, now: float) -> HeadState:
-    """Treat Ray as lost if it hangs for HANG_LIMIT while it is needed."""
+    """Treat Ray as lost if it hangs too long while it is needed."""
     if state.hang is None or not _ray_is_needed(state) or now < _hang_deadline(state):
         return state
     evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
@@ -61,7 +61,7 @@ def hang_messages(before: HeadState, after: HeadState, event: HeadEvent) -> Iter
         return
     follows = "left alone, since a job runs that does not need it"
     if _ray_is_needed(after):
-        limit = round(planned.HANG_LIMIT)
+        limit = round(times.RAY_HANGS)
         follows = f"Ray is started again unless it continues within {limit} s"
     elif after.phase is HeadPhase.SUBMITTING and not after.hang.beside_job:
         follows = "the submission of the job waits for it"
@@ -76,14 +76,12 @@ def _ray_is_needed(state: HeadState) -> bool:
 
 
 def _hang_deadline(state: HeadState) -> float:
-    return state.hang_since + planned.HANG_LIMIT
+    return state.hang_since + times.RAY_HANGS
 
 
 _MAX_NAMED = 8
 """How many nodes with a service that is not ready are named; the rest are counted."""
-_PREPARE_STALE_AFTER = times.PREPARE_STALE
 _RAY_TAKES_JOB = "Ray to take the job"
-_KILL_MARGIN = times.JOB_KILLED
 
 
 def pending_waits(state: HeadState) -> tuple[Wait, ...]:
@@ -153,7 +151,7 @@ def _workers_deadline(state: HeadState) -> float:
     if not reports:
         return until
     longest = state.attempt.began + state.goal.max_prepare_seconds
-    return max(until, min(longest, max(reports) + _PREPARE_STALE_AFTER))
+    return max(until, min(longest, max(reports) + times.PREPARE_STALE))
 
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
@@ -256,13 +254,13 @@ def _submitting_waits(state: HeadState) -> Iterator[Wait]:
 def _judging_waits(state: HeadState) -> Iterator[Wait]:
     doubt = state.attempt.unreachable_nodes
     if doubt:
-        what, until = "GCS to report a lost node", state.phase_since + planned.GCS_LIMIT
+        what, until = "GCS to report a lost node", state.phase_since + times.GCS_REPORTS_LOSS
         yield Wait(planned.FAILURE_REPORTS, what, until, doubt)
     else:
         yield Wait(
             planned.FAILURE_REPORTS,
             "a report from every node",
-            state.phase_since + planned.ASK_LIMIT,
+            state.phase_since + times.NODES_ASKED,
         )
 
 
@@ -274,7 +272,7 @@ def stop_deadline(state: HeadState) -> float:
 def _stop_limit(state: HeadState) -> float:
     goal, verdict = state.goal, state.verdict
     follows = verdict is not None and is_loss(verdict) and state.lost_attempt_count < goal.retries
-    return goal.job_stop_grace + (_KILL_MARGIN if follows else 0.0)
+    return goal.job_stop_grace + (times.JOB_KILLED if follows else 0.0)
 
 
 def _stopping_waits(state: HeadState) -> Iterator[Wait]:

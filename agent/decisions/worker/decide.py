@@ -189,9 +189,6 @@ def _with_service(
     return replace(state, services={**state.services, name: new})
 
 
-LOG_SILENCE_AFTER = times.SILENCE_LOGGED
-
-
 def silence_messages(
     state: WorkerState, event: WorkerEvent, now: float
 ) -> tuple[WorkerState, tuple[LogLine, ...]]:
@@ -202,7 +199,7 @@ def silence_messages(
     if isinstance(event, HeadSpoke) and since is None and state.silence_logged:
         answers = LogLine(f"the head {state.goal.head} answers again")
         return replace(state, silence_logged=False), (answers,)
-    late = since is not None and now >= since + LOG_SILENCE_AFTER
+    late = since is not None and now >= since + times.SILENCE_LOGGED
     if not isinstance(event, HeadSilent) or not late or state.silence_logged:
         return state, ()
     left = round(state.last_reply_at + state.goal.limits[planned.SILENT_HEAD] - now)
@@ -211,8 +208,6 @@ def silence_messages(
     return replace(state, silence_logged=True), (LogLine(f"{silent}: {leaves}", "warning"),)
 
 
-RETRY_PAUSE = times.JOIN_RETRY_PAUSE
-_MAX_REPLY_HOLD = times.REPLY_AGE
 Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 
@@ -240,7 +235,7 @@ def first_state(
         ray=RayStep.UP,
         run_id=kept.run_id,
         ray_attempt=kept.attempt,
-        last_reached_at=-_MAX_REPLY_HOLD if kept.unreached_since is None else kept.unreached_since,
+        last_reached_at=-times.REPLY_AGE if kept.unreached_since is None else kept.unreached_since,
         unreached_since=kept.unreached_since,
         has_joined_before=True,
     )
@@ -287,12 +282,12 @@ def deadline(state: WorkerState) -> float | None:
     """Return when `decide` must run again even if no event arrives; None for never."""
     if state.phase is WorkerPhase.LEAVING:
         return None
-    times = [wait.deadline for wait in pending_waits(state)]
+    deadlines = [wait.deadline for wait in pending_waits(state)]
     until = fence.deadline(state)
-    times += [] if until is None else [until]
+    deadlines += [] if until is None else [until]
     if state.phase is WorkerPhase.JOINING and state.retry_at is not None and state.ray_ready:
-        times.append(state.retry_at)
-    return min(times, default=None)
+        deadlines.append(state.retry_at)
+    return min(deadlines, default=None)
 
 
 def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
@@ -517,7 +512,7 @@ def _schedule_join_retry(state: WorkerState, now: float) -> Decision:
     if state.fenced:  # the fence stopped it
         return replace(state, retry_at=now), ()
     log = LogLine(f"`ray start` ended ({state.ray_evidence}): trying again", "warning")
-    return replace(state, retry_at=now + RETRY_PAUSE), (log,)
+    return replace(state, retry_at=now + times.JOIN_RETRY_PAUSE), (log,)
 
 
 def _end_join(state: WorkerState, late: Wait) -> Decision:
@@ -547,7 +542,11 @@ def _following(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
             return _leave(state, ends.RAY_LOST_ON_WORKER.outcome(evidence=state.ray_evidence))
         log = LogLine(f"Ray was lost here ({state.ray_evidence}): joining again", "warning")
         state = replace(
-            state, phase=WorkerPhase.JOINING, phase_since=now, tries=0, retry_at=now + RETRY_PAUSE
+            state,
+            phase=WorkerPhase.JOINING,
+            phase_since=now,
+            tries=0,
+            retry_at=now + times.JOIN_RETRY_PAUSE,
         )
         return replace(state, ray_ready=state.ray_ready and not state.head_is_silent), (log,)
     return state, ()

@@ -25,18 +25,15 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
-_LATEST_FRACTION = times.FENCE_LATEST_SHARE
-_MIN_REPLY_SECONDS = times.FENCE_LEAST
-
 
 def deadline(state: WorkerState) -> float | None:
     """Return when everything here must stop, unless the head or its GCS is reached before."""
     if state.unreached_since is None or not _has_work(state):
         return None
     limit = state.goal.limits[planned.FENCE]
-    latest = state.last_reached_at + limit / planned.FENCE_SHARE * _LATEST_FRACTION
+    latest = state.last_reached_at + limit / times.FENCE_SHARE * times.FENCE_LATEST_SHARE
     return min(
-        state.unreached_since + limit, max(latest, state.unreached_since + _MIN_REPLY_SECONDS)
+        state.unreached_since + limit, max(latest, state.unreached_since + times.FENCE_LEAST)
     )
 
 
