@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console, Group
@@ -11,13 +10,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent.control.status import view_of
+from agent.control.status import sections
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
     from types import FrameType
 
-    from agent.control.status import Section
+    from agent.control.status import Section, ViewRow
 
 
 _STYLES = {"title": "bold", "good": "green", "busy": "yellow", "bad": "bold red", "dim": "dim"}
@@ -27,27 +26,37 @@ _MAX_LAST_LINES = 40
 """Lines of the last view that stay on the terminal."""
 
 
-def rich_view(view: Iterable[Section]) -> Group:
-    """Return a renderable of a view: one line per row, cut at the terminal's width."""
-    return Group(*(part for section in view for part in _renderables(section)))
+def rich_view(view: Iterable[Section], height: int) -> Group:
+    """Return a renderable of at most `height` lines, each cut at the terminal's width.
+
+    The last sections are cut: to draw thousands of nodes takes seconds.
+    """
+    parts: list[Text | Table] = []
+    for section in view:
+        rows = section.rows[: max(0, height - bool(section.title))]
+        if not rows:
+            continue
+        more = len(section.rows) - len(rows)
+        if section.title:
+            cut = f" ({more} more not shown)" if more else ""
+            parts.append(_text(section.title + cut, "bold"))
+        parts += _lines(rows)
+        height -= len(rows) + bool(section.title)
+    return Group(*parts)
 
 
-def _renderables(section: Section) -> list[Text | Table]:
-    title = [_text(section.title, "bold")] if section.title else []
-    if not section.rows:
-        return [*title]
-    columns = len(section.rows[0].cells)
+def _lines(rows: Sequence[ViewRow]) -> list[Text] | list[Table]:
+    columns = len(rows[0].cells)
     if columns == 1:
-        rows = [_text(row.cells[0], _STYLES.get(row.tone, "")) for row in section.rows]
-        return [*title, *rows]
+        return [_text(row.cells[0], _STYLES.get(row.tone, "")) for row in rows]
     table = Table.grid(padding=(0, 2, 0, 0), expand=True)
     for number in range(columns):
         is_last = number == columns - 1
         table.add_column(no_wrap=True, overflow="ellipsis", ratio=1 if is_last else None)
-    for row in section.rows:
+    for row in rows:
         style = _STYLES.get(row.tone, "")
         table.add_row(*(_text(cell, style) for cell in row.cells))
-    return [*title, table]
+    return [table]
 
 
 def _text(text: str, style: str) -> Text:
@@ -56,17 +65,16 @@ def _text(text: str, style: str) -> Text:
 
 
 class LiveScreen:
-    """Shows the newest status; its clocks run on between two updates."""
+    """Shows the newest status on the terminal's alternate screen."""
 
     def __init__(self) -> None:
         self._console = Console()
         self._status: Mapping[str, Any] | None = None
-        self._received_at = 0.0
         self._outage = ""
         self._live = Live(
+            Group("asking the head …"),
             console=self._console,
             screen=True,
-            get_renderable=self._render,
             refresh_per_second=_PER_SECOND,
             redirect_stdout=False,
             redirect_stderr=False,
@@ -85,26 +93,24 @@ class LiveScreen:
         self._live.stop()
 
     def show(self, status: Mapping[str, Any]) -> None:
-        """Show a status; raises here, not while drawing, for one that cannot be shown."""
-        view_of(status, self._console.height)
-        self._status, self._received_at, self._outage = status, time.monotonic(), ""
+        """Show a status; raises for one that cannot be shown."""
+        self._status, self._outage = status, ""
+        self._live.update(self._drawn(self._console.height))
 
     def show_outage(self, why: str) -> None:
         """Show why the head does not answer."""
         self._outage = why
+        self._live.update(self._drawn(self._console.height))
 
     def show_last(self) -> None:
         """Print the last view to the restored screen."""
         if self._status is not None:
-            height = min(_MAX_LAST_LINES, self._console.height - 1)
-            self._console.print(rich_view(view_of(self._status, height, outage=self._outage)))
+            self._console.print(self._drawn(min(_MAX_LAST_LINES, self._console.height - 1)))
 
-    def _render(self) -> Group:
-        status, age = self._status, time.monotonic() - self._received_at
-        if status is None:
-            return Group("asking the head …")
-        outage = f"{self._outage}; what is shown is {age:.0f} s old" if self._outage else ""
-        return rich_view(view_of(status, self._console.height, age, outage))
+    def _drawn(self, height: int) -> Group:
+        if self._status is None:
+            return Group(_text(self._outage, ""))
+        return rich_view(sections(self._status, self._outage), height)
 
 
 def _leave(signum: int, _frame: FrameType | None) -> NoReturn:

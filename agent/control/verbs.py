@@ -25,7 +25,13 @@ from agent.control.ask import (
     follow_status,
     own_port,
 )
-from agent.control.status import changes, duration_text, one_line, status_text, without_clocks
+from agent.control.status import (
+    duration_text,
+    lines_by_content,
+    one_line,
+    status_lines,
+    without_clocks,
+)
 from agent.plan.show import finding_line
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
@@ -184,7 +190,7 @@ def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
     if found is None:
         return 69
     try:
-        text = json.dumps(found.status) if as_json else status_text(found.status)
+        text = json.dumps(found.status) if as_json else "\n".join(status_lines(found.status))
     except UNKNOWN_FORMAT_ERRORS:
         print(OTHER_VERSION, file=sys.stderr)
         return 69
@@ -272,44 +278,39 @@ def _open_screen(*, as_json: bool) -> Iterator[Screen]:
                     yield live
                 live.show_last()
                 return
-    yield LineScreen()
-
-
-class JsonScreen:
-    """Prints each changed status as a line of JSON."""
-
-    def __init__(self) -> None:
-        self._before: object = None
-
-    def show(self, status: Status) -> None:
-        """Print a status that differs in more than its clocks."""
-        content = without_clocks(status)
-        if content != self._before:
-            self._before = content
-            print(json.dumps(status), flush=True)
-
-    def show_outage(self, why: str) -> None:
-        """Print nothing: the last line stays the newest."""
+    yield LineScreen(lines_by_content)
 
 
 class LineScreen:
-    """Prints the status once, then a line for each change."""
+    """Prints the lines of a status whose content is new, by a function that returns both."""
 
-    def __init__(self) -> None:
-        self._before: Status | None = None
-        self._is_silent = False
+    def __init__(self, lines: Callable[[Status], dict[str, str]]) -> None:
+        self._lines = lines
+        self._before: dict[str, str] = {}
+        self._outage = ""
 
     def show(self, status: Status) -> None:
-        """Print the changes."""
-        lines = [status_text(status)] if self._before is None else changes(self._before, status)
-        if self._is_silent:
-            lines.insert(0, "the head answers again")
-        self._before, self._is_silent = status, False
-        for line in lines:
+        """Print what changed."""
+        lines = self._lines(status)
+        if self._outage:
+            print("the head answers again", flush=True)
+        new = [line for content, line in lines.items() if content not in self._before]
+        self._before, self._outage = lines, ""
+        for line in new:
             print(line, flush=True)
 
     def show_outage(self, why: str) -> None:
         """Print the reason once per outage."""
-        if not self._is_silent:
-            self._is_silent = True
+        if not self._outage:
             print(one_line(why), flush=True)
+        self._outage = why
+
+
+class JsonScreen(LineScreen):
+    """Prints each changed status as a line of JSON, and no outage: the last line is the newest."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda status: {json.dumps(without_clocks(status)): json.dumps(status)})
+
+    def show_outage(self, why: str) -> None:
+        """Print nothing."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from agent.control import verbs
 from agent.control.ask import NoStatus
+from agent.control.status import lines_by_content
 from browsing.runs import status as run_of
 from unit.served import KEY, leave_key
 from unit.terminal import on_a_terminal
@@ -59,13 +60,16 @@ def test_a_pipe_gets_lines_until_the_end(tmp_path: Path) -> None:
         with watching(head, tmp_path) as program:
             assert program.stdout is not None
             for line in program.stdout:
-                if line.startswith("worker pod2"):
+                if line.startswith("node 2  pod2"):
                     break
             head.status = {**run_of(2), "phase": "stopping"}
-            assert program.stdout.readline() == "the head is stopping\n"
+            assert program.stdout.readline().startswith("run run-20261122-0712: stopping for ")
+            assert program.stdout.readline().startswith("node head  pod0  stopping")
             head.status = {**run_of(2), **OVER}
-            rest = program.stdout.read()
-            assert rest == "the head is leaving\nverdict: done: the job succeeded\n"
+            phase, verdict, node = program.stdout.read().splitlines()
+            assert phase.startswith("run run-20261122-0712: leaving for ")
+            assert verdict == "done: the job succeeded (exit code 0)"
+            assert node.startswith("node head  pod0  leaving")
             assert program.wait(20) == 0
 
 
@@ -95,7 +99,7 @@ def test_without_a_stream_status_is_polled(tmp_path: Path) -> None:
             assert poller.stdout is not None
             assert poller.stdout.readline().startswith("run run-2026")
             head.status = {**run_of(2), **OVER}
-            assert "verdict: done" in poller.stdout.read()
+            assert "done: the job succeeded" in poller.stdout.read()
             assert poller.wait(20) == 0
         assert not head.site._stream._readers  # noqa: SLF001 - its only sign
 
@@ -128,12 +132,12 @@ def test_at_a_terminal_without_rich(tmp_path: Path) -> None:
         head.status = run_of(3)
         given = {**environ(head, tmp_path), "PYTHONPATH": str(tmp_path)}
         with on_a_terminal(WATCH, given, 40, 100) as terminal:
-            terminal.wait_for("lines", lambda: any("worker pod3" in x for x in terminal.lines()))
+            terminal.wait_for("lines", lambda: any("node 3  pod3" in x for x in terminal.lines()))
             head.status = {**run_of(3), **OVER}
             assert terminal.to_the_end() == 0
         assert b"\x1b[?1049h" not in terminal.raw
         shown = [line for line in terminal.lines() if line]
-        assert shown[-1] == "verdict: done: the job succeeded"
+        assert "done: the job succeeded (exit code 0)" in shown
         assert not any("rich" in line for line in shown)
 
 
@@ -169,7 +173,7 @@ def test_a_lost_head_ends_the_watch() -> None:
 
 def test_an_outage_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     """A second line is printed when the head answers again."""
-    lines = verbs.LineScreen()
+    lines = verbs.LineScreen(lines_by_content)
     lines.show(run_of(1))
     capsys.readouterr()
     lines.show_outage("it does not answer")
