@@ -13,8 +13,9 @@ from agent.base import times
 from agent.base.errors import AgentError, SettingsError
 from agent.record.background import finish_all
 from agent.record.log import say
+from agent.record.threads import run_within
 from agent.runtime import parent
-from agent.runtime.signals import exit_now, make_streams_safe, run_within
+from agent.runtime.signals import exit_now, make_streams_safe
 from agent.settings.redact import redactor_for
 
 if TYPE_CHECKING:

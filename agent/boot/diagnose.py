@@ -28,7 +28,7 @@ from agent.record import codec, events, node_record, run_folder, run_record
 from agent.record.bundle import Bundle, BundlePart
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
-from agent.runtime.signals import run_within
+from agent.record.threads import run_within
 from agent.runtime.waiting import in_thread
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ async def make_bundle(
         return outcome
     scope = "all nodes" if run.plan.topology.is_head else "this node"
     task = BundleTask(run, outcome, attempts, more, scope)
-    await in_thread(task.run, task.limit + _EXTRA_TIME)
+    await in_thread(task.write, task.limit)
     return task.result()
 
 
@@ -149,12 +149,12 @@ def make_bundle_without_loop(run: NodeRun, outcome: Outcome) -> Outcome:
     if not outcome.needs_bundle or run.bundle is not None:
         return outcome
     task = BundleTask(run, outcome, (), (), "this node")
-    run_within(task.limit + _EXTRA_TIME, task.run)
+    run_within(task.limit, task.write)
     return task.result()
 
 
 class BundleTask:
-    """Writes one bundle."""
+    """Writes one bundle, in a thread that is abandoned after `limit` seconds."""
 
     def __init__(
         self,
@@ -172,15 +172,12 @@ class BundleTask:
         self._with_hint = replace(outcome, remedy=remedy)
         self._attempts = attempts
         self._more = more
-        self.limit = run.plan.budget.bundle
+        self.limit = run.plan.budget.bundle + _EXTRA_TIME
 
-    def run(self) -> None:
-        """Write the bundle, in a thread that the caller may abandon."""
-        until = time.monotonic() + self.limit
-        try:
-            self._bundle.make(self._parts(), self._run.redactor.clean, until)
-        except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
-            self._bundle.fault = f"{type(error).__name__}: {error}"
+    def write(self) -> None:
+        """Write the bundle."""
+        until = time.monotonic() + self._run.plan.budget.bundle
+        self._bundle.make(self._parts(), self._run.redactor.clean, until)
 
     def result(self) -> Outcome:
         """Return the outcome with the bundle's path, or log why there is no bundle."""
@@ -188,7 +185,7 @@ class BundleTask:
             self._run.bundle = self._bundle.path.name
             return self._with_hint
         self._run.bundle = ""
-        why = self._bundle.fault or f"the disk took longer than {self.limit + _EXTRA_TIME:g} s"
+        why = self._bundle.fault or f"the disk took longer than {self.limit:g} s"
         say(f"no failure bundle in {self._bundle.path.parent}: {why}", "warning")
         return self._original
 
@@ -196,19 +193,13 @@ class BundleTask:
         """Yield the bundle's parts, the most important first."""
         run, name = self._run, self._bundle.path.name
         contents = (self._with_hint, self._attempts, run.outages, name)
-        yield BundlePart(run_folder.OUTCOME_FILE, lambda: run_folder.outcome_text(*contents))
-        yield BundlePart("plan.txt", self._plan)
-        yield BundlePart(f"{bundle_folder(run)}/facts.json", self._facts)
+        yield BundlePart(run_folder.OUTCOME_FILE, partial(run_folder.outcome_text, *contents))
+        yield BundlePart("plan.txt", partial(render, run.plan, run.redactor))
+        facts = partial(_facts, run.plan.facts, run.redactor.clean)
+        yield BundlePart(f"{bundle_folder(run)}/facts.json", facts)
         yield from local_logs(run)
         yield from self._more
         yield from local_records(run)
-
-    def _plan(self) -> str:
-        return render(self._run.plan, self._run.redactor)
-
-    def _facts(self) -> str:
-        facts = without_addresses(self._run.plan.facts)
-        return json.dumps(codec.fields_of(facts, self._run.redactor.clean), indent=1)
 
 
 def bundle_folder(run: NodeRun) -> str:
@@ -299,18 +290,6 @@ class WorkerLogs:
             return ()
         known.append(complaint)
         return ("agent", *(self._ray_logs if worker.error else ()), *(item.name for item in lost))
-
-    async def make_bundle(
-        self,
-        outcome: Outcome,
-        attempts: Sequence[AttemptRecord],
-        state: HeadState,
-        reports: Reports,
-    ) -> Outcome:
-        """Write a bundle with the workers' logs if the run failed."""
-        if not outcome.needs_bundle:
-            return outcome
-        return await make_bundle(self._run, outcome, attempts, self.bundle_parts(state, reports))
 
     def bundle_parts(self, state: HeadState, reports: Reports) -> Iterator[BundlePart]:
         """Yield the workers' logs and reports; workers without a goodbye come first."""

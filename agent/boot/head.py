@@ -10,7 +10,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base.outcome import Kind
-from agent.boot.diagnose import WorkerLogs, explain_end
+from agent.boot.diagnose import WorkerLogs, explain_end, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import (
     Submission,
@@ -416,9 +416,8 @@ class HeadAgent:
             if isinstance(link, TorchrunLink):
                 tasks.start_soon(link.stop_local, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
-        return await self._worker_logs.make_bundle(
-            outcome, self._keeper.attempts, self._state, reports
-        )
+        parts = self._worker_logs.bundle_parts(self._state, reports)
+        return await make_bundle(self._run, outcome, self._keeper.attempts, parts)
 
 
 def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:

@@ -6,18 +6,18 @@ import os
 import re
 import resource
 import shutil
+import stat
 import time
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import anyio
 import psutil
 from msgspec.structs import replace
 
 from agent.base import ends, times
-from agent.base.value import Value
 from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.machine import WANTED_FILES
@@ -34,7 +34,7 @@ from agent.settings.jobs import TORCHRUN
 from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 
     from agent.base.outcome import Outcome
     from agent.node.facts import Facts, Folder
@@ -182,29 +182,19 @@ _MOST = 64
 _MOST_FILES = 10_000
 
 
-class Session(Value):
-    """A session's folder."""
+def choose_removals(
+    changed: Mapping[str, float], living: Container[str], now: float
+) -> tuple[list[str], list[str]]:
+    """Choose the sessions to remove, and those of which only spilled objects are removed.
 
-    name: str
-    changed: float
-    """When the folder or one of its logs changed last."""
-
-
-class Removals(NamedTuple):
-    """Sessions to remove, by name."""
-
-    whole: tuple[str, ...] = ()
-    spilled_only: tuple[str, ...] = ()
-    """Sessions of which only spilled objects are removed."""
-
-
-def choose_removals(found: Iterable[Session], living: frozenset[str], now: float) -> Removals:
-    """Choose what to remove: nothing of a session that a process uses or that changed recently."""
+    `changed` is when each session changed last. Nothing is chosen that a process uses or that
+    changed recently.
+    """
     dead = [
-        one for one in found if one.name not in living and one.changed + times.SESSION_QUIET < now
+        name for name in changed if name not in living and changed[name] + times.SESSION_QUIET < now
     ]
-    names = [one.name for one in sorted(dead, key=lambda one: (-one.changed, one.name))]
-    return Removals(tuple(names[KEPT_SESSIONS:][-_MOST:]), tuple(names[:KEPT_SESSIONS]))
+    dead.sort(key=lambda name: (-changed[name], name))
+    return dead[KEPT_SESSIONS:][-_MOST:], dead[:KEPT_SESSIONS]
 
 
 async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
@@ -222,30 +212,30 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
 
 def _prune(temp_dir: Path) -> int:
     """Remove them; return the number of sessions that were removed entirely."""
-    found = [*_sessions(temp_dir)]
-    if not found:
+    changed = {path.name: _changed(path) for path in _sessions(temp_dir)}
+    if not changed:
         return 0
-    removals = choose_removals(found, _sessions_in_use(), time.time())
-    for name in removals.spilled_only:
+    in_use = {name for _, line in command_lines() for name in _NAME.findall(line)}
+    whole, spilled_only = choose_removals(changed, in_use, time.time())
+    for name in spilled_only:
         for folder in (temp_dir / name).glob(_SPILLED):
             shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
-    for name in removals.whole:
+    for name in whole:
         shutil.rmtree(temp_dir / name, ignore_errors=True)  # same
-    return sum(not (temp_dir / name).exists() for name in removals.whole)
+    return sum(not (temp_dir / name).exists() for name in whole)
 
 
-def _sessions(temp_dir: Path) -> Iterator[Session]:
+def _sessions(temp_dir: Path) -> Iterator[Path]:
     """Yield this user's sessions; links are skipped."""
-    try:
-        with os.scandir(temp_dir) as entries:
-            for entry in entries:
-                is_ours = entry.is_dir(follow_symlinks=False) and (
-                    entry.stat(follow_symlinks=False).st_uid == os.getuid()
-                )
-                if is_ours and _NAME.fullmatch(entry.name):
-                    yield Session(entry.name, _changed(Path(entry.path)))
-    except OSError:  # there is none yet, or it was just removed
-        return
+    with suppress(OSError):  # there is none yet, or it was just removed
+        for path in temp_dir.iterdir():
+            about = path.lstat()
+            if (
+                stat.S_ISDIR(about.st_mode)
+                and about.st_uid == os.getuid()
+                and _NAME.fullmatch(path.name)
+            ):
+                yield path
 
 
 def _changed(session: Path) -> float:
@@ -260,11 +250,6 @@ def _changed(session: Path) -> float:
     except OSError:
         return time.time()
     return newest
-
-
-def _sessions_in_use() -> frozenset[str]:
-    """Return the sessions that appear in processes' command lines."""
-    return frozenset(name for _, line in command_lines() for name in _NAME.findall(line))
 
 
 class SurvivingProcesses:

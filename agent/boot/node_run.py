@@ -22,10 +22,10 @@ from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecorder
 from agent.record.run_folder import write_outcome
+from agent.record.threads import run_within
 from agent.runtime import descendants, driver
 from agent.runtime.process import Child
 from agent.runtime.ray_watch import MemoryWatch
-from agent.runtime.signals import run_within
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
 
 if TYPE_CHECKING:

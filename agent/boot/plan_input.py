@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -25,9 +25,9 @@ from agent.node.upload import LIMIT, measure
 from agent.plan.listeners import port_clashes
 from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems
 from agent.record.run_folder import read_checkpoints
+from agent.record.threads import run_within
 from agent.runtime import parent
 from agent.runtime.dns import lookup_briefly
-from agent.runtime.signals import run_within
 from agent.settings import load, ray_args
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.model import Settings
@@ -40,16 +40,13 @@ from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from agent.node.facts import Facts, RayPython, TorchPython
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
     from agent.work.services import ServicesFile
-
-
-T = TypeVar("T")
 
 
 def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
@@ -253,20 +250,13 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     found = pythons.find_framework(known.framework, facts.job_python, starts_in)
     facts = replace(facts, framework=found)
     folder = checkpoint_folder(settings, loaded.command)
-    mount = _read_in_time(lambda: (mount_of(folder),))
+    mount = run_within(times.START_DISK, lambda: (mount_of(folder),))
     if mount is not None:
         facts = replace(facts, checkpoints=mount[0])
-        sizes = _read_in_time(lambda: (free_at(folder), weights_in(settings.model)))
+        sizes = run_within(times.START_DISK, lambda: (free_at(folder), weights_in(settings.model)))
         if sizes is not None:
             facts = replace(facts, checkpoints_free=sizes[0], model_bytes=sizes[1])
     return facts
-
-
-def _read_in_time(read: Callable[[], T]) -> T | None:
-    """Read from a disk; None if it takes longer than `times.START_DISK`."""
-    found: list[T] = []
-    run_within(times.START_DISK, lambda: found.append(read()))
-    return found[0] if found else None
 
 
 def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
@@ -274,7 +264,7 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     job = plan.job
     if job is None or job.recipe is None or not job.recipe.known.framework:
         return ()
-    held = _read_in_time(lambda: read_checkpoints(job.checkpoints))
+    held = run_within(times.START_DISK, lambda: read_checkpoints(job.checkpoints))
     if held is None:
         return ()
     ours = checkpoint_owner(job.recipe, world_size(job.recipe.input.nodes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import shlex
 from typing import TYPE_CHECKING
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.errors import PreflightError, Problem, SettingsError
-from agent.base.value import Value
 from agent.node import pythons
 from agent.plan.make import checkpoint_folder
 from agent.settings import load
@@ -27,7 +27,7 @@ from agent.work.recipes.recipe import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from agent.settings.jobs import KnownJob
 
@@ -36,40 +36,17 @@ _PYTHON = "python3"
 _LARGEST = 100_000
 
 
-class UsageError(Exception):
-    """An invalid command line, explained in a sentence."""
+def to_json(made: Command) -> str:
+    """Return a command as JSON."""
+    return json.dumps({"argv": made.argv, "env": {**made.env}, "why": {**made.why}}, indent=2)
 
 
-class RecipeQuery(Value):
-    """The arguments of `recipe`, as given."""
-
-    name: str
-    nodes: str
-    gpus: str
-    cpus: str | None = None
-    version: str | None = None
-
-
-class RenderedRecipe(Value):
-    """A recipe's command with its warnings."""
-
-    command: Command
-    warnings: tuple[str, ...] = ()
-
-    def to_json(self) -> str:
-        """Return it as JSON."""
-        made = self.command
-        return json.dumps({"argv": made.argv, "env": {**made.env}, "why": {**made.why}}, indent=2)
-
-    def to_text(self) -> str:
-        """Return the command, which can be pasted after `--`, and the reason for each argument."""
-        made = self.command
-        lines = [" \\\n    ".join(shlex.join(words) for words in split_lines(made.argv))]
-        lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
-        lines += [
-            f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()
-        ]
-        return "\n".join([*lines, *(f"# {note}" for note in made.notes)])
+def to_text(made: Command) -> str:
+    """Return a command, which can be pasted after `--`, and the reason for each argument."""
+    lines = [" \\\n    ".join(shlex.join(words) for words in split_lines(made.argv))]
+    lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
+    lines += [f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()]
+    return "\n".join([*lines, *(f"# {note}" for note in made.notes)])
 
 
 def rows() -> Iterator[str]:
@@ -84,12 +61,13 @@ def rows() -> Iterator[str]:
         )
 
 
-def show(environ: Mapping[str, str], query: RecipeQuery) -> RenderedRecipe:
-    """Make a recipe's command for some nodes; raise UsageError for invalid numbers."""
-    nodes = read_nodes(query)
-    known = BY_NAME[query.name]
-    settings = load({**environ, "AGENT_JOB": query.name}).settings
-    chosen = _version(known, query.version, environ.get("PATH"))
+def show(
+    environ: Mapping[str, str], name: str, nodes: tuple[NodeSize, ...], version: str | None
+) -> tuple[Command, str]:
+    """Return a recipe's command for some nodes, and a warning or ''."""
+    known = BY_NAME[name]
+    settings = load({**environ, "AGENT_JOB": name}).settings
+    chosen = _version(known, version, environ.get("PATH"))
     folder = checkpoint_folder(settings, None)
     asked = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
     try:
@@ -100,27 +78,30 @@ def show(environ: Mapping[str, str], query: RecipeQuery) -> RenderedRecipe:
         ) from None
     if known.launcher == "torchrun":
         made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
-    warning = f"{known.framework} {chosen.warning}" if chosen.warning else ""
-    return RenderedRecipe(made, (warning,) if warning else ())
+    return made, f"{known.framework} {chosen.warning}" if chosen.warning else ""
 
 
-def read_nodes(query: RecipeQuery) -> tuple[NodeSize, ...]:
-    """Return the size of each node."""
-    count = _number("--nodes", query.nodes, 1)
-    gpus = [_number("--gpus", word, 0) for word in query.gpus.split(",")]
-    cpus = None if query.cpus is None else _number("--cpus", query.cpus, 0)
-    if len(gpus) == 1:
-        gpus *= count
-    if len(gpus) != count:
-        raise UsageError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
-    return tuple(NodeSize(gpu, cpus) for gpu in gpus)
+def node_sizes(count: int, gpus: Sequence[int], cpus: int | None) -> tuple[NodeSize, ...]:
+    """Return the size of each node; one number of GPUs applies to all."""
+    if not count:
+        raise argparse.ArgumentTypeError("--nodes must be at least 1")
+    each = [*gpus] * count if len(gpus) == 1 else gpus
+    if len(each) != count:
+        raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
+    return tuple(NodeSize(one, cpus) for one in each)
 
 
-def _number(flag: str, text: str, least: int) -> int:
+def whole_number(text: str) -> int:
+    """Parse --nodes or --cpus."""
     word = text.strip()
-    if not (word.isascii() and word.isdigit() and len(word) < 9 and least <= int(word) <= _LARGEST):
-        raise UsageError(f"{flag}: {text!r} is no whole number from {least} to {_LARGEST}")
+    if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
     return int(word)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Parse --gpus."""
+    return [whole_number(word) for word in text.split(",")]
 
 
 def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersion:

@@ -6,7 +6,6 @@ import os
 import time
 import traceback
 from contextlib import suppress
-from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -30,8 +29,8 @@ from agent.record.run_choice import choose_run
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
 from agent.record.run_folder import RunFolder, read_outcome, write_outcome
 from agent.record.run_record import fingerprint
+from agent.record.threads import run_within
 from agent.runtime import descendants, parent, signals
-from agent.runtime.signals import run_within
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
 from agent.work.job import job_identity
@@ -129,7 +128,11 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         )
         outcome, attempts = _run_role(node_run, None), ()
     contents = (outcome, attempts, node_run.outages, node_run.bundle or "")
-    write = partial(write_outcome, folder.path, *contents)
+
+    def write() -> bool:
+        write_outcome(folder.path, *contents)
+        return True
+
     if not run_within(times.DISK_AT_END, write):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
@@ -139,10 +142,11 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
 def _refuse_a_stalled_disk(root: Path) -> None:
     """Create the folder of all runs; refuse to run if its disk does not answer."""
 
-    def make() -> None:
+    def make() -> bool:
         with suppress(OSError):  # the run folder reports this error
             root.mkdir(parents=True, exist_ok=True)
             os.utime(root)
+        return True
 
     if not run_within(times.RUN_FOLDER_DISK, make):
         raise PreflightError(

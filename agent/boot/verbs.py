@@ -134,9 +134,16 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
     add("recipes", "list the recipes, one a line")
     recipe = add("recipe", "print the command that a recipe would submit, and why")
     recipe.add_argument("name", metavar="NAME", choices=tuple(BY_NAME), help="see `recipes`")
-    recipe.add_argument("--nodes", required=True, metavar="N", help="how many would join")
-    recipe.add_argument("--gpus", required=True, metavar="G", help="of each: 8, or 8,8,4")
-    recipe.add_argument("--cpus", metavar="C", help="of each; left out: enough of them")
+    number, numbers = recipe_verb.whole_number, recipe_verb.whole_numbers
+    recipe.add_argument(
+        "--nodes", type=number, required=True, metavar="N", help="how many would join"
+    )
+    recipe.add_argument(
+        "--gpus", type=numbers, required=True, metavar="G", help="of each: 8, or 8,8,4"
+    )
+    recipe.add_argument(
+        "--cpus", type=number, metavar="C", help="of each; left out: enough of them"
+    )
     recipe.add_argument(
         "--framework-version", metavar="V", help="default: the one installed here, else the newest"
     )
@@ -220,16 +227,16 @@ def _recipes(_environ: Mapping[str, str], _options: argparse.Namespace) -> int:
 
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    sizes = (options.nodes, options.gpus, options.cpus)
-    wanted = recipe_verb.RecipeQuery(options.name, *sizes, options.framework_version)
     try:
-        shown = recipe_verb.show(environ, wanted)
-    except recipe_verb.UsageError as error:
+        nodes = recipe_verb.node_sizes(options.nodes, options.gpus, options.cpus)
+    except argparse.ArgumentTypeError as error:
         print(f"pod-agent recipe: error: {error}", file=sys.stderr)
         return 2
-    for warning in shown.warnings:
+    command, warning = recipe_verb.show(environ, options.name, nodes, options.framework_version)
+    if warning:
         print(f"pod-agent: {warning}", file=sys.stderr)
-    _print_clean(environ, shown.to_json() if options.json else shown.to_text())
+    render_command = recipe_verb.to_json if options.json else recipe_verb.to_text
+    _print_clean(environ, render_command(command))
     return 0
 
 

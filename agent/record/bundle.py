@@ -97,6 +97,8 @@ class Bundle:
                     self.is_complete = True
         except OSError as error:
             self.fault = error_text(error)
+        except Exception as error:  # noqa: BLE001 - no error here may keep the run from ending
+            self.fault = f"{type(error).__name__}: {error}"
         finally:
             with suppress(OSError):
                 part.unlink(missing_ok=True)

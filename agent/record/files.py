@@ -8,13 +8,14 @@ import os
 import re
 import secrets
 import stat
-import threading
 from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING
 
 from agent.base import times
+from agent.record.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -151,10 +152,8 @@ class FileLock:
             if error.errno in {errno.ENOSPC, errno.EDQUOT}:
                 return LockHolder.UNKNOWN
             raise
-        asking = threading.Thread(target=self._ask, args=(self._descriptor,), daemon=True)
-        try:
-            asking.start()
-        except RuntimeError:  # pids.max: go on without a lock
+        asking = start_thread(partial(self._ask, self._descriptor))
+        if asking is None:  # go on without a lock
             return LockHolder.UNKNOWN
         asking.join(limit)
         if asking.is_alive():

@@ -7,7 +7,6 @@ import io
 import os
 import signal
 import sys
-import threading
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -17,6 +16,7 @@ from anyio import TASK_STATUS_IGNORED
 from agent.base import times
 from agent.record.background import finish_all
 from agent.record.log import say
+from agent.record.threads import start_thread
 from agent.runtime import descendants, parent
 from agent.runtime.first_signals import NOTICES, ignore_signals, set_handler
 
@@ -35,34 +35,12 @@ def exit_now(code: int) -> None:
 
     Neither a thread stuck in the resolver nor a pipe without a reader delays it.
     """
-    flushing = _start_thread(_flush_streams)
+    flushing = start_thread(_flush_streams)
     finish_all(times.FLUSH)
     if flushing is not None:
         flushing.join(0.1)
     parent.send_exit_code(code)
     os._exit(code)
-
-
-def run_within(limit: float, act: Callable[[], object]) -> bool:
-    """Run in a thread what a stalled disk may block; return whether it finished in time.
-
-    `act` handles its own errors. If no thread can be started, it runs in this one.
-    """
-    thread = _start_thread(act)
-    if thread is None:
-        act()
-        return True
-    thread.join(limit)
-    return not thread.is_alive()
-
-
-def _start_thread(act: Callable[[], object]) -> threading.Thread | None:
-    thread = threading.Thread(target=act, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:  # pids.max
-        return None
-    return thread
 
 
 def _flush_streams() -> None:

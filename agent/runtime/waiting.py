@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import threading
 from collections import deque
 from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -16,6 +15,7 @@ from agent.base.errors import AgentError
 from agent.base.value import Value
 from agent.node.limits import process_limit_error
 from agent.record.log import say
+from agent.record.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -117,22 +117,26 @@ class Inbox(Generic[E]):
         return self._events.popleft() if self._events else None
 
 
-async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
-    """Return the result of a read in a thread; None if it takes longer than `limit` seconds."""
-    loop, done, found = asyncio.get_running_loop(), anyio.Event(), list[T]()
+def in_background(read: Callable[[], T]) -> asyncio.Future[T] | None:
+    """Read in a thread; None if no thread can be started."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
 
     def work() -> None:
-        found.append(read())
+        result = read()
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(done.set)
+            loop.call_soon_threadsafe(future.set_result, result)
 
-    try:
-        threading.Thread(target=work, name="read", daemon=True).start()
-    except RuntimeError:  # pids.max
+    return None if start_thread(work) is None else future
+
+
+async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
+    """Return the result of a read in a thread; None if it takes longer than `limit` seconds."""
+    future = in_background(read)
+    if future is None:
         return None
-    with anyio.move_on_after(limit):
-        await done.wait()
-    return found[0] if found else None
+    await asyncio.wait([future], timeout=limit)
+    return future.result() if future.done() else None
 
 
 class Failure(Value):

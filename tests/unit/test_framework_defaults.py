@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.base.errors import AgentError
-from agent.boot.recipe_verb import RecipeQuery, show
+from agent.boot.recipe_verb import node_sizes, show, whole_numbers
 from agent.bundled import trl_grpo
 from agent.settings.jobs import JOBS
 
@@ -47,7 +47,8 @@ def load(name: str) -> dict[str, Any]:
 def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
     """Return each flag, key or environment variable (`env:NAME`) that the recipe sets."""
     nodes, gpus = shape.split("x")
-    command = show(ENVIRON, RecipeQuery(recipe, nodes, gpus, None, release or None)).command
+    sizes = node_sizes(int(nodes), whole_numbers(gpus), None)
+    command, _ = show(ENVIRON, recipe, sizes, release or None)
     if recipe == "trl-grpo":  # a program of this project, whose own defaults count
         options = vars(trl_grpo.parser().parse_args(command.argv[2:]))
         return {
@@ -278,11 +279,13 @@ def test_what_the_seeds_give_today(seed: dict[str, Any], probe: dict[str, Any]) 
     ours = seed["ours"]
     given = {} if probe.get("only") else ours["environment"]
     environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
-    nodes, gpus = str(probe.get("nodes", seed["nodes"])), str(seed["gpus"])
+    nodes = node_sizes(
+        int(probe.get("nodes", seed["nodes"])), whole_numbers(str(seed["gpus"])), None
+    )
     release = probe.get("release", ours.get("release"))
-    query = RecipeQuery(ours["recipe"], nodes, gpus, None, release)
     try:
-        command = show({**environ, **given, **probe.get("environment", {})}, query).command
+        whole = {**environ, **given, **probe.get("environment", {})}
+        command, _ = show(whole, ours["recipe"], nodes, release)
         found = (0, " ".join(command.argv))
     except AgentError as error:
         found = (error.exit_code, error.sentence())
@@ -302,8 +305,8 @@ def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
     ours = seed["ours"]
     environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
     release = full[0].get("release", ours.get("release"))
-    query = RecipeQuery(ours["recipe"], str(seed["nodes"]), str(seed["gpus"]), None, release)
-    found = parsed(show({**environ, **ours["environment"]}, query).command)
+    nodes = node_sizes(int(seed["nodes"]), whole_numbers(str(seed["gpus"])), None)
+    found = parsed(show({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0])
     other = {
         key
         for key, value in seed["job"].items()

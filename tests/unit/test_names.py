@@ -96,8 +96,8 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
     async def story() -> None:
         await dns.resolve("pod0", 0.01)
         slow.go.set()
-        question = dns._lookups["pod0"]  # noqa: SLF001 - to wait for its answer only
-        assert await question.answer(20) == ("10.0.0.1",)
+        answer = await dns._lookups["pod0"]  # noqa: SLF001 - to wait for its answer only
+        assert answer.found == ("10.0.0.1",)
         monkeypatch.setattr(dns, "_REUSE_SECONDS", -1.0)
         assert await dns.resolve("pod0", 20) == ("10.0.0.1",)
 
@@ -112,8 +112,8 @@ def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
     async def story() -> None:
         for _ in range(5):
             await dns.resolve("pod0", 0.001)
-        question = dns._lookups["pod0"]  # noqa: SLF001 - what must not grow
-        assert question._waiting == []  # noqa: SLF001 - same
+        lookup = dns._lookups["pod0"]  # noqa: SLF001 - what must not grow
+        assert not lookup._callbacks  # noqa: SLF001 - same
         slow.go.set()
         await dns.resolve("pod0", 20)
 

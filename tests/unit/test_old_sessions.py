@@ -16,63 +16,57 @@ from hypothesis import strategies as st
 from agent.base import times
 from agent.boot.make_ready import (
     KEPT_SESSIONS,
-    Session,
     choose_removals,
     prune_sessions,
 )
 from agent.runtime.waiting import BestEffort
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 NOW = 1_000_000.0
 OLD = NOW - times.SESSION_QUIET - 1
 
 
-def names(*numbers: int) -> tuple[str, ...]:
+def names(*numbers: int) -> list[str]:
     """Return the names of sessions by number."""
-    return tuple(f"s{n}" for n in numbers)
+    return [f"s{n}" for n in numbers]
 
 
-def aged(*ages: float) -> list[Session]:
+def aged(*ages: float) -> dict[str, float]:
     """Return sessions that changed so many seconds before they count as quiet."""
-    return [Session(f"s{n}", OLD - age) for n, age in enumerate(ages)]
+    return {f"s{n}": OLD - age for n, age in enumerate(ages)}
 
 
 @pytest.mark.parametrize(
     ("found", "living", "whole", "spilled"),
     [
-        ([], (), (), ()),
-        (aged(0, 1, 2), (), (), names(0, 1, 2)),
+        ({}, (), [], []),
+        (aged(0, 1, 2), (), [], names(0, 1, 2)),
         (aged(4, 3, 2, 1, 0), (), names(1, 0), names(4, 3, 2)),
-        (aged(4, 3, 2, 1, 0), names(0, 4), (), names(3, 2, 1)),
-        ([*aged(4, 3, 2, 1), Session("s9", NOW - 1)], (), names(0), names(3, 2, 1)),
+        (aged(4, 3, 2, 1, 0), names(0, 4), [], names(3, 2, 1)),
+        ({**aged(4, 3, 2, 1), "s9": NOW - 1}, (), names(0), names(3, 2, 1)),
     ],
 )
 def test_what_goes(
-    found: list[Session],
-    living: tuple[str, ...],
-    whole: tuple[str, ...],
-    spilled: tuple[str, ...],
+    found: dict[str, float], living: Sequence[str], whole: list[str], spilled: list[str]
 ) -> None:
     """The oldest go whole, the newest lose what they spilled; those that live lose nothing."""
-    going = choose_removals(found, frozenset(living), NOW)
-    assert (going.whole, going.spilled_only) == (whole, spilled)
+    assert choose_removals(found, living, NOW) == (whole, spilled)
 
 
 @given(
-    st.lists(
-        st.builds(Session, st.text(max_size=3), st.floats(0, NOW)), unique_by=lambda s: s.name
-    ),
+    st.dictionaries(st.text(max_size=3), st.floats(0, NOW)),
     st.frozensets(st.text(max_size=3)),
 )
-def test_never_a_living_one(found: list[Session], living: frozenset[str]) -> None:
+def test_never_a_living_one(found: dict[str, float], living: frozenset[str]) -> None:
     """Nothing that a process names, nothing that changed lately, and no more than was found."""
-    going = choose_removals(found, living, NOW)
-    gone = {*going.whole, *going.spilled_only}
+    whole, spilled_only = choose_removals(found, living, NOW)
+    gone = {*whole, *spilled_only}
     assert not gone & living
-    assert all(one.changed < NOW - times.SESSION_QUIET for one in found if one.name in gone)
-    assert len(going.spilled_only) <= KEPT_SESSIONS
+    assert all(found[name] < NOW - times.SESSION_QUIET for name in gone)
+    assert len(spilled_only) <= KEPT_SESSIONS
 
 
 def made(temp: Path, day: int, age: float = 2 * times.SESSION_QUIET) -> Path:

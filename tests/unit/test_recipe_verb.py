@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import shlex
@@ -12,7 +13,15 @@ from pathlib import Path
 import pytest
 
 from agent.base.errors import AgentError, PreflightError
-from agent.boot.recipe_verb import RecipeQuery, RenderedRecipe, UsageError, read_nodes, rows, show
+from agent.boot.recipe_verb import (
+    node_sizes,
+    rows,
+    show,
+    to_json,
+    to_text,
+    whole_number,
+    whole_numbers,
+)
 from agent.settings.jobs import JOBS
 from agent.work.recipes.recipe import Command, NodeSize
 from unit.toy_recipe import NAME, NEEDED, toy
@@ -31,6 +40,12 @@ def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def parsed(nodes: str, gpus: str, cpus: str | None = None) -> tuple[NodeSize, ...]:
+    """Return the sizes that these flags give."""
+    of_each = None if cpus is None else whole_number(cpus)
+    return node_sizes(whole_number(nodes), whole_numbers(gpus), of_each)
+
+
 @pytest.mark.parametrize(
     ("nodes", "gpus", "cpus", "sizes"),
     [
@@ -43,7 +58,7 @@ def test_nodes_on_the_command_line(
     nodes: str, gpus: str, cpus: str | None, sizes: tuple[NodeSize, ...]
 ) -> None:
     """One number for all, or one for each."""
-    assert read_nodes(RecipeQuery("toy", nodes, gpus, cpus)) == sizes
+    assert parsed(nodes, gpus, cpus) == sizes
 
 
 @pytest.mark.parametrize(
@@ -60,8 +75,8 @@ def test_nodes_on_the_command_line(
 )
 def test_wrong_numbers_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None:
     """A wrong number is a usage error."""
-    with pytest.raises(UsageError):
-        read_nodes(RecipeQuery("toy", nodes, gpus, cpus))
+    with pytest.raises(argparse.ArgumentTypeError):
+        parsed(nodes, gpus, cpus)
 
 
 @pytest.mark.usefixtures("toy")
@@ -71,10 +86,10 @@ def test_wrong_numbers_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None
 )
 def test_the_version(version: str | None, used: str, *, warned: bool) -> None:
     """The given one, else the installed one, else the newest known."""
-    shown = show(ENVIRON, RecipeQuery(NAME, "2", "8", None, version))
-    assert f"--for={used}" in shown.command.argv
-    assert bool(shown.warnings) == warned
-    assert shown.command.argv[0] == "python3"
+    command, warning = show(ENVIRON, NAME, parsed("2", "8"), version)
+    assert f"--for={used}" in command.argv
+    assert bool(warning) == warned
+    assert command.argv[0] == "python3"
 
 
 @pytest.mark.usefixtures("toy")
@@ -91,7 +106,7 @@ def test_a_recipe_that_cannot_be_made_is_refused(
 ) -> None:
     """The exit code is 78, with the reason."""
     with pytest.raises(AgentError) as caught:
-        show({**ENVIRON, **environ}, RecipeQuery(NAME, "2", gpus, None, version))
+        show({**ENVIRON, **environ}, NAME, parsed("2", gpus), version)
     assert caught.value.exit_code == 78
     assert said in caught.value.sentence()
     assert isinstance(caught.value, PreflightError) == (version is None)
@@ -105,7 +120,7 @@ def test_the_output() -> None:
         {"a.b": "one", "c.url": "scores", "--n": "two", "gone": "nowhere"},
         ("16 GPUs",),
     )
-    text = RenderedRecipe(made).to_text().splitlines()
+    text = to_text(made).splitlines()
     pasted = [line for line in text if not line.startswith("#")]
     assert shlex.split(" ".join(line.rstrip("\\") for line in pasted)) == list(made.argv)
     assert text[len(pasted) :] == [
@@ -116,14 +131,14 @@ def test_the_output() -> None:
         "# gone: nowhere",
         "# 16 GPUs",
     ]
-    data = json.loads(RenderedRecipe(made).to_json())
+    data = json.loads(to_json(made))
     assert data == {"argv": [*made.argv], "env": {**made.env}, "why": {**made.why}}
 
 
 def test_a_recipe_for_torchrun_is_marked() -> None:
     """Otherwise its command after `--` would be submitted to Ray."""
-    shown = show(ENVIRON, RecipeQuery("openrlhf-sft", "2", "8", None, "0.11.2"))
-    assert "# after -- it wants AGENT_LAUNCHER=torchrun" in shown.to_text().splitlines()
+    command, _ = show(ENVIRON, "openrlhf-sft", parsed("2", "8"), "0.11.2")
+    assert "# after -- it wants AGENT_LAUNCHER=torchrun" in to_text(command).splitlines()
 
 
 def test_every_recipe_has_a_line() -> None:
