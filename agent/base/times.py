@@ -131,8 +131,6 @@ RAYLET_REACHED = 3.0
 """A running raylet accepts connections, on a busy machine a little later."""
 REACH_TRY = 2.0
 """One of several tries to reach a raylet."""
-JOIN_SPREAD = 3.0
-"""Pods that start together join within this; samples would slow their Ray."""
 ROUND_TRIP_SLOW = 0.02
 """No network within a data center takes this long."""
 CLOCKS_DIFFER = 5.0

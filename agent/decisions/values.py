@@ -281,16 +281,8 @@ class Probes(Value):
     """Ordered reachability probes: (node, address)."""
     samples: Mapping[tuple[str, str], Answer | None] = field(default_factory=dict)
     """Ordered bandwidth samples: (node, address) to the result, None while it is pending."""
-    awaited_samples: tuple[tuple[str, str], ...] = ()
-    """The pending samples, so that a report need not scan all of them."""
-    early_samples_at: float | None = None
-    """When workers that joined begin to measure, if others are still missing."""
     samples_due: float | None = None
     """When the samples are evaluated; None if none are due."""
-    all_had_joined: bool = False
-    """True once samples were ordered with all workers joined."""
-    slow_links: Finding | None = None
-    """The last finding about slow links."""
     findings: tuple[Finding, ...] = ()
 
     def without_node(self, key: str, ip: str) -> Probes:
@@ -305,7 +297,6 @@ class Probes(Value):
             open_scores={node: until for node, until in self.open_scores.items() if node != key},
             reach_asked=frozenset(filter(stays, self.reach_asked)),
             samples={pair: one for pair, one in self.samples.items() if stays(pair)},
-            awaited_samples=tuple(filter(stays, self.awaited_samples)),
         )
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from agent.base.text import listed
 from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, submission_id_of
-from agent.decisions.head import fleet, probes, retry, services, shares, waits
+from agent.decisions.head import probes, retry, services, shares, waits
 from agent.decisions.head import state as h
 from agent.decisions.head.boot import booting
 from agent.decisions.head.end import on_later_head, on_stop, stopping
-from agent.decisions.head.fleet import Fleet, Worker, liveness_of
+from agent.decisions.head.fleet import Fleet, Worker, contradiction
 from agent.decisions.head.run import judging, resuming, running, submitting
-from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState
+from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
 from agent.decisions.head.waits import pending_waits, service_title, with_service
 from agent.decisions.values import (
     HERE,
@@ -31,7 +31,7 @@ from agent.decisions.values import (
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from agent.decisions.head.retry import Decision
     from agent.decisions.head.state import Key
@@ -121,14 +121,6 @@ def _decide_event(before: HeadState, event: HeadEvent, now: float) -> Decision:
     return state, tuple(actions)
 
 
-class Turn(NamedTuple):
-    """The input of one pass: the state before it, the event and the time."""
-
-    before: HeadState
-    event: HeadEvent
-    now: float
-
-
 def _apply(state: HeadState, turn: Turn) -> Decision:
     return apply_event(state, turn.event, turn.now), ()
 
@@ -145,38 +137,16 @@ def _log_changes(state: HeadState, turn: Turn) -> Decision:
     return state, tuple(messages(turn.before, state, turn.event))
 
 
-def _expire_hang(state: HeadState, turn: Turn) -> Decision:
-    return waits.expire_hang(state, turn.now), ()
-
-
 def _record_losses(state: HeadState, turn: Turn) -> Decision:
-    departed = departed_nodes(turn.before, state, turn.event)
-    return retry.record_losses(state, departed, turn.now), ()
-
-
-def _order_services(state: HeadState, turn: Turn) -> Decision:
-    return services.order_services(state, turn.event, turn.now)
-
-
-def _order_steps(state: HeadState, turn: Turn) -> Decision:
-    return services.order_steps(state, turn.event, turn.now)
-
-
-def _order_probes(state: HeadState, turn: Turn) -> Decision:
-    has_new_count = state.fleet.alive is not turn.before.fleet.alive
-    return probes.advance_probes(state, turn.event, turn.now, is_count_new=has_new_count)
+    was, are = turn.before.fleet.alive, state.fleet.alive
+    if was is are:
+        return state, ()
+    left = {ip: name for ip, name in was.items() if ip not in are}
+    return retry.record_losses(state, left, turn.now), ()
 
 
 def _continue_phase(state: HeadState, turn: Turn) -> Decision:
     return _BY_PHASE[state.phase](state, turn.event, turn.now)
-
-
-def _start_unblocked(state: HeadState, turn: Turn) -> Decision:
-    return services.start_unblocked(turn.before, state, turn.event, turn.now)
-
-
-def _order_unblocked_steps(state: HeadState, turn: Turn) -> Decision:
-    return services.order_unblocked_steps(turn.before, state)
 
 
 _BY_PHASE = {
@@ -193,14 +163,20 @@ PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
     (_expire_silent_workers, "after the event, which may be the report that a worker owes"),
     (_recount_absent_shares, "after silent workers: the share of an absent worker is absent"),
     (_log_changes, "before any step that changes more: it logs what the event alone changed"),
-    (_expire_hang, "before the phase, which handles a lost Ray"),
+    (waits.expire_hang, "before the phase, which handles a lost Ray"),
     (_record_losses, "before the phase, which blames a recent loss for a job that fails"),
-    (_order_services, "before the phase, which waits for the services that a worker has to start"),
-    (_order_steps, "anywhere after the event: no other step reads the queues of prepare steps"),
-    (_order_probes, "before the phase, which submits once no probe is awaited"),
+    (
+        services.order_services,
+        "before the phase, which waits for the services of a new worker",
+    ),
+    (
+        services.order_steps,
+        "anywhere after the event: no other step reads the queues",
+    ),
+    (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
-    (_start_unblocked, "after the phase, which may have made ready what others depend on"),
-    (_order_unblocked_steps, "after the phase, for the same reason"),
+    (services.start_unblocked, "after the phase, which may have made ready what others depend on"),
+    (services.order_unblocked_steps, "after the phase, for the same reason"),
 )
 """The steps of a pass, in this order, each with the reason for its place."""
 
@@ -217,9 +193,8 @@ def deadline(state: HeadState) -> float | None:
         times += [item.restart_at for item in dead if item.restart_at is not None]
         alone = services.service_node_deadline(state)
         times += [] if alone is None else [alone]
-    times += [
-        at for at in (state.probes.samples_due, state.probes.early_samples_at) if at is not None
-    ]
+    if state.probes.samples_due is not None:
+        times.append(state.probes.samples_due)
     if state.fleet.silence_check_at is not None:
         times.append(state.fleet.silence_check_at)
     silent_by = shares.silent_shares_deadline(state)
@@ -408,24 +383,26 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
     if after.services is not before.services:
         found += [
             LogLine(f"{service_title(after, key)} answers")
-            for key in _services_to_compare(event)
-            if _is_ready(after.services, key) and not _is_ready(before.services, key)
+            for key, item in after.services.items.items()
+            if item.step is Step.READY and not _is_ready(before.services, key)
         ]
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker = after.fleet.workers[event.key]
-        former = fleet.liveness_of(before.fleet, before.fleet.workers[event.key])
-        if fleet.liveness_of(after.fleet, worker) != former:
-            found.append(LogLine(_silence_message(after.fleet, worker), "warning"))
+        former = before.fleet.workers[event.key]
+        doubt, then = contradiction(after.fleet, worker), contradiction(before.fleet, former)
+        if (worker.silent, worker.lost, doubt) != (former.silent, former.lost, then):
+            doubt = doubt or "nor does its Ray answer"
+            found.append(LogLine(f"{worker.label} is silent, {worker.silent}; {doubt}", "warning"))
     was, are = before.fleet.alive, after.fleet.alive
     if was is not are:
-        changed = _addresses_to_compare(before, after, event)
         ray = "" if after.goal.by_torchrun else " Ray"
-        joined = [ip for ip in changed if ip in are and ip not in was]
+        joined = [ip for ip in are if ip not in was]
         found += [LogLine(f"{are[ip]} joined{ray}") for ip in joined]
         found += [LogLine(_spare_message(are[ip])) for ip in joined if _is_spare(after, ip)]
-        left = [ip for ip in changed if ip in was and ip not in are]
         found += [
-            LogLine(f"{was[ip]} left{ray}{_contradiction_at(after, ip)}", "warning") for ip in left
+            LogLine(f"{name} left{ray}{_contradiction_at(after, ip)}", "warning")
+            for ip, name in was.items()
+            if ip not in are
         ]
     return found
 
@@ -447,44 +424,10 @@ def _spare_message(name: str) -> str:
 def _contradiction_at(state: HeadState, ip: str) -> str:
     """Return the contradiction between GCS, which lost a node, and its agent, which reports."""
     worker = state.fleet.workers.get(state.fleet.agent_at.get(ip, ""))
-    if worker is None or not worker.joined:
+    if worker is None or not worker.joined or worker.silent or worker.has_left:
         return ""
-    liveness = fleet.liveness_of(state.fleet, worker)
-    contradiction = liveness.contradiction if liveness.agent_answers else ""
-    return f", though {contradiction}" if contradiction else ""
-
-
-def _silence_message(fleet: Fleet, worker: Worker) -> str:
-    """Return the log line for a node whose agent stopped reporting."""
-    liveness = liveness_of(fleet, worker)
-    doubt = liveness.contradiction or "nor does its Ray answer"
-    return f"{worker.label} is silent, {liveness.evidence}; {doubt}"
-
-
-def departed_nodes(before: HeadState, after: HeadState, event: HeadEvent) -> dict[str, str]:
-    """Return the nodes that counted before and no longer do: address to name."""
-    was, are = before.fleet.alive, after.fleet.alive
-    if was is are:
-        return {}
-    changed = _addresses_to_compare(before, after, event)
-    return {ip: was[ip] for ip in changed if ip in was and ip not in are}
-
-
-def _addresses_to_compare(before: HeadState, after: HeadState, event: HeadEvent) -> Iterable[str]:
-    """Return the addresses whose count an event may have changed."""
-    if isinstance(event, h.WorkerReported):  # comparing all is too slow for thousands of workers
-        earlier = before.fleet.workers.get(event.worker.key)
-        return {event.worker.ip, earlier.ip if earlier else event.worker.ip}
-    return {**before.fleet.alive, **after.fleet.alive}
-
-
-def _services_to_compare(event: HeadEvent) -> Iterable[Key]:
-    """Return the services that an event may have made ready."""
-    if isinstance(event, ServiceReady):
-        return ((event.node, event.name),)
-    if isinstance(event, h.WorkerReported):
-        return [(event.worker.key, item.name) for item in event.worker.items]
-    return ()
+    doubt = contradiction(state.fleet, worker)
+    return f", though {doubt}" if doubt else ""
 
 
 def _is_ready(services: h.ServiceTable, key: Key) -> bool:

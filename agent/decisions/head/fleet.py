@@ -351,30 +351,14 @@ def _last_report(worker: Worker, now: float | None) -> str:
     return f"{worker.label} last reported{age}: {worker.phase}{detail}{silent}"
 
 
-class Liveness(Value):
-    """What the three sources report about one node; no single source decides."""
+def contradiction(fleet: Fleet, worker: Worker) -> str:
+    """Return how a node's agent, its Ray and GCS contradict each other, or ''.
 
-    agent_answers: bool
-    """Its agent reports, or answers a probe."""
-    ray_answers: bool | None
-    """Its Ray accepts connections; None if it was not probed."""
-    is_listed: bool
-    """GCS lists it as alive, which it does for some time after the node's end."""
-    evidence: str = ""
-    """Why its agent counts as silent."""
-
-    @property
-    def contradiction(self) -> str:
-        """Return how the sources contradict each other, or ''."""
-        if self.agent_answers:
-            return "" if self.is_listed else "its agent answers: Ray does not know it any more"
-        if self.ray_answers:
-            return "its Ray answers still"
-        return "nor does its Ray answer, though GCS lists it still" if self.is_listed else ""
-
-
-def liveness_of(fleet: Fleet, worker: Worker) -> Liveness:
-    """Return the liveness of a worker's node."""
-    speaks = not worker.silent and not worker.has_left
-    ray = None if speaks else not worker.lost
-    return Liveness(speaks, ray, worker.ip in fleet.node_ids, worker.silent)
+    No single source decides: GCS lists a node for some time after its end.
+    """
+    is_listed = worker.ip in fleet.node_ids
+    if not worker.silent and not worker.has_left:
+        return "" if is_listed else "its agent answers: Ray does not know it any more"
+    if not worker.lost:
+        return "its Ray answers still"
+    return "nor does its Ray answer, though GCS lists it still" if is_listed else ""

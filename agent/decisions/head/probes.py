@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
-    from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
+    from agent.decisions.head.state import HeadAction, HeadState, Turn
 
 
 _MAX_LINKS_NAMED = 4
@@ -54,44 +54,27 @@ def workers_in_ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
     return sorted(present, key=lambda one: math.inf if (n := _rank_of(one[1])) is None else n)
 
 
-def order_samples(
-    state: HeadState, now: float, *, all_joined: bool
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _order_samples(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Order bandwidth samples between the nodes that joined, each link once per run."""
     probes = state.probes
-    new = [
-        way for way in _links_to_measure(state, all_joined=all_joined) if way not in probes.samples
-    ]
-    if not new and not (all_joined and probes.awaited_samples):
+    new = [way for way in _links_to_measure(state) if way not in probes.samples]
+    if not new:
         return state, ()
-    until = probes.samples_due
-    if until is None or (new and all_joined):  # a slow link is reported while workers are missing
-        until = now + times.BANDWIDTH_SAMPLE
-    probes = replace(
-        probes,
-        samples={**probes.samples, **dict.fromkeys(new)},
-        awaited_samples=(*probes.awaited_samples, *new),
-        samples_due=until,
-        all_had_joined=all_joined,
-    )
+    samples = {**probes.samples, **dict.fromkeys(new)}
+    probes = replace(probes, samples=samples, samples_due=now + times.BANDWIDTH_SAMPLE)
     return replace(state, probes=probes), tuple(ProbeNode(node, SAMPLE, at) for node, at in new)
 
 
-def _links_to_measure(state: HeadState, *, all_joined: bool) -> Iterator[tuple[str, str]]:
-    """Yield (node, address) for each link to measure.
-
-    While workers are missing, only consecutive ranks are certain to be neighbors.
-    """
+def _links_to_measure(state: HeadState) -> Iterator[tuple[str, str]]:
+    """Yield (node, address) for each link to measure."""
     agents = [(ip, worker) for ip, worker in workers_in_ring(state.fleet) if worker is not None]
     near = [one for one in agents if (HERE, one[0]) in state.probes.samples]
     others = [one for one in agents if (HERE, one[0]) not in state.probes.samples]
     near += others[: max(0, MAX_HEAD_LINKS - len(near))]
     yield from ((HERE, ip) for ip, _ in near)
     yield from ((worker.key, "") for _, worker in near)
-    for (own, worker), (ip, neighbour) in zip(agents, [*agents[1:], *agents[:1]], strict=True):
-        rank, following = _rank_of(worker), _rank_of(neighbour)
-        are_certain = rank is not None and following == rank + 1
-        if ip != own and (all_joined or are_certain):
+    for (own, worker), (ip, _) in zip(agents, [*agents[1:], *agents[:1]], strict=True):
+        if ip != own:
             yield worker.key, ip
 
 
@@ -109,28 +92,20 @@ def apply_samples(state: HeadState, node: str, answers: Sequence[Answer]) -> Hea
     }
     if not new:
         return state
-    awaited = tuple(pair for pair in state.probes.awaited_samples if pair not in new)
-    probes = replace(state.probes, samples={**known, **new}, awaited_samples=awaited)
-    return replace(state, probes=probes)
+    return replace(state, probes=replace(state.probes, samples={**known, **new}))
 
 
 def report_slow_links(
     state: HeadState, now: float, name: Callable[[str], str], name_at: Callable[[str], str]
 ) -> tuple[HeadState, tuple[Finding, ...]]:
-    """Return findings from the samples once all are there, or their time is over.
-
-    While workers are missing, slow links are reported once, not one by one.
-    """
+    """Return findings from the samples once all are there, or their time is over."""
     probes = state.probes
     if probes.samples_due is None:
         return state, ()
-    if now < probes.samples_due and any(
-        _can_answer(state, node) for node, _ in probes.awaited_samples
-    ):
+    unanswered = [pair for pair, one in probes.samples.items() if one is None]
+    awaited = [pair for pair in unanswered if _can_answer(state, pair[0])]
+    if awaited and now < probes.samples_due:
         return state, ()
-    if not probes.all_had_joined and probes.slow_links is not None:
-        return replace(state, probes=replace(probes, samples_due=None)), ()
-    open_ones = [pair for pair in probes.awaited_samples if _can_answer(state, pair[0])]
     ways = {pair: (name(pair[0]), name_at(pair[1])) for pair in probes.samples}
     links = [
         Link(*ways[pair], one.size * 8 / one.seconds)
@@ -140,15 +115,9 @@ def report_slow_links(
     goal = state.goal
     weights = 0 if goal.facts is None else goal.facts.model_bytes
     slow = slow_links(links, weights, goal.platform)
-    late, awaited = None, probes.awaited_samples
-    if probes.all_had_joined:
-        late, awaited = _late_samples([ways[pair] for pair in open_ones]), ()
-    findings = probes.findings
-    if slow is not None and slow != probes.slow_links:  # the new finding includes the former one
-        findings = tuple(one for one in findings if one != probes.slow_links)
-    probes = replace(
-        probes, samples_due=None, awaited_samples=awaited, slow_links=slow, findings=findings
-    )
+    late = _late_samples([ways[pair] for pair in awaited])
+    missing = {pair: Answer(SAMPLE, pair[1], "no sample in time") for pair in unanswered}
+    probes = replace(probes, samples={**probes.samples, **missing}, samples_due=None)
     return replace(state, probes=probes), tuple(one for one in (slow, late) if one is not None)
 
 
@@ -275,14 +244,10 @@ _ONE_DATA_CENTER = "Take nodes of one data center"
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 
 
-def advance_probes(
-    state: HeadState, event: HeadEvent, now: float, *, is_count_new: bool
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Apply the answers of probes, and order the probes that are possible now.
-
-    `is_count_new` if the workers that count have changed.
-    """
+def advance_probes(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Apply the answers of probes, and order the scores that are possible now."""
     log: tuple[HeadAction, ...] = ()
+    event, now = turn.event, turn.now
     reported = event.worker if isinstance(event, h.WorkerReported) else None
     if reported is not None and reported.answers:
         state, log = _apply_answers(state, reported.key, reported.answers, now)
@@ -291,25 +256,7 @@ def advance_probes(
     state, measured = report_slow_links(state, now, partial(_name, state), partial(_name_at, state))
     state, warned = _report_findings(state, measured)
     state, tried = _order_scores(state, reported, now)
-    state, sampled = _order_early_samples(state, now, is_count_new=is_count_new)
-    return state, (*log, *warned, *tried, *sampled)
-
-
-def _order_early_samples(
-    state: HeadState, now: float, *, is_count_new: bool
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
-    """Order samples between the workers that joined while others are missing."""
-    at = state.probes.early_samples_at
-    if at is None and not is_count_new:
-        return state, ()
-    is_early = 0 < len(state.fleet.alive) < state.required
-    if state.phase is not h.HeadPhase.BOOTING or not is_early:
-        return replace(state, probes=replace(state.probes, early_samples_at=None)), ()
-    if at is None or now < at:
-        at = now + times.JOIN_SPREAD if at is None else at
-        return replace(state, probes=replace(state.probes, early_samples_at=at)), ()
-    state = replace(state, probes=replace(state.probes, early_samples_at=None))
-    return order_samples(state, now, all_joined=False)
+    return state, (*log, *warned, *tried)
 
 
 def _order_scores(
@@ -376,7 +323,7 @@ def _has_not_left(state: HeadState, key: str) -> bool:
 def order_neighbor_probes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Order reachability probes and samples between neighbors, each once."""
     state, tried = _order_reach(state)
-    state, sampled = order_samples(state, now, all_joined=True)
+    state, sampled = _order_samples(state, now)
     return state, (*tried, *sampled)
 
 

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.head import state as h
-from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, StepQueues
+from agent.decisions.head.state import HeadAction, HeadPhase, HeadState, StepQueues
 from agent.decisions.head.waits import service_deadline, service_title, with_service
 from agent.decisions.values import HERE, Item, LogLine, Step, StepOver, Tick
 from agent.plan import waits as planned
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Key, StepOnDisk
+    from agent.decisions.head.state import Key, StepOnDisk, Turn
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
 
@@ -53,19 +53,18 @@ def hold_back(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     return state
 
 
-def start_unblocked(
-    before: HeadState, state: HeadState, event: HeadEvent, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def start_unblocked(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Start blocked services and steps whose dependencies are ready now."""
     if not state.blocked:
         return state, ()
     keys: Iterable[Key] = state.blocked
-    if isinstance(event, h.WorkerReported) and not unblocks_other_nodes(before, state):
+    event = turn.event
+    if isinstance(event, h.WorkerReported) and not unblocks_other_nodes(turn.before, state):
         own = event.worker.key  # checking all is too slow for thousands of workers
         keys = state.blocked.intersection((own, spec.name) for spec in state.goal.services)
     actions: list[HeadAction] = []
     for key in sorted(keys):
-        state, more = _start_if_unblocked(state, key, now)
+        state, more = _start_if_unblocked(state, key, turn.now)
         actions += more
     return state, tuple(actions)
 
@@ -176,13 +175,11 @@ def first_item(goal: h.HeadGoal) -> Item:
     return Item(was_ready=goal.resumed_attempt is not None)
 
 
-def order_services(
-    state: HeadState, event: HeadEvent, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def order_services(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Order a reporting worker to start its services, once, when they are not blocked."""
-    if not isinstance(event, h.WorkerReported):
+    if not isinstance(turn.event, h.WorkerReported):
         return state, ()
-    worker = event.worker
+    worker, now = turn.event.worker, turn.now
     if worker.has_left or worker.refused:
         return state, ()
     missing = {
@@ -315,9 +312,9 @@ def first_step_queues(goal: h.HeadGoal) -> StepQueues:
     return StepQueues(queues=dict.fromkeys(disks.items(), (HERE,)))
 
 
-def order_steps(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadState, Orders]:
+def order_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
     """Order workers to run the prepare steps whose turn it is."""
-    steps = ordered_steps(state.goal.steps)
+    event, steps = turn.event, ordered_steps(state.goal.steps)
     if not steps:
         return state, ()
     if isinstance(event, h.WorkerReported):
@@ -332,15 +329,15 @@ def order_steps(state: HeadState, event: HeadEvent, now: float) -> tuple[HeadSta
     if isinstance(event, StepOver) and event.node == HERE and not event.failure:
         return _leave_queue(state, HERE, event.name)
     if isinstance(event, Tick | h.RayNodes):
-        return _drop_silent_holders(state, now)
+        return _drop_silent_holders(state, turn.now)
     return state, ()
 
 
-def order_unblocked_steps(before: HeadState, state: HeadState) -> tuple[HeadState, Orders]:
+def order_unblocked_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
     """Order steps that were blocked by something on another node that is ready now."""
     steps = ordered_steps(state.goal.steps) if state.goal.steps else ()
     orders: Orders = ()
-    if any(step.after for step in steps) and unblocks_other_nodes(before, state):
+    if any(step.after for step in steps) and unblocks_other_nodes(turn.before, state):
         for worker in state.fleet.workers.values():
             if worker.key in state.step_queues.done:  # else it has left
                 state, more = _queue_new_steps(state, worker, steps)

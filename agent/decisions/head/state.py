@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
@@ -641,6 +641,14 @@ HeadEvent = (
 )
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
+
+
+class Turn(NamedTuple):
+    """The input of one pass: the state before it, the event and the time."""
+
+    before: HeadState
+    event: HeadEvent
+    now: float
 
 
 def snapshot_of(state: HeadState) -> AttemptSnapshot | None:

@@ -20,7 +20,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.decisions.head.state import HeadEvent, Key
+    from agent.decisions.head.state import HeadEvent, Key, Turn
     from agent.decisions.values import Item
     from agent.work.services import ServiceSpec
 
@@ -34,12 +34,12 @@ def apply_hang(state: HeadState, event: h.RayHangs, now: float) -> HeadState:
     return replace(state, hang=event, hang_since=state.hang_since if lasts else now)
 
 
-def expire_hang(state: HeadState, now: float) -> HeadState:
+def expire_hang(state: HeadState, turn: Turn) -> retry.Decision:
     """Treat Ray as lost if it hangs too long while it is needed."""
-    if state.hang is None or not _ray_is_needed(state) or now < _hang_deadline(state):
-        return state
-    evidence = f"{state.hang.evidence} for {round(now - state.hang_since)} s"
-    return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None)
+    if state.hang is None or not _ray_is_needed(state) or turn.now < _hang_deadline(state):
+        return state, ()
+    evidence = f"{state.hang.evidence} for {round(turn.now - state.hang_since)} s"
+    return replace(state, ray=state.ray.lost(evidence), last_ray_exit=evidence, hang=None), ()
 
 
 def hang_waits(state: HeadState) -> Iterator[Wait]:
