@@ -7,8 +7,7 @@ import math
 import os
 import re
 from contextlib import suppress
-from functools import cache
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
@@ -20,7 +19,7 @@ from agent.record.background import ItemWriter
 from agent.record.log import disk_alarm
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -122,46 +121,6 @@ class Unrecorded(Value):
     why: str
 
 
-RecordEvent = (
-    Began
-    | PhaseEntered
-    | Waited
-    | WaitsOver
-    | NodesCounted
-    | ByeHeard
-    | AttemptOver
-    | ProcessStarted
-    | Decided
-    | Ended
-    | Dropped
-    | Unrecorded
-)
-Kinds = dict[str, type]
-
-
-def kinds_of(*unions: object) -> Kinds:
-    """Return the members of unions by wire name; raise ValueError for a duplicate."""
-    found: Kinds = {}
-    for union in unions:
-        for kind in get_args(union) or (union,):
-            name = codec.wire_name(kind)
-            if found.setdefault(name, kind) is not kind:
-                raise ValueError(f"two kinds of events are called {name}")
-    return found
-
-
-@cache
-def kinds_on(role: Role) -> Mapping[str, type]:
-    """Return all events of a role by wire name."""
-    if role == "head":
-        from agent.decisions.head.state import HeadEvent  # noqa: PLC0415 - a worker does not need it
-
-        return kinds_of(HeadEvent, RecordEvent)
-    from agent.decisions.worker.state import WorkerEvent  # noqa: PLC0415 - a head does not need it
-
-    return kinds_of(WorkerEvent, RecordEvent)
-
-
 # --- one event -----------------------------------------------------------------------------------
 
 
@@ -171,18 +130,6 @@ def to_json(at: float, event: object, clean: Callable[[str], str] = str) -> dict
     They are masked before encoding, since JSON escapes quotes and backslashes in a secret.
     """
     return {"at": at, "event": codec.wire_name(type(event)), "data": codec.fields_of(event, clean)}
-
-
-def from_json(data: object, kinds: Mapping[str, type]) -> tuple[float, object]:
-    """Convert JSON data to an event; raise NotReadableError if they are none."""
-    if not isinstance(data, dict):
-        raise codec.NotReadableError("it is no JSON object")
-    at, kind = data.get("at"), kinds.get(str(data.get("event")))
-    if isinstance(at, bool) or not isinstance(at, int | float):
-        raise codec.NotReadableError(f"at is {at!r:.40}, no time")
-    if kind is None:
-        raise codec.NotReadableError(f"unknown event {data.get('event')!r:.60}")
-    return at, codec.of_fields(kind, data.get("data"))
 
 
 # --- the file ------------------------------------------------------------------------------------
@@ -276,25 +223,26 @@ def _end_torn_line(path: Path) -> None:
                 file.write(b"\n")
 
 
-def read_events(
-    folder: Path, on_unread: Callable[[str], None] | None = None
-) -> Iterator[tuple[float, object]]:
-    """Yield the events of a node in order; report and skip unreadable lines.
+class RecordedEvent(NamedTuple):
+    """One line of the file, as plain JSON data: its time, the name of its kind, and its fields."""
 
-    These are a line that a killed agent left incomplete, and events of a newer agent.
-    """
-    kinds: Mapping[str, type] = kinds_on("head")
+    at: float
+    kind: str
+    data: dict[str, Any]
+
+
+def read_events(folder: Path) -> Iterator[RecordedEvent]:
+    """Yield the events of a node in order, without lines that a killed agent left incomplete."""
     for name in (FORMER_EVENTS_FILE, EVENTS_FILE):
-        for number, line in enumerate(_lines(folder / name), 1):
-            try:
-                at, event = from_json(json.loads(line), kinds)
-            except (ValueError, RecursionError) as error:
-                if on_unread is not None:
-                    on_unread(f"{name}, line {number}: {error}")
-                continue
-            if isinstance(event, Began):
-                kinds = kinds_on(event.role)
-            yield at, event
+        yield from filter(None, map(_event_of, _lines(folder / name)))
+
+
+def _event_of(line: bytes) -> RecordedEvent | None:
+    try:
+        event = json.loads(line)
+        return RecordedEvent(float(event["at"]), str(event["event"]), {**event["data"]})
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return None
 
 
 def _lines(path: Path) -> Iterator[bytes]:

@@ -10,25 +10,15 @@ from agent.base.outcome import Outcome
 from agent.base.text import listed
 from agent.base.value import Value
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
-from agent.decisions.values import HERE, ServiceGone, ServiceReady
+from agent.decisions.values import HERE
 from agent.decisions.worker.state import WorkerPhase
-from agent.record.events import (
-    EVENTS_FILE,
-    FORMER_EVENTS_FILE,
-    Began,
-    ByeHeard,
-    Ended,
-    PhaseEntered,
-    Waited,
-    WaitsOver,
-    read_events,
-)
+from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE, RecordedEvent, read_events
 from agent.record.files import seconds_between
 from agent.record.run_folder import OUTCOME_FILE, read_outcome
 from agent.record.run_record import RUN_FILE, NoRecord, RunRecord
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
     from pathlib import Path
 
     from agent.decisions.head.state import HeadEvent, HeadState
@@ -40,8 +30,17 @@ _MOST_LINES = 10
 _MOST_WAITS = 3
 _MOST_NAMES = 4
 
-TimedEvent = tuple[float, object]
-"""An event and its time on the agent's clock."""
+_KEYS: Mapping[str, set[str]] = {
+    "Began": {"role", "run_id", "started_at"},
+    "PhaseEntered": {"phase"},
+    "Waited": {"what", "evidence"},
+    "WaitsOver": {"what"},
+    "WorkerReported": {"worker"},
+    "ByeHeard": {"node", "cause"},
+    "ServiceGone": {"name", "node", "evidence"},
+    "ServiceReady": {"name", "node"},
+}
+"""What the summary uses of an event, by its kind; an event that lacks a key is left out."""
 
 
 # --- phases in /status ---------------------------------------------------------------------------
@@ -117,13 +116,15 @@ def explain(folder: Path) -> list[str]:
 class AgentEvents(Value):
     """The events of one agent process, timed by its own clock."""
 
-    began: Began
-    events: tuple[TimedEvent, ...]
+    role: str
+    run_id: str
+    started_at: str
+    events: list[RecordedEvent]
 
     @property
     def end(self) -> float:
         """Return the time of the last event."""
-        return self.events[-1][0] if self.events else 0.0
+        return self.events[-1].at if self.events else 0.0
 
 
 class NodeHistory(Value):
@@ -138,9 +139,9 @@ class NodeHistory(Value):
     @property
     def is_head(self) -> bool:
         """Say whether the node was the run's head."""
-        return any(agent.began.role == "head" for agent in self.agents)
+        return any(agent.role == "head" for agent in self.agents)
 
-    def events(self) -> Iterator[TimedEvent]:
+    def events(self) -> Iterator[RecordedEvent]:
         """Yield the events of all agents in their order."""
         for agent in self.agents:
             yield from agent.events
@@ -160,16 +161,19 @@ def _read(folder: Path) -> tuple[list[NodeHistory], RunRecord | NoRecord]:
     return [node for node in nodes if node.agents], RunRecord.read(run / RUN_FILE)
 
 
-def _by_agent(events: Iterable[TimedEvent]) -> tuple[AgentEvents, ...]:
+def _by_agent(events: Iterable[RecordedEvent]) -> tuple[AgentEvents, ...]:
     """Split events by the agent that recorded them; a rotated file begins no new agent."""
-    agents: list[tuple[Began, list[TimedEvent]]] = []
-    for at, event in events:
-        if isinstance(event, Began):
-            if not agents or agents[-1][0].started_at != event.started_at:
-                agents.append((event, []))
+    agents: list[AgentEvents] = []
+    for event in events:
+        data = event.data
+        if not _KEYS.get(event.kind, set()) <= data.keys():
+            continue
+        if event.kind == "Began":
+            if not agents or agents[-1].started_at != data["started_at"]:
+                agents.append(AgentEvents(data["role"], data["run_id"], data["started_at"], []))
         elif agents:
-            agents[-1][1].append((at, event))
-    return tuple(AgentEvents(began, tuple(events)) for began, events in agents)
+            agents[-1].events.append(event)
+    return tuple(agents)
 
 
 def _printable(line: str) -> str:
@@ -179,14 +183,14 @@ def _printable(line: str) -> str:
 
 def _opening(node: NodeHistory, record: RunRecord | NoRecord) -> str:
     first, last = node.agents[0], node.agents[-1]
-    run_id = record.run_id if isinstance(record, RunRecord) else last.began.run_id
-    took = seconds_between(first.began.started_at, last.began.started_at) + last.end
+    run_id = record.run_id if isinstance(record, RunRecord) else last.run_id
+    took = seconds_between(first.started_at, last.started_at) + last.end
     role = "head" if node.is_head else "worker"
     starts = len(node.agents)
     again = f"; its agent was started {starts} times" if starts > 1 else ""
     return (
         f"run {run_id or 'without an id'}, recorded by the {role} {node.name}: began "
-        f"{first.began.started_at or 'at an unknown time'}, lasted {_time(took)}{again}"
+        f"{first.started_at or 'at an unknown time'}, lasted {_time(took)}{again}"
     )
 
 
@@ -194,12 +198,12 @@ def _phases(agents: tuple[AgentEvents, ...]) -> list[str]:
     """Return the total time in each phase."""
     spent: dict[str, float] = {}
     for agent in agents:
-        phase = (HeadPhase.BOOTING if agent.began.role == "head" else WorkerPhase.FINDING).value
+        phase = (HeadPhase.BOOTING if agent.role == "head" else WorkerPhase.FINDING).value
         since = 0.0
-        for at, event in agent.events:
-            if isinstance(event, PhaseEntered):
-                spent[phase] = spent.get(phase, 0.0) + at - since
-                phase, since = event.phase, at
+        for event in agent.events:
+            if event.kind == "PhaseEntered":
+                spent[phase] = spent.get(phase, 0.0) + event.at - since
+                phase, since = event.data["phase"], event.at
         spent[phase] = spent.get(phase, 0.0) + agent.end - since
     long = {name: seconds for name, seconds in spent.items() if seconds >= times.SPAN_SHORTEST}
     phases = ", ".join(f"{name} {_time(seconds)}" for name, seconds in long.items())
@@ -210,12 +214,12 @@ def _waits(agent: AgentEvents, *, is_over: bool) -> list[str]:
     """Return the longest waits, each with its last evidence; unfinished ones first."""
     since: dict[str, tuple[float, str]] = {}
     waits: list[tuple[float, str, str, bool]] = []
-    for at, event in agent.events:
-        if isinstance(event, Waited):
-            begun, evidence = since.get(event.what, (at, ""))
-            since[event.what] = (begun, event.evidence or evidence)
-        elif isinstance(event, WaitsOver):
-            for what in event.what:
+    for at, kind, data in agent.events:
+        if kind == "Waited":
+            begun, evidence = since.get(data["what"], (at, ""))
+            since[data["what"]] = (begun, data["evidence"] or evidence)
+        elif kind == "WaitsOver":
+            for what in data["what"]:
                 begun, evidence = since.pop(what, (at, ""))
                 waits.append((at - begun, what, evidence, True))
     waits += [(agent.end - at, what, evidence, False) for what, (at, evidence) in since.items()]
@@ -233,11 +237,11 @@ def _joined(node: NodeHistory) -> list[str]:
     """Return the nodes that joined, the slowest first, and those that left, with the cause."""
     joined: dict[str, float] = {}
     left: dict[str, str] = {}
-    for at, event in node.events():
-        if isinstance(event, WorkerReported) and event.worker.joined:
-            joined.setdefault(event.worker.name, at)
-        elif isinstance(event, ByeHeard):
-            left[event.node] = event.cause
+    for at, kind, data in node.events():
+        if kind == "WorkerReported" and data["worker"].get("joined"):
+            joined.setdefault(data["worker"]["name"], at)
+        elif kind == "ByeHeard":
+            left[data["node"]] = data["cause"]
     slowest = sorted(joined.items(), key=lambda one: -one[1])
     return [
         *_first_names("joined", [f"{name} after {_time(at)}" for name, at in slowest], "sooner"),
@@ -253,13 +257,13 @@ def _first_names(what: str, names: list[str], rest: str) -> list[str]:
 def _services(node: NodeHistory) -> list[str]:
     """Return the services that failed, how often, and whether they were ready again."""
     failed: dict[str, tuple[int, str, bool]] = {}
-    for _, event in node.events():
-        if not isinstance(event, ServiceGone | ServiceReady):
+    for _, kind, data in node.events():
+        if kind not in {"ServiceGone", "ServiceReady"}:
             continue
-        name = event.name if event.node == HERE else f"{event.name} on {event.node}"
-        if isinstance(event, ServiceGone):
+        name = data["name"] if data["node"] == HERE else f"{data['name']} on {data['node']}"
+        if kind == "ServiceGone":
             count = failed.get(name, (0, "", False))[0]
-            failed[name] = (count + 1, event.evidence, False)
+            failed[name] = (count + 1, data["evidence"], False)
         elif name in failed:
             failed[name] = (*failed[name][:2], True)
     texts = [
@@ -294,7 +298,7 @@ def _others(first: NodeHistory, others: list[NodeHistory]) -> list[str]:
 def _end(node: NodeHistory) -> list[str]:
     outcome = node.outcome
     if outcome is None:
-        has_ended = any(isinstance(event, Ended) for _, event in node.agents[-1].events)
+        has_ended = any(event.kind == "Ended" for event in node.agents[-1].events)
         why = "it could not be written" if has_ended else "the agent still runs, or was killed"
         return [f"no {OUTCOME_FILE}: {why}"]
     end = f"end: {outcome.kind.value}, exit code {outcome.exit_code}: {outcome.reason}"

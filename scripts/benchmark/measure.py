@@ -94,7 +94,7 @@ def launched_own(logs: Path) -> float | None:
     for path in logs.glob("*/*/events.jsonl"):
         for line in path.read_text().splitlines():
             event = json.loads(line)
-            if event["event"] == "started" and event["name"] == "ray start":
+            if event["event"] == "ProcessStarted" and event["data"]["name"] == "ray start":
                 return float(event["at"])
     return None
 

@@ -104,7 +104,7 @@ def test_a_restarted_worker_uses_its_folder_again(tmp_path: Path) -> None:
     assert folder.file("only.log").read_text() == "only then\n"
     assert folder.file("new.log").read_text() == "new"
     assert folder.file("dump.former-1").joinpath("a").read_text() == "a"
-    phases = [e.phase for _, e in read_events(folder.path) if isinstance(e, PhaseEntered)]
+    phases = [e.data["phase"] for e in read_events(folder.path) if e.kind == "PhaseEntered"]
     assert phases == ["first", "second", "third"]
     assert folder.former is not None
     assert in_run(tmp_path, node="pod1").path.name == "pod1-2"
@@ -127,7 +127,7 @@ def test_events_written_during_the_move_are_kept(tmp_path: Path) -> None:
     assert begun.wait(10)
     folder.move_to_run("run-1")
     thread.join()
-    found = [e.phase for _, e in read_events(folder.path) if isinstance(e, PhaseEntered)]
+    found = [e.data["phase"] for e in read_events(folder.path) if e.kind == "PhaseEntered"]
     assert found == ["first", *map(str, range(400))]
     assert not waiting.exists()
 
