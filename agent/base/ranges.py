@@ -14,17 +14,10 @@ from msgspec import Meta
 T = TypeVar("T")
 
 LONGEST_TEXT = 2_000
-"""The length at which a `str` without another limit is cut."""
-LENGTH = "length"
-"""The key in a text's `Meta.extra` for another such length."""
-Name = Annotated[str, Meta(min_length=1, extra={LENGTH: 253})]
-"""The longest name that DNS allows."""
-Required = Annotated[str, Meta(min_length=1)]
-Line = Annotated[str, Meta(extra={LENGTH: 500})]
-"""One line for a person."""
+"""The length at which a text is cut."""
 LONGEST_TAIL = 16 << 10
-Tail = Annotated[str, Meta(extra={LENGTH: LONGEST_TAIL})]
-"""The end of a log: it keeps its line ends and is cut at its start."""
+"""The same for the end of a log, which keeps its line ends and is cut at its start."""
+Required = Annotated[str, Meta(min_length=1)]
 
 MOST_ITEMS = 64
 Items = Annotated[tuple[T, ...], Meta(max_length=MOST_ITEMS)]

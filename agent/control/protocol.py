@@ -7,10 +7,7 @@ the state of the head, which is the same for all workers, and orders for this wo
 from __future__ import annotations
 
 import json
-import types
-from collections.abc import Callable, Mapping
-from functools import cache, partial
-from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, TypeVar
 
 from msgspec import Meta, ValidationError, convert, field, to_builtins
 from msgspec.structs import replace
@@ -20,7 +17,6 @@ from agent.base import times
 from agent.base.latency import Latency
 from agent.base.outcome import Outcome
 from agent.base.ranges import (
-    LENGTH,
     LONGEST_TAIL,
     LONGEST_TEXT,
     Attempt,
@@ -29,12 +25,9 @@ from agent.base.ranges import (
     Epoch,
     Gpus,
     Items,
-    Line,
-    Name,
     Port,
     Rank,
     Required,
-    Tail,
     Timestamp,
 )
 from agent.base.text import escaped, is_ip, plain
@@ -55,6 +48,8 @@ MAX_HELLO_CHARACTERS = 48 << 10
 """The head keeps each hello in memory."""
 MAX_ANSWERS = 16
 MAX_ORDERS = 1 << 16
+_MISSING = "missing required field "
+"""What msgspec writes before the name of such a field."""
 
 
 class UnreadableError(ValueError):
@@ -64,55 +59,41 @@ class UnreadableError(ValueError):
         super().__init__(f"{path or 'message'}: {fault}")
 
 
-def read(kind: type[V], data: object) -> V:
-    """Read JSON data as a type; raises ValueError naming the wrong field."""
-    prepared = _value_preparer(kind)(data)
+def read(kind: type[V], data: object, tails: str = "") -> V:
+    """Read JSON data as a type; raises ValueError naming the wrong field.
+
+    `tails` is a field with the ends of logs, which keep their line ends.
+    """
     try:
-        return convert(prepared, kind, str_keys=True)
+        found = _cleaned(data)
+        if isinstance(data, dict) and isinstance(found, dict) and isinstance(data.get(tails), dict):
+            found[tails] = {_cut(name): _cut_tail(text) for name, text in data[tails].items()}
+        return convert(found, kind, str_keys=True)
+    except RecursionError:
+        raise UnreadableError("expected less nested data", "") from None
     except ValidationError as error:  # "Expected `int`, got `str` - at `$.hello.rank`"
         fault, _, path = str(error).partition(" - at ")
         fault = escaped(fault)[:100]
         path = path.rpartition("`$")[2].strip(".`")
+        if _MISSING in fault:
+            name = fault.partition(_MISSING)[2].strip("`")
+            fault, path = "Expected a value", f"{path}.{name}".strip(".")
         raise UnreadableError(fault[0].lower() + fault[1:], path) from None
 
 
-Preparer = Callable[[Any], Any]
+def _cleaned(data: object) -> object:
+    """Return JSON data with every text escaped and cut: msgspec refuses half a surrogate pair."""
+    if isinstance(data, dict):
+        return {_cut(name): _cleaned(one) for name, one in data.items()}
+    if isinstance(data, list | tuple):
+        return [_cleaned(one) for one in data]
+    return _cut(data)
 
 
-@cache
-def _preparer(hint: Any) -> Preparer:  # noqa: ANN401 - any type; one case, one return
-    """Return a function that cuts and escapes the texts in data of a type.
-
-    msgspec can do neither, and fails on half a surrogate pair. It refuses data of another shape.
-    Raise TypeError for a type without limits.
-    """
-    limits = Meta()
-    if get_origin(hint) is Annotated:
-        hint, limits = get_args(hint)
-    origin, args = get_origin(hint), get_args(hint)
-    if origin in {Union, types.UnionType}:
-        inner = next(one for one in args if one is not type(None))
-        return _preparer(inner)
-    if hint is str:
-        longest = (limits.extra or {}).get(LENGTH, LONGEST_TEXT)
-        return _cut_tail if longest == LONGEST_TAIL else partial(_cut, longest=longest)
-    if isinstance(hint, type) and issubclass(hint, Value):
-        return _value_preparer(hint)
-    if origin is tuple and args[-1] is not Ellipsis:
-        return _items_preparer(args)
-    if origin in {tuple, Mapping}:
-        if limits.max_length is None:
-            raise TypeError(f"{hint} in a message has no largest length")
-        return _items_preparer(args) if origin is tuple else _mapping_preparer(*args)
-    if hint in {int, float} and limits.ge is None:
-        raise TypeError(f"a number in a message has no range: {hint}")
-    return _cut
-
-
-def _cut(data: object, longest: int = LONGEST_TEXT) -> object:
-    if not isinstance(data, str) or (len(data) <= longest and data.isprintable()):
+def _cut(data: object) -> object:
+    if not isinstance(data, str) or (len(data) <= LONGEST_TEXT and data.isprintable()):
         return data
-    return escaped(data[:longest])[:longest]
+    return escaped(data[:LONGEST_TEXT])[:LONGEST_TEXT]
 
 
 def _cut_tail(data: object) -> object:
@@ -121,55 +102,13 @@ def _cut_tail(data: object) -> object:
     return plain(data[-2 * LONGEST_TAIL :]).encode(errors="replace").decode()[-LONGEST_TAIL:]
 
 
-def _items_preparer(hints: tuple[object, ...]) -> Preparer:
-    items = [_preparer(hint) for hint in hints if hint is not Ellipsis]
-
-    def prepare_items(data: object) -> object:
-        if not isinstance(data, list | tuple):
-            return _cut(data)
-        if hints[-1] is Ellipsis:
-            return [*map(items[0], data)]
-        each = [item(one) for item, one in zip(items, data, strict=False)]
-        return [*each, *data[len(items) :]]
-
-    return prepare_items
-
-
-def _mapping_preparer(key: object, value: object) -> Preparer:
-    prepare_key, prepare_value = _preparer(key), _preparer(value)
-
-    def prepare_mapping(data: object) -> object:
-        if not isinstance(data, dict):
-            return _cut(data)
-        return {prepare_key(name): prepare_value(one) for name, one in data.items()}
-
-    return prepare_mapping
-
-
-@cache
-def _value_preparer(kind: type[Value]) -> Preparer:
-    """Prepare the fields of a value: a missing text is '', unknown fields are left out."""
-    hints = get_type_hints(kind, include_extras=True)
-    fields = {name: _preparer(hint) for name, hint in hints.items()}
-    required = kind.__struct_fields__[: len(fields) - len(kind.__struct_defaults__)]
-    absent = {name: "" if hints[name] is str else None for name in required}
-
-    def prepare_value(data: object) -> object:
-        if not isinstance(data, dict):
-            return _cut(data)
-        given = {**absent, **data}
-        return {name: fields[name](one) for name, one in given.items() if name in fields}
-
-    return prepare_value
-
-
 class WorkerStats(Value):
     """A worker's statistics: service latencies, prepare steps, output of its share of the job."""
 
     latencies: ByName[Latency] = field(default_factory=dict)
     """Per service."""
     steps: ByName[Step] = field(default_factory=dict)
-    progress: ByName[Line] = field(default_factory=dict)
+    progress: ByName[str] = field(default_factory=dict)
     """The last line of each running step's log, with secrets removed."""
     known: Items[Known] = ()
     """Known lines in the output of its share of the job, each cause once."""
@@ -180,8 +119,8 @@ class WorkerStats(Value):
 class Hello(Value):
     """The constant facts of a worker's agent, sent in its first report."""
 
-    name: Name
-    rank: Rank | None
+    name: Required
+    rank: Rank | None = None
     ray: str | None = None
     python: str = ""
     services: str = ""
@@ -223,7 +162,7 @@ class Bye(Value):
 class Report(Value):
     """One message of a worker; the first has a hello, the last a bye."""
 
-    id: Name
+    id: Required
     """The agent's id; an agent restarted on the same node has another."""
     ip: str
     phase: Required
@@ -237,7 +176,7 @@ class Report(Value):
     part: ShareOver | None = None
     """How its share of the job ended."""
     aside: WorkerStats | None = None
-    logs: ByName[Tail] | None = None
+    logs: ByName[str] | None = None
     """Ends of the requested logs by name; of all logs with a bye."""
     answers: Annotated[tuple[Answer, ...], Meta(max_length=MAX_ANSWERS)] = ()
     """Results of the probes that the head ordered."""
@@ -276,7 +215,7 @@ class Report(Value):
             raise ValueError(f"hello: expected at most {MAX_HELLO_CHARACTERS} characters of JSON")
         if isinstance(part, dict):
             data = {**data, "part": {"end": part, **part}}
-        return read(cls, data)
+        return read(cls, {"ip": "", **data}, tails="logs")
 
 
 class Reply(Value):

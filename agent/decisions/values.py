@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.outcome import Outcome
-from agent.base.ranges import Bytes, Count, Line, Name, Required, Seconds
+from agent.base.ranges import Bytes, Count, Required, Seconds
 from agent.base.value import Value
 from agent.checks.all_reduce import AllReduceShare
 from agent.checks.finding import Finding
@@ -185,7 +185,7 @@ class Outage(Value):
 class ItemReport(Value):
     """A worker's report about a service or step that it was ordered to run."""
 
-    name: Name
+    name: Required
     step: Step
     evidence: str = ""
     generation: Count = 1
@@ -307,9 +307,9 @@ class Known(Value):
     """A known line that was found in the job's output."""
 
     key: Required
-    line: Line
-    cause: Line
-    what_to_do: Line
+    line: str
+    cause: str
+    what_to_do: str
     is_noise: bool = False
 
     def sentence(self, node: str = "") -> str:

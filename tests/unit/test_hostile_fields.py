@@ -9,7 +9,18 @@ import asyncio
 import contextlib
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+import types
+from collections.abc import Mapping
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import anyio
 import pytest
@@ -22,7 +33,7 @@ from agent.base.value import Value
 from agent.boot.head_status import render_status
 from agent.control.client import HeadLink
 from agent.control.metrics import metrics
-from agent.control.protocol import VERSION, Hello, Reply, Report, read
+from agent.control.protocol import VERSION, Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
@@ -276,15 +287,33 @@ def test_every_field_of_a_reply(place: Field) -> None:
                 follow(reply)
 
 
-def test_a_number_without_a_range_is_no_field() -> None:
-    """A field that is added must say what it may hold."""
+def unlimited(hint: Any, limits: Meta, name: str) -> Iterator[str]:  # noqa: ANN401 - any type
+    """Name the numbers and collections in a type that have no limits."""
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        yield from unlimited(args[0], args[1], name)
+    elif isinstance(hint, type) and issubclass(hint, Value):
+        for field, one in get_type_hints(hint, include_extras=True).items():
+            yield from unlimited(one, Meta(), f"{hint.__name__}.{field}")
+    elif args and origin is not Literal:
+        is_bounded = origin in {Union, types.UnionType} or limits.max_length is not None
+        if not is_bounded and (origin is not tuple or Ellipsis in args):
+            yield name
+        for one in args:
+            yield from unlimited(one, Meta(), name)
+    elif hint in {int, float} and limits.ge is None:
+        yield name
+
+
+def test_every_field_of_a_message_has_limits() -> None:
+    """A field that is added has a range or a largest length; texts are cut."""
 
     class Careless(Value):
         number: int = 0
+        names: tuple[str, ...] = ()
+        by_name: Mapping[str, float] = {}
 
-    class Careful(Value):
-        number: Annotated[int, Meta(ge=0, le=9)] = 0
-
-    with pytest.raises(TypeError, match="no range"):
-        read(Careless, {})
-    assert read(Careful, {"number": 9}).number == 9
+    assert [*unlimited(Careless, Meta(), "")] == [
+        *("Careless.number", "Careless.names", "Careless.by_name", "Careless.by_name")
+    ]
+    assert [*unlimited(Report, Meta(), ""), *unlimited(Reply, Meta(), "")] == []

@@ -247,7 +247,14 @@ def test_texts_are_bounded() -> None:
     assert len(report.detail) == 2000
     hello = Report.from_dict({**PROPER, "hello": {"name": "\x1b" * 6_000}}).hello
     assert hello is not None
-    assert len(hello.name) == 253
+    assert len(hello.name) == 2000
+
+
+def test_deeply_nested_data_are_refused() -> None:
+    """An unknown field may hold as much as a JSON parser reads."""
+    nested = json.loads("[" * 900 + "]" * 900)
+    with pytest.raises(ValueError, match="expected less nested data"):
+        Report.from_dict({**PROPER, "more": nested})
 
 
 @given(st.text(min_size=1), st.text(), st.text())

@@ -83,7 +83,7 @@ def test_it_is_bounded() -> None:
     """A worker cannot fill the head's memory, nor anybody's terminal."""
     heard = read(WorkerStats, {"progress": {"n" * 9000: "x" * 9000}, "steps": {"n" * 9000: "lost"}})
     ((name, line),) = heard.progress.items()
-    assert (len(name), len(line)) == (2000, 500)
+    assert (len(name), len(line)) == (2000, 2000)
     assert {*heard.steps} == {name}
 
 
