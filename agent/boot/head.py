@@ -31,7 +31,7 @@ from agent.boot.head_start import start_ray
 from agent.boot.head_status import RunStatus
 from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import end_attempt, stop_ray
-from agent.boot.requests import make_prober
+from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
 from agent.boot.services import PrepareSteps, Services
 from agent.boot.stall import StallWatch
@@ -45,6 +45,7 @@ from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.services import service_address
 from agent.decisions.values import (
     HERE,
+    Answered,
     LogLine,
     OrderKind,
     Refused,
@@ -58,7 +59,6 @@ from agent.plan.plan import BRIDGE
 from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
 from agent.runtime import driver
-from agent.runtime.waiting import Inbox
 from agent.work.services import REWARD, reward_url
 
 if TYPE_CHECKING:
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.runtime.output import JobOutput
     from agent.runtime.process import Child
+    from agent.runtime.waiting import Inbox
+    from agent.work.torchrun import ShareOrder
 
     Link = RayLink | TorchrunLink
 
@@ -78,14 +80,16 @@ if TYPE_CHECKING:
 class HeadAgent:
     """One run of the head."""
 
-    def __init__(self, run: NodeRun, keeper: RunKeeper, started: HeadStart) -> None:
+    def __init__(
+        self, run: NodeRun, keeper: RunKeeper, started: HeadStart, inbox: Inbox[h.HeadEvent]
+    ) -> None:
         self._run = run
         self._plan = run.plan
         self._keeper = keeper
         self._started = started
         self._placeholders = started.placeholders
         self._env = started.env
-        self._inbox: Inbox[h.HeadEvent] = Inbox(run.redactor.clean_fields)
+        self._inbox = inbox
         self._ray = started.ray
         self._services = Services(run, self._inbox.put)
         self._output: JobOutput | None = None
@@ -97,12 +101,8 @@ class HeadAgent:
         self._submission_task = SubmissionTask()
         self._event_filter = EventFilter()
         self._status = RunStatus(run, keeper, lambda: self._state)
-        self._prober = make_prober(run)
+        self._prober = Prober(run)
         self._worker_logs = WorkerLogs(run, self._status)
-
-    def on_signal(self, signum: int) -> None:
-        """Handle a request to stop."""
-        self._inbox.put(StopAsked(signum))
 
     def on_notice(self, signum: int) -> None:
         """Handle a signal that is meant for the job."""
@@ -139,7 +139,7 @@ class HeadAgent:
         )
         self._status.worker_stats = reports.worker_stats
         site = make_site(
-            *(run, reports, partial(self.on_signal, SIGTERM), self._status),
+            *(run, reports, partial(self._inbox.put, StopAsked(SIGTERM)), self._status),
             lambda: (*self._state.fleet.workers.values(),),
         )
         tasks.start_soon(run.watch_machine)
@@ -244,9 +244,7 @@ class HeadAgent:
             case h.OrderStep(name, node):
                 reports.order(node, OrderKind.RUN_STEP, name)
             case h.ProbeNode(node, probe, at, seat) if node == HERE:
-                tasks.start_soon(
-                    self._prober.probe_on_head, probe, at, self._placeholders, self._inbox.put, seat
-                )
+                tasks.start_soon(self._probe, probe, at, seat)
             case h.ProbeNode(node, probe, at, seat):
                 reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
             case h.AdoptRun(run_id, attempts, epoch):
@@ -255,6 +253,11 @@ class HeadAgent:
             case h.Retry(ended):
                 await self._clean_up_attempt(ended, link)
                 tasks.start_soon(self._find_checkpoint, ended.number)
+
+    async def _probe(self, probe: str, at: str, seat: ShareOrder | None) -> None:
+        """Run a probe on this node and put its answer."""
+        answer = await self._prober.probe(probe, at, self._placeholders, seat)
+        self._inbox.put(Answered(answer))
 
     def _start_local(self, tasks: anyio.abc.TaskGroup, action: h.HeadAction) -> None:
         """Start a service or a prepare step on this node."""

@@ -7,9 +7,6 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import anyio
-
-from agent.base import ends
 from agent.base.errors import PreflightError, UnavailableError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
@@ -26,51 +23,11 @@ from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.where import Placeholders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import anyio
 
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.plan.plan import Address, Plan
-
-
-class PendingSignals:
-    """Stop requests and job signals that arrive before the role handles them."""
-
-    def __init__(self) -> None:
-        self._stops: list[int] = []
-        self._notices: list[int] = []
-        self._on_stop: Callable[[int], None] = self._stops.append
-        self._on_notice: Callable[[int], None] = self._notices.append
-        self._scope: anyio.CancelScope | None = None
-
-    def on_stop(self, signum: int) -> None:
-        """Handle a stop request; cancel the scope of `stop_scope`."""
-        self._on_stop(signum)
-        if self._scope is not None:
-            self._scope.cancel()
-
-    def on_notice(self, signum: int) -> None:
-        """Handle a signal that is meant for the job."""
-        self._on_notice(signum)
-
-    def stop_scope(self) -> anyio.CancelScope:
-        """Return a scope that a stop request cancels."""
-        self._scope = anyio.CancelScope()
-        if self._stops:
-            self._scope.cancel()
-        return self._scope
-
-    def forward_to(self, on_stop: Callable[[int], None], on_notice: Callable[[int], None]) -> None:
-        """Forward all signals from now on, and those received before."""
-        self._on_stop, self._on_notice = on_stop, on_notice
-        for signum in self._stops:
-            on_stop(signum)
-        for signum in self._notices:
-            on_notice(signum)
-
-    def outcome(self, *, expected: bool) -> Outcome:
-        """Return the outcome of the stop request."""
-        return ends.stopped(self._stops[0], expected=expected)
 
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
@@ -159,15 +116,18 @@ class HeadStart(Value):
     """This node's Ray, where the agent starts it."""
 
 
-async def start(run: NodeRun, keeper: RunKeeper, requests: PendingSignals) -> HeadStart | None:
-    """Start Ray as early as possible; return None if a stop was requested before."""
+async def start(run: NodeRun, keeper: RunKeeper, stop_scope: anyio.CancelScope) -> HeadStart | None:
+    """Start Ray as early as possible; return None if a stop was requested before.
+
+    A stop request cancels the scope.
+    """
     plan = run.plan
     # The port first: a second agent on this node ends here, before it changes anything.
     local_sockets = bind(["127.0.0.1"], plan.ports.agent)
     keeper.save_former_state()
     run.folder.become_latest()
     ip = ""
-    with requests.stop_scope():
+    with stop_scope:
         limit = plan.settings.wait_head
         ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
     if not ip:

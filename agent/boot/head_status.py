@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
@@ -27,35 +26,10 @@ if TYPE_CHECKING:
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState, Key
     from agent.decisions.values import Item
-    from agent.plan.plan import Plan
     from agent.record.explain import Span
 
 
-def render_findings(state: HeadState, plan: Plan, clean: Callable[[str], str]) -> dict[str, object]:
-    """Render the checks' findings: each node's own, and those between nodes."""
-    fleet = state.fleet
-    workers = sorted(
-        (worker for worker in fleet.workers.values() if not worker.has_left),
-        key=lambda worker: (worker.effective_rank or 0, worker.name),
-    )
-    of_workers = [
-        (worker.name, fleet.findings[worker.key])
-        for worker in workers
-        if worker.key in fleet.findings
-    ]
-    found = [(plan.topology.node_name, plan.findings), *of_workers]
-    known = {worker.ip for worker in workers if worker.key in fleet.findings}
-    return {
-        "nodes": [name for name, _ in found],
-        "unknown": [name for ip, name in fleet.alive.items() if ip not in known],
-        "findings": [
-            {**_row(row.finding, clean), "nodes": list(row.nodes)} for row in group_findings(found)
-        ],
-        "between": [_row(one, clean) for one in (*state.differences, *state.probes.findings)],
-    }
-
-
-def _row(one: Finding, clean: Callable[[str], str]) -> dict[str, object]:
+def _finding(one: Finding, clean: Callable[[str], str]) -> dict[str, object]:
     return {
         "check": one.check,
         "level": one.level.value,
@@ -64,141 +38,8 @@ def _row(one: Finding, clean: Callable[[str], str]) -> dict[str, object]:
     }
 
 
-def outage_records(
-    state: HeadState, node: str, utc: Callable[[float], str]
-) -> tuple[OutageRecord, ...]:
-    """Return the services' outages as records; `node` is the head's name."""
-    return tuple(
-        OutageRecord(
-            one.service,
-            node if one.node == HERE else one.node,
-            utc(one.since),
-            None if one.until is None else utc(one.until),
-        )
-        for one in state.outages
-    )
-
-
-def render_status(  # noqa: PLR0913 - all that a status shows
-    state: HeadState,
-    plan: Plan,
-    run_id: str,
-    epoch: int,
-    now: float,
-    timeline: Timeline,
-    outages: Sequence[OutageRecord] = (),
-    worker_stats: Mapping[str, WorkerStats] = MappingProxyType({}),
-) -> dict[str, object]:
-    """Render the head's state as data without secrets."""
-    job, report = None, state.attempt.report
-    if plan.job is not None:
-        status = report.status.lower() if report else "not submitted"
-        job = {"name": plan.job.name, "status": status, "attempt": state.attempt.number}
-    return {
-        "run_id": run_id,
-        "epoch": epoch,
-        "role": "head",
-        "platform": plan.topology.platform.name,
-        "name": plan.topology.node_name,
-        "phase": state.phase.value,
-        "seconds": round(now, 1),
-        "seconds_in_phase": round(now - state.phase_since, 1),
-        "phases": _spans(timeline.phases),
-        "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
-        "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
-        "nodes": _nodes(state, now, timeline, worker_stats),
-        "services": [
-            _service(state, key, item, now, worker_stats.get(key[0]))
-            for key, item in state.services.items.items()
-        ],
-        "prepare": [
-            {"name": name, "state": item.step.value, "detail": item.evidence}
-            for (_, name), item in state.steps.items()
-        ],
-        "outages": [outage.to_outcome() for outage in outages],
-        "job": job,
-        "verdict": None if state.verdict is None else state.verdict.to_dict(),
-    }
-
-
-def _service(
-    state: HeadState, key: Key, item: Item, now: float, stats: WorkerStats | None
-) -> dict[str, object]:
-    node, name = key
-    worker = state.fleet.workers.get(node)
-    where = HERE if worker is None else worker.name
-    outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
-    since = next((one.since for one in outages if one.until is None), None)
-    seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
-    latency = None if stats is None else stats.latencies.get(name)
-    return {
-        "name": service_title(state, key),
-        "state": item.step.value,
-        "detail": item.evidence,
-        "restarts": item.generation - 1,
-        "outages": len(outages),
-        "outage_seconds": round(seconds, 1),
-        "outage_since": None if since is None else round(since, 1),
-        "latency": None if latency is None else to_builtins(latency),
-    }
-
-
 def _spans(spans: Sequence[Span]) -> list[list[object]]:
     return [[span.phase, round(span.start, 1)] for span in spans]
-
-
-def _nodes(
-    state: HeadState,
-    now: float,
-    timeline: Timeline,
-    worker_stats: Mapping[str, WorkerStats],
-) -> list[dict[str, object]]:
-    alive, workers = state.fleet.alive, state.fleet.workers.values()
-    ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
-    known = {worker.ip for worker in workers}
-    return [
-        *(_with_agent(one, alive, now, timeline, worker_stats.get(one.key)) for one in ordered),
-        *(_without_agent(ip) for ip in alive if ip not in known),
-    ]
-
-
-def _with_agent(
-    worker: Worker,
-    alive: Mapping[str, str],
-    now: float,
-    timeline: Timeline,
-    stats: WorkerStats | None,
-) -> dict[str, object]:
-    steps = {} if stats is None else stats.steps
-    return {
-        "name": worker.name,
-        "ip": worker.ip,
-        "rank": worker.effective_rank,
-        "state": worker.state(counts=worker.ip in alive).value,
-        "phase": worker.phase,
-        "detail": worker.refused or worker.detail,
-        "last_error": worker.refused or worker.error,
-        "heard_seconds_ago": round(now - worker.last_report_at, 1),
-        "joined": worker.ip in alive,
-        "phases": _spans(timeline.nodes.get(worker.key, ())),
-        "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
-    }
-
-
-def _without_agent(ip: str) -> dict[str, object]:
-    return {
-        "name": ip,
-        "ip": ip,
-        "rank": None,
-        "state": NodeState.JOINED.value,
-        "phase": "in Ray, without an agent",
-        "detail": "",
-        "last_error": "",
-        "heard_seconds_ago": None,
-        "joined": True,
-        "phases": [],
-        "steps": [],
-    }
 
 
 class RunStatus:
@@ -208,7 +49,7 @@ class RunStatus:
         self._run = run
         self._keeper = keeper
         self._get_state = get_state
-        self._timeline = Timeline()
+        self.timeline = Timeline()
         self._alive: Mapping[str, str] = {}
         self.job_lines = JobLines(run.redactor.clean)
         self.stalls: tuple[Finding, ...] = ()
@@ -222,7 +63,7 @@ class RunStatus:
         if alive is not self._alive:
             self._alive = alive
             self._keeper.record_nodes(alive.values())
-        self._timeline.add(event, self._get_state(), self._run.now())
+        self.timeline.add(event, self._get_state(), self._run.now())
         if isinstance(event, WorkerReported):
             stats = self.worker_stats.get(event.worker.key)
             if stats is not None and stats.attempt == self._get_state().attempt.number:
@@ -241,12 +82,94 @@ class RunStatus:
 
     def status(self) -> dict[str, object]:
         """Return the status that needs no token."""
-        keeper, run = self._keeper, self._run
-        position = (keeper.run_id, keeper.epoch, run.now(), self._timeline, self.outages())
-        stats = {**self.worker_stats, HERE: run.stats.snapshot({})}
-        status = render_status(self._get_state(), run.plan, *position, stats)
-        attempts = [attempt.to_outcome() for attempt in keeper.attempts]
-        return {**status, "attempts": attempts, "curve": self.job_lines.curve()}
+        state, plan, keeper, now = self._get_state(), self._run.plan, self._keeper, self._run.now()
+        job, report = None, state.attempt.report
+        if plan.job is not None:
+            job_status = report.status.lower() if report else "not submitted"
+            job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
+        return {
+            "run_id": keeper.run_id,
+            "epoch": keeper.epoch,
+            "role": "head",
+            "platform": plan.topology.platform.name,
+            "name": plan.topology.node_name,
+            "phase": state.phase.value,
+            "seconds": round(now, 1),
+            "seconds_in_phase": round(now - state.phase_since, 1),
+            "phases": _spans(self.timeline.phases),
+            "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
+            "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
+            "nodes": self._nodes(state, now),
+            "services": [
+                self._service(state, key, item, now) for key, item in state.services.items.items()
+            ],
+            "prepare": [
+                {"name": name, "state": item.step.value, "detail": item.evidence}
+                for (_, name), item in state.steps.items()
+            ],
+            "outages": [outage.to_outcome() for outage in self.outages()],
+            "job": job,
+            "verdict": None if state.verdict is None else state.verdict.to_dict(),
+            "attempts": [attempt.to_outcome() for attempt in keeper.attempts],
+            "curve": self.job_lines.curve(),
+        }
+
+    def _nodes(self, state: HeadState, now: float) -> list[dict[str, object]]:
+        alive, workers = state.fleet.alive, state.fleet.workers.values()
+        ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
+        known = {worker.ip for worker in workers}
+        without_agent: dict[str, object] = {
+            "rank": None,
+            "state": NodeState.JOINED.value,
+            "phase": "in Ray, without an agent",
+            "detail": "",
+            "last_error": "",
+            "heard_seconds_ago": None,
+            "joined": True,
+            "phases": [],
+            "steps": [],
+        }
+        return [
+            *(self._node(one, now, joined=one.ip in alive) for one in ordered),
+            *({"name": ip, "ip": ip, **without_agent} for ip in alive if ip not in known),
+        ]
+
+    def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
+        stats = self.worker_stats.get(worker.key)
+        steps = {} if stats is None else stats.steps
+        return {
+            "name": worker.name,
+            "ip": worker.ip,
+            "rank": worker.effective_rank,
+            "state": worker.state(counts=joined).value,
+            "phase": worker.phase,
+            "detail": worker.refused or worker.detail,
+            "last_error": worker.refused or worker.error,
+            "heard_seconds_ago": round(now - worker.last_report_at, 1),
+            "joined": joined,
+            "phases": _spans(self.timeline.nodes.get(worker.key, ())),
+            "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
+        }
+
+    def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:
+        node, name = key
+        worker = state.fleet.workers.get(node)
+        where = HERE if worker is None else worker.name
+        outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
+        since = next((one.since for one in outages if one.until is None), None)
+        seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
+        stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
+        latency = None if stats is None else stats.latencies.get(name)
+        return {
+            "name": service_title(state, key),
+            "state": item.step.value,
+            "detail": item.evidence,
+            "restarts": item.generation - 1,
+            "outages": len(outages),
+            "outage_seconds": round(seconds, 1),
+            "outage_since": None if since is None else round(since, 1),
+            "latency": None if latency is None else to_builtins(latency),
+        }
 
     def private_details(self) -> dict[str, object]:
         """Return log and finding texts, which only callers with a token may read."""
@@ -267,9 +190,41 @@ class RunStatus:
         return {"warnings": warnings, "job_tail": self.job_lines.tail(), "progress": progress}
 
     def findings(self) -> dict[str, object]:
-        """Return the findings of all nodes' checks."""
-        return render_findings(self._get_state(), self._run.plan, self._run.redactor.clean)
+        """Return the findings of all nodes' checks: each node's own, and those between nodes."""
+        state, plan, clean = self._get_state(), self._run.plan, self._run.redactor.clean
+        fleet = state.fleet
+        workers = sorted(
+            (
+                worker
+                for worker in fleet.workers.values()
+                if not worker.has_left and worker.key in fleet.findings
+            ),
+            key=lambda worker: (worker.effective_rank or 0, worker.name),
+        )
+        found = [
+            (plan.topology.node_name, plan.findings),
+            *((worker.name, fleet.findings[worker.key]) for worker in workers),
+        ]
+        known = {worker.ip for worker in workers}
+        rows = group_findings(found)
+        return {
+            "nodes": [name for name, _ in found],
+            "unknown": [name for ip, name in fleet.alive.items() if ip not in known],
+            "findings": [{**_finding(row.finding, clean), "nodes": [*row.nodes]} for row in rows],
+            "between": [
+                _finding(one, clean) for one in (*state.differences, *state.probes.findings)
+            ],
+        }
 
     def outages(self) -> tuple[OutageRecord, ...]:
         """Return the services' outages as records."""
-        return outage_records(self._get_state(), self._run.plan.topology.node_name, self._run.utc)
+        head_name, utc = self._run.plan.topology.node_name, self._run.utc
+        return tuple(
+            OutageRecord(
+                one.service,
+                head_name if one.node == HERE else one.node,
+                utc(one.since),
+                None if one.until is None else utc(one.until),
+            )
+            for one in self._get_state().outages
+        )

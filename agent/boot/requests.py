@@ -20,7 +20,7 @@ from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
 from agent.checks.network import SLOW
 from agent.control.protocol import MAX_ANSWERS
 from agent.control.sample import download_sample
-from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer, Answered
+from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
 from agent.plan import environment
 from agent.plan.make import GPUS, PREFLIGHT_RESULT
 from agent.plan.plan import AGENT_LOG
@@ -29,16 +29,15 @@ from agent.record.bundle import last_lines
 from agent.record.log import say
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.process import tail_of
-from agent.runtime.waiting import BestEffort, Failure, NotYet, TimedOutError, in_thread, until
+from agent.runtime.waiting import Failure, NotYet, TimedOutError, in_thread, until
 from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
     from pathlib import Path
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
-    from agent.plan.plan import Plan
     from agent.work.torchrun import ShareOrder
     from agent.work.where import Placeholders
 
@@ -103,19 +102,9 @@ _STEADY = 1.25
 class Prober:
     """Runs the probes that the head orders, at most some of them at once."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        clean: Callable[[str], str],
-        run_id: Callable[[], str] = str,
-        all_reduce: Callable[[ShareOrder, Placeholders], Awaitable[Answer]] | None = None,
-        best_effort: BestEffort | None = None,
-    ) -> None:
-        self._plan = plan
-        self._clean = clean
-        self._run_id = run_id
-        self._all_reduce = all_reduce
-        self._best_effort = best_effort or BestEffort()
+    def __init__(self, run: NodeRun) -> None:
+        self._run = run
+        self._plan = run.plan
         self._limiter: anyio.CapacityLimiter | None = None
         self._one_sample = asyncio.Lock()
 
@@ -125,31 +114,20 @@ class Prober:
         """Run a probe; `at` is the other node's address, '' for the head."""
         self._limiter = self._limiter or anyio.CapacityLimiter(_AT_ONCE)
         async with self._limiter:
-            made = await self._best_effort(
+            made = await self._run.best_effort(
                 f"the probe {probe!r}", self._run_probe, probe, at, place, seat
             )
         made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
-        return replace(made, evidence=self._clean(made.evidence))
+        return replace(made, evidence=self._run.redactor.clean(made.evidence))
 
     async def _run_probe(
         self, probe: str, at: str, place: Placeholders, seat: ShareOrder | None
     ) -> Answer:
-        if probe == ALL_REDUCE and seat is not None and self._all_reduce is not None:
-            return await self._all_reduce(seat, place)
+        if probe == ALL_REDUCE and seat is not None:
+            return await run_all_reduce(self._run, seat, place)
         if probe == SAMPLE:
             return await self._sample(at, place)
         return await (self._score(at, place) if probe == SCORE else self._reach(at))
-
-    async def probe_on_head(
-        self,
-        probe: str,
-        at: str,
-        place: Placeholders,
-        tell: Callable[[Answered], None],
-        seat: ShareOrder | None = None,
-    ) -> None:
-        """Run a probe on the head and send its answer."""
-        tell(Answered(await self.probe(probe, at, place, seat)))
 
     async def _score(self, at: str, place: Placeholders) -> Answer:
         """Request a score from the reward server of this node's plan, as the job would."""
@@ -197,7 +175,7 @@ class Prober:
                 left, port = until - anyio.current_time(), self._plan.ports.agent
                 if left <= 0:
                     break
-                sample = await download_sample(ip, port, self._plan.token, self._run_id(), left)
+                sample = await download_sample(ip, port, self._plan.token, self._run.run_id, left)
             if isinstance(sample, str):
                 return Answer(SAMPLE, at, sample)
             best, rate = max(best, sample, key=_rate), _rate(sample)
@@ -219,22 +197,12 @@ _MOST_OF_ALL = 64 << 10
 _OF_RAY = ("raylet.out", "raylet.err", "dashboard_agent.log")
 
 
-def make_prober(run: NodeRun) -> Prober:
-    """Return this node's prober."""
-
-    async def all_reduce(seat: ShareOrder, place: Placeholders) -> Answer:
-        return await run_all_reduce(run, seat, place)
-
-    clean, best_effort = run.redactor.clean, run.best_effort
-    return Prober(run.plan, clean, lambda: run.run_id, all_reduce, best_effort)
-
-
 class HeadRequests:
     """Handles the head's requests; keeps each result until a report with it was answered."""
 
     def __init__(self, run: NodeRun) -> None:
         self._run = run
-        self._prober = make_prober(run)
+        self._prober = Prober(run)
         self._diagnostics = Diagnostics(run)
         self._all_reduce_run: tuple[anyio.CancelScope, anyio.Event] | None = None
         self._logs: dict[str, str] = {}

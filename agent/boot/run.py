@@ -14,11 +14,11 @@ from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError
 from agent.base.outcome import Outcome
 from agent.boot import head_start, plan_input
-from agent.boot.head_start import PendingSignals
 from agent.boot.make_ready import find_resumed_run, find_surviving_processes
 from agent.boot.node_run import NodeRun
 from agent.boot.run_keeper import RunKeeper
 from agent.checks.finding import Level
+from agent.decisions.values import StopAsked
 from agent.node.limits import process_limit_error
 from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
@@ -31,6 +31,7 @@ from agent.record.run_folder import RunFolder, read_outcome, write_outcome
 from agent.record.run_record import fingerprint
 from agent.record.threads import run_within
 from agent.runtime import descendants, parent, signals
+from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
 from agent.settings.redact import redactor_for
 from agent.work.job import job_identity
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
+    from agent.boot.head import HeadAgent
+    from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
     from agent.record.run_choice import ChosenRun
     from agent.settings.redact import Redactor
@@ -244,17 +247,34 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
     All that `ray start` need not wait for is imported after it was launched: Ray takes a second to
     boot, while the event loop's modules take a quarter of a second of CPU, most of it for aiohttp.
     """
-    requests = PendingSignals()
+    inbox: Inbox[HeadEvent] = Inbox(node_run.redactor.clean_fields)
+    stop_scope = anyio.CancelScope()
+    head: HeadAgent | None = None
+    early_notices: list[int] = []
+
+    def on_stop(signum: int) -> None:
+        inbox.put(StopAsked(signum))
+        stop_scope.cancel()
+
+    def on_notice(signum: int) -> None:
+        if head is None:
+            early_notices.append(signum)
+        else:
+            head.on_notice(signum)
+
     async with anyio.create_task_group() as tasks:
-        await tasks.start(signals.watch_signals, requests.on_stop, requests.on_notice)
-        started = await head_start.start(node_run, keeper, requests)
+        await tasks.start(signals.watch_signals, on_stop, on_notice)
+        started = await head_start.start(node_run, keeper, stop_scope)
         if started is None:
-            outcome = requests.outcome(expected=node_run.plan.job is None)
+            stop = await inbox.take(0)
+            assert isinstance(stop, StopAsked)  # noqa: S101 - nothing else is sent before
+            outcome = ends.stopped(stop.signum, expected=node_run.plan.job is None)
         else:
             from agent.boot.head import HeadAgent  # noqa: PLC0415 - see above
 
-            head = HeadAgent(node_run, keeper, started)
-            requests.forward_to(head.on_signal, head.on_notice)
+            head = HeadAgent(node_run, keeper, started, inbox)
+            for signum in early_notices:
+                head.on_notice(signum)
             outcome = await head.run(tasks)
         tasks.cancel_scope.cancel()
     return outcome

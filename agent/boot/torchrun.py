@@ -15,6 +15,7 @@ from agent.decisions.attempts import submission_id_of
 from agent.decisions.head import state as h
 from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import JOB_LOG
+from agent.record.files import read_end
 from agent.record.log import say
 from agent.runtime import descendants
 from agent.runtime.output import JobOutput, OutputCopies, PreambleFilter
@@ -193,12 +194,7 @@ def size_of(path: Path) -> int:
 
 
 def _text_of(path: Path, began: int = 0) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(began, size_of(path) - _LONGEST_END))
-            return file.read(_LONGEST_END).decode(errors="replace")
-    except OSError:
-        return ""
+    return (read_end(path, _LONGEST_END, began) or b"").decode(errors="replace")
 
 
 def _time_of_day() -> float:

@@ -77,14 +77,14 @@ def read_small(path: Path) -> str:
     return data.decode()
 
 
-def read_end(path: Path, most: int) -> bytes | None:
-    """Return the last bytes of a file; None if it cannot be read."""
+def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
+    """Return the last bytes of a file, from offset `since` on; None if it cannot be read."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         with open(descriptor, "rb") as file:  # noqa: PTH123 - a descriptor has no path
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 return None  # a pipe would block
-            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            file.seek(max(since, file.seek(0, os.SEEK_END) - most))
             return file.read(most)
     except OSError:
         return None

@@ -26,6 +26,7 @@ from agent.base.outcome import name_of_code, shell_code
 from agent.base.text import without_controls
 from agent.node.limits import starting
 from agent.record.background import Writer, appending
+from agent.record.files import read_end
 from agent.record.log import disk_alarm
 from agent.runtime import descendants
 from agent.runtime.waiting import in_thread
@@ -394,13 +395,7 @@ def start_time(pid: int) -> int:
 
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:
     """Return a file's last informative lines, joined and cut to `longest` characters."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 16_384))
-            return informative_lines(file.read(), lines, longest)
-    except OSError:
-        return ""
+    return informative_lines(read_end(path, 16_384) or b"", lines, longest)
 
 
 def informative_lines(end: bytes, lines: int = 3, longest: int = 300) -> str:

@@ -81,7 +81,7 @@ from msgspec.structs import replace
 from pathlib import Path
 import anyio
 from agent.boot.node_run import NodeRun
-from agent.boot.requests import make_prober
+from agent.boot.requests import Prober
 from agent.boot.stall import BUSY, STACKS, Diagnostics
 from agent.decisions.values import ALL_REDUCE
 from agent.record.log import say
@@ -110,7 +110,7 @@ async def look():
     diagnostics = Diagnostics(run)
     for what in (BUSY, BUSY, STACKS):
         print(await diagnostics.collect(what, "run-1"))
-    answer = await make_prober(run).probe(ALL_REDUCE, "", place, share)
+    answer = await Prober(run).probe(ALL_REDUCE, "", place, share)
     print(answer.evidence, flush=True)
 
 anyio.run(warm_up)

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.boot.head_status import render_findings
 from agent.checks.finding import Finding, Level, group_findings, node_list
 from agent.control import verbs
 from agent.control.ask import ask
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
+from unit.fake_runs import status_of
 from unit.heads import Story, goal, nodes, word
 from unit.served import KEY, a_head, leave_key
 from unit.worlds import MACHINE, SECRET, plan_of
@@ -73,7 +73,9 @@ def test_what_a_head_knows() -> None:
     odd = replace(MACHINE, variables={"NCCL_DEBUG": "INFO"})
     introduced = h.WorkerIntroduced("agent2", "pod2", odd, (SMALL,))
     story = Story(asked, [(1.0, introduced), (1.0, word(2)), (2.0, nodes(2, 3))])
-    data = render_findings(story.state, plan, lambda text: text.replace("64 MiB", "****"))
+    data = status_of(
+        story.state, plan, clean=lambda text: text.replace("64 MiB", "****")
+    ).findings()
     assert data["nodes"] == [plan.topology.node_name, "pod2"]
     assert data["unknown"] == ["10.0.0.3"]
     (between,) = json.loads(json.dumps(data["between"]))

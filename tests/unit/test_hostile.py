@@ -9,7 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from agent.boot.events import Guard
-from agent.boot.head_status import render_findings
 from agent.boot.worker import shorten_facts
 from agent.control import verbs
 from agent.control.protocol import MAX_HELLO_CHARACTERS, Hello, Reply, Report
@@ -20,6 +19,7 @@ from agent.node.facts import Folder
 from agent.record.events import Dropped
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
+from unit.fake_runs import status_of
 from unit.heads import PAIR, SUBMITTED, History, Story, goal, job, nodes, word
 from unit.test_http import answering, reply
 from unit.worlds import MACHINE, plan_of, with_ray
@@ -113,7 +113,7 @@ def test_versions_steer_no_terminal() -> None:
     story = Story(of, [(2.0, word(2)), (2.0, h.WorkerIntroduced("agent2", "pod2", told))])
     story.take(nodes(2), 3.0)
     (end,) = story.ends
-    shown = json.dumps(render_findings(story.state, plan_of({}), str), ensure_ascii=False)
+    shown = json.dumps(status_of(story.state, plan_of({})).findings(), ensure_ascii=False)
     assert "torch" in end.reason
     assert "pwned" in shown
     assert end.reason.isprintable()

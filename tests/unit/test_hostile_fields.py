@@ -30,7 +30,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.boot.head_status import render_status
 from agent.control.client import HeadLink
 from agent.control.metrics import metrics
 from agent.control.protocol import VERSION, Hello, Reply, Report
@@ -42,6 +41,7 @@ from agent.decisions.values import SAMPLE, OrderKind
 from agent.decisions.worker import state as w
 from agent.record.explain import Timeline
 from unit import heads, workers
+from unit.fake_runs import status_of
 from unit.heads import PREPARED, RETRIEVER, SUBMITTED, TERM, TICK, goal, job, nodes, word
 from unit.mutated import BAD, WORD, Field, body, filled, named, places, put
 from unit.shares import by_torchrun
@@ -135,8 +135,8 @@ class Port:
             for at, event in [*came, *JOINED, *again, *LATER]:
                 story.take(event, at)
                 timeline.add(event, story.state, at)
-            status = render_status(story.state, PLAN, story.state.attempt.id, 1, 200.0, timeline)
-            assert metrics({**status, "attempts": [], "curve": {"points": [], "steps": None}})
+            status = status_of(story.state, PLAN, timeline, now=200.0).status()
+            assert metrics(status)
             assert json.dumps(status, allow_nan=False)
             assert story.finish()
             (end,) = story.ends

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.boot import requests
-from agent.boot.requests import Prober
 from agent.checks.network import SLOW, Link, slow_links
 from agent.control.protocol import Report
 from agent.control.sample import MAX_BYTES, download_sample
@@ -25,6 +24,7 @@ from agent.decisions.head.probes import MAX_HEAD_LINKS
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE, SAMPLE, Answer, Answered
 from agent.work.where import Placeholders
+from unit.fake_runs import prober_of
 from unit.heads import TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, SECRET, plan_of
 
@@ -294,7 +294,7 @@ def test_what_is_slow_is_slow_each_time(
 
     monkeypatch.setattr(requests, "download_sample", look)
     monkeypatch.setattr(requests, "_PAUSE", 0.01)
-    prober = Prober(plan_of({}), str)
+    prober = prober_of(plan_of({}))
     answer = anyio.run(prober.probe, SAMPLE, "", Placeholders("127.0.0.1", "127.0.0.1", "1"))
     assert not left
     assert answer.size * 8 / 1e6 / answer.seconds == told
@@ -305,7 +305,7 @@ def test_a_node_measures() -> None:
 
     async def story() -> list[Answer]:
         async with a_node("run-1") as port:
-            prober = Prober(plan_of({"AGENT_PORT": str(port)}), str, lambda: "run-1")
+            prober = prober_of(plan_of({"AGENT_PORT": str(port)}))
             place = Placeholders("127.0.0.1", "127.0.0.1", "1")
             return [await prober.probe(SAMPLE, at, place) for at in ("", "127.0.0.1", "127.0.0.9")]
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from agent.boot.head_status import render_status
 from agent.control import server
 from agent.decisions.head import state as h
 from agent.decisions.values import ServiceGone, ServiceReady, ServiceWaits
 from agent.record.explain import Timeline
 from browsing.runs import status as run_of
+from unit.fake_runs import status_of
 from unit.heads import REWARD, TERM, History, Story, goal, job, nodes, word
 from unit.worlds import SECRET, plan_of
 
@@ -34,7 +34,7 @@ def status(history: History) -> dict[str, Any]:
     for at, event in history:
         story.take(event, at)
         timeline.add(event, story.state, at)
-    return render_status(story.state, plan, "run-1", 1, 9.0, timeline)
+    return status_of(story.state, plan, timeline).status()
 
 
 def test_the_status_tells_all_of_it() -> None:

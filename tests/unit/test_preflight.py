@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from agent.base import times
 from agent.boot import requests as asked_module
 from agent.boot.node_run import NodeRun
-from agent.boot.requests import HeadRequests, Prober
+from agent.boot.requests import HeadRequests
 from agent.bundled.all_reduce import first_ranks, neighbors, parsed, processes, serve_store
 from agent.checks import run_checks
 from agent.checks.all_reduce import AllReduceShare, all_reduce_result
@@ -44,6 +44,7 @@ from agent.settings.redact import Redactor
 from agent.work.recipes.recipe import NodeSize
 from agent.work.torchrun import ShareOrder
 from agent.work.where import Placeholders
+from unit.fake_runs import prober_of
 from unit.free_ports import free_port
 from unit.heads import LIMITS, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of, settings_of, topology_of
@@ -270,16 +271,17 @@ def test_a_worker_takes_part() -> None:
     assert isinstance(said, LogLine)
 
 
-def test_the_share_is_its_own_affair() -> None:
-    """What is tried with a seat is handed on, with the place."""
+def test_a_node_s_part_of_the_all_reduce(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It gets the node's share and place."""
     seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     asked: list[tuple[ShareOrder, Placeholders]] = []
 
-    async def share(seat: ShareOrder, place: Placeholders) -> Answer:
+    async def share(_run: NodeRun, seat: ShareOrder, place: Placeholders) -> Answer:
         asked.append((seat, place))
         return Answer(ALL_REDUCE, "", "no torch")
 
-    prober = Prober(plan_of({}), str, str, share)
+    monkeypatch.setattr(asked_module, "run_all_reduce", share)
+    prober = prober_of(plan_of({}))
     assert anyio.run(prober.probe, ALL_REDUCE, "", place, seat).evidence == "no torch"
     assert asked == [(seat, place)]
 
@@ -291,7 +293,7 @@ def test_another_head_s_all_reduce_ends_the_one_before(
     seat, place = ShareOrder(1, (NodeSize(8),) * 2), Placeholders("10.0.0.2", "10.0.0.1", "1")
     happened: list[str] = []
 
-    async def share(_seat: ShareOrder, _place: Placeholders) -> Answer:
+    async def share(*_: object) -> Answer:
         happened.append("begins")
         try:
             await anyio.sleep(60 if len(happened) == 1 else 0)
@@ -300,7 +302,7 @@ def test_another_head_s_all_reduce_ends_the_one_before(
         return Answer(ALL_REDUCE, "", "of the second")
 
     plan = plan_of({"AGENT_LOG_DIR": str(tmp_path)}, command=["train"])
-    monkeypatch.setattr(asked_module, "make_prober", lambda _run: Prober(plan, str, str, share))
+    monkeypatch.setattr(asked_module, "run_all_reduce", share)
     run = NodeRun(plan, Redactor(()), RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
     asked = HeadRequests(run)
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.boot.requests import Prober
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.sockets import bind
@@ -35,6 +34,7 @@ from agent.decisions.values import (
 from agent.decisions.worker import state as w
 from agent.plan import waits as planned
 from agent.work.where import ON_EVERY, Placeholders
+from unit.fake_runs import prober_of
 from unit.heads import NODES, READY, REWARD, REWARD_SPEC, TICK, Story, goal, nodes, word
 from unit.worlds import MACHINE, plan_of
 
@@ -257,7 +257,7 @@ def test_reaching_a_fellow() -> None:
     """Its raylet and object manager take connections; one that is closed is named."""
     agent, raylet, objects = listening(3)
     port = int(agent.getsockname()[1])
-    prober = Prober(plan_of({"AGENT_PORT": str(port)}), str)
+    prober = prober_of(plan_of({"AGENT_PORT": str(port)}))
     with agent, raylet:
         with objects:
             answer = anyio.run(prober.probe, REACH, "127.0.0.1", PLACE)
@@ -273,8 +273,8 @@ def test_a_score_from_nobody() -> None:
     port = int(free.getsockname()[1])
     free.close()
     plan = plan_of({"AGENT_REWARD": "builtin", "AGENT_REWARD_PORT": str(port)})
-    prober = Prober(plan, lambda text: text.replace("refused", "****"))
+    prober = prober_of(plan, lambda text: text.replace("refused", "****"))
     answer = anyio.run(prober.probe, SCORE, "", PLACE)
     assert answer.evidence == "connection ****"
-    without = Prober(plan_of({}, command=["train"]), str)
+    without = prober_of(plan_of({}, command=["train"]))
     assert "no reward server" in anyio.run(without.probe, SCORE, "", PLACE).evidence

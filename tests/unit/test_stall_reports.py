@@ -109,7 +109,7 @@ def test_no_answer_is_lost_to_another(run: NodeRun, monkeypatch: pytest.MonkeyPa
                 await may_end.wait()
             return Answer(probe, at)
 
-    monkeypatch.setattr(asked_module, "make_prober", lambda _: Slow(run.plan, str))
+    monkeypatch.setattr(asked_module, "Prober", Slow)
     asked, place = HeadRequests(run), Placeholders("127.0.0.1", "127.0.0.1", "1")
 
     async def both() -> list[tuple[Answer, ...]]:

@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.base.latency import LATENCY_BOUNDS, Latency
-from agent.boot.head_status import render_status
 from agent.boot.node_run import NodeStats
 from agent.control.protocol import Report, WorkerStats, read
 from agent.decisions.values import HERE, Item, Known, Step
-from agent.record.explain import Timeline
+from unit.fake_runs import status_of
 from unit.heads import REWARD, Story, goal, word
 from unit.worlds import plan_of
 
@@ -131,7 +130,7 @@ def test_the_status_has_it() -> None:
         HERE: WorkerStats({REWARD: ANSWERS}, {}, {"gsm8k": "secret text"}),
         "agent2": WorkerStats({}, {"fetch": Step.PENDING}, {"fetch": "secret text"}),
     }
-    found: Any = render_status(story.state, plan_of({}), "run-1", 1, 9.0, Timeline(), (), asides)
+    found: Any = status_of(story.state, plan_of({}), stats=asides).status()
     (reward,) = found["services"]
     assert reward["latency"] == {"last": 70.0, "total": 70.03, "counts": ANSWERS.counts}
     steps = {node["name"]: node["steps"] for node in found["nodes"]}

@@ -1,0 +1,52 @@
+"""Parts of a node's run for tests that need no other parts of it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from agent.boot.head_status import RunStatus
+from agent.boot.requests import Prober
+from agent.control.protocol import WorkerStats
+from agent.decisions.values import HERE
+from agent.runtime.waiting import BestEffort
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from agent.decisions.head.state import HeadState
+    from agent.plan.plan import Plan
+    from agent.record.explain import Timeline
+
+
+def status_of(  # noqa: PLR0913 - all that a status shows
+    state: HeadState,
+    plan: Plan,
+    timeline: Timeline | None = None,
+    stats: Mapping[str, WorkerStats] | None = None,
+    *,
+    now: float = 9.0,
+    clean: Callable[[str], str] = str,
+) -> RunStatus:
+    """Return the status of a run that has no other parts."""
+    by_agent = dict(stats or {})
+    own = by_agent.pop(HERE, WorkerStats())
+    run = run_of(plan, clean)
+    run.now, run.utc = lambda: now, str
+    run.stats = SimpleNamespace(snapshot=lambda _tails: own)
+    keeper: Any = SimpleNamespace(run_id="run-1", epoch=1, attempts=())
+    status = RunStatus(run, keeper, lambda: state)
+    status.timeline = timeline or status.timeline
+    status.worker_stats = by_agent
+    return status
+
+
+def run_of(plan: Plan, clean: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - stands for a NodeRun
+    """Return what stands for a node's run."""
+    redactor = SimpleNamespace(clean=clean, clean_fields=lambda event: event)
+    return SimpleNamespace(plan=plan, redactor=redactor, best_effort=BestEffort(), run_id="run-1")
+
+
+def prober_of(plan: Plan, clean: Callable[[str], str] = str) -> Prober:
+    """Return a node's prober."""
+    return Prober(run_of(plan, clean))
