@@ -308,7 +308,7 @@ def plan_from_environment(
         problems += error.problems
     problems += _port_clashes(environ, loaded, topology)
     if topology is not None:
-        problems += service_problems(loaded.settings, loaded.command, topology, facts, file)
+        problems += service_problems(loaded.settings, loaded.command, topology, file)
     if topology is None or problems:
         raise SettingsError(tuple(problems), loaded.misspelled)
     facts = replace(

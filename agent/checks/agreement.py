@@ -68,7 +68,9 @@ _LIBRARIES = (
 
 
 def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
-    yield from _differing("pod-agent", nodes, lambda f: f.outfit.agent, Level.FAIL, _ONE_IMAGE)
+    yield from _differing(
+        "pod-agent", nodes, lambda f: f.node_versions.agent, Level.FAIL, _ONE_IMAGE
+    )
     with_gpus = [node for node in nodes if node[1].gpus]
     for library in _LIBRARIES:
         compared = with_gpus if library.needs_gpu and with_gpus else nodes
@@ -77,7 +79,7 @@ def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
         certain = len(versions) > 1 and not brings_libraries  # a node without it may not need it
         level = library.level if certain else Level.WARN
         yield from _finding(library.name, values, level, _ONE_IMAGE)
-    yield from _differing("image", nodes, lambda f: f.outfit.image, Level.WARN, _ONE_IMAGE)
+    yield from _differing("image", nodes, lambda f: f.node_versions.image, Level.WARN, _ONE_IMAGE)
 
 
 def _version(facts: Facts, name: str) -> str:
@@ -122,15 +124,14 @@ def _machines(nodes: Nodes) -> Iterator[Finding]:
     counts = [(name, str(facts.gpus or "none")) for name, facts in nodes]
     remedy = "Use nodes of one kind, or a job that supports different ones"
     yield from _finding("GPUs", counts, Level.WARN, remedy)
-    models = [
-        (name, listed(facts.outfit.gpu_models)) for name, facts in nodes if facts.outfit.gpu_models
-    ]
+    found = [(name, facts.node_versions.gpu_models) for name, facts in nodes]
+    models = [(name, listed(gpus)) for name, gpus in found if gpus]
     slowest = "Use nodes of one kind: all wait for the slowest, and the smallest memory counts"
     yield from _finding("GPU model", models, Level.WARN, slowest)
 
 
 def _clocks(nodes: Nodes) -> Iterator[Finding]:
-    off = {name: facts.outfit.clock_ahead or 0.0 for name, facts in nodes}
+    off = {name: facts.node_versions.clock_ahead or 0.0 for name, facts in nodes}
     differences = [
         f"{abs(round(ahead))} s {'ahead of' if ahead > 0 else 'behind'} the head's on {name}"
         for name, ahead in off.items()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from statistics import median
 from typing import TYPE_CHECKING
 
 from agent.base.text import first_names
@@ -116,7 +115,8 @@ def _slow_node(rates: Mapping[tuple[str, str], float]) -> Finding | None:
     if len(best) < 3:
         return None
     node, rate = min(best.items(), key=lambda one: one[1])
-    usual = median([other for name, other in best.items() if name != node])
+    others = sorted(other for name, other in best.items() if name != node)
+    usual = others[len(others) // 2]
     if rate >= _SLOW_SHARE * usual:
         return None
     what = f"{node} is slow: {_gbps(rate)} at best to its neighbors, {_gbps(usual)} elsewhere"

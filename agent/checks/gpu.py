@@ -81,7 +81,6 @@ def gpu_health(node: CheckedNode) -> Result:
         what = f"{driver.tool} reports {len(found)} of the {count} GPUs with device files"
         return warn(what, _RESTART)
     broken = [f"GPU {gpu.index} has {gpu.errors} memory errors" for gpu in found if gpu.errors]
-    broken += [f"the kernel's log has {event!r}" for event in driver.events[-2:]]
     if broken:
         return warn("; ".join(broken), "Change the machine")
     models = (f"{gpu.name} ({gpu.memory} MiB)" if gpu.memory else gpu.name for gpu in found)

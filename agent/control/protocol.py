@@ -148,8 +148,8 @@ class Hello(Value):
         """Return a copy with the offset of its clock from this node's, transfer time included."""
         if self.clock is None or self.facts is None:
             return self
-        outfit = replace(self.facts.outfit, clock_ahead=self.clock - now)
-        return replace(self, facts=replace(self.facts, outfit=outfit))
+        versions = replace(self.facts.node_versions, clock_ahead=self.clock - now)
+        return replace(self, facts=replace(self.facts, node_versions=versions))
 
 
 class Bye(Value):

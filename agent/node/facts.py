@@ -181,7 +181,7 @@ class NodeVersions(Value):
     """Seconds by which its clock is ahead of the head's; None on the head."""
 
 
-class Facts(Value):
+class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in reports and files
     """The facts about one machine."""
 
     hostname: str
@@ -252,7 +252,7 @@ class Facts(Value):
     """Free bytes there; None if not read."""
     model_bytes: Bytes = 0
     """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
-    outfit: NodeVersions = field(default_factory=NodeVersions)
+    node_versions: NodeVersions = field(default_factory=NodeVersions)
     """Versions that the nodes of a run compare."""
 
     @property
@@ -327,5 +327,3 @@ class Driver(Value):
     gpus: Items[DriverGpu] = ()
     fault: str = ""
     """Why there is no report, or ''."""
-    events: Items[str] = ()
-    """GPU errors in the kernel log (Xid for NVIDIA), if it can be read."""

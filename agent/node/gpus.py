@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base import times
@@ -102,13 +100,10 @@ def json_in(text: str) -> Any:  # noqa: ANN401 - whatever a tool says
 _FIELDS = "index,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
-_KERNEL_LOG = Path("/dev/kmsg")
-_MOST_LOG = 8 << 20
-_XID = re.compile(r"NVRM: (Xid [^\n]{1,120})")
 
 
 def ask_driver(
-    maker: str, path: str | None = None, limit: float = times.GPUS_ANSWER, log: Path = _KERNEL_LOG
+    maker: str, path: str | None = None, limit: float = times.GPUS_ANSWER
 ) -> Driver | None:
     """Return the report of the driver's tool; None without GPUs."""
     if not maker:
@@ -125,7 +120,7 @@ def ask_driver(
         gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
     except ValueError:
         return Driver(tool, fault=f"it says {text.strip().splitlines()[:1]}, which is no list")
-    return Driver(tool, gpus, events=xids(log) if maker == "nvidia" else ())
+    return Driver(tool, gpus)
 
 
 def _output(argv: list[str], limit: float) -> tuple[str, str]:
@@ -176,16 +171,3 @@ def driver_of_amd(text: str) -> tuple[DriverGpu, ...]:
 def _whole(text: str) -> int:
     """Parse a number; 0 for anything else, such as `[N/A]`."""
     return int(text) if text.isdigit() else 0
-
-
-def xids(log: Path = _KERNEL_LOG) -> tuple[str, ...]:
-    """Return GPU errors in the kernel log, which few containers may read."""
-    read = bytearray()
-    with suppress(OSError):  # no permission, or the end of the log
-        handle = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            while len(read) < _MOST_LOG and (record := os.read(handle, 8192)):
-                read += record
-        finally:
-            os.close(handle)
-    return tuple(_XID.findall(read.decode(errors="replace")))

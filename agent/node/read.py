@@ -13,7 +13,6 @@ from contextlib import suppress
 from netrc import NetrcParseError, netrc
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlsplit
 
 import psutil
 
@@ -70,128 +69,35 @@ def _amd(folder: Path) -> Iterator[str]:
             yield f"{name or 'AMD'} {gib} GiB"
 
 
-_SHELLS_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""The default PATH of a shell."""
-
-
 def program_fault(word: str, path: str | None) -> str:
-    """Return why `exec WORD` will fail in the current directory, or ''.
-
-    What cannot be read, such as a folder of another user on PATH, is no fault.
-    """
-    try:
-        return _fault_of(word, _SHELLS_PATH if path is None else path)
-    except (OSError, ValueError):
-        return ""
-
-
-def _fault_of(word: str, path: str) -> str:
+    """Return why `exec WORD` will fail in the current directory, or ''."""
     if word.startswith("-"):
         return "begins with a dash, so the shell takes it for an option of `exec`"
-    file = Path(word) if "/" in word else _on_path(word, path)
-    if file is None:
-        return f"is not on PATH{_hint(word)}"
-    if not _exists(file):
+    if shutil.which(word, path=path) is not None:
+        return ""
+    file = Path(word)
+    if "/" in word and not file.exists():
         return "does not exist" + ("" if file.is_absolute() else f" in {Path.cwd()}")
-    if file.is_dir():
-        return f"is a folder ({file})"
-    if not os.access(file, os.X_OK):
-        return f"may not be executed ({file}): run `chmod +x`, or name its interpreter before it"
-    return _fault_of_script(file, path)
-
-
-def _on_path(word: str, path: str) -> Path | None:
-    """Find a program as a shell does: the first executable, else the first file."""
-    there = [Path(folder or ".", word) for folder in path.split(os.pathsep) if word]
-    files = [file for file in there if os.path.isfile(file)]  # noqa: PTH113 - never raises
-    return next((f for f in files if os.access(f, os.X_OK)), files[0] if files else None)
-
-
-def _hint(word: str) -> str:
-    if any(c.isspace() for c in word):
-        return ": give its words one by one, or a shell: -- bash -c '…'"
-    if "=" in word:
-        return ": variables go before pod-agent, or after `env`: -- env NAME=…"
-    if os.path.isfile(word):  # noqa: PTH113 - same
-        return f": the file here is run as ./{word}, or by its interpreter"
-    return ""
-
-
-def _fault_of_script(file: Path, path: str) -> str:
-    """Return why the interpreter in a script's first line cannot start, or ''."""
-    try:
-        with file.open("rb") as opened:
-            line = opened.read(256).partition(b"\n")[0]
-    except OSError:  # executable, but not readable
-        return ""
-    words = line[2:].decode(errors="surrogateescape").strip(" \t").split(maxsplit=1)
-    if not line.startswith(b"#!") or not words:
-        return ""
-    interpreter, argument = words[0], words[1].strip() if len(words) > 1 else ""
-    if line.endswith(b"\r"):
-        return f"is a script for {interpreter}, and its first line ends as on Windows"
-    if not _exists(Path(interpreter)):
-        return f"is a script for {interpreter}, which does not exist"
-    program = re.fullmatch(r"(?:-S\s+)?([\w.][\w.+-]*)(?:\s.*)?", argument)  # `env` alone, or -S
-    if Path(interpreter).name == "env" and program and _on_path(program[1], path) is None:
-        return f"is a script for {program[1]}, which is not on PATH"
-    return ""
-
-
-def _exists(file: Path) -> bool:
-    """Return whether a file exists; raises PermissionError if it cannot be read."""
-    try:
-        file.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    return True
-
-
-_HOST = "api.wandb.ai"
-_LARGEST = 1 << 20
-_BASE_URL = re.compile(r"^\s*base_url\s*[=:]\s*(\S+)", re.MULTILINE)
+    if "/" in word and file.is_dir():
+        return "is a folder"
+    if "/" in word or shutil.which(word, os.F_OK, path) is not None:
+        return "may not be executed: run `chmod +x`, or name its interpreter before it"
+    spaced = any(c.isspace() for c in word)
+    hint = ": give its words one by one, or a shell: -- bash -c '…'" if spaced else ""
+    return f"is not on PATH{hint}"
 
 
 def has_login(environ: Mapping[str, str]) -> bool:
-    """Return whether W&B has credentials here; an unreadable file counts as none."""
-    token = environ.get("WANDB_IDENTITY_TOKEN_FILE")
-    if token and _read_text(Path(token)).strip():
-        return True
+    """Return whether a netrc file has a key of W&B; an unreadable file counts as none."""
     home = Path(environ.get("HOME") or "/")
     named = environ.get("NETRC")
-    files = [_expanded(named, home)] if named else [home / ".netrc", home / "_netrc"]
+    files = [Path(named)] if named else [home / ".netrc", home / "_netrc"]
     try:
         file = next((file for file in files if file.is_file()), None)  # a pipe would block
-        entry = None if file is None else netrc(str(file)).hosts.get(_host(environ, home))
+        entry = None if file is None else netrc(str(file)).hosts.get("api.wandb.ai")
     except (OSError, ValueError, NetrcParseError):
         return False
     return entry is not None and bool(entry[2])
-
-
-def _host(environ: Mapping[str, str], home: Path) -> str:
-    """Return the server: from the environment, `wandb login --host`, or W&B's default."""
-    folder = environ.get("WANDB_CONFIG_DIR")
-    config = _expanded(folder, home) if folder else home / ".config" / "wandb"
-    saved = _BASE_URL.search(_read_text(config / "settings"))
-    url = environ.get("WANDB_BASE_URL") or (saved[1] if saved else "")
-    try:
-        return urlsplit(url if "://" in url else f"//{url}").hostname or _HOST
-    except ValueError:
-        return _HOST
-
-
-def _expanded(path: str, home: Path) -> Path:
-    return home / path[2:] if path.startswith("~/") else Path(path)
-
-
-def _read_text(file: Path) -> str:
-    try:
-        if not file.is_file():  # reading a pipe would block
-            return ""
-        with file.open(encoding="utf-8", errors="replace") as opened:
-            return opened.read(_LARGEST)
-    except (OSError, ValueError):
-        return ""
 
 
 _SYS = Path("/proc/sys/net/ipv4")
@@ -260,7 +166,7 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         program_fault=_program_fault(command, environ.get("PATH")),
         wandb_login=has_login(environ),
         known_names=known_names,
-        outfit=node_versions(environ, maker),
+        node_versions=node_versions(environ, maker),
     )
 
 

@@ -152,7 +152,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
 ) -> Plan:
     """Make the plan of this node."""
     settings, platform = loaded.settings, topology.platform
-    services = () if topology.is_idle else all_services(settings, loaded.command, facts, file)
+    services = () if topology.is_idle else all_services(settings, loaded.command, file)
     topology = without_service_nodes(topology, settings, services)
     here = tuple(s for s in services if is_here(s.where, topology))
     alone = tuple(spec for spec in here if spec.alone)
@@ -349,20 +349,19 @@ def _wandb_note(settings: Settings, facts: Facts) -> str:
 
 
 def all_services(
-    settings: Settings, command: tuple[str, ...] | None, facts: Facts, file: ServicesFile
+    settings: Settings, command: tuple[str, ...] | None, file: ServicesFile
 ) -> tuple[ServiceSpec, ...]:
     """Return the services of the whole run, in the order in which they are shown."""
-    row, python = file.reward, facts.ray.executable
-    reward = reward_service(with_reward(settings, file), command, python)
-    if row is not None and reward is not None:
-        reward = row.apply_to(reward)
+    reward = reward_service(with_reward(settings, file), command)
+    if file.reward is not None and reward is not None:
+        fields = file.reward_fields
+        reward = replace(reward, **{**fields, "env": (*reward.env, *fields["env"])})
     return (*filter(None, (reward,)), *file.services)
 
 
 def with_reward(settings: Settings, file: ServicesFile) -> Settings:
     """Replace AGENT_REWARD by `[services.reward]`, if the file has it."""
-    row = file.reward
-    return settings if row is None else replace(settings, reward=row.command or "builtin")
+    return settings if file.reward is None else replace(settings, reward=file.reward)
 
 
 def own_rank(topology: Topology) -> int | None:
@@ -402,14 +401,13 @@ def service_problems(
     settings: Settings,
     command: tuple[str, ...] | None,
     topology: Topology,
-    facts: Facts,
     file: ServicesFile,
 ) -> Iterator[Problem]:
     """Yield problems of the services file on this platform."""
     ports = port_map(
         settings.ray_port, settings.dashboard_port, settings.port, topology.platform.ports
     )
-    services = all_services(settings, command, facts, file)
+    services = all_services(settings, command, file)
     most = _most_nodes(settings, topology, services)
     by_torchrun = launcher(settings, command) == TORCHRUN
     for spec in services:

@@ -99,16 +99,16 @@ MOST_LINES = 40
 _LONGEST_LINE = 32_768
 _LONGEST_SHOWN = 400
 _NUMBER = r"(?:np\.float\d+\()?([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\b"
-_STEP_LINE = re.compile(
+_STEP_LINE = (
     r"\bstep (?P<rehearsal>\d+)/(?P<of>\d+) mean reward "
     r"|\bstep:(?P<verl>\d+) - "
-    r"|\bGlobal step (?P<openrlhf>\d+): \{",
+    r"|\bGlobal step (?P<openrlhf>\d+): \{"
 )
-"""The start of a line with a step's reward, behind any prefix."""
+"""The start of a line with a step's reward, behind any prefix; compiled when the job writes."""
 _REWARD = {
-    "rehearsal": re.compile(rf"mean reward {_NUMBER}"),
-    "verl": re.compile(rf" critic/rewards/mean:{_NUMBER}"),
-    "openrlhf": re.compile(rf"'reward': {_NUMBER}"),
+    "rehearsal": rf"mean reward {_NUMBER}",
+    "verl": rf" critic/rewards/mean:{_NUMBER}",
+    "openrlhf": rf"'reward': {_NUMBER}",
 }
 
 
@@ -121,11 +121,11 @@ class Point(NamedTuple):
 
 def point_in(line: str) -> tuple[Point, int | None] | None:
     """Return the step in a line, with the number of steps if it has one; else None."""
-    step = _STEP_LINE.search(line)
+    step = re.search(_STEP_LINE, line)
     if step is None or step.lastgroup is None:
         return None
     kind = next(name for name in _REWARD if step[name])
-    reward = _REWARD[kind].search(line, step.start())
+    reward = re.search(_REWARD[kind], line[step.start() :])
     if reward is None:  # verl writes validations in such lines, too
         return None
     return Point(int(step[kind]), float(reward[1])), int(step["of"]) if step["of"] else None

@@ -5,10 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import sys
+from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import to_builtins
+from msgspec import field, to_builtins
 from msgspec.structs import replace
 
 from agent.base.own_command import own_command
@@ -19,7 +20,7 @@ from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, PrepareStep, ordere
 from agent.work.where import NODE_IP, ON_HEAD, Placeholders, Where
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable
 
     from agent.settings.model import Settings
 
@@ -134,10 +135,11 @@ class ServiceSpec(Value):
         return {name: place.fill(text) for name, text in self.env}
 
 
-def reward_service(
-    settings: Settings, command: tuple[str, ...] | None, python: str = sys.executable
-) -> ServiceSpec | None:
-    """Return the reward server of this run, or None; `python` runs the bundled one."""
+def reward_service(settings: Settings, command: tuple[str, ...] | None) -> ServiceSpec | None:
+    """Return the reward server of this run, or None.
+
+    The agent's own Python runs the bundled one: the image installs math-verify there.
+    """
     reward = reward_choice(settings, command)
     port, path = settings.reward_port, settings.reward_path
     url = f"http://{NODE_IP}:{port}{path}"
@@ -152,7 +154,7 @@ def reward_service(
         job = known_job(settings, command)
         if job is not None and job.dialect != DEFAULT_DIALECT:
             flags += ["--dialect", job.dialect]
-        argv = tuple(own_command(python, "reward-server", *flags))
+        argv = tuple(own_command(sys.executable, "reward-server", *flags))
         return replace(own, argv=argv, bind=f"{NODE_IP} and {_LOOPBACK}")
     return replace(
         own,
@@ -181,46 +183,15 @@ def digest(services: Iterable[ServiceSpec], steps: Iterable[PrepareStep] = ()) -
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class RewardRow(Value):
-    """The table `[services.reward]`, which overrides parts of AGENT_REWARD."""
-
-    command: str | None
-    """Its shell command; None for the bundled one."""
-    where: Where
-    alone: bool
-    ready: Readiness | None
-    within: float | None
-    restarts: int
-    essential: bool
-    env: tuple[tuple[str, str], ...]
-    alive: LivenessCheck | None = None
-    after: tuple[str, ...] | None = None
-    """Its dependencies; None for those of AGENT_REWARD."""
-
-    def apply_to(self, spec: ServiceSpec) -> ServiceSpec:
-        """Return the reward server with this table applied."""
-        variable = "services.reward, ready.within"
-        return replace(
-            spec,
-            where=self.where,
-            alone=self.alone,
-            ready=self.ready or spec.ready,
-            within=self.within or spec.within,
-            deadline_variable=variable if self.within else spec.deadline_variable,
-            restarts=self.restarts,
-            essential=self.essential,
-            env=(*spec.env, *self.env),
-            alive=self.alive,
-            after=spec.after if self.after is None else self.after,
-        )
-
-
 class ServicesFile(Value):
     """The contents of a services file; empty without a file."""
 
     services: tuple[ServiceSpec, ...] = ()
     steps: tuple[PrepareStep, ...] = ()
-    reward: RewardRow | None = None
+    reward: str | None = None
+    """AGENT_REWARD as `[services.reward]` sets it: a command or `builtin`; None without it."""
+    reward_fields: Mapping[str, Any] = field(default_factory=dict)
+    """The fields of the reward server that this table sets."""
 
 
 NO_FILE = ServicesFile()

@@ -8,8 +8,10 @@ from __future__ import annotations
 import importlib
 import re
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
+
+from msgspec import Meta, ValidationError, convert
 
 from agent.base.errors import Problem
 from agent.settings.values import duration
@@ -21,7 +23,6 @@ from agent.work.services import (
     HttpProbe,
     LivenessCheck,
     LogPattern,
-    RewardRow,
     ServicesFile,
     ServiceSpec,
     TcpProbe,
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
 
     from agent.settings.model import Settings
     from agent.work.services import Readiness
+
+
+T = TypeVar("T")
+_Text = Annotated[str, Meta(pattern=r"\A[^\0]*[^\0\s][^\0]*\Z")]
+"""A text that is not blank."""
+_Port = Annotated[int, Meta(ge=1, le=65_535)]
+_Restarts = Annotated[int, Meta(ge=0, le=1000)]
+_Misses = Annotated[int, Meta(ge=1, le=1000)]
 
 
 class Table:
@@ -85,15 +94,20 @@ class Table:
             found = {}
         return Table(found, self._label, f"{key}.", self.problems)
 
-    def text(self, key: str, expected: str) -> str | None:
-        """Return a text that is not blank."""
+    def get(self, key: str, kind: type[T], expected: str) -> T | None:
+        """Return a value of this type; None for a missing or a wrong one."""
         value = self.data.get(key)
         if value is None:
             return None
-        if not isinstance(value, str) or not value.strip() or "\0" in value:
+        try:
+            return convert(value, kind)
+        except ValidationError:
             self.report(key, value, expected)
             return None
-        return value
+
+    def text(self, key: str, expected: str) -> str | None:
+        """Return a text that is not blank."""
+        return self.get(key, _Text, expected)
 
     def read(self, key: str, reader: Callable[[str], float], default: float) -> float:
         """Return a text or number as converted by a reader."""
@@ -108,19 +122,14 @@ class Table:
 
     def flag(self, key: str, *, default: bool) -> bool:
         """Return true or false."""
-        value = self.data.get(key, default)
-        if not isinstance(value, bool):
-            self.report(key, value, "true or false, without quotes")
-            return default
-        return value
+        value = self.get(key, bool, "true or false, without quotes")
+        return default if value is None else value
 
-    def whole(self, key: str, default: int, low: int, high: int) -> int:
-        """Return a whole number."""
-        value = self.data.get(key, default)
-        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            self.report(key, value, f"a whole number from {low} to {high}")
-            return default
-        return value
+    def count(self, key: str, default: int, low: int) -> int:
+        """Return a whole number up to 1000."""
+        kind = _Restarts if low == 0 else _Misses
+        value = self.get(key, kind, f"a whole number from {low} to 1000")
+        return default if value is None else value
 
 
 REWARD_ROW = "reward"
@@ -138,7 +147,6 @@ _RESERVED_NAMES = frozenset(
 """Names of the agent's logs and waits."""
 _WITHIN = 600.0
 _RESTARTS = 3
-_MAX_RESTARTS = 1000
 _READY = ("http", "tcp", "log")
 _ANYWHERE = Placeholders("127.0.0.1", "127.0.0.1", "0", "/")
 _SERVICE_KEYS = (
@@ -159,16 +167,17 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
     services, steps = top.tables("services"), top.tables("prepare")
     top.reject_unknown_keys(("services", "prepare"))
     row = services.pop(REWARD_ROW, None)
-    reward = None if row is None else _reward(row)
+    command, fields = (None, {}) if row is None else _reward(row)
     made = ServicesFile(
         services=tuple(_service(name, table) for name, table in services.items()),
         steps=tuple(_step(name, table, settings.wait_prepare) for name, table in steps.items()),
-        reward=reward,
+        reward=command,
+        reward_fields=fields,
     )
     _check_names(services, steps)
     rewards = {} if row is None else {REWARD_ROW: row}
     _check_dependencies({**services, **rewards, **steps})
-    if reward is not None and settings.reward is not None:
+    if row is not None and settings.reward is not None:
         both = f"{_VARIABLE} + AGENT_REWARD"
         top.problems.append(Problem(both, "a reward server in each", "one of the two"))
     return made, top.problems
@@ -176,78 +185,81 @@ def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[
 
 def _service(name: str, table: Table) -> ServiceSpec:
     """Read one service; invalid values become problems and get a placeholder."""
-    command = table.text("command", "a shell command")
-    if command is None and "command" not in table.data:
-        table.report("command", "nothing", "a shell command")
+    command = _command(table)
     ready = _ready(table.inner("ready"), needed=isinstance(table.data.get("ready", {}), dict))
-    where = _where(table, ("head", "every", "workers"))
-    spec = ServiceSpec(
+    fields = {"within": _WITHIN, **_fields(table, ("head", "every", "workers"))}
+    return ServiceSpec(
         name=name,
-        asked=command or "",
-        argv=("/bin/sh", "-c", command or ""),
+        asked=command,
+        argv=("/bin/sh", "-c", command),
         ready=ready or TcpProbe(0),
-        within=_within(table) or _WITHIN,
         deadline_variable=f"services.{name}, ready.within",
-        where=where,
-        restarts=table.whole("restarts", _RESTARTS, 0, _MAX_RESTARTS),
-        essential=table.flag("essential", default=True),
-        env=_env(table),
         port=None if ready is None else _port(ready),
         bind=BY_COMMAND,
-        alone=_alone(table, where),
-        alive=_alive(table),
-        after=_after(table) or (),
+        **fields,
     )
-    table.reject_unknown_keys(_SERVICE_KEYS)
-    return spec
 
 
-def _reward(table: Table) -> RewardRow:
-    where = _where(table, ("head",))
+def _reward(table: Table) -> tuple[str, dict[str, Any]]:
+    """Read the command of the reward server, and the fields of its service that the table sets."""
     command = table.text("command", "a shell command, or nothing for the bundled server")
     if command is not None and command.lower().startswith(("http://", "https://")):
         table.report("command", command, "a shell command; a URL goes into AGENT_REWARD")
-    row = RewardRow(
-        command=command,
-        where=where,
-        alone=_alone(table, where),
-        ready=_ready(table.inner("ready"), needed=False),
-        within=_within(table),
-        restarts=table.whole("restarts", _RESTARTS, 0, _MAX_RESTARTS),
-        essential=table.flag("essential", default=True),
-        env=_env(table),
-        alive=_alive(table),
-        after=_after(table),
-    )
+    fields = _fields(table, ("head",))
+    ready = _ready(table.inner("ready"), needed=False)
+    if ready is not None:
+        fields["ready"] = ready
+    if "within" in fields:
+        fields["deadline_variable"] = "services.reward, ready.within"
+    return command or "builtin", fields
+
+
+def _fields(table: Table, places: tuple[str, ...]) -> dict[str, Any]:
+    """Read the keys that every service has; `within` and `after` only if they are given."""
+    where = _where(table, places)
+    fields: dict[str, Any] = {
+        "where": where,
+        "alone": _alone(table, where),
+        "restarts": table.count("restarts", _RESTARTS, 0),
+        "essential": table.flag("essential", default=True),
+        "env": _env(table),
+        "alive": _alive(table),
+    }
+    ready = table.data.get("ready")
+    if isinstance(ready, dict) and "within" in ready:
+        fields["within"] = table.inner("ready").read("within", duration, _WITHIN)
+    if "after" in table.data:
+        fields["after"] = _after(table)
     table.reject_unknown_keys(_SERVICE_KEYS)
-    return row
+    return fields
+
+
+def _command(table: Table) -> str:
+    if "command" not in table.data:
+        table.report("command", "nothing", "a shell command")
+    return table.text("command", "a shell command") or ""
 
 
 def _step(name: str, table: Table, limit: float) -> PrepareStep:
-    command = table.text("command", "a shell command")
-    if command is None and "command" not in table.data:
-        table.report("command", "nothing", "a shell command")
+    command = _command(table)
     once = table.text("once", "an absolute path, such as /data/gsm8k/.prepared")
     if once is not None and not once.startswith("/"):
         table.report("once", once, "an absolute path, such as /data/gsm8k/.prepared")
     given = "within" in table.data
     step = PrepareStep(
         name=name,
-        command=command or "",
+        command=command,
         where=_where(table, ("head", "every")),
         within=table.read("within", duration, limit),
         deadline_variable=f"prepare.{name}, within" if given else "AGENT_WAIT_PREPARE",
         once=once,
-        after=_after(table) or (),
+        after=_after(table),
     )
     table.reject_unknown_keys(_STEP_KEYS)
     return step
 
 
-def _after(table: Table) -> tuple[str, ...] | None:
-    """Read the dependencies; None without the key."""
-    if "after" not in table.data:
-        return None
+def _after(table: Table) -> tuple[str, ...]:
     names = _names(table)
     if names is None:
         table.report("after", table.data["after"], 'a list of names, such as ["gsm8k"]')
@@ -297,11 +309,8 @@ def _ready(table: Table, *, needed: bool) -> Readiness | None:
             table.report("", got, "one of http, tcp and log")
         return None
     if ways == ["tcp"]:
-        port = table.data["tcp"]
-        if isinstance(port, bool) or not isinstance(port, int) or not 1 <= port <= 65535:
-            table.report("tcp", port, "a port from 1 to 65535")
-            return None
-        return TcpProbe(port)
+        port = table.get("tcp", _Port, "a port from 1 to 65535")
+        return None if port is None else TcpProbe(port)
     if ways == ["log"]:
         return _log(table)
     url = table.text("http", "a URL, http://{node_ip}:port/path")
@@ -346,13 +355,6 @@ def _port(ready: Readiness) -> int | None:
     return parts.port or (443 if parts.scheme == "https" else 80)
 
 
-def _within(table: Table) -> float | None:
-    ready = table.data.get("ready")
-    if not isinstance(ready, dict) or "within" not in ready:
-        return None
-    return table.inner("ready").read("within", duration, _WITHIN)
-
-
 def _env(table: Table) -> tuple[tuple[str, str], ...]:
     env = table.data.get("env", {})
     if not isinstance(env, dict):
@@ -373,7 +375,7 @@ def _alive(table: Table) -> LivenessCheck | None:
     alive = LivenessCheck(
         every=inner.read("every", duration, default.every),
         within=inner.read("within", duration, default.within),
-        misses=inner.whole("misses", default.misses, 1, 1000),
+        misses=inner.count("misses", default.misses, 1),
     )
     inner.reject_unknown_keys(("every", "within", "misses"))
     return alive

@@ -108,7 +108,9 @@ def install_agent(home: Path, given: str | None) -> None:
     remedy = "See pip's words above"
     run("the agent could not be installed", remedy, *pip, "--no-deps", SOURCE)
     wanted = told(own, "import importlib.metadata as m; print(*m.requires('pod-agent'), sep='\\n')")
-    needed = [line for line in wanted if not re.match(r"ray\b", line) and "extra ==" not in line]
+    # With the extra `maths`: the bundled reward server runs in this environment.
+    chosen = [re.sub(r""";\s*extra == ["']maths["']""", "", line) for line in wanted]
+    needed = [line for line in chosen if not re.match(r"ray\b", line) and "extra ==" not in line]
     version = told(own, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
     pins = SOURCE / "requirements" / f"{version}.txt"
     pinned: list[str | Path] = ["--constraint", pins] if pins.exists() else []

@@ -128,7 +128,8 @@ def body(message: object) -> bytes:
 
 def _hints(kind: type[Value]) -> dict[str, Any]:
     hints = get_type_hints(kind, include_extras=True)
-    return {name: hints[name] for name in kind.__struct_fields__}
+    names = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+    return {name: hints[own_name] for name, own_name in names}
 
 
 def _bare(hint: Any) -> tuple[Any, list[Meta]]:  # noqa: ANN401 - any type

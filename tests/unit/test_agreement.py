@@ -25,9 +25,9 @@ TWO_NETS = replace(MACHINE, interfaces={"lo": ("127.0.0.1",), "eth0": ("172.17.0
 BOTH = replace(MACHINE, interfaces={**TWO_NETS.interfaces, "podnet1": ("10.0.0.3",)})
 
 
-def with_versions(facts: Facts = MACHINE, **outfit: object) -> Facts:
+def with_versions(facts: Facts = MACHINE, **versions: object) -> Facts:
     """Return a machine with other versions."""
-    return replace(facts, outfit=replace(facts.outfit, **outfit))
+    return replace(facts, node_versions=replace(facts.node_versions, **versions))
 
 
 def has(facts: Facts = MACHINE, **libraries: str) -> Facts:

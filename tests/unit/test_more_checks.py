@@ -22,9 +22,9 @@ def with_variables(facts: Facts = MACHINE, **variables: str) -> Facts:
     return replace(facts, variables=variables)
 
 
-def with_driver(*gpus: DriverGpu, fault: str = "", events: tuple[str, ...] = ()) -> Facts:
+def with_driver(*gpus: DriverGpu, fault: str = "") -> Facts:
     """Return a machine of eight GPUs with a report of its driver."""
-    return replace(GPUS, driver=Driver("nvidia-smi", gpus, fault, events))
+    return replace(GPUS, driver=Driver("nvidia-smi", gpus, fault))
 
 
 ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
@@ -151,13 +151,6 @@ ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
         with_driver(replace(H200[0], errors=2), *H200[1:]),
         Level.WARN,
         "GPU 0 has 2 memory errors",
-    ),
-    "Xid": (
-        "GPU health",
-        {},
-        with_driver(*H200, events=("Xid (PCI:0000:17:00): 79",)),
-        Level.WARN,
-        "the kernel's log has 'Xid (PCI:0000:17:00): 79'",
     ),
     "no interface named": ("interfaces", {}, MACHINE, Level.OK, "this node's address"),
     "interface": (

@@ -99,7 +99,7 @@ def test_amds_models(tmp_path: Path) -> None:
     assert gpu_models("amd", tmp_path, tmp_path) == ("AMD 192 GiB", "AMD Instinct MI300X 192 GiB")
 
 
-def test_an_outfit() -> None:
+def test_the_versions_of_a_node() -> None:
     """Only what nodes compare is picked from the environment, and no long text of it."""
     environ = {
         "NCCL_DEBUG": "INFO",

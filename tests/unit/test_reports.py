@@ -379,7 +379,7 @@ def test_a_hello_tells_of_the_clock() -> None:
     hello = replace(HELLO, facts=MACHINE, clock=time.time() + 60)
     counter.take(replace(POD1, hello=hello))
     ((_, facts),) = counter.introduced
-    assert facts.outfit.clock_ahead == pytest.approx(60, abs=2)
+    assert facts.node_versions.clock_ahead == pytest.approx(60, abs=2)
     sent = json.loads(json.dumps(replace(POD1, hello=hello).to_dict()))
     read = Report.from_dict(sent).hello
     assert read is not None

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from agent.settings.jobs import BY_NAME
 from agent.work.services import reward_service
 from reward_process import RewardProcess, ask, reward_server
-from unit.worlds import MACHINE, settings_of
+from unit.worlds import settings_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -62,7 +62,7 @@ def test_slimes_mistakes_are_named(server: RewardProcess, field: str, wrong: obj
 def test_the_plan_chooses_the_dialect(job: str) -> None:
     """OpenRLHF-M has one of its own; everybody else takes the server's first."""
     settings = replace(settings_of({}), job=job, reward="builtin")
-    service = reward_service(settings, None, MACHINE.ray.executable)
+    service = reward_service(settings, None)
     assert service is not None
     assert service.argv is not None
     told = service.argv[service.argv.index("--path") + 2 :]

@@ -95,20 +95,16 @@ def test_the_least() -> None:
 
 def test_what_the_reward_row_says() -> None:
     """Its table stands for AGENT_REWARD; without a command it is the bundled server."""
-    row = read('[services.reward]\nwhere = "rank 2"\nalone = true\nready.within = "1m"\n').reward
-    assert row is not None
-    assert (row.command, row.where, row.alone, row.within) == (None, Where("rank", 2), True, 60.0)
-    row = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n").reward
-    assert row is not None
-    assert (row.command, row.where, row.ready, row.after) == (
-        "serve",
-        ON_HEAD,
-        LogPattern("up"),
-        None,
-    )
-    row = read("[services.reward]\nafter = []\n").reward
-    assert row is not None
-    assert row.after == ()
+    found = read('[services.reward]\nwhere = "rank 2"\nalone = true\nready.within = "1m"\n')
+    fields = found.reward_fields
+    assert found.reward == "builtin"
+    assert (fields["where"], fields["alone"], fields["within"]) == (Where("rank", 2), True, 60.0)
+    found = read("[services.reward]\ncommand = 'serve'\nready.log = 'up'\n")
+    fields = found.reward_fields
+    assert found.reward == "serve"
+    assert (fields["where"], fields["ready"]) == (ON_HEAD, LogPattern("up"))
+    assert "after" not in fields
+    assert read("[services.reward]\nafter = []\n").reward_fields["after"] == ()
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def problems(environ: dict[str, str], text: str) -> list[Problem]:
     file, wrong = parse(text, "s.toml", loaded.settings)
     assert wrong == []
     topology = resolve(environ, loaded.settings, MACHINE)
-    return [*service_problems(loaded.settings, ("true",), topology, MACHINE, file)]
+    return [*service_problems(loaded.settings, ("true",), topology, file)]
 
 
 @pytest.mark.parametrize(
