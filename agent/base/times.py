@@ -359,7 +359,7 @@ PROCESS_POLL = 0.1
 WRITE_PAUSE = 0.02
 """Output is read again after this while its disk is slow."""
 RAY_POLL = 0.5
-"""Between two looks at this node's Ray and GCS."""
+"""Between two checks of this node's Ray and GCS."""
 RAY_HELPERS_POLL = 1.0
 """Between two checks of Ray's dashboard and agents."""
 

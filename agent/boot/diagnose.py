@@ -66,8 +66,8 @@ async def explain_end(run: NodeRun, outcome: Outcome, remote_remedy: str = "") -
     def search() -> str:
         tails = ((path.name, read_end(path, _TAIL) or b"") for path in files)
         found = explain(tuple((name, tail.decode(errors="replace")) for name, tail in tails))
-        remedy = "" if found is None else found.remedy()
-        if found is not None and found.key != "disk full":
+        remedy = "" if found is None else found[1].remedy(found[0])
+        if found is not None and found[1].key != "disk full":
             return remedy
         return _full_disk(run.plan, outcome.kind, of_a_job=bool(remedy)) or remedy
 

@@ -77,7 +77,6 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         retries=settings.job_retries,
         ray=h.OUR_RAY if given is None else f"{given.owner}'s Ray",
         ray_is_given=given is not None,
-        ray_restarts=h.RAY_RESTARTS if given is None else 0,
         rank=plan.topology.platform.rank or 0,
         by_torchrun=plan.torchrun is not None,
         node=plan.topology.node_name,

@@ -32,14 +32,14 @@ class Remedy(Value):
         """Return the match of its pattern in a line."""
         return _compiled(self.pattern).search(line)
 
-    def cause_and_remedy(self, match: re.Match[str]) -> tuple[str, str]:
-        """Return the cause and the remedy of a match."""
+    def known(self, line: str) -> Known | None:
+        """Return a line with its cause and remedy if the pattern matches it."""
+        match = self.found_in(line)
+        if match is None:
+            return None
         named = {name: text or "?" for name, text in match.groupdict().items()}
-        return self.cause.format(**named), self.what_to_do.format(**named)
-
-    def explain(self, match: re.Match[str]) -> str:
-        """Return the cause and the remedy of a match as one text."""
-        return ". ".join(self.cause_and_remedy(match))
+        cause, remedy = self.cause.format(**named), self.what_to_do.format(**named)
+        return Known(self.key, line.strip(), cause, remedy, self in NOISE)
 
 
 @cache
@@ -65,30 +65,21 @@ JOB: tuple[Remedy, ...] = (
         r"api_key not configured \(no-tty\)|API key must (?:have|be) 40",
         "W&B has no key, or one of a wrong shape",
         "Set WANDB_API_KEY on every pod, or WANDB_MODE=offline",
-        signs=(
-            "api_key not configured (no-tty)",
-            "API key must ",
-        ),
+        signs=("api_key not configured (no-tty)", "API key must "),
     ),
     Remedy(
         "gated model",
         r"Cannot access gated repo|GatedRepoError|You are trying to access a gated repo",
         "the model or data set is gated, and this account has no access yet",
         "Ask for access on its page, and set HF_TOKEN on every pod",
-        signs=(
-            "Cannot access gated repo",
-            "trying to access a gated repo",
-        ),
+        signs=("Cannot access gated repo", "trying to access a gated repo"),
     ),
     Remedy(
         "no such model",
         r"Repository Not Found for url|RepositoryNotFoundError|is not a valid model identifier",
         "the model or data set is not there, or is private",
         "Correct AGENT_MODEL or the data's name, or set HF_TOKEN on every pod",
-        signs=(
-            "Repository Not Found for url: ",
-            "is not a valid model identifier",
-        ),
+        signs=("Repository Not Found for url: ", "is not a valid model identifier"),
     ),
     Remedy(
         "port taken",
@@ -158,10 +149,7 @@ MACHINE: tuple[Remedy, ...] = (
         r"CUDA driver version is insufficient|NVIDIA driver on your system is too old",
         "the host's NVIDIA driver is older than the image's CUDA",
         "Choose hosts with a newer driver, or an image with an older CUDA",
-        signs=(
-            "CUDA driver version is insufficient",
-            "NVIDIA driver on your system is too old",
-        ),
+        signs=("CUDA driver version is insufficient", "NVIDIA driver on your system is too old"),
     ),
     Remedy(
         "memory",
@@ -171,10 +159,7 @@ MACHINE: tuple[Remedy, ...] = (
         "Give the pods more memory, or the job less to hold: fewer loader workers, less "
         "offloading, "
         "a smaller replay or rollout batch",
-        signs=(
-            "Task was killed due to the node running low",
-            "killed due to memory pressure",
-        ),
+        signs=("Task was killed due to the node running low", "killed due to memory pressure"),
     ),
     Remedy(
         "threads",
@@ -195,10 +180,7 @@ MACHINE: tuple[Remedy, ...] = (
         r"Failed accept4: Too many open files|\[Errno 24\] Too many open files|Too many open files",
         "the limit of open files is reached",
         "Raise the hard limit of the container: `--ulimit nofile=1048576:1048576`",
-        signs=(
-            "Failed accept4: Too many open files",
-            "[Errno 24] Too many open files",
-        ),
+        signs=("Failed accept4: Too many open files", "[Errno 24] Too many open files"),
     ),
     Remedy(
         "shared memory",
@@ -208,10 +190,7 @@ MACHINE: tuple[Remedy, ...] = (
         "Give the container more (`--shm-size`, shm_size, an emptyDir of medium Memory), and "
         "remove "
         "what a killed run left: `rm /dev/shm/nccl-*`",
-        signs=(
-            "Error while creating shared memory segment",
-            "posix_fallocate failed",
-        ),
+        signs=("Error while creating shared memory segment", "posix_fallocate failed"),
     ),
     Remedy(
         "object store on disk",
@@ -245,10 +224,7 @@ NETWORK: tuple[Remedy, ...] = (
         r"|Unable to find address for: (?P<name>\S+)",
         "NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that a node does not have",
         "Unset it: the agent sets it on each node to the interface of its address",
-        signs=(
-            "no socket interface found",
-            "RuntimeError: Unable to find address for: ",
-        ),
+        signs=("no socket interface found", "RuntimeError: Unable to find address for: "),
     ),
     Remedy(
         "NCCL connect",
@@ -311,10 +287,7 @@ NETWORK: tuple[Remedy, ...] = (
         "a node missed its health checks: overloaded, frozen, or not reached by the head",
         "Open the node manager's port from head to workers (AGENT_PORT + 1); for slow nodes raise "
         "RAY_health_check_failure_threshold and RAY_health_check_timeout_ms on the head",
-        signs=(
-            "mistakenly been marked as dead",
-            "has been marked dead because the detector",
-        ),
+        signs=("mistakenly been marked as dead", "has been marked dead because the detector"),
     ),
     Remedy(
         "GCS not reached",
@@ -401,10 +374,7 @@ RAY: tuple[Remedy, ...] = (
         r"Module: http does not have ClientBuilder|Found multiple active Ray instances",
         "RAY_ADDRESS leads to another Ray, or several run on this machine",
         "Unset RAY_ADDRESS in the job; end the other Ray, or name the address in the job",
-        signs=(
-            "http does not have ClientBuilder",
-            "Found multiple active Ray instances",
-        ),
+        signs=("http does not have ClientBuilder", "Found multiple active Ray instances"),
     ),
     Remedy(
         "no such resource",
@@ -466,28 +436,15 @@ CAUSES = (*MACHINE, *NETWORK, *RAY, *JOB)
 """The most specific tables first: of several rows in one log the first one counts."""
 
 
-class Explained(Value):
-    """A known line that was found in a log."""
-
-    key: str
-    log: str
-    line: str
-    sentence: str
-
-    def remedy(self) -> str:
-        """Return it as the remedy of an outcome."""
-        return f"{self.log} shows why: {self.sentence}"
-
-
-def explain(logs: tuple[tuple[str, str], ...]) -> Explained | None:
-    """Explain the first known line in the ends of logs, given as (name, text) in order."""
+def explain(logs: tuple[tuple[str, str], ...]) -> tuple[str, Known] | None:
+    """Return the first known line in the ends of logs, (name, text) in order, with its log."""
     for name, text in logs:
         lines = [line for line in text.splitlines() if not is_noise(line)]
         for row in CAUSES:
             for line in reversed(lines):
-                match = row.found_in(line)
-                if match is not None:
-                    return Explained(row.key, name, line.strip(), row.explain(match))
+                known = row.known(line)
+                if known is not None:
+                    return name, known
     return None
 
 
@@ -504,9 +461,9 @@ _MAX_LINES = 100
 _LONGEST = 2_000
 
 
-def find_known_lines(lines: Sequence[bytes], told: Iterable[str] = ()) -> list[Known]:
+def find_known_lines(lines: Sequence[bytes], reported: Iterable[str] = ()) -> list[Known]:
     """Return the known lines among these, each row once, without rows already reported."""
-    piece, found, seen = b"\n".join(lines), [], {*told}
+    piece, found, seen = b"\n".join(lines), [], {*reported}
     for row in LIVE:
         if row.key in seen or not any(sign in piece for sign in _signs(row)):
             continue
@@ -520,9 +477,9 @@ def _first(row: Remedy, lines: Sequence[bytes]) -> Known | None:
     with_signs = (line for line in lines if any(sign in line for sign in _signs(row)))
     for _, raw in zip(range(_MAX_LINES), with_signs, strict=False):
         line = plain(raw[:_LONGEST].decode(errors="replace")).strip()
-        match = row.found_in(line)
-        if match is not None and (row in NOISE or not is_noise(line)):
-            return Known(row.key, line, *row.cause_and_remedy(match), row in NOISE)
+        known = row.known(line)
+        if known is not None and (known.is_noise or not is_noise(line)):
+            return known
     return None
 
 

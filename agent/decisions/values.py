@@ -319,6 +319,10 @@ class Known(Value):
         where = f" on {node}" if node else ""
         return f"the job's output{where} shows: {self.cause} ({self.shown!r}). {self.what_to_do}"
 
+    def remedy(self, log: str) -> str:
+        """Return it as the remedy of an outcome, with the name of its log."""
+        return f"{log} shows why: {self.cause}. {self.what_to_do}"
+
     @property
     def shown(self) -> str:
         """Return the line, shortened."""

@@ -89,7 +89,6 @@ def goal(  # noqa: PLR0913 - what a run may be asked for
         first_attempt=len(tried) + 1,
         ray="KubeRay's Ray" if given else h.OUR_RAY,
         ray_is_given=given,
-        ray_restarts=0 if given else h.RAY_RESTARTS,
     )
 
 

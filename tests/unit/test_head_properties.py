@@ -162,7 +162,7 @@ def test_no_history_breaks_the_rules(drawn: tuple[h.HeadGoal, History]) -> None:
     assert deeds.count("StopJob") <= len(submitted)
     assert deeds.count("Retry") == len(story.state.earlier_attempts) <= of.retries
     if of.has_job:
-        assert deeds.count("RestartRay") <= (of.ray_restarts + 1) * (of.retries + 1)
+        assert deeds.count("RestartRay") <= (h.RAY_RESTARTS + 1) * (of.retries + 1)
     assert deeds.count("AskNodes") <= len(submitted)
     assert deeds.count("EndRun") == (story.state.phase is HeadPhase.LEAVING)
     assert "EndRun" not in deeds[:-1]

@@ -31,9 +31,11 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
     """The exact text, somewhere in a log, gives its own row and no earlier one."""
     found = explain((("job.log", f"{BEFORE}{line}\nTraceback follows\n"),))
     assert found is not None
-    assert (found.key, found.line, found.log) == (key, line, "job.log")
-    assert "{" not in found.sentence.replace("{reward_url}", "").replace("{'GPU': 1.0}", "")
-    assert found.remedy().startswith("job.log shows why: ")
+    log, known = found
+    assert (known.key, known.line, log) == (key, line, "job.log")
+    remedy = known.remedy(log)
+    assert "{" not in remedy.replace("{reward_url}", "").replace("{'GPU': 1.0}", "")
+    assert remedy.startswith("job.log shows why: ")
 
 
 def test_every_row_was_met_by_somebody() -> None:
@@ -51,7 +53,7 @@ def test_noise_is_never_a_cause(line: str) -> None:
     assert explain((("job.log", line),)) is None
     found = explain((("job.log", f"CUDA out of memory\n{line}\n{line}"),))
     assert found is not None
-    assert found.key == "GPU memory"
+    assert found[1].key == "GPU memory"
 
 
 def test_numbers_and_names_are_filled_in() -> None:
@@ -59,7 +61,8 @@ def test_numbers_and_names_are_filled_in() -> None:
     text = "Total available GPUs 8.0 is less than total desired GPUs 16"
     found = explain((("job.log", text),))
     assert found is not None
-    assert found.sentence.startswith("the job wants 16 GPUs, and Ray has 8.0. Correct")
+    assert found[1].cause == "the job wants 16 GPUs, and Ray has 8.0"
+    assert found[1].what_to_do.startswith("Correct")
 
 
 def test_the_nearer_log_is_asked_first() -> None:
@@ -71,7 +74,7 @@ def test_the_nearer_log_is_asked_first() -> None:
     for order, key in ((logs, "GPU memory"), (logs[::-1], "open files")):
         found = explain(order)
         assert found is not None
-        assert found.key == key
+        assert found[1].key == key
 
 
 @given(st.text(max_size=300))

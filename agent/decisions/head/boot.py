@@ -109,7 +109,7 @@ def _start_ray_again(state: HeadState, now: float) -> Decision:
 
     If Ray was up before, all deadlines of the boot start again: workers have to rejoin.
     """
-    ray, most = state.ray, state.goal.ray_restarts
+    ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
     is_late = now >= state.deadline_of(planned.HEAD) and not ray.was_ready
     if ray.restarts >= most or is_late:

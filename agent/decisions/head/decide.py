@@ -31,7 +31,7 @@ from agent.decisions.values import (
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from agent.decisions.head.retry import Decision
     from agent.decisions.head.state import Key
@@ -383,8 +383,8 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
     if after.services is not before.services:
         found += [
             LogLine(f"{service_title(after, key)} answers")
-            for key, item in after.services.items.items()
-            if item.step is Step.READY and not _is_ready(before.services, key)
+            for key in _services_to_compare(event)
+            if _is_ready(after.services, key) and not _is_ready(before.services, key)
         ]
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker = after.fleet.workers[event.key]
@@ -428,6 +428,15 @@ def _contradiction_at(state: HeadState, ip: str) -> str:
         return ""
     doubt = contradiction(state.fleet, worker)
     return f", though {doubt}" if doubt else ""
+
+
+def _services_to_compare(event: HeadEvent) -> Iterable[Key]:
+    """Return the services that an event may have made ready: comparing all is slow."""
+    if isinstance(event, ServiceReady):
+        return ((event.node, event.name),)
+    if isinstance(event, h.WorkerReported):
+        return [(event.worker.key, item.name) for item in event.worker.items]
+    return ()
 
 
 def _is_ready(services: h.ServiceTable, key: Key) -> bool:

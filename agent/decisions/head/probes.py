@@ -102,9 +102,9 @@ def report_slow_links(
     probes = state.probes
     if probes.samples_due is None:
         return state, ()
-    unanswered = [pair for pair, one in probes.samples.items() if one is None]
-    awaited = [pair for pair in unanswered if _can_answer(state, pair[0])]
-    if awaited and now < probes.samples_due:
+    unanswered = (pair for pair, one in probes.samples.items() if one is None)
+    awaited = (pair for pair in unanswered if _can_answer(state, pair[0]))
+    if now < probes.samples_due and next(awaited, None) is not None:
         return state, ()
     ways = {pair: (name(pair[0]), name_at(pair[1])) for pair in probes.samples}
     links = [
@@ -116,7 +116,11 @@ def report_slow_links(
     weights = 0 if goal.facts is None else goal.facts.model_bytes
     slow = slow_links(links, weights, goal.platform)
     late = _late_samples([ways[pair] for pair in awaited])
-    missing = {pair: Answer(SAMPLE, pair[1], "no sample in time") for pair in unanswered}
+    missing = {
+        pair: Answer(SAMPLE, pair[1], "no sample in time")
+        for pair, one in probes.samples.items()
+        if one is None
+    }
     probes = replace(probes, samples={**probes.samples, **missing}, samples_due=None)
     return replace(state, probes=probes), tuple(one for one in (slow, late) if one is not None)
 

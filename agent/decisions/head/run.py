@@ -123,7 +123,7 @@ def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
 
 def _restart_ray_without_job(state: HeadState, now: float) -> Decision:
     """Restart Ray of a cluster without a job (AGENT_JOB=none)."""
-    ray, most = state.ray, state.goal.ray_restarts
+    ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
     lost = ray_lost_outcome(state)
     if ray.recent_restarts(now) >= most:
         return leave(state, lost, now)

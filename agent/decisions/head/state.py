@@ -94,7 +94,6 @@ class HeadGoal(Value):
     """The name of Ray in messages."""
     ray_is_given: bool = False
     """True if others start and stop Ray: the job outlives this agent unless it is stopped."""
-    ray_restarts: int = RAY_RESTARTS
     rank: int = 0
     """The head's own."""
     by_torchrun: bool = False
