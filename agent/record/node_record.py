@@ -151,16 +151,19 @@ class NodeRecord(Value):
 class ProcessStat(NamedTuple):
     """Fields of /proc/<pid>/stat."""
 
+    name: str
     state: str
     parent: int
     start: int
+    """In ticks since boot."""
 
 
 def parse_stat(text: str) -> ProcessStat | None:
     """Parse /proc/<pid>/stat; the process name in it may contain brackets."""
-    fields = text.rpartition(")")[2].split()
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()
     try:
-        return ProcessStat(fields[0], int(fields[1]), int(fields[19]))
+        return ProcessStat(name, fields[0], int(fields[1]), int(fields[19]))
     except (IndexError, ValueError):
         return None
 
@@ -199,25 +202,17 @@ def own_record(node: str, run_id: str) -> NodeRecord:
 # --- processes of a record -----------------------------------------------------------------------
 
 
-def running_of(
-    record: NodeRecord, here: PidSpace, processes: Mapping[int, ProcessStat | None]
-) -> tuple[StartedProcess, ...]:
-    """Return the processes of a record that still run, by the states of their pids."""
-    if not here.sees(record.place):
+def running_processes(record: NodeRecord) -> tuple[StartedProcess, ...]:
+    """Return the processes of a record that still run here, the agent first."""
+    if not read_pid_space().sees(record.place):
         return ()
     return tuple(
         one
         for one in (record.agent, *record.started)
-        if (stat := processes.get(one.pid)) is not None
+        if (stat := read_stat(one.pid)) is not None
         and stat.start == one.start
         and stat.state not in _NO_STATES
     )
-
-
-def running_processes(record: NodeRecord) -> tuple[StartedProcess, ...]:
-    """Return the processes of a record that still run here, the agent first."""
-    pids = [one.pid for one in (record.agent, *record.started)]
-    return running_of(record, read_pid_space(), {pid: read_stat(pid) for pid in pids})
 
 
 class FoundFolder(NamedTuple):

@@ -66,16 +66,6 @@ def children_of(pid: int | Literal["self"]) -> list[int]:
     return found
 
 
-def read_stat(pid: int) -> list[str]:
-    """Return name, state and further fields of a process's /proc stat; none if it is gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    name, _, rest = text.partition("(")[2].rpartition(")")  # the name may hold spaces
-    return [name, *rest.split()]
-
-
 async def stop_descendants(grace: float) -> list[str]:
     """Stop all descendants, of any session; return the names of those killed."""
     alive = _descendants()

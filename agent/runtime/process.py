@@ -28,6 +28,7 @@ from agent.node.limits import starting
 from agent.record.background import Writer, appending
 from agent.record.files import read_end
 from agent.record.log import disk_alarm
+from agent.record.node_record import read_stat
 from agent.runtime import descendants
 from agent.runtime.waiting import in_thread
 
@@ -389,8 +390,8 @@ def _spawn(argv: Sequence[str], env: Mapping[str, str], **streams: Any) -> subpr
 
 def start_time(pid: int) -> int:
     """Return a process's start time in ticks since boot; 0 if unknown."""
-    fields = descendants.read_stat(pid)
-    return int(fields[20]) if len(fields) > 20 else 0
+    stat = read_stat(pid)
+    return 0 if stat is None else stat.start
 
 
 def tail_of(path: Path, lines: int = 3, longest: int = 300) -> str:

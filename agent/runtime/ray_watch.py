@@ -11,8 +11,9 @@ import anyio
 
 from agent.base import times
 from agent.node import limits
+from agent.record.node_record import read_stat
 from agent.runtime import driver
-from agent.runtime.descendants import children_of, read_stat
+from agent.runtime.descendants import children_of
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -130,9 +131,9 @@ def ray_processes(pid: int) -> dict[str, RayProcess]:
     """Return the required processes of Ray among a process's children."""
     found: dict[str, RayProcess] = {}
     for child in children_of(pid):
-        fields = read_stat(child)
-        if fields and fields[0] in REQUIRED_PROCESSES:
-            found[fields[0]] = RayProcess(child, fields[1])
+        stat = read_stat(child)
+        if stat is not None and stat.name in REQUIRED_PROCESSES:
+            found[stat.name] = RayProcess(child, stat.state)
     return found
 
 
@@ -190,8 +191,8 @@ def _found_below(pid: int) -> Iterator[tuple[int, str]]:
 
 def _state_of(pid: int) -> str:
     """Return a process's state letter; '' if it is gone."""
-    fields = read_stat(pid)
-    return fields[1] if fields else ""
+    stat = read_stat(pid)
+    return "" if stat is None else stat.state
 
 
 def _command_line(pid: int) -> str:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.record import node_record
 from agent.record.background import DiskAlarm
 from agent.record.files import FileLock, LockHolder
 from agent.record.node_record import (
@@ -34,7 +35,6 @@ from agent.record.node_record import (
     parse_stat,
     process_of,
     read_pid_space,
-    running_of,
     running_processes,
     seems_active,
 )
@@ -48,7 +48,7 @@ RAY = StartedProcess("ray start", 20, 2000)
 RECORD = NodeRecord(
     "pod0", "run-1", HERE, AGENT, (RAY,), "/tmp/ray", 12, epoch=3, head_ip="10.0.0.4"
 )
-RUNS = ProcessStat("S", 1, 1000)
+RUNS = ProcessStat("agent", "S", 1, 1000)
 
 
 @contextmanager
@@ -121,10 +121,10 @@ def test_invalid_records_have_a_reason(change: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("place", "processes", "found"),
     [
-        (HERE, {10: RUNS, 20: ProcessStat("R", 10, 2000)}, (AGENT, RAY)),
-        (HERE, {20: ProcessStat("R", 1, 2000)}, (RAY,)),
-        (HERE, {10: ProcessStat("S", 1, 1001)}, ()),
-        (HERE, {10: ProcessStat("Z", 1, 1000)}, ()),
+        (HERE, {10: RUNS, 20: ProcessStat("ray", "R", 10, 2000)}, (AGENT, RAY)),
+        (HERE, {20: ProcessStat("ray", "R", 1, 2000)}, (RAY,)),
+        (HERE, {10: ProcessStat("agent", "S", 1, 1001)}, ()),
+        (HERE, {10: ProcessStat("agent", "Z", 1, 1000)}, ()),
         (HERE, {11: RUNS}, ()),
         (HERE, {}, ()),
         (replace(HERE, boot_id="boot-2"), {10: RUNS}, ()),
@@ -133,18 +133,27 @@ def test_invalid_records_have_a_reason(change: dict[str, object]) -> None:
     ],
 )
 def test_running_processes_by_proc(
-    place: PidSpace, processes: dict[int, ProcessStat], found: tuple[StartedProcess, ...]
+    monkeypatch: pytest.MonkeyPatch,
+    place: PidSpace,
+    processes: dict[int, ProcessStat],
+    found: tuple[StartedProcess, ...],
 ) -> None:
     """A pid is valid in its own scope, with its start time, until it has exited."""
-    assert running_of(RECORD, place, processes) == found
+    monkeypatch.setattr(node_record, "read_pid_space", lambda: place)
+    monkeypatch.setattr(node_record, "read_stat", processes.get)
+    assert running_processes(RECORD) == found
 
 
 @pytest.mark.parametrize(
     "unknown", [PidSpace("", "pid:[1]"), PidSpace("boot-1", ""), PidSpace("", "")]
 )
-def test_in_an_unknown_scope_no_pid_is_valid(unknown: PidSpace) -> None:
+def test_in_an_unknown_scope_no_pid_is_valid(
+    monkeypatch: pytest.MonkeyPatch, unknown: PidSpace
+) -> None:
     """Without boot id and namespace no pid can be recognized."""
-    assert running_of(replace(RECORD, place=unknown), unknown, {10: RUNS}) == ()
+    monkeypatch.setattr(node_record, "read_pid_space", lambda: unknown)
+    monkeypatch.setattr(node_record, "read_stat", {10: RUNS}.get)
+    assert running_processes(replace(RECORD, place=unknown)) == ()
 
 
 def test_a_real_process_runs_until_its_exit() -> None:
@@ -171,7 +180,7 @@ def test_stat_with_any_process_name(name: str | None, found: bool) -> None:  # n
     """A process name may contain anything; other text is refused."""
     rest = "S 7 1 1 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 12345 1 1"
     text = "" if name is None else f"42 ({name}) {rest}"
-    assert parse_stat(text) == (ProcessStat("S", 7, 12345) if found else None)
+    assert parse_stat(text) == (ProcessStat(str(name), "S", 7, 12345) if found else None)
 
 
 def test_the_scope_of_this_process() -> None:
