@@ -168,7 +168,8 @@ class RunKeeper:
             end = before.open_attempt.planned_end or _oom_outcome(memory)
             if replaces_agent and end is not None and not is_loss(end):
                 self._verdict = self._verdict or end
-            before = before.after_lost_head(iso_time(time.time()), end)
+            lost = end or ends.HEAD_LOST.outcome()
+            before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
         self.record = before or new
         self._epoch = self.record.epoch
         self._writer.start()
@@ -245,7 +246,8 @@ class RunKeeper:
     def new_epoch(self, head: str) -> None:
         """Set the epoch of the Ray that is about to start."""
         previous = self.record.epoch or None
-        self._save(self.record.with_head(head, next_epoch(previous, time.time_ns() // 1_000_000)))
+        epoch = next_epoch(previous, time.time_ns() // 1_000_000)
+        self._save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
 
     def record_ranks(self, names: tuple[str, ...]) -> None:
         """Record the ranks that the head assigned."""
@@ -324,7 +326,7 @@ class RunKeeper:
 
     def record_outcome(self, end: Outcome) -> None:
         """Record the outcome to exit with: an agent that replaces this one uses it."""
-        self._save(self.record.with_ending(end))
+        self._save(replace(self.record, ending=end))
 
     async def flush(self) -> None:
         """Wait until all records are on disk, within a limit."""

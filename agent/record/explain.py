@@ -13,9 +13,9 @@ from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported
 from agent.decisions.values import HERE
 from agent.decisions.worker.state import WorkerPhase
 from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE, RecordedEvent, read_events
-from agent.record.files import seconds_between
+from agent.record.files import NoRecord, seconds_between
 from agent.record.run_folder import OUTCOME_FILE, read_outcome
-from agent.record.run_record import RUN_FILE, NoRecord, RunRecord
+from agent.record.run_record import RUN_FILE, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

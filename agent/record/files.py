@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import re
 import secrets
@@ -12,14 +13,19 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
+
+from msgspec import ValidationError, convert
 
 from agent.base import times
+from agent.base.value import Value
 from agent.record.threads import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
+
+V = TypeVar("V", bound=Value)
 
 MAX_BYTES = 4 << 20
 """Larger files are no records of the agent."""
@@ -75,6 +81,39 @@ def read_small(path: Path) -> str:
     if len(data) > MAX_BYTES:
         raise ValueError(f"it has more than {MAX_BYTES} bytes")
     return data.decode()
+
+
+class NoRecord(Value):
+    """There is no readable record, and why; `is_missing` if there is no file."""
+
+    why: str
+    is_missing: bool = False
+
+
+def read_record(path: Path, from_dict: Callable[[object], V | NoRecord]) -> V | NoRecord:
+    """Read a JSON record; return NoRecord if there is none or it is invalid."""
+    try:
+        data = json.loads(read_small(path))
+    except FileNotFoundError:
+        return NoRecord("there is none", is_missing=True)
+    except OSError as error:
+        return NoRecord(error_text(error))
+    except (ValueError, RecursionError) as error:
+        return NoRecord(f"it is broken: {error}")
+    return from_dict(data)
+
+
+def record_from(data: object, kind: type[V], version: int, what: str) -> V | NoRecord:
+    """Convert the content of a record; return NoRecord if it is invalid or of another version."""
+    if not isinstance(data, dict):
+        return NoRecord("it is no JSON object")
+    found = data.get("version")
+    if found != version or isinstance(found, bool):
+        return NoRecord(f"its version is {found!r}, not {version}")
+    try:
+        return convert(data, kind)
+    except ValidationError as error:
+        return NoRecord(f"it is no record of a {what}: {error}")
 
 
 def read_end(path: Path, most: int, since: int = 0) -> bytes | None:

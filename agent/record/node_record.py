@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import ValidationError, convert, to_builtins
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
@@ -20,9 +20,10 @@ from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import (
     LockHolder,
-    error_text,
+    NoRecord,
     iso_time,
-    read_small,
+    read_record,
+    record_from,
     safe_name,
     seconds_between,
     write_atomically,
@@ -100,33 +101,16 @@ class NodeRecord(Value):
         return {"version": _VERSION, **to_builtins(self)}
 
     @classmethod
-    def from_dict(cls, data: object) -> NodeRecord | str:
-        """Convert the content of node.json, or return why it is invalid."""
-        if not isinstance(data, dict):
-            return "it is no JSON object"
-        version = data.get("version")
-        if version != _VERSION or isinstance(version, bool):
-            return f"its version is {version!r}, not {_VERSION}"
-        try:
-            return convert({"copied": data.get("passed_on", 0), **data}, cls)
-        except ValidationError as error:
-            return f"it is no record of a node: {error}"
+    def from_dict(cls, data: object) -> NodeRecord | NoRecord:
+        """Convert the content of node.json, also of an agent that did not count `copied`."""
+        if isinstance(data, dict):
+            data = {"copied": data.get("passed_on", 0), **data}
+        return record_from(data, cls, _VERSION, "node")
 
     def continuing(self, former: NodeRecord) -> NodeRecord:
         """Return this agent's record with the work of the killed agent that it replaces."""
-        return replace(
-            self,
-            run_id=former.run_id,
-            started=former.started,
-            session=former.session,
-            epoch=former.epoch,
-            head_ip=former.head_ip,
-            attempt=former.attempt,
-            unreached=former.unreached,
-            passed_on=former.passed_on,
-            copied=former.copied,
-            done=former.done,
-        )
+        own = {"node": self.node, "place": self.place, "agent": self.agent}
+        return replace(former, **own, ended=False, oom_kills=self.oom_kills)
 
     def write(self, path: Path, *, durable: bool = True) -> OSError | None:
         """Replace the file as a whole; return the error on failure."""
@@ -134,15 +118,9 @@ class NodeRecord(Value):
         return write_atomically(path, text, durable=durable)
 
     @classmethod
-    def read(cls, path: Path) -> NodeRecord | str:
-        """Read a record, or return why there is none."""
-        try:
-            data = json.loads(read_small(path))
-        except OSError as error:
-            return error_text(error)
-        except (ValueError, RecursionError) as error:
-            return f"it is broken: {error}"
-        return cls.from_dict(data)
+    def read(cls, path: Path) -> NodeRecord | NoRecord:
+        """Read a record; return NoRecord if there is none or it is invalid."""
+        return read_record(path, cls.from_dict)
 
 
 # --- /proc ---------------------------------------------------------------------------------------
@@ -269,7 +247,7 @@ def age_of(path: Path, now: float) -> float:
 def seems_active(folder: Path, now: float) -> bool:
     """Return whether the agent of a node's folder seems to run, here or elsewhere."""
     record = NodeRecord.read(folder / NODE_FILE)
-    if isinstance(record, str) or record.ended:
+    if isinstance(record, NoRecord) or record.ended:
         return False
     if read_pid_space().sees(record.place):
         return is_agent_running(record)

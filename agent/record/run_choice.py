@@ -11,12 +11,13 @@ from agent.base.errors import PreflightError
 from agent.record.files import (
     FileLock,
     LockHolder,
+    NoRecord,
     error_text,
     numbered_names,
     safe_name,
 )
 from agent.record.node_record import NODE_FILE, NodeRecord, read_pid_space, seems_active
-from agent.record.run_record import RUN_FILE, RUN_LOCK, NoRecord, RunRecord
+from agent.record.run_record import RUN_FILE, RUN_LOCK, RunRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -25,6 +25,7 @@ from agent.record import events, node_record
 from agent.record.files import (
     PART_SUFFIX,
     FileLock,
+    NoRecord,
     error_text,
     numbered_names,
     read_small,
@@ -354,7 +355,7 @@ def _enter_folder(path: Path) -> tuple[FileLock, FoundFolder] | None:
     claim = lock.take()
     now = lock.now_on_disk()
     record = NodeRecord.read(path / node_record.NODE_FILE)
-    if isinstance(record, str):
+    if isinstance(record, NoRecord):
         return lock, FoundFolder(claim, is_new, None)
     age = node_record.age_of(path / node_record.NODE_FILE, time.time() if now is None else now)
     return lock, FoundFolder(claim, is_new, record, node_record.is_agent_running(record), age)

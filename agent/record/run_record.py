@@ -8,16 +8,21 @@ import re
 from collections.abc import Mapping
 from enum import Enum
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from msgspec import ValidationError, convert, field, to_builtins
+from msgspec import field, to_builtins
 from msgspec.structs import replace
 
-from agent.base import ends
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.decisions.attempts import AttemptSnapshot, LostAttempt
-from agent.record.files import error_text, read_small, seconds_between, write_atomically
+from agent.record.files import (
+    NoRecord,
+    read_record,
+    record_from,
+    seconds_between,
+    write_atomically,
+)
 from agent.record.node_record import seconds_since, time_to_data
 from agent.settings.redact import MASK, looks_secret
 
@@ -93,13 +98,6 @@ class AttemptRecord(Value):
         }
 
 
-class NoRecord(Value):
-    """There is no readable record, and why; `is_missing` if there is no file."""
-
-    why: str
-    is_missing: bool = False
-
-
 class RunRecord(Value):
     """A run."""
 
@@ -115,23 +113,6 @@ class RunRecord(Value):
     """The names of nodes with a rank from the head, from rank 1 on."""
     ending: Outcome | None = None
     """The decided outcome; workers may not have received it yet."""
-
-    def with_head(self, head: str, epoch: int) -> RunRecord:
-        """Return the run with a new head and Ray cluster."""
-        return replace(self, head=head, epoch=epoch, state=RunState.BOOTING)
-
-    def after_lost_head(self, now: str, end: Outcome | None = None) -> RunRecord:
-        """Return the run with the attempt ended that a killed head left open.
-
-        `end` is its planned outcome, if its job was being stopped.
-        """
-        if end is not None:
-            return self.end_attempt(now, end.reason, end.exit_code)
-        return self.end_attempt(now, ends.HEAD_LOST.reason, ends.HEAD_LOST.code)
-
-    def with_ending(self, end: Outcome) -> RunRecord:
-        """Return the run with its decided outcome."""
-        return replace(self, ending=end)
 
     def with_snapshot(self, number: int, underway: Mapping[str, object]) -> RunRecord:
         """Return the run with a snapshot of the open attempt of this number."""
@@ -209,35 +190,16 @@ class RunRecord(Value):
 
     def to_dict(self) -> dict[str, object]:
         """Return the content of run.json."""
-        return {
-            "version": _VERSION,
-            **to_builtins(self),
-            "attempts": [
-                {
-                    **attempt.to_outcome(),
-                    "submission_id": attempt.submission_id,
-                    "checkpoint": attempt.checkpoint,
-                    "nodes": [*attempt.nodes],
-                    "head": attempt.head,
-                    "lock": attempt.lock,
-                    **({"underway": attempt.underway} if attempt.underway else {}),
-                }
-                for attempt in self.attempts
-            ],
-        }
+        data: dict[str, Any] = {"version": _VERSION, **to_builtins(self)}
+        for attempt in data["attempts"]:
+            if not attempt["underway"]:
+                del attempt["underway"]
+        return data
 
     @classmethod
     def from_dict(cls, data: object) -> RunRecord | NoRecord:
         """Convert the content of run.json; return NoRecord if it is invalid."""
-        if not isinstance(data, dict):
-            return NoRecord("it is no JSON object")
-        version = data.get("version")
-        if version != _VERSION or isinstance(version, bool):
-            return NoRecord(f"its version is {version!r}, not {_VERSION}")
-        try:
-            return convert(data, cls)
-        except ValidationError as error:
-            return NoRecord(f"it is no record of a run: {error}")
+        return record_from(data, cls, _VERSION, "run")
 
     def write(self, path: Path) -> OSError | None:
         """Replace the file as a whole; return the error on failure."""
@@ -246,15 +208,7 @@ class RunRecord(Value):
     @classmethod
     def read(cls, path: Path) -> RunRecord | NoRecord:
         """Read a record; return NoRecord if there is none or it is invalid."""
-        try:
-            data = json.loads(read_small(path))
-        except FileNotFoundError:
-            return NoRecord("there is none", is_missing=True)
-        except OSError as error:
-            return NoRecord(error_text(error))
-        except (ValueError, RecursionError) as error:
-            return NoRecord(f"it is broken: {error}")
-        return cls.from_dict(data)
+        return read_record(path, cls.from_dict)
 
 
 def next_epoch(previous: int | None, now_ms: int) -> int:

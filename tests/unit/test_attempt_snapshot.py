@@ -15,13 +15,12 @@ from agent.boot.run_keeper import RunKeeper
 from agent.decisions.attempts import AttemptSnapshot
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
-from agent.record.files import iso_time
+from agent.record.files import NoRecord, iso_time
 from agent.record.node_record import seconds_since, time_to_data
 from agent.record.run_choice import ChosenRun, choose_run
 from agent.record.run_record import (
     RUN_FILE,
     AttemptRecord,
-    NoRecord,
     RunRecord,
     RunState,
     snapshot_from_data,

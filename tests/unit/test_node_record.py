@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from agent.record import node_record
 from agent.record.background import DiskAlarm
-from agent.record.files import FileLock, LockHolder
+from agent.record.files import FileLock, LockHolder, NoRecord
 from agent.record.node_record import (
     NODE_FILE,
     FoundFolder,
@@ -112,7 +112,7 @@ def test_a_record_survives_the_disk(record: NodeRecord) -> None:
 )
 def test_invalid_records_have_a_reason(change: dict[str, object]) -> None:
     """Any other content is refused with a reason."""
-    assert isinstance(NodeRecord.from_dict({**RECORD.to_dict(), **change}), str)
+    assert isinstance(NodeRecord.from_dict({**RECORD.to_dict(), **change}), NoRecord)
 
 
 # --- what lives --------------------------------------------------------------------------------
@@ -357,7 +357,7 @@ class Recording:
     def read(self) -> NodeRecord | None:
         """Return what is on the disk."""
         found = NodeRecord.read(self.path)
-        return None if isinstance(found, str) else found
+        return None if isinstance(found, NoRecord) else found
 
 
 def test_processes_are_recorded_at_once(tmp_path: Path) -> None:

@@ -15,13 +15,12 @@ from msgspec.structs import replace
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
-from agent.record.files import LockHolder, iso_time
+from agent.record.files import LockHolder, NoRecord, iso_time
 from agent.record.node_record import own_record
 from agent.record.run_choice import ChosenRun, FoundRun, choose_run, why_not_resumed
 from agent.record.run_record import (
     RUN_FILE,
     AttemptRecord,
-    NoRecord,
     RunRecord,
     RunState,
     fingerprint,
