@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
 
 
+def innermost(error: BaseException) -> BaseException:
+    """Return the first exception of a group, at any depth: task groups wrap what they raise."""
+    while inner := getattr(error, "exceptions", ()):
+        error = inner[0]
+    return error
+
+
 class Problem(Value):
     """An invalid setting, by the variable's name."""
 

@@ -227,7 +227,7 @@ class HeadRequests:
         probe: str,
         at: str,
         place: Placeholders,
-        tell: Callable[[], None],
+        report_now: Callable[[], None],
         seat: ShareOrder | None = None,
     ) -> None:
         """Run a probe that the head ordered."""
@@ -238,7 +238,7 @@ class HeadRequests:
         if answer is None:
             return
         self._answers.append(answer)  # to the current list: other answers may have been added
-        tell()
+        report_now()
 
     async def _replace_all_reduce(
         self, place: Placeholders, seat: ShareOrder | None
@@ -260,7 +260,7 @@ class HeadRequests:
         finally:
             now[1].set()
 
-    async def fetch_log(self, name: str, tell: Callable[[], None]) -> None:
+    async def fetch_log(self, name: str, report_now: Callable[[], None]) -> None:
         """Prepare a log's tail or a diagnostic for the next report."""
         self._logs.pop(name, None)  # an earlier result is outdated
         if name in DIAGNOSTICS:
@@ -270,7 +270,7 @@ class HeadRequests:
             self._logs[name] = text[:LONGEST_TAIL]
         else:
             await self._fetch_tail(name)
-        tell()
+        report_now()
 
     async def _fetch_tail(self, name: str) -> None:
         known = self._run.plan.logs()

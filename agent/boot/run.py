@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import ends, times
-from agent.base.errors import AgentError, PreflightError
+from agent.base.errors import AgentError, PreflightError, innermost
 from agent.base.outcome import Outcome
 from agent.boot import head_start, plan_input
 from agent.boot.make_ready import find_resumed_run, find_surviving_processes
@@ -218,16 +218,9 @@ def bug(failure: Exception) -> Outcome:
     """Log an exception; return the outcome that asks for a bug report."""
     for line in "".join(traceback.format_exception(failure)).splitlines():
         say(line, "error")
-    return ends.BUG.outcome(error=_in_one_line(failure))
-
-
-def _in_one_line(failure: BaseException) -> str:
-    """Return an exception's type and first line; for a group, those of its first exception."""
-    inner = getattr(failure, "exceptions", ())
-    if inner:
-        return _in_one_line(inner[0])
-    message = str(failure).strip().splitlines()
-    return ": ".join([type(failure).__name__, *message[:1]])
+    first = innermost(failure)
+    message = str(first).strip().splitlines()
+    return ends.BUG.outcome(error=": ".join([type(first).__name__, *message[:1]]))
 
 
 async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

@@ -25,6 +25,7 @@ from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE
 from agent.node.gpus import TOOLS
 from agent.plan.show import duration
+from agent.record.files import error_text
 from agent.record.log import say
 from agent.runtime import driver as job
 from agent.runtime.driver import Utilization
@@ -240,5 +241,5 @@ def _write(write: Callable[[str], object], text: str) -> str:
     try:
         write(text)
     except OSError as error:
-        return error.strerror or str(error)
+        return error_text(error)
     return ""

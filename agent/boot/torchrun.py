@@ -168,20 +168,20 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
     On a stalled disk this takes 2 s, and earlier output may be passed on again.
     """
 
-    def look() -> int:
+    def read_size() -> int:
         if former is not None:
             with suppress(OSError):
                 former.unlink(missing_ok=True)
         return size_of(log)
 
-    async def look_in_time() -> int:
-        size = await in_thread(look, times.SHARE_DISK)
+    async def read_in_time() -> int:
+        size = await in_thread(read_size, times.SHARE_DISK)
         if size is None:
             problem = f"{run.folder.path} does not answer within {times.SHARE_DISK:g} s"
             raise TimeoutError(f"{problem}. Output of an earlier attempt may be repeated")
         return size
 
-    size = await run.best_effort(f"a look at {log.name}", look_in_time)
+    size = await run.best_effort(f"a look at {log.name}", read_in_time)
     return size if isinstance(size, int) else 0
 
 

@@ -298,8 +298,8 @@ class WorkerAgent:
             case w.SendLog(name):
                 tasks.start_soon(self._requests.fetch_log, name, link.report_now)
             case w.RunProbe(probe, at, seat):
-                tell = link.report_now
-                tasks.start_soon(self._requests.probe, probe, at, self._place(), tell, seat)
+                about = (probe, at, self._place(), link.report_now, seat)
+                tasks.start_soon(self._requests.probe, *about)
 
     def _place(self) -> Placeholders:
         head, rank = self._state.head_ip or "", self._state.rank
@@ -328,16 +328,16 @@ class WorkerAgent:
             evidence = await port_answers(node_ip, self._plan.ports.node_manager)
             return NotYet(evidence) if evidence else True
 
-        def tell(evidence: str) -> None:
+        def on_evidence(evidence: str) -> None:
             self._inbox.put(w.WorkerRaySilent(evidence))
 
-        async def tell_when_up() -> None:
-            await until(check, None, longest=0.2, on_evidence=tell)
+        async def watch_until_up() -> None:
+            await until(check, None, longest=0.2, on_evidence=on_evidence)
             self._inbox.put(w.RayUp())
 
         parts = RayParts(child, self._run.now, partial(say, level="warning"))
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(tell_when_up)
+            tasks.start_soon(watch_until_up)
             tasks.start_soon(parts.watch)
             code = await child.wait()
             tasks.cancel_scope.cancel()

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 import anyio
 
 from agent.base import times
-from agent.base.errors import AgentError
+from agent.base.errors import AgentError, innermost
 from agent.base.value import Value
 from agent.node.limits import process_limit_error
+from agent.record.files import error_text
 from agent.record.log import say
 from agent.record.threads import start_thread
 
@@ -163,7 +164,7 @@ class BestEffort:
         try:
             return await do(*arguments)
         except Exception as error:  # noqa: BLE001 - no error may end a healthy job
-            reason = _reason(what, error)
+            reason = _reason(what, innermost(error))
         if what not in self._logged:
             self._logged.add(what)
             self._log(f"{what} failed, the run continues without it: {reason}", "warning")
@@ -171,15 +172,12 @@ class BestEffort:
 
 
 def _reason(what: str, failure: BaseException) -> str:
-    """Return the reason in one line; task groups wrap what their tasks raise."""
-    inner = getattr(failure, "exceptions", ())
-    if inner:
-        return _reason(what, inner[0])
+    """Return the reason in one line."""
     if isinstance(failure, AgentError):
         return failure.sentence()
     error = process_limit_error(what, failure)
     if error is not None:
         return f"{error.why}. {error.remedy}"
     if isinstance(failure, OSError):
-        return failure.strerror or str(failure)
+        return error_text(failure)
     return f"{type(failure).__name__}: {failure}"
