@@ -253,8 +253,8 @@ class Reply(Value):
         """Read a reply; raises ValueError naming the wrong field."""
         reply = read(cls, data)
         for at, order in enumerate(reply.orders):
-            if order.seat is not None:
-                _check_share_order(order.seat, f"orders[{at}].seat")
+            if order.share is not None:
+                _check_share_order(order.share, f"orders[{at}].seat")
         return reply
 
 

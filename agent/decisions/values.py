@@ -81,7 +81,7 @@ class OrderKind(str, Enum):
     STOP = "stop"
 
 
-class Order(Value):
+class Order(Value, rename={"share": "seat"}):
     """An order to a worker: names and numbers, never a command, path, environment or URL."""
 
     by: str
@@ -92,7 +92,7 @@ class Order(Value):
     name: str = ""
     generation: Count = 1
     """Counts a service's starts; for a share, the number of the attempt."""
-    seat: ShareOrder | None = None
+    share: ShareOrder | None = None
     """The share to start, if the order starts one."""
     at: str = ""
     """The address of the node to probe; '' for the head."""

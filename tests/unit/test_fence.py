@@ -26,7 +26,7 @@ from unit.workers import STEP, TICK, History, Story, goal, spoke
 
 START = Order("head1", 1, OrderKind.START_SERVICE, RETRIEVER)
 PART = Order(
-    "head1", 2, OrderKind.RUN_SHARE, "job", 1, seat=ShareOrder(1, (NodeSize(1), NodeSize(1)))
+    "head1", 2, OrderKind.RUN_SHARE, "job", 1, share=ShareOrder(1, (NodeSize(1), NodeSize(1)))
 )
 HEARD: History = [*JOINED, (30, spoke()), (31, SILENT)]
 """Out of reach since 31; the fence is at 79, AGENT_HEAD_GRACE ends at 90."""

@@ -71,7 +71,7 @@ def test_a_verdict_of_no_process(code: float) -> None:
 
 def test_a_seat_among_nodes_without_number() -> None:
     """A reply is read whatever a worker said of its GPUs; a seat of a node less than 0 is none."""
-    order = Order("head", 1, OrderKind.RUN_SHARE, seat=ShareOrder(0, (NodeSize(-1),)))
+    order = Order("head", 1, OrderKind.RUN_SHARE, share=ShareOrder(0, (NodeSize(-1),)))
     data = Reply(1, "r", "p", ray_ready=True, gcs_port=1, news=0, orders=(order,)).to_dict()
     with pytest.raises(ValueError, match=r"^orders\[0\].seat.nodes\[0\].gpus: expected"):
         Reply.from_dict(data)

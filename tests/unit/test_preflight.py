@@ -265,9 +265,9 @@ def test_only_where_it_was_asked_for() -> None:
 def test_a_worker_takes_part() -> None:
     """By an order with its seat; one without is refused."""
     state, seat = worker.first_state(w.WorkerGoal("head", {})), ShareOrder(1, (NodeSize(8),) * 2)
-    order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, seat=seat)
+    order = Order("head-agent", 1, OrderKind.PROBE, ALL_REDUCE, share=seat)
     assert worker.decide(state, w.Ordered(order), 1.0)[1] == (w.RunProbe(ALL_REDUCE, "", seat),)
-    (said,) = worker.decide(state, w.Ordered(replace(order, seat=None)), 1.0)[1]
+    (said,) = worker.decide(state, w.Ordered(replace(order, share=None)), 1.0)[1]
     assert isinstance(said, LogLine)
 
 

@@ -363,15 +363,15 @@ def _carry_out(  # noqa: PLR0911 - one order, one return
         return state, (SendLog(order.name),)
     if order.kind is OrderKind.PROBE and order.name in PROBES and (not order.at or is_ip(order.at)):
         return state, (RunProbe(order.name, order.at),)
-    if order.kind is OrderKind.PROBE and order.name == ALL_REDUCE and order.seat is not None:
-        return state, (RunProbe(order.name, "", order.seat),)
+    if order.kind is OrderKind.PROBE and order.name == ALL_REDUCE and order.share is not None:
+        return state, (RunProbe(order.name, "", order.share),)
     if order.kind is OrderKind.START_SERVICE and order.name in services:
         return _start_service(state, order, last)
     if order.kind is OrderKind.RUN_STEP and order.name in state.steps:
         return _run_step(state, order.name, now)
-    if order.kind is OrderKind.RUN_SHARE and state.goal.by_torchrun and order.seat is not None:
+    if order.kind is OrderKind.RUN_SHARE and state.goal.by_torchrun and order.share is not None:
         state = replace(state, share_attempt=order.generation, share_over=None)
-        return state, (StartShare(order.generation, order.seat),)
+        return state, (StartShare(order.generation, order.share),)
     if order.kind is OrderKind.STOP_SHARE and state.goal.by_torchrun:
         return state, (StopShare(),)
     refused = f"an order of the head's is refused: this node's plan has no {order.name!r} to run"
