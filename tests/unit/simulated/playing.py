@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 from unittest.mock import patch
 
@@ -50,7 +50,7 @@ SEAMS: dict[str, object] = {
     "agent.boot.watch.port_answers": net.port_answers,
     "agent.boot.watch.reply_evidence": net.reply_evidence,
     "agent.boot.run_keeper.ItemWriter": LateFile,
-    "agent.record.run_record.read_small": _read,
+    "agent.record.files.read_small": _read,
     "agent.record.run_record.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,
     **{
@@ -67,14 +67,10 @@ SEAMS: dict[str, object] = {
 @contextmanager
 def in_a_world() -> Iterator[None]:
     """Have product code meet a world instead of this machine."""
-    patches = [patch(name, new) for name, new in SEAMS.items()]
-    for one in patches:
-        one.start()
-    try:
+    with ExitStack() as stack:
+        for name, new in SEAMS.items():
+            stack.enter_context(patch(name, new))
         yield
-    finally:
-        for one in patches:
-            one.stop()
 
 
 def play(seed: int, setup: Setup | None = None) -> World:
