@@ -12,7 +12,6 @@ import anyio
 
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
-from agent.base.outcome import Outcome
 from agent.boot import head_start, plan_input
 from agent.boot.make_ready import find_resumed_run, find_surviving_processes
 from agent.boot.node_run import NodeRun
@@ -228,8 +227,7 @@ async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         return await _run_head(node_run, keeper)
     if node_run.plan.topology.is_idle:
         return _idle(node_run.plan)
-    # Loaded late, see `_run_head`.
-    from agent.boot.worker import WorkerAgent  # noqa: PLC0415 - see above
+    from agent.boot.worker import WorkerAgent  # noqa: PLC0415 - see `_run_head`
 
     return await WorkerAgent(node_run).run()
 
