@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import anyio
 
 from agent.base import times
+from agent.decisions.attempts import JobReport
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode
-from agent.decisions.verdict import JobReport
 from agent.node.limits import ProcessLimitError
 from agent.record.log import say
 from agent.runtime.process import Child

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.decisions import head
+from agent.decisions.attempts import JobReport
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.values import ItemReport, ServiceReady, Step, StopAsked
-from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from agent.record.events import WaitLog
 from agent.work.services import ServiceSpec, TcpProbe

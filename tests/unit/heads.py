@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from agent.decisions import head
+from agent.decisions.attempts import JobReport
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import RayNode, Worker
 from agent.decisions.values import LogLine, ServiceGone, ServiceReady, StepOver, StopAsked, Tick
-from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from agent.work.prepare import PrepareStep
 from agent.work.services import ScoringProbe, ServiceSpec, TcpProbe

@@ -10,6 +10,7 @@ from agent.decisions import head
 from agent.decisions.attempts import (
     AttemptSnapshot,
     DriverSignaled,
+    JobReport,
     LostAttempt,
     end_without_progress,
     pause_after_losses,
@@ -17,7 +18,6 @@ from agent.decisions.attempts import (
 )
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
-from agent.decisions.verdict import JobReport
 from agent.plan import waits as planned
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job, nodes, word
 

@@ -13,7 +13,7 @@ from agent.base import ends
 from agent.base.ends import stopped
 from agent.base.errors import PreflightError, Problem, SettingsError, UnavailableError
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
-from agent.decisions.verdict import JobReport, verdict_of
+from agent.decisions.attempts import JobReport, verdict_of
 from agent.plan.plan import stop_budget
 
 OUTCOMES = st.builds(

@@ -10,10 +10,17 @@ from agent.base.text import listed
 from agent.decisions.attempts import Attempt, AttemptSnapshot, DriverSignaled, submission_id_of
 from agent.decisions.head import probes, retry, services, shares, waits
 from agent.decisions.head import state as h
-from agent.decisions.head.boot import booting
-from agent.decisions.head.end import on_later_head, on_stop, stopping
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
-from agent.decisions.head.run import judging, resuming, running, submitting
+from agent.decisions.head.phases import (
+    booting,
+    judging,
+    on_later_head,
+    on_stop,
+    resuming,
+    running,
+    stopping,
+    submitting,
+)
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
 from agent.decisions.head.waits import pending_waits, service_title, with_service
 from agent.decisions.values import (

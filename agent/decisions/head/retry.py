@@ -18,19 +18,19 @@ from agent.decisions.attempts import (
     pause_after_losses,
     retries_exhausted,
     submission_id_of,
+    verdict_of,
 )
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
 from agent.decisions.values import LogLine, Step, Wait
-from agent.decisions.verdict import verdict_of
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     Decision = tuple[HeadState, tuple[HeadAction, ...]]
     from collections.abc import Iterator, Mapping
 
+    from agent.decisions.attempts import JobReport
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.verdict import JobReport
 
 
 def leave(state: HeadState, outcome: Outcome, now: float) -> Decision:

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 
 from agent.base import ends
 from agent.base.text import listed
+from agent.decisions.attempts import JobReport, verdict_of
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.values import HERE
-from agent.decisions.verdict import JobReport, verdict_of
 from agent.plan import waits as planned
 from agent.work.recipes.recipe import NodeSize
 

@@ -16,6 +16,7 @@ from agent.decisions.attempts import (
     Attempt,
     AttemptSnapshot,
     DriverSignaled,
+    JobReport,
     LostAttempt,
     StalledSinceLoss,
 )
@@ -37,7 +38,6 @@ from agent.decisions.values import (
     StopAsked,
     Tick,
 )
-from agent.decisions.verdict import JobReport
 from agent.node.facts import Facts
 from agent.work.prepare import PrepareStep
 from agent.work.recipes.recipe import NodeSize

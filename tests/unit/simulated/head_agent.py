@@ -15,6 +15,7 @@ from agent.boot.watch import SilenceWatch, probe_nodes
 from agent.control.protocol import Report, protocol_mismatch
 from agent.control.reports import RankAssignment, Reports, agent_limit
 from agent.decisions import attempts, head
+from agent.decisions.attempts import JobReport
 from agent.decisions.head import state as h
 from agent.decisions.head.decide import is_worker_needed
 from agent.decisions.head.fleet import RayNode
@@ -29,7 +30,6 @@ from agent.decisions.values import (
     Step,
     StepOver,
 )
-from agent.decisions.verdict import JobReport
 from agent.record.run_choice import ChosenRun, why_not_resumed
 from agent.record.run_record import RUN_FILE, RunRecord, fingerprint
 from agent.settings.jobs import launcher

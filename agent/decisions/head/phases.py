@@ -1,0 +1,504 @@
+"""The head's phases: what follows from an event in each of them, and how an attempt ends."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from agent.base import ends
+from agent.base.outcome import Outcome
+from agent.base.text import listed
+from agent.decisions.attempts import Attempt, StalledSinceLoss, is_loss, verdict_of
+from agent.decisions.head import probes, retry, services, shares
+from agent.decisions.head import state as h
+from agent.decisions.head.retry import leave, ray_lost_outcome
+from agent.decisions.head.state import HeadPhase, JobShares
+from agent.decisions.head.waits import pending_waits, stop_deadline, submit_wait
+from agent.decisions.values import Item, LogLine, Refused, Step, StopAsked, Tick, Wait
+from agent.plan import waits as planned
+
+if TYPE_CHECKING:
+    from agent.decisions.attempts import JobReport
+    from agent.decisions.head.retry import Decision
+    from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
+
+
+def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Restart Ray if needed, check steps and services, then wait for what is missing."""
+    if isinstance(event, Refused):
+        return leave(state, event.outcome, now)
+    known = _apply_earlier_attempts(state, event, now)
+    if known is not None:
+        return known
+    again: tuple[HeadAction, ...] = ()
+    if state.ray.step is Step.LOST:
+        state, again = _start_ray_again(state, now)
+        if state.phase is HeadPhase.LEAVING:
+            return state, again
+    failed = next(((k, i) for k, i in state.steps.items() if i.step is Step.LOST), None)
+    if failed is not None:
+        (_, name), item = failed
+        return leave(state, ends.STEP_FAILED.outcome(name=name, evidence=item.evidence), now)
+    state, log, broken = services.restart_services(state, now)
+    broken = broken or services.lost_service_node(state, now)
+    if broken is not None:
+        return leave(state, broken, now)
+    state, result, refusal = probes.finish_preflight(state, now)
+    if refusal is not None:
+        after, actions = leave(state, refusal, now)
+    else:
+        after, actions = _check_waits(state, now)
+    return after, (*again, *log, *result, *actions)
+
+
+def _apply_earlier_attempts(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
+    """Apply what workers report about earlier attempts, and checkpoints that they saved."""
+    if isinstance(event, h.CheckpointSeen):
+        vain = retry.no_progress_outcome(state)
+        return None if vain is None else leave(state, vain, now)
+    if not isinstance(event, h.RunRemembered) or not retry.is_unknown_run(state, event):
+        return None
+    state, taken_up, over = retry.adopt_run(state, event, now)
+    after, actions = booting(state, Tick(), now) if over is None else leave(state, over, now)
+    return after, (*taken_up, *actions)
+
+
+def _check_waits(state: HeadState, now: float) -> Decision:
+    """Submit once no wait is left; end the run if a wait is over its deadline."""
+    state = retry.expire_leftovers(state, now)
+    pending = pending_waits(state)
+    log: tuple[HeadAction, ...] = ()
+    passed = {wait.key for wait in pending if wait.is_over(now)} & planned.NEVER_LATE
+    if passed:
+        state, log = _drop_never_late(state, passed)
+        pending = pending_waits(state)
+    late = next((wait for wait in pending if wait.is_over(now)), None)
+    if late is not None:
+        partial = _proceed_partially(state, late, now)
+        after, actions = partial or leave(state, retry.timeout_outcome(state, late), now)
+    else:
+        after, actions = (_compare_before_long_wait if pending else _finish_boot)(state, now)
+    return after, (*log, *actions)
+
+
+def _drop_never_late(
+    state: HeadState, passed: set[str]
+) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    """Drop waits that only delay the job: a deadline in the past would loop for ever."""
+    log: tuple[HeadAction, ...] = ()
+    if planned.PAUSE in passed:
+        state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
+    if planned.PROBE in passed:
+        state, log = probes.give_up_scores(state)
+    return state, log
+
+
+def _compare_before_long_wait(state: HeadState, now: float) -> Decision:
+    """Compare the nodes as soon as all have joined, so that warnings precede a long wait."""
+    alive = state.fleet.alive
+    if not alive or len(alive) < state.required or alive is state.compared_workers:
+        return state, ()
+    if alive == state.compared_workers:
+        return replace(state, compared_workers=alive), ()
+    state, done, refusal = probes.compare_nodes(state, now)
+    if refusal is None:
+        return state, done
+    after, actions = leave(state, refusal, now)
+    return after, (*done, *actions)
+
+
+def _start_ray_again(state: HeadState, now: float) -> Decision:
+    """Restart Ray, which on a busy node exceeds its own start limit of 30 s now and then.
+
+    If Ray was up before, all deadlines of the boot start again: workers have to rejoin.
+    """
+    ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
+    what = "Ray was lost on the head" if ray.was_ready else "Ray did not start"
+    is_late = now >= state.deadline_of(planned.HEAD) and not ray.was_ready
+    if ray.restarts >= most or is_late:
+        end = ends.RAY_NOT_STARTED.outcome(what=what, evidence=ray.evidence)
+        return leave(state, end, now)
+    again = Item(restarts=ray.restarts + 1)
+    number = f"{again.restarts} of {most}"
+    text = f"{what} ({ray.evidence}): try {number}"
+    if ray.was_ready:
+        text = f"{what}: {ray.evidence}; starting it again: {number}"
+        state = replace(state, attempt=replace(state.attempt, began=now))
+    return forget_ray(state, again), (LogLine(text, "warning"), h.RestartRay())
+
+
+def forget_ray(state: HeadState, ray: Item) -> HeadState:
+    """Reset the state that belongs to a Ray that exited."""
+    fleet = state.fleet.with_ray_nodes(())
+    gone = replace(state, ray=ray, hang=None, fleet=fleet)
+    return replace(gone, gcs_answers=False, ray_head_ip=None, node_sizes={})
+
+
+def _finish_boot(state: HeadState, now: float) -> Decision:
+    state, done, refusal = probes.compare_nodes(state, now)
+    if refusal is not None:
+        after, actions = leave(state, refusal, now)
+        return after, (*done, *actions)
+    state, log = probes.give_up_scores(state)
+    state, begun = probes.begin_preflight(state, now)
+    after, actions = (state, begun) if begun else _submit_job(state, now)
+    return after, (*done, *log, *actions)
+
+
+def _submit_job(state: HeadState, now: float) -> Decision:
+    nodes = f"{len(state.fleet.alive) + 1} node(s)"
+    if not state.goal.has_job:
+        ready = LogLine(
+            f"the cluster of {nodes} is up and stays until it is stopped (AGENT_JOB=none)"
+        )
+        return state.enter(HeadPhase.RUNNING, now), (ready,)
+    attempt = replace(
+        state.attempt, submitted=now, last_status_at=now, checkpoint=state.newest_checkpoint
+    )
+    # an OOM kill during the boot does not explain how the job ends
+    fleet = state.fleet.without_oom_evidence()
+    state = replace(state, attempt=attempt, oom_evidence="", fleet=fleet)
+    state = retry.fix_required_workers(state).enter(HeadPhase.SUBMITTING, now)
+    doing = "starting the job by torchrun" if state.goal.by_torchrun else "submitting the job"
+    ready = LogLine(f"{nodes} ready: {doing}")
+    again = (LogLine(retry.attempt_sentence(state)),) if attempt.number > 1 else ()
+    state = shares.start_shares(state) if state.goal.by_torchrun else state
+    return state, (*again, ready, h.SubmitJob(attempt.id))
+
+
+def _proceed_partially(state: HeadState, late: Wait, now: float) -> Decision | None:
+    """Continue with fewer workers (AGENT_PARTIAL=proceed) if only workers are missing."""
+    here, least = len(state.fleet.alive), state.goal.min_workers
+    if late.key != planned.WORKERS or least >= state.required or here < least:
+        return None
+    missing = state.fleet.describe_missing(state.required, now)
+    state = replace(state, required=here)
+    log = LogLine(f"going on with {here} worker(s), as AGENT_PARTIAL=proceed; {missing}", "warning")
+    after, actions = _check_waits(state, now)
+    return after, (log, *actions)
+
+
+def submitting(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Wait until Ray accepts or refuses the job; give up after the submit limit."""
+    if state.ray.step is Step.LOST:
+        return end_attempt(state, ray_lost_outcome(state), now)
+    if isinstance(event, Refused):  # the recipe does not fit the nodes that joined
+        return leave(state, event.outcome, now)
+    if isinstance(event, h.Submitted) and event.id == state.attempt.id:
+        return _on_submitted(state.enter(HeadPhase.RUNNING, now), event, now)
+    if isinstance(event, h.SubmitWaits) and event.id == state.attempt.id and event.final:
+        return leave(state, ends.JOB_REFUSED_BY_RAY.outcome(evidence=event.evidence), now)
+    wait = submit_wait(state)
+    if wait.is_over(now):
+        why = wait.evidence or "no answer from Ray's dashboard"
+        return give_up_job(state, ends.JOB_NOT_SUBMITTED.outcome(evidence=why), now)
+    return state, ()
+
+
+def _on_submitted(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    if not state.goal.by_torchrun:
+        return state, (LogLine("the job is submitted"),)
+    after, actions = running(state, event, now)  # a worker's share may already have ended
+    return after, (LogLine("the job is started"), *actions)
+
+
+def running(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Follow the job to its end, or stop it if it lost a required node or service."""
+    over = _end_of_job(state, event, now)
+    if over is not None:
+        return over
+    stalled = _stalled_since_loss(state, event)
+    if stalled is not None:
+        warning = LogLine(f"{stalled.reason}: stopping the job", "warning")
+        return stop_job(state, stalled, now, (warning,))
+    state, log = _watch_required_nodes(state, now)
+    grace = state.goal.limits[planned.NODE]
+    short = state.below_required_since if state.goal.has_job else None
+    if short is not None and now >= short + grace:
+        gone = shares.absent_share_nodes(state)
+        loss = f"lost a needed node: {gone}" if gone else state.last_loss
+        return stop_job(state, ends.NODE_LOST.outcome(loss=loss), now, log)
+    state, more, broken = services.restart_services(state, now)
+    broken = broken or services.lost_service_node(state, now)
+    if broken is not None:
+        return stop_job(state, broken, now, (*log, *more))
+    return state, (*log, *more)
+
+
+def _end_by_report(state: HeadState, report: JobReport, now: float) -> Decision:
+    if retry.must_ask_nodes(state, report, now):
+        return state.enter(HeadPhase.JUDGING, now), (h.AskNodes(state.attempt.id),)
+    return end_attempt(state, retry.attempt_end(state, report, now), now)
+
+
+def judging(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Delay the end of a failed job until all nodes have answered, or the limit has passed.
+
+    On a given Ray a node that does not answer is lost only if GCS reports it.
+    """
+    report = state.attempt.report
+    assert report is not None  # noqa: S101 - entered only with the end of a job
+    asked = isinstance(event, h.NodesAsked) and event.id == state.attempt.id
+    late = any(wait.is_over(now) for wait in pending_waits(state))
+    if (asked and not state.attempt.unreachable_nodes) or late or retry.recent_loss(state, now):
+        return end_attempt(state, retry.attempt_end(state, report, now), now)
+    return state, ()
+
+
+def _end_of_job(state: HeadState, event: HeadEvent, now: float) -> Decision | None:
+    """End an attempt whose job ended, whose Ray exited, or without status from Ray."""
+    if isinstance(event, h.JobHeard) and event.id == state.attempt.id and event.report.ended:
+        return _end_by_report(state, event.report, now)
+    if state.goal.by_torchrun:
+        return None if shares.job_report(state) is None else _end_by_shares(state, now)
+    if state.ray.step is Step.LOST and not state.goal.has_job:
+        return _restart_ray_without_job(state, now)
+    if state.ray.step is Step.LOST:
+        return end_attempt(state, ray_lost_outcome(state), now)
+    if state.goal.has_job and now >= state.attempt.last_status_at + state.goal.limits[planned.JOB]:
+        silent = round(now - state.attempt.last_status_at)
+        return give_up_job(state, ends.NO_STATUS_FROM_RAY.outcome(seconds=silent), now)
+    return None
+
+
+def _stalled_since_loss(state: HeadState, event: HeadEvent) -> Outcome | None:
+    """Return the end of an attempt that makes no progress since it lost a node."""
+    attempt = state.attempt
+    if not isinstance(event, StalledSinceLoss) or event.attempt != attempt.number:
+        return None
+    if not attempt.lost_nodes:
+        return None
+    gone = f"{listed(attempt.lost_nodes)} {'was' if len(attempt.lost_nodes) == 1 else 'were'} lost"
+    return ends.STALLED_SINCE_LOSS.outcome(duration=event.duration, loss=gone)
+
+
+def _restart_ray_without_job(state: HeadState, now: float) -> Decision:
+    """Restart Ray of a cluster without a job (AGENT_JOB=none)."""
+    ray, most = state.ray, 0 if state.goal.ray_is_given else h.RAY_RESTARTS
+    lost = ray_lost_outcome(state)
+    if ray.recent_restarts(now) >= most:
+        return leave(state, lost, now)
+    again = Item(restarts=ray.recent_restarts(now) + 1, restarted_at=now)
+    log = LogLine(f"{lost.reason}; starting it again: {again.restarts} of {most}", "warning")
+    state = replace(forget_ray(state, again), attempt=replace(state.attempt, began=now))
+    return state.enter(HeadPhase.BOOTING, now), (log, h.RestartRay())
+
+
+def _end_by_shares(state: HeadState, now: float) -> Decision:
+    """End a torchrun attempt; if a share failed, stop the others first."""
+    end = shares.shares_verdict(state)
+    if state.shares.is_settled:
+        return end_attempt(state, end, now)
+    log = LogLine(f"{end.reason}: stopping the job on the other nodes", "warning")
+    return stop_job(state, end, now, (log,))
+
+
+def _watch_required_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+    short = retry.is_below_required(state)
+    if short and state.below_required_since is None:
+        # spares do not replace the attempt's own workers
+        has_spares = len(state.fleet.alive) >= state.required
+        gone = shares.absent_share_nodes(state) or (
+            listed(retry.unreturned_nodes(state)) if has_spares else ""
+        )
+        missing = state.fleet.describe_missing(state.required, now)
+        loss = f"lost a needed node ({f'{gone}; {missing}' if gone else missing})"
+        grace = round(state.goal.limits[planned.NODE])
+        follows = f"the job is stopped unless it is back within {grace} s"
+        stays = "the cluster stays up, and the node can rejoin"
+        log = LogLine(f"{loss}: {follows if state.goal.has_job else stays}", "warning")
+        return replace(state, below_required_since=now, last_loss=loss, last_loss_at=now), (log,)
+    if not short and state.below_required_since is not None:
+        return replace(state, below_required_since=None), (LogLine("all needed nodes are back"),)
+    return state, ()
+
+
+def resuming(  # noqa: PLR0911 - one case, one return
+    state: HeadState, event: HeadEvent, now: float
+) -> Decision:
+    """Follow the job of a killed agent once Ray is up; RUNNING once Ray returns its status."""
+    own = state.attempt.id
+    if isinstance(event, Refused):
+        return leave(state, event.outcome, now)
+    if state.ray.step is Step.LOST:
+        lost = ray_lost_outcome(state)
+        state, _ = follow_resumed_job(state, now)
+        return end_attempt(state, state.verdict or lost, now)
+    if isinstance(event, h.NeverSubmitted) and event.id == own:
+        return _boot_again(state, now)
+    if isinstance(event, h.Submitted | h.JobHeard) and event.id == own:
+        log = LogLine(f"attempt {state.attempt.number} goes on: its job is followed again")
+        state = retry.record_losses_before_resume(state.enter(HeadPhase.RUNNING, now), now)
+        after, actions = running(state, event, now)
+        return after, (log, *actions)
+    late = next((wait for wait in pending_waits(state) if wait.is_over(now)), None)
+    if late is not None:
+        return _end_resuming_late(state, late, now)
+    if state.ray.step is Step.READY and state.attempt.submitted is None:
+        return _resume_job(state, now)
+    return state, ()
+
+
+def _resume_job(state: HeadState, now: float) -> Decision:
+    snapshot = state.goal.resumed_attempt
+    assert snapshot is not None  # noqa: S101 - entered only with an attempt under way
+    state, follow = follow_resumed_job(state, now)
+    state = retry.record_losses_before_resume(state, now)
+    if state.verdict is None:
+        return state, follow
+    log = LogLine(f"{state.verdict.reason}: stopping the job, as the killed agent did")
+    return state.enter(HeadPhase.STOPPING, snapshot.stop_ordered_at), (
+        log,
+        *follow,
+        h.StopJob(state.attempt.id),
+    )
+
+
+def _end_resuming_late(state: HeadState, late: Wait, now: float) -> Decision:
+    """End an attempt that cannot be found: with the killed agent's verdict, or else as lost.
+
+    On a given Ray the job may still run: stop it, perhaps for the second time.
+    """
+    evidence = f": {late.evidence}" if late.evidence else ""
+    end = state.verdict or ends.JOB_NOT_FOUND.outcome(what=late.what, evidence=evidence)
+    if state.goal.ray_is_given:
+        return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job"),))
+    state, _ = follow_resumed_job(state, now)
+    return end_attempt(state, end, now)
+
+
+def _boot_again(state: HeadState, now: float) -> Decision:
+    """Boot for the same attempt: the agent was killed before it submitted the job."""
+    attempt = Attempt(state.attempt.id, state.attempt.number, began=now)
+    state = replace(state, attempt=attempt, required=state.goal.expected_workers)
+    state = replace(
+        state, below_required_since=None, last_loss="", last_loss_at=None, hang_since=now
+    )
+    return booting(state.enter(HeadPhase.BOOTING, now), Tick(), now)
+
+
+def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
+    """Handle SIGTERM or SIGINT: stop the job, then leave with the signal's exit code."""
+    outcome = ends.stopped(event.signum, expected=not state.goal.has_job)
+    if state.verdict is not None:
+        return replace(state, verdict=_verdict_after_stop(state, outcome)), ()
+    if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:
+        return leave(state, verdict_of(state.attempt.report, state.last_loss), now)
+    submitted = state.phase in {HeadPhase.RESUMING, HeadPhase.RUNNING, HeadPhase.SUBMITTING}
+    if submitted and state.goal.has_job:
+        return stop_job(state, outcome, now, (LogLine(f"{outcome.reason}: stopping the job"),))
+    return leave(state, outcome, now)
+
+
+def _verdict_after_stop(state: HeadState, asked: Outcome) -> Outcome:
+    """Return the outcome of a run that is asked to stop while its job already stops.
+
+    The first verdict stands, unless it is a loss after which another attempt would follow.
+    """
+    verdict = state.verdict
+    if verdict is None or (is_loss(verdict) and state.lost_attempt_count < state.goal.retries):
+        return asked
+    return verdict
+
+
+def on_later_head(state: HeadState, event: h.LaterHead, now: float) -> Decision:
+    """Stop for a later head of this run, which makes its own attempts.
+
+    On a given Ray the later head follows the same job, which is left running.
+    """
+    end = ends.SUPERSEDED.outcome(run=state.goal.run_id, evidence=event.told_by)
+    if state.verdict is not None:
+        return replace(state, verdict=_verdict_after_stop(state, end)), ()
+    if (
+        state.attempt.submitted is None
+        or state.phase is HeadPhase.JUDGING
+        or state.goal.ray_is_given
+    ):
+        return leave(state, end, now)
+    return stop_job(state, end, now, (LogLine(f"{end.reason}: stopping the job here", "warning"),))
+
+
+def give_up_job(state: HeadState, outcome: Outcome, now: float) -> Decision:
+    """End an attempt whose status Ray does not return; on a given Ray stop its job first."""
+    if state.goal.ray_is_given:
+        return stop_job(state, outcome, now, (LogLine(f"{outcome.reason}: stopping it"),))
+    return end_attempt(state, outcome, now)
+
+
+def stop_job(
+    state: HeadState, verdict: Outcome, now: float, log: tuple[HeadAction, ...]
+) -> Decision:
+    """Stop the job and remember the verdict; without a job, leave at once."""
+    if not state.goal.has_job:
+        after, actions = leave(state, verdict, now)
+        return after, (*log, *actions)
+    state, follow = follow_resumed_job(
+        replace(state, verdict=replace(verdict, phase=state.phase.value)), now
+    )
+    return state.enter(HeadPhase.STOPPING, now), (*log, *follow, h.StopJob(state.attempt.id))
+
+
+def follow_resumed_job(state: HeadState, now: float) -> Decision:
+    """Follow the job that a killed agent submitted, if this agent does not yet."""
+    snapshot = state.goal.resumed_attempt
+    if (
+        state.phase is not HeadPhase.RESUMING
+        or snapshot is None
+        or state.attempt.submitted is not None
+    ):
+        return state, ()
+    attempt = replace(state.attempt, submitted=snapshot.submitted, last_status_at=now)
+    return replace(state, attempt=attempt), (h.FollowJob(attempt.id),)
+
+
+def stopping(state: HeadState, event: HeadEvent, now: float) -> Decision:
+    """Wait for the job to stop, until its grace is over."""
+    assert state.verdict is not None  # noqa: S101 - entered only with a verdict
+    own = state.attempt.id
+    ended = isinstance(event, h.JobHeard) and event.id == own and event.report.ended
+    verdict = state.verdict
+    if state.goal.by_torchrun:
+        state = shares.expire_silent_shares(state, now)
+        ended = state.shares.is_settled
+    refusal = event if isinstance(event, h.SubmitWaits) and event.id == own else None
+    unknown = isinstance(event, h.NeverSubmitted) and event.id == own
+    if ended and is_loss(verdict):
+        verdict = _success_before_stop(state) or verdict
+    never_ran = unknown or (refusal is not None and (refusal.cancelled or refusal.final))
+    ends_with_ray = refusal is not None and not state.goal.ray_is_given
+    is_late = now >= stop_deadline(state)
+    if not (ended or never_ran or ends_with_ray or is_late or state.ray.step is Step.LOST):
+        return state, ()
+    if state.goal.by_torchrun and verdict.is_jobs_verdict:
+        # shares that ended since may have failed earlier
+        verdict = shares.shares_verdict(state)
+    log = (LogLine("the job did not stop in time", "warning"),) if is_late and not ended else ()
+    # our own Ray ends with its job; on a given Ray the job may still run, so no attempt follows
+    has_stopped = ended or never_ran or not state.goal.ray_is_given
+    after, actions = (end_attempt if has_stopped else leave)(state, verdict, now)
+    return after, (*log, *actions)
+
+
+def _success_before_stop(state: HeadState) -> Outcome | None:
+    """Return the success of a job that succeeded before its stop took effect, or None.
+
+    Ray 2.60 reports a job that it stopped as STOPPED, whatever its exit code.
+    """
+    if state.attempt.signaled:
+        return None
+    report = shares.job_report(state) if state.goal.by_torchrun else state.attempt.report
+    return verdict_of(report, state.last_loss) if report is not None and report.succeeded else None
+
+
+def end_attempt(state: HeadState, end: Outcome, now: float) -> Decision:
+    """End an attempt: begin the next one if it was lost and retries are left, else leave."""
+    again = retry.next_attempt(state, end, now)
+    if isinstance(again, Outcome):
+        return leave(state, again, now)
+    begun, actions = again
+    begun = replace(begun, shares=JobShares())
+    if state.goal.owns_ray:  # a new Ray, so that no actor of this attempt is left
+        begun, actions = forget_ray(begun, Item()), (*actions, h.RestartRay())
+    after, more = booting(begun, Tick(), now)
+    return after, (*actions, *more)
