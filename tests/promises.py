@@ -1,4 +1,4 @@
-"""Which scenario of the pod lab proves which promise of README and contract.
+"""Which scenario of the pod lab proves which promise of README, docs and contract.
 
 `./scripts/test` runs these; `--all` runs every scenario. `python tests/promises.py` prints their
 names, with `--quick` the one of the quick run.

@@ -190,7 +190,7 @@ def text_table(loaded: Loaded, environ: Mapping[str, str]) -> str:
 
 
 def markdown_table() -> str:
-    """Render the table for the README."""
+    """Render the table for docs/reference/env.md."""
     rows = ["| variable | meaning | default |", "| --- | --- | --- |"]
     for name, about in VARIABLES.items():
         extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from agent.decisions.remedies import Remedy
 
 KNOWN_LINES = "tests/unit/known_lines.txt"
+MESSAGES = "scripts/troubles/messages.md"
 _LONGEST, _BEFORE = 110, 20
 _TOP = """# When something goes wrong
 
@@ -69,7 +70,8 @@ _IN_A_BUNDLE = (
 def page(root: Path) -> str:
     """Return the whole page."""
     known = dict(reversed([_parted(line) for line in _known_lines(root)]))
-    parts = (_TOP, *_bundle(), *_logs(known), *_checks(), *_pains())
+    messages = (root / MESSAGES).read_text(encoding="utf-8")
+    parts = (_TOP, messages, *_bundle(), *_logs(known), *_checks(), *_pains())
     return "\n".join(parts) + "\n"
 
 

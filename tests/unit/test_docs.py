@@ -1,7 +1,8 @@
-"""The documents say what is: drawn parts are drawn anew, links lead somewhere, names exist."""
+"""README and docs: generated parts are up to date, and links, names and scripts exist."""
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING
 from xml.etree import ElementTree as ET
@@ -9,6 +10,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from agent.settings.jobs import BY_NAME
+from agent.settings.load import markdown_table
 from agent.settings.model import KNOWN_NAMES
 from import_map.__main__ import main, wanted
 from import_map.imports import House, read_house
@@ -18,7 +20,10 @@ from unit.test_architecture import BUNDLED, FOLDERS, ROOT
 if TYPE_CHECKING:
     from pathlib import Path
 
-DOCS = sorted((ROOT / "docs").glob("*.md"))
+README = ROOT / "README.md"
+DOCS = [README, ROOT / "examples/README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+VARIABLES = ROOT / "docs/reference/env.md"
+SET_FOR_THE_JOB = {"AGENT_ATTEMPT"}
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 NAMED = re.compile(r"`([\w.]+)`\s+(?:in|of)\s+\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -67,14 +72,99 @@ def test_an_import_that_goes_the_wrong_way_stands_out() -> None:
     assert "dot back" in text
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def name_of(path: Path) -> str:
+    """Return the path of a document within the repository."""
+    return str(path.relative_to(ROOT))
+
+
+def anchors(text: str) -> set[str]:
+    """Return the anchors of the headings, as GitHub makes them."""
+    text = re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_links_lead_somewhere(path: Path) -> None:
-    """Every file that a document links to is there."""
-    links = [link for link in LINK.findall(path.read_text()) if "://" not in link]
-    assert [link for link in links if not (path.parent / link.partition("#")[0]).exists()] == []
+    """Every file and every heading that a document links to exists."""
+    broken = []
+    for link in LINK.findall(path.read_text()):
+        if "://" in link:
+            continue
+        file, _, anchor = link.partition("#")
+        target = (path.parent / file) if file else path
+        if not target.exists() or (anchor and anchor not in anchors(target.read_text())):
+            broken.append(link)
+    assert broken == []
 
 
-@pytest.mark.parametrize("path", DOCS, ids=lambda path: path.name)
+def test_every_page_is_linked() -> None:
+    """A reader of the README reaches every page, over others if need be."""
+    reached, waiting = set(), [README]
+    while waiting:
+        path = waiting.pop()
+        if path in reached:
+            continue
+        reached.add(path)
+        for link in LINK.findall(path.read_text()):
+            target = (path.parent / link.partition("#")[0]).resolve()
+            if target.suffix == ".md" and target.exists():
+                waiting.append(target)
+    assert [name_of(path) for path in DOCS if path.resolve() not in reached] == []
+
+
+def test_the_readme_is_short() -> None:
+    """It is read in ten minutes; everything else is in docs/."""
+    assert len(README.read_text().splitlines()) <= 200
+
+
+def test_the_table_of_variables_is_generated() -> None:
+    """docs/reference/env.md has the table of the settings."""
+    text = VARIABLES.read_text()
+    found = re.search(r"<!-- env -->\n(.*?)<!-- /env -->", text, re.DOTALL)
+    assert found
+    table = markdown_table() + "\n"
+    if os.environ.get("POD_AGENT_UPDATE_DOCS") == "1":
+        VARIABLES.write_text(text.replace(found[1], table))
+        return
+    assert found[1] == table, "POD_AGENT_UPDATE_DOCS=1 writes it"
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
+def test_variables_and_scripts_exist(path: Path) -> None:
+    """Every AGENT_* name is a setting, and every script is executable."""
+    text = path.read_text()
+    names = set(re.findall(r"\bAGENT_[A-Z_]+[A-Z]\b", text)) - SET_FOR_THE_JOB
+    assert names <= {*KNOWN_NAMES}, names - {*KNOWN_NAMES}
+    scripts = set(re.findall(r"(?<![\w/])(?:\./)?(scripts/\w+)(?![\w/.])", text))
+    assert [name for name in scripts if not os.access(ROOT / name, os.X_OK)] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "part"),
+    [
+        ("README.md", "transcript"),
+        ("docs/evidence/bench.md", "bench"),
+        ("docs/evidence/versions.md", "versions"),
+        ("docs/evidence/frameworks.md", "frameworks"),
+    ],
+)
+def test_results_are_shown(page: str, part: str) -> None:
+    """Transcript and measurements, which scripts write, are there."""
+    found = re.search(
+        rf"<!-- {part} -->\n(.*?)<!-- /{part} -->", (ROOT / page).read_text(), re.DOTALL
+    )
+    assert found
+    assert len(found[1].splitlines()) > 3
+
+
+def test_no_address_of_a_package_index() -> None:
+    """The pins name packages and versions, and no place to fetch them from."""
+    for path in (*ROOT.glob("requirements/*"), ROOT / "pyproject.toml"):
+        assert "://" not in path.read_text(), path
+
+
+@pytest.mark.parametrize("path", DOCS, ids=name_of)
 def test_names_are_where_a_document_says(path: Path) -> None:
     """A name that is said to be in a linked file is found there."""
     named = NAMED.findall(path.read_text())
