@@ -48,7 +48,7 @@ def main() -> int:
     load = importlib.import_module("agent").load
     verb = sys.argv[1] if len(sys.argv) > 1 else ""
     if verb in RUNS:
-        load("runtime.first_signals:install_handlers")()
+        load("runtime.parent:install_handlers")()
     if verb in RUNS or os.getpid() == 1:
         code = load("runtime.parent:become_parent")(of_a_run=verb in RUNS)
         if code is not None:

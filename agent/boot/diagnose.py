@@ -28,14 +28,13 @@ from agent.record import codec, events, node_record, run_folder, run_record
 from agent.record.bundle import Bundle, BundlePart
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
-from agent.record.threads import run_within
-from agent.runtime.waiting import in_thread
+from agent.record.threads import in_thread, run_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from agent.base.outcome import Outcome
-    from agent.boot.head_status import RunStatus
+    from agent.boot.head_server import RunStatus
     from agent.boot.node_run import NodeRun
     from agent.control.protocol import Bye
     from agent.control.reports import Reports

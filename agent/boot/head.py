@@ -21,16 +21,15 @@ from agent.boot.head_job import (
     stop_job,
 )
 from agent.boot.head_server import (
+    RunStatus,
     count_possible_callers,
     first_reply,
     make_expected,
     make_site,
     wait_for_goodbyes,
 )
-from agent.boot.head_start import start_ray
-from agent.boot.head_status import RunStatus
 from agent.boot.make_ready import prune_sessions
-from agent.boot.node_run import end_attempt, stop_ray
+from agent.boot.node_run import end_attempt, start_ray, stop_ray
 from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
 from agent.boot.services import PrepareSteps, Services
@@ -63,7 +62,7 @@ from agent.work.services import REWARD, reward_url
 
 if TYPE_CHECKING:
     from agent.base.outcome import Outcome
-    from agent.boot.head_start import HeadStart
+    from agent.boot.make_ready import HeadStart
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
     from agent.control.protocol import Bye
@@ -138,10 +137,8 @@ class HeadAgent:
             is_needed=lambda key: is_worker_needed(self._state, key, run.now()),
         )
         self._status.worker_stats = reports.worker_stats
-        site = make_site(
-            *(run, reports, partial(self._inbox.put, StopAsked(SIGTERM)), self._status),
-            lambda: (*self._state.fleet.workers.values(),),
-        )
+        stop = partial(self._inbox.put, StopAsked(SIGTERM))
+        site = make_site(run, reports, stop, self._status)
         tasks.start_soon(run.watch_machine)
         watch = StallWatch(run, reports, self._status, link, lambda: self._state, self._inbox.put)
         tasks.start_soon(watch.run)

@@ -1,4 +1,4 @@
-"""The head's port: replies to workers and their goodbyes, status, logs of all nodes."""
+"""What the head serves: replies to workers, status, findings, and the logs of all nodes."""
 
 from __future__ import annotations
 
@@ -6,31 +6,43 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
+
 from agent.base import times
 from agent.base.text import listed
+from agent.checks.finding import Level, group_findings
 from agent.control.protocol import Reply
 from agent.control.reports import Expected
 from agent.control.server import AgentServer, Control, LogPart
-from agent.decisions.head.state import HeadPhase
-from agent.decisions.values import OrderKind
+from agent.decisions import head
+from agent.decisions.head.fleet import NodeState
+from agent.decisions.head.state import HeadPhase, WorkerReported
+from agent.decisions.head.waits import service_title
+from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import versions
-from agent.record import run_folder
+from agent.record.explain import Timeline
+from agent.record.job_lines import JobLines
 from agent.record.log import say
-from agent.runtime.waiting import NotYet, TimedOutError, in_thread, until
+from agent.record.run_folder import OutageRecord, make_key
+from agent.record.threads import in_thread
+from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.work.services import digest
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from agent.boot.head_status import RunStatus
     from agent.boot.node_run import NodeRun
     from agent.boot.run_keeper import RunKeeper
+    from agent.checks.finding import Finding
+    from agent.control.protocol import WorkerStats
     from agent.control.reports import Reports
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import HeadState
+    from agent.decisions.head.state import HeadEvent, HeadState, Key
+    from agent.decisions.values import Item
     from agent.plan.plan import Plan
+    from agent.record.explain import Span
 
 
 async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
@@ -68,6 +80,203 @@ async def wait_for_goodbyes(reports: Reports, limit: float, may_call: int) -> No
         say(f"{unreported} never called; a later worker waits AGENT_WAIT_HEAD for a head")
 
 
+def _spans(spans: Sequence[Span]) -> list[list[object]]:
+    return [[span.phase, round(span.start, 1)] for span in spans]
+
+
+class RunStatus:
+    """The status of one run; `get_state` returns the head's current state."""
+
+    def __init__(self, run: NodeRun, keeper: RunKeeper, get_state: Callable[[], HeadState]) -> None:
+        self._run = run
+        self._keeper = keeper
+        self._get_state = get_state
+        self.timeline = Timeline()
+        self._alive: Mapping[str, str] = {}
+        self.job_lines = JobLines(run.redactor.clean)
+        self.stalls: tuple[Finding, ...] = ()
+        """Findings about attempts that showed no sign of work."""
+        self.worker_stats: Mapping[str, WorkerStats] = {}
+        """Statistics from workers' reports, by agent."""
+
+    def apply_event(self, event: HeadEvent) -> None:
+        """Update timeline, run record and job lines with an event that was decided on."""
+        alive = self._get_state().fleet.alive
+        if alive is not self._alive:
+            self._alive = alive
+            self._keeper.record_nodes(alive.values())
+        self.timeline.add(event, self._get_state(), self._run.now())
+        if isinstance(event, WorkerReported):
+            stats = self.worker_stats.get(event.worker.key)
+            if stats is not None and stats.attempt == self._get_state().attempt.number:
+                # a report of an earlier attempt is skipped
+                self.job_lines.known.add_from_node(event.worker.name, stats.attempt, stats.known)
+
+    def workers(self) -> tuple[Worker, ...]:
+        """Return all workers that have reported."""
+        return (*self._get_state().fleet.workers.values(),)
+
+    def is_over(self) -> bool:
+        """Return whether the run has its verdict."""
+        return self._get_state().phase is HeadPhase.LEAVING
+
+    def first_failure_cause(self) -> str:
+        """Return the known cause in the output of the node share that failed first, or ''."""
+        state = self._get_state()
+        failed, known = state.shares.first_failed, self.job_lines.known
+        return known.last_from_node(failed.node, state.attempt.number) if failed else ""
+
+    def status(self) -> dict[str, object]:
+        """Return the status that needs no token."""
+        state, plan, keeper, now = self._get_state(), self._run.plan, self._keeper, self._run.now()
+        job, report = None, state.attempt.report
+        if plan.job is not None:
+            job_status = report.status.lower() if report else "not submitted"
+            job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
+        return {
+            "run_id": keeper.run_id,
+            "epoch": keeper.epoch,
+            "role": "head",
+            "platform": plan.topology.platform.name,
+            "name": plan.topology.node_name,
+            "phase": state.phase.value,
+            "seconds": round(now, 1),
+            "seconds_in_phase": round(now - state.phase_since, 1),
+            "phases": _spans(self.timeline.phases),
+            "waits": [wait.to_dict(now) for wait in head.pending_waits(state)],
+            "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
+            "nodes": self._nodes(state, now),
+            "services": [
+                self._service(state, key, item, now) for key, item in state.services.items.items()
+            ],
+            "prepare": [
+                {"name": name, "state": item.step.value, "detail": item.evidence}
+                for (_, name), item in state.steps.items()
+            ],
+            "outages": [outage.to_outcome() for outage in self.outages()],
+            "job": job,
+            "verdict": None if state.verdict is None else state.verdict.to_dict(),
+            "attempts": [attempt.to_outcome() for attempt in keeper.attempts],
+            "curve": self.job_lines.curve(),
+        }
+
+    def _nodes(self, state: HeadState, now: float) -> list[dict[str, object]]:
+        alive, workers = state.fleet.alive, state.fleet.workers.values()
+        ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
+        known = {worker.ip for worker in workers}
+        without_agent: dict[str, object] = {
+            "rank": None,
+            "state": NodeState.JOINED.value,
+            "phase": "in Ray, without an agent",
+            "detail": "",
+            "last_error": "",
+            "heard_seconds_ago": None,
+            "joined": True,
+            "phases": [],
+            "steps": [],
+        }
+        return [
+            *(self._node(one, now, joined=one.ip in alive) for one in ordered),
+            *({"name": ip, "ip": ip, **without_agent} for ip in alive if ip not in known),
+        ]
+
+    def _node(self, worker: Worker, now: float, *, joined: bool) -> dict[str, object]:
+        stats = self.worker_stats.get(worker.key)
+        steps = {} if stats is None else stats.steps
+        return {
+            "name": worker.name,
+            "ip": worker.ip,
+            "rank": worker.effective_rank,
+            "state": worker.state(counts=joined).value,
+            "phase": worker.phase,
+            "detail": worker.refused or worker.detail,
+            "last_error": worker.refused or worker.error,
+            "heard_seconds_ago": round(now - worker.last_report_at, 1),
+            "joined": joined,
+            "phases": _spans(self.timeline.nodes.get(worker.key, ())),
+            "steps": [{"name": name, "state": step.value} for name, step in steps.items()],
+        }
+
+    def _service(self, state: HeadState, key: Key, item: Item, now: float) -> dict[str, object]:
+        node, name = key
+        worker = state.fleet.workers.get(node)
+        where = HERE if worker is None else worker.name
+        outages = [one for one in state.outages if (one.service, one.node) == (name, where)]
+        since = next((one.since for one in outages if one.until is None), None)
+        seconds = sum((now if one.until is None else one.until) - one.since for one in outages)
+        stats = self._run.stats.snapshot({}) if node == HERE else self.worker_stats.get(node)
+        latency = None if stats is None else stats.latencies.get(name)
+        return {
+            "name": service_title(state, key),
+            "state": item.step.value,
+            "detail": item.evidence,
+            "restarts": item.generation - 1,
+            "outages": len(outages),
+            "outage_seconds": round(seconds, 1),
+            "outage_since": None if since is None else round(since, 1),
+            "latency": None if latency is None else to_builtins(latency),
+        }
+
+    def private_details(self) -> dict[str, object]:
+        """Return log and finding texts, which only callers with a token may read."""
+        state, plan = self._get_state(), self._run.plan
+        found = [*plan.findings, *state.differences, *state.probes.findings, *self.stalls]
+        warnings = [self._finding(one) for one in found if one.level is not Level.OK]
+        for one in warnings:
+            del one["level"]
+        progress = {HERE: dict(self._run.stats.snapshot({}).progress)}
+        for key, stats in self.worker_stats.items():
+            if stats.progress and key in state.fleet.workers:
+                progress[state.fleet.workers[key].name] = dict(stats.progress)
+        return {
+            "warnings": [*warnings, *self.job_lines.known.warnings()],
+            "job_tail": self.job_lines.tail(),
+            "progress": progress,
+        }
+
+    def findings(self) -> dict[str, object]:
+        """Return the findings of all nodes' checks: each node's own, and those between nodes."""
+        state, plan = self._get_state(), self._run.plan
+        known = [
+            worker
+            for worker in sorted(
+                self.workers(), key=lambda worker: (worker.effective_rank or 0, worker.name)
+            )
+            if not worker.has_left and worker.key in state.fleet.findings
+        ]
+        found = [
+            (plan.topology.node_name, plan.findings),
+            *((worker.name, state.fleet.findings[worker.key]) for worker in known),
+        ]
+        addresses = {worker.ip for worker in known}
+        between = (*state.differences, *state.probes.findings)
+        return {
+            "nodes": [name for name, _ in found],
+            "unknown": [name for ip, name in state.fleet.alive.items() if ip not in addresses],
+            "findings": [
+                {**self._finding(row.finding), "nodes": [*row.nodes]}
+                for row in group_findings(found)
+            ],
+            "between": [self._finding(one) for one in between],
+        }
+
+    def _finding(self, one: Finding) -> dict[str, str]:
+        return {name: self._run.redactor.clean(text) for name, text in to_builtins(one).items()}
+
+    def outages(self) -> tuple[OutageRecord, ...]:
+        """Return the services' outages as records."""
+        head_name, utc = self._run.plan.topology.node_name, self._run.utc
+        return tuple(
+            OutageRecord(
+                one.service,
+                head_name if one.node == HERE else one.node,
+                utc(one.since),
+                None if one.until is None else utc(one.until),
+            )
+            for one in self._get_state().outages
+        )
+
+
 _PART = 256 << 10
 """Most bytes of a log in one reply."""
 HEAD = "head"
@@ -77,17 +286,10 @@ HEAD = "head"
 class HeadLogs:
     """Serves the logs of all nodes."""
 
-    def __init__(
-        self,
-        run: NodeRun,
-        reports: Reports,
-        workers: Callable[[], Iterable[Worker]],
-        is_over: Callable[[], bool],
-    ) -> None:
+    def __init__(self, run: NodeRun, reports: Reports, status: RunStatus) -> None:
         self._run = run
-        self._is_over = is_over
         self._reports = reports
-        self._workers = workers
+        self._status = status
 
     async def read(self, node: str, name: str, after: int | None) -> LogPart | str:
         """Return a log's tail, or what follows an offset; or a sentence why it cannot."""
@@ -97,10 +299,11 @@ class HeadLogs:
             if name not in known:
                 return f"{node} has no log {name!r}: it has {listed(known)}"
             return await self._read_local(self._run.folder.file(known[name]), after)
-        here = [worker for worker in self._workers() if worker.name == node and not worker.has_left]
+        present = [worker for worker in self._status.workers() if not worker.has_left]
+        here = [worker for worker in present if worker.name == node]
         if not here:
-            names = [worker.name for worker in self._workers() if not worker.has_left]
-            return f"no node {node!r} is here: {listed([plan.topology.node_name, *names])} are"
+            names = [plan.topology.node_name, *(worker.name for worker in present)]
+            return f"no node {node!r} is here: {listed(names)} are"
         others = {spec.name for spec in plan.all_services} | {step.name for step in plan.steps}
         if name not in others | {"agent", "ray", "job"}:
             return f"no log is called {name!r}: {listed(['agent', 'ray', 'job', *sorted(others)])}"
@@ -108,21 +311,21 @@ class HeadLogs:
 
     async def _read_local(self, path: Path, after: int | None) -> LogPart | str:
         """Read a local log; wait briefly for new lines or the run's end."""
-        was_over = self._is_over()
+        was_over = self._status.is_over()
 
         async def more() -> tuple[bytes, int] | NotYet:
             found = await in_thread(partial(_read_lines, path, after), times.LOG_DISK)
             if found is None:
                 return NotYet()
-            is_new = found[0] or after is None or self._is_over() != was_over
+            is_new = found[0] or after is None or self._status.is_over() != was_over
             return found if is_new else NotYet()
 
         try:
             data, offset = await until(more, times.LOG_LINES_AWAITED, longest=times.LOG_POLL)
         except TimedOutError:
-            return LogPart("", after or 0, self._is_over())
+            return LogPart("", after or 0, self._status.is_over())
         text = self._run.redactor.clean(data.decode(errors="replace"))
-        return LogPart(text, offset, self._is_over())
+        return LogPart(text, offset, self._status.is_over())
 
     async def _read_remote(self, worker: Worker, name: str) -> LogPart | str:
         """Request a log's tail from a worker."""
@@ -168,31 +371,22 @@ def _read_lines(path: Path, after: int | None) -> tuple[bytes, int]:
 
 
 def make_site(
-    run: NodeRun,
-    reports: Reports,
-    stop: Callable[[], None],
-    status: RunStatus,
-    workers: Callable[[], Iterable[Worker]],
+    run: NodeRun, reports: Reports, stop: Callable[[], None], status: RunStatus
 ) -> AgentServer:
     """Return the head's site; without a token, a key file grants access to this node's users."""
-    plan = run.plan
-    key = run_folder.make_key(run.folder.path) if plan.token is None else None
-    logs = HeadLogs(run, reports, workers, status.is_over)
+    plan, topology = run.plan, run.plan.topology
     return AgentServer(
         token=plan.token,
         ready=lambda: True,
         status=status.status,
         reports=reports,
         run_id=lambda: run.run_id,
-        names=(plan.topology.node_name, plan.topology.head_host, *plan.topology.platform.own_names),
+        names=(topology.node_name, topology.head_host, *topology.platform.own_names),
         control=Control(
-            *(
-                stop,
-                plan.settings.stop_grace,
-                key,
-                status.findings,
-                logs.read,
-                status.private_details,
-            )
+            *(stop, plan.settings.stop_grace),
+            key=make_key(run.folder.path) if plan.token is None else None,
+            findings=status.findings,
+            log=HeadLogs(run, reports, status).read,
+            private_status=status.private_details,
         ),
     )

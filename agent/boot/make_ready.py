@@ -1,4 +1,4 @@
-"""Prepare this node for Ray: limits, stale processes, ports and folders."""
+"""Prepare this machine for Ray: limits, stale processes, old sessions, the head's port."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import os
 import re
 import resource
 import shutil
+import socket
 import stat
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -18,29 +20,31 @@ import psutil
 from msgspec.structs import replace
 
 from agent.base import ends, times
+from agent.base.errors import PreflightError, UnavailableError
+from agent.base.outcome import Outcome
+from agent.base.value import Value
+from agent.boot.node_run import start_ray
 from agent.checks import PORTS, TEMP_DIR, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.machine import WANTED_FILES
-from agent.node.addresses import taken_ports
-from agent.node.limits import oom_kills
+from agent.control.sockets import bind
+from agent.decisions.values import Wait
+from agent.node.addresses import source_towards, taken_ports
 from agent.node.read import read_folder
-from agent.plan.plan import RAY
+from agent.plan.listeners import may_listen_on
 from agent.record.log import say
-from agent.record.node_record import NodeRecord, folder_of, running_processes
-from agent.runtime import descendants, driver, parent
-from agent.runtime.process import adopt
-from agent.runtime.ray_watch import oom_sentence
-from agent.settings.jobs import TORCHRUN
-from agent.work.torchrun import RANK_VARIABLE
+from agent.runtime.network import resolve
+from agent.runtime.process import Child
+from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.work.where import Placeholders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+    from collections.abc import Container, Iterator
 
-    from agent.base.outcome import Outcome
+    from agent.boot.node_run import NodeRun, SurvivingProcesses
+    from agent.boot.run_keeper import RunKeeper
     from agent.node.facts import Facts, Folder
-    from agent.plan.plan import Plan
-    from agent.record.run_folder import RunFolder
-    from agent.runtime.process import Child
+    from agent.plan.plan import Address, Plan
     from agent.runtime.waiting import BestEffort
 
 
@@ -66,7 +70,10 @@ def prepare_machine(plan: Plan, left: SurvivingProcesses | None) -> Outcome | No
     if left is not None and left.has_ray:
         return None
     if plan.own_ray is not None:
-        _remove_stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
+        stale = stale_ray(plan.own_ray.session, everything=plan.topology.owns_machine)
+        if stale:
+            say(f"removing a stale Ray ({len(stale)} processes)", "warning")
+            _end(stale)
     running = frozenset[str]() if left is None else left.names
     facts = replace(plan.facts, taken_ports=taken_ports(plan.ray_and_service_ports(running)))
     busy = run_checks(facts, plan.settings, plan.topology, only=PORTS)
@@ -96,13 +103,6 @@ def secure_folder(temp: str, facts: Facts) -> Folder | None:
             os.close(handle)
     result = read_folder(str(folder))
     return None if result is None or facts.owns_exclusively(result) else result
-
-
-def _remove_stale_ray(temp_dir: str, *, everything: bool) -> None:
-    stale = stale_ray(temp_dir, everything=everything)
-    if stale:
-        say(f"removing a stale Ray ({len(stale)} processes)", "warning")
-        _end(stale)
 
 
 def _refusal(failed: list[Finding]) -> Outcome | None:
@@ -157,7 +157,11 @@ def _container(pid: int) -> str:
 
 def _end(processes: list[psutil.Process]) -> None:
     for process in processes:
-        _terminate(process)
+        with suppress(psutil.NoSuchProcess):
+            try:
+                process.terminate()
+            except psutil.AccessDenied:
+                say(f"no right to end pid {process.pid} of a stale Ray", "warning")
     _, alive = psutil.wait_procs(processes, timeout=2.0)
     for process in alive:
         with suppress(psutil.Error):
@@ -165,20 +169,11 @@ def _end(processes: list[psutil.Process]) -> None:
     psutil.wait_procs(alive, timeout=3.0)
 
 
-def _terminate(process: psutil.Process) -> None:
-    try:
-        process.terminate()
-    except psutil.NoSuchProcess:
-        return
-    except psutil.AccessDenied:
-        say(f"no right to end pid {process.pid} of a stale Ray", "warning")
-
-
-_NAME = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
+_SESSION = re.compile(r"session_\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_\d+_\d+")
 _SPILLED = "ray_spilled_objects*"
 KEPT_SESSIONS = 3
 """Number of ended sessions whose logs are kept."""
-_MOST = 64
+_MOST_REMOVED = 64
 _MOST_FILES = 10_000
 
 
@@ -194,7 +189,7 @@ def choose_removals(
         name for name in changed if name not in living and changed[name] + times.SESSION_QUIET < now
     ]
     dead.sort(key=lambda name: (-changed[name], name))
-    return dead[KEPT_SESSIONS:][-_MOST:], dead[:KEPT_SESSIONS]
+    return dead[KEPT_SESSIONS:][-_MOST_REMOVED:], dead[:KEPT_SESSIONS]
 
 
 async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
@@ -212,116 +207,167 @@ async def prune_sessions(temp_dir: str, best_effort: BestEffort) -> None:
 
 def _prune(temp_dir: Path) -> int:
     """Remove them; return the number of sessions that were removed entirely."""
-    changed = {path.name: _changed(path) for path in _sessions(temp_dir)}
+    changed = _sessions(temp_dir)
     if not changed:
         return 0
-    in_use = {name for _, line in command_lines() for name in _NAME.findall(line)}
+    in_use = {name for _, line in command_lines() for name in _SESSION.findall(line)}
     whole, spilled_only = choose_removals(changed, in_use, time.time())
-    for name in spilled_only:
-        for folder in (temp_dir / name).glob(_SPILLED):
-            shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
-    for name in whole:
-        shutil.rmtree(temp_dir / name, ignore_errors=True)  # same
+    spilled = [folder for name in spilled_only for folder in (temp_dir / name).glob(_SPILLED)]
+    for folder in (*spilled, *(temp_dir / name for name in whole)):
+        shutil.rmtree(folder, ignore_errors=True)  # a failure costs only disk space
     return sum(not (temp_dir / name).exists() for name in whole)
 
 
-def _sessions(temp_dir: Path) -> Iterator[Path]:
-    """Yield this user's sessions; links are skipped."""
-    with suppress(OSError):  # there is none yet, or it was just removed
-        for path in temp_dir.iterdir():
-            about = path.lstat()
-            if (
-                stat.S_ISDIR(about.st_mode)
-                and about.st_uid == os.getuid()
-                and _NAME.fullmatch(path.name)
-            ):
-                yield path
+def _sessions(temp_dir: Path) -> dict[str, float]:
+    """Return this user's sessions, and when each changed last; links are skipped.
 
-
-def _changed(session: Path) -> float:
-    """Return when a session changed last; now if it cannot be read."""
-    try:
-        newest = session.stat().st_mtime
-        logs = session / "logs"
-        if logs.is_dir():
-            with os.scandir(logs) as entries:
-                changed = [one.stat().st_mtime for one in islice(entries, _MOST_FILES)]
-            newest = max([newest, *changed])
-    except OSError:
-        return time.time()
-    return newest
-
-
-class SurvivingProcesses:
-    """A killed agent's node record, and those of its child processes that still run."""
-
-    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
-        """Keep the processes with these names, and kill the others.
-
-        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
-        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
-        keeps its services.
-        """
-        self.record = record
-        self._memory = memory
-        self._running = {one.name: one for one in running_processes(record) if one != record.agent}
-        lost_ray = RAY not in self._running and RAY in {one.name for one in record.started}
-        useful = set() if lost_ray else {*names}
-        for name in {*self._running} - useful:
-            descendants.kill_tree(self._running.pop(name).pid)
-        if TORCHRUN in {one.name for one in record.started}:  # ranks have their own sessions
-            descendants.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
-
-    @property
-    def has_ray(self) -> bool:
-        """Return whether this node's Ray still runs and was not adopted yet."""
-        return RAY in self._running
-
-    @property
-    def oom_evidence(self) -> str:
-        """Return the out-of-memory evidence if Ray has ended since; else ''."""
-        return "" if self.has_ray else self._memory
-
-    def end_ray(self) -> None:
-        """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
-        one = self._running.pop(RAY, None)
-        if one is not None:
-            say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
-            descendants.kill_tree(one.pid)
-        driver.kill_leftovers()
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Return the names of processes that run and were not adopted yet."""
-        return frozenset(self._running)
-
-    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
-        """Adopt a process, once."""
-        one = self._running.pop(name, None)
-        if one is None:
-            return None
-        return adopt(name, one.pid, one.start, log)
-
-
-def find_resumed_run(root: Path, node: str) -> str:
-    """Return the id of the killed agent's run that this agent resumes, or ''."""
-    killed = parent.former_agents()
-    folder = folder_of(root, node, killed) if killed else None
-    return "" if folder is None else folder.parent.name
-
-
-def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
-    """Return what the killed agents that this one replaces left running, if there are any.
-
-    The last of them may have no record, where the disk was full: then the record of an earlier one
-    counts.
+    A Ray of another container, whose processes are not visible, still writes its logs.
     """
-    record, killed = folder.former, parent.former_agents()
-    if record is None or record.ended or record.agent.pid not in killed:
+    found = {}
+    for path in temp_dir.glob("session_*"):
+        with suppress(OSError):  # it was just removed, or cannot be read
+            about = path.lstat()
+            is_own = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid()
+            if is_own and _SESSION.fullmatch(path.name):
+                files = (path, *islice(path.glob("logs/*"), _MOST_FILES))
+                found[path.name] = max(file.stat().st_mtime for file in files)
+    return found
+
+
+async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
+    """Return this node's address; wait until its names resolve to one of them."""
+    if address.ip is not None:
+        return address.ip
+
+    foreign: list[str] = []
+    began = time.monotonic()
+
+    def log_wait(evidence: str) -> None:
+        wait = Wait("address", "this node's own address", limit, evidence)
+        say(wait.sentence(time.monotonic() - began))
+
+    async def check() -> str | NotYet:
+        foreign.clear()
+        if address.route_to is not None:
+            return await _by_route(address.route_to)
+        return await _by_names(address, addresses, foreign)
+
+    try:
+        return await until(check, limit, step=0.1, on_evidence=log_wait)
+    except TimedOutError as error:
+        if foreign:
+            raise _not_ours(address, error.evidence, addresses) from None
+        raise UnavailableError(
+            f"this node's address could not be found as {address.how}",
+            why=error.evidence,
+            remedy="Check DNS, or set AGENT_NODE_IP"
+            if address.route_to
+            else "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
+            culprit="DNS",
+        ) from None
+
+
+async def _by_route(host: str) -> str | NotYet:
+    found = await resolve(host)
+    if isinstance(found, str):
+        return NotYet(found)
+    return source_towards(found[0]) or NotYet(f"no route to {host} ({found[0]})")
+
+
+async def _by_names(
+    address: Address, addresses: tuple[str, ...], foreign: list[str]
+) -> str | NotYet:
+    """Resolve own names; add those that resolve to other nodes to `foreign`."""
+    evidence = []
+    for name in address.names:
+        found = await resolve(name)
+        if isinstance(found, str):
+            evidence.append(found)
+            continue
+        mine = next((a for a in found if a in addresses), None)
+        if mine is not None:
+            return mine
+        evidence.append(f"{name} is {', '.join(found)}, no address of this node")
+        foreign.append(name)
+        if address.must_be_own:
+            raise _not_ours(address, evidence[-1], addresses)
+    return NotYet("; ".join(evidence))
+
+
+def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
+    own = ", ".join(addresses) or "none"
+    return PreflightError(
+        f"this node is not the head it is taken for ({address.how})",
+        why=f"{evidence} (it has: {own})",
+        remedy="On the head, HEAD_POD_ID or AGENT_HEAD must name this node; on a worker "
+        "set RAY_WORKER=1",
+        culprit="HEAD_POD_ID",
+    )
+
+
+class HeadStart(Value):
+    """The result of the head's first second."""
+
+    placeholders: Placeholders
+    env: Mapping[str, str]
+    local_sockets: list[socket.socket]
+    """The agent's port on loopback."""
+    sockets: list[socket.socket]
+    """The agent's port on this node's own address."""
+    refusal: Outcome | None
+    """The refusal of this node's checks; then nothing was started."""
+    ray: Child | None
+    """This node's Ray, where the agent starts it."""
+
+
+async def start_head(
+    run: NodeRun, keeper: RunKeeper, stop_scope: anyio.CancelScope
+) -> HeadStart | None:
+    """Start Ray as early as possible; return None if a stop was requested before.
+
+    A stop request cancels the scope.
+    """
+    plan = run.plan
+    # The port first: a second agent on this node ends here, before it changes anything.
+    local_sockets = bind(["127.0.0.1"], plan.ports.agent)
+    keeper.save_former_state()
+    run.folder.become_latest()
+    ip = ""
+    with stop_scope:
+        limit = plan.settings.wait_head
+        ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
+    if not ip:
         return None
-    kills = oom_kills()
-    more = kills.number - record.oom_kills
-    evidence = oom_sentence(kills, more) if more > 0 else ""
-    why = f" ({evidence})" if evidence else ""
-    say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
-    return SurvivingProcesses(record, names, evidence if kills.of_container else "")
+    placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
+    env = plan.environment(ip, ip)
+    keeps_ray = run.surviving is not None and run.surviving.has_ray
+    refusal = keeper.final_outcome(plan.settings.job_retries)
+    if refusal is not None and run.surviving is not None:
+        run.surviving.end_ray()
+    if refusal is None:
+        refusal = prepare_machine(plan, run.surviving)
+    sockets = open_port(plan, ip, refusal)
+    if not keeps_ray:
+        keeper.new_epoch(plan.topology.node_name)
+    ray = None
+    if refusal is None and plan.own_ray is not None:
+        ray = await start_ray(run, placeholders, env)
+    return HeadStart(placeholders, env, local_sockets, sockets, refusal, ray)
+
+
+def open_port(plan: Plan, ip: str, refusal: Outcome | None) -> list[socket.socket]:
+    """Open the agent's port on the head's own address, where workers can report early.
+
+    A head that refuses to run opens it too, so that its workers get the refusal, unless the port
+    itself is refused.
+    """
+    if ip == "127.0.0.1":  # already open
+        return []
+    if refusal is not None and not may_listen_on(ip, plan.settings):
+        return []
+    try:
+        return bind([ip], plan.ports.agent)
+    except PreflightError:
+        if refusal is None:
+            raise
+        return []  # the refusal explains more

@@ -14,31 +14,36 @@ from agent.base.latency import Latency
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
 from agent.decisions.values import StopAsked
+from agent.node.limits import oom_kills
+from agent.plan.plan import RAY
 from agent.record import events
 from agent.record.events import Decided, EventRecorder, PhaseEntered, ProcessStarted, WaitLog
 from agent.record.files import iso_time
 from agent.record.job_lines import JobLines
 from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
-from agent.record.node_record import NodeRecorder
+from agent.record.node_record import NodeRecord, NodeRecorder, folder_of, running_processes
 from agent.record.run_folder import write_outcome
 from agent.record.threads import run_within
-from agent.runtime import descendants, driver
-from agent.runtime.process import Child
-from agent.runtime.ray_watch import MemoryWatch
+from agent.runtime import descendants, driver, parent
+from agent.runtime.process import Child, adopt
+from agent.runtime.ray_watch import MemoryWatch, oom_sentence
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
+from agent.settings.jobs import TORCHRUN
+from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from agent.base.outcome import Outcome
-    from agent.boot.make_ready import SurvivingProcesses
     from agent.decisions.attempts import Attempt
     from agent.decisions.values import Item, LogLine, Wait
     from agent.plan.plan import Plan
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
     from agent.settings.redact import Redactor
+    from agent.work.where import Placeholders
 
 
 class NodeStats:
@@ -85,6 +90,81 @@ class NodeStats:
         """Return the statistics for a report; None if there are none."""
         stats = self.snapshot(steps)
         return stats if stats.latencies or stats.steps or stats.known else None
+
+
+class SurvivingProcesses:
+    """A killed agent's node record, and those of its child processes that still run."""
+
+    def __init__(self, record: NodeRecord, names: Iterable[str], memory: str = "") -> None:
+        """Keep the processes with these names, and kill the others.
+
+        `memory` is the kernel's out-of-memory evidence in this container since the kill, or ''. A
+        node whose Ray has ended keeps nothing, not even services; a node that never started Ray
+        keeps its services.
+        """
+        self.record = record
+        self._memory = memory
+        self._running = {one.name: one for one in running_processes(record) if one != record.agent}
+        lost_ray = RAY not in self._running and RAY in {one.name for one in record.started}
+        useful = set() if lost_ray else {*names}
+        for name in {*self._running} - useful:
+            descendants.kill_tree(self._running.pop(name).pid)
+        if TORCHRUN in {one.name for one in record.started}:  # ranks have their own sessions
+            descendants.kill_marked(RANK_VARIABLE, lambda id_: id_.startswith(f"{record.run_id}-"))
+
+    @property
+    def has_ray(self) -> bool:
+        """Return whether this node's Ray still runs and was not adopted yet."""
+        return RAY in self._running
+
+    @property
+    def oom_evidence(self) -> str:
+        """Return the out-of-memory evidence if Ray has ended since; else ''."""
+        return "" if self.has_ray else self._memory
+
+    def end_ray(self) -> None:
+        """Kill a Ray that cannot be used, and leftovers of a Ray that has ended."""
+        one = self._running.pop(RAY, None)
+        if one is not None:
+            say(f"ending {RAY} (pid {one.pid}), which an earlier attempt ran on", "warning")
+            descendants.kill_tree(one.pid)
+        driver.kill_leftovers()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Return the names of processes that run and were not adopted yet."""
+        return frozenset(self._running)
+
+    def adopt(self, name: str, log: Callable[[], Path]) -> Child | None:
+        """Adopt a process, once."""
+        one = self._running.pop(name, None)
+        if one is None:
+            return None
+        return adopt(name, one.pid, one.start, log)
+
+
+def find_resumed_run(root: Path, node: str) -> str:
+    """Return the id of the killed agent's run that this agent resumes, or ''."""
+    killed = parent.former_agents()
+    folder = folder_of(root, node, killed) if killed else None
+    return "" if folder is None else folder.parent.name
+
+
+def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> SurvivingProcesses | None:
+    """Return what the killed agents that this one replaces left running, if there are any.
+
+    The last of them may have no record, where the disk was full: then the record of an earlier one
+    counts.
+    """
+    record, killed = folder.former, parent.former_agents()
+    if record is None or record.ended or record.agent.pid not in killed:
+        return None
+    kills = oom_kills()
+    more = kills.number - record.oom_kills
+    evidence = oom_sentence(kills, more) if more > 0 else ""
+    why = f" ({evidence})" if evidence else ""
+    say(f"the agent (pid {killed[0]}) was killed{why}: this one continues its run", "warning")
+    return SurvivingProcesses(record, names, evidence if kills.of_container else "")
 
 
 def _warn(sentence: str) -> None:
@@ -269,6 +349,14 @@ class NodeRun:
         """Stop every remaining descendant process."""
         for name in await descendants.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
+
+
+async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:
+    """Start this node's Ray."""
+    if run.surviving is None or not run.surviving.has_ray:
+        say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
+    process = run.plan.process(RAY)
+    return await run.start(process.name, process.command(placeholders), env, process.log)
 
 
 async def stop_ray(child: Child, grace: float) -> None:

@@ -27,7 +27,7 @@ from agent.plan.make import checkpoint_folder, make_plan, private_folder, servic
 from agent.record.run_folder import read_checkpoints
 from agent.record.threads import run_within
 from agent.runtime import parent
-from agent.runtime.dns import lookup_briefly
+from agent.runtime.network import lookup_briefly
 from agent.settings import load, ray_args
 from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.model import Settings

@@ -27,9 +27,10 @@ from agent.plan.plan import AGENT_LOG
 from agent.plan.plan import ALL_REDUCE as PROCESS
 from agent.record.bundle import last_lines
 from agent.record.log import say
+from agent.record.threads import in_thread
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.process import tail_of
-from agent.runtime.waiting import Failure, NotYet, TimedOutError, in_thread, until
+from agent.runtime.waiting import Failure, NotYet, TimedOutError, until
 from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:

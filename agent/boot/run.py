@@ -12,9 +12,8 @@ import anyio
 
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
-from agent.boot import head_start, plan_input
-from agent.boot.make_ready import find_resumed_run, find_surviving_processes
-from agent.boot.node_run import NodeRun
+from agent.boot import make_ready, plan_input
+from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes
 from agent.boot.run_keeper import RunKeeper
 from agent.checks.finding import Level
 from agent.decisions.values import StopAsked
@@ -255,7 +254,7 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
 
     async with anyio.create_task_group() as tasks:
         await tasks.start(signals.watch_signals, on_stop, on_notice)
-        started = await head_start.start(node_run, keeper, stop_scope)
+        started = await make_ready.start_head(node_run, keeper, stop_scope)
         if started is None:
             stop = await inbox.take(0)
             assert isinstance(stop, StopAsked)  # noqa: S101 - nothing else is sent before

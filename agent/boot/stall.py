@@ -27,14 +27,15 @@ from agent.node.gpus import TOOLS
 from agent.plan.show import duration
 from agent.record.files import error_text
 from agent.record.log import say
+from agent.record.threads import in_thread
 from agent.runtime import driver as job
 from agent.runtime.driver import Utilization
-from agent.runtime.waiting import Failure, NotYet, in_thread, until
+from agent.runtime.waiting import Failure, NotYet, until
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.boot.head_status import RunStatus
+    from agent.boot.head_server import RunStatus
     from agent.boot.node_run import NodeRun
     from agent.boot.torchrun import TorchrunLink
     from agent.control.reports import Reports

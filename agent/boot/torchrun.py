@@ -17,9 +17,9 @@ from agent.decisions.values import HERE, OrderKind
 from agent.plan.plan import JOB_LOG
 from agent.record.files import read_end
 from agent.record.log import say
+from agent.record.threads import in_thread
 from agent.runtime import descendants
 from agent.runtime.output import JobOutput, OutputCopies, PreambleFilter
-from agent.runtime.waiting import in_thread
 from agent.settings.jobs import TORCHRUN
 from agent.work.job import JobPlaceholders, fill, sizes
 from agent.work.services import reward_url

@@ -10,26 +10,41 @@ import difflib
 import json
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from agent import __version__
-from agent.boot import recipe_verb
+from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.boot.plan_input import examine_machine, plan_from_environment
 from agent.checks.finding import Level
 from agent.control import verbs as of_the_head
-from agent.node.pythons import find_ray
+from agent.node import pythons
+from agent.plan.make import checkpoint_folder
 from agent.plan.plan import log_root
 from agent.plan.show import finding_line, render
 from agent.record.explain import explain
 from agent.settings import load
-from agent.settings.jobs import BY_NAME
+from agent.settings.jobs import BY_NAME, JOBS
 from agent.settings.load import text_table
 from agent.settings.redact import redactor_for
+from agent.work.job import recipe_input, version_of
+from agent.work.recipes import recipe_of
+from agent.work.recipes.recipe import (
+    ChosenVersion,
+    Command,
+    MisfitError,
+    NodeSize,
+    UnknownVersionError,
+    choose,
+    version_list,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from agent.settings.jobs import KnownJob
 
 _TAKE_A_COMMAND = ("run", "plan")
 
@@ -96,73 +111,53 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
     )
     parser.set_defaults(verb="run")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB")
-    add = partial(_add_verb, verbs)
+
+    def add(name: str, about: str, *, json: bool = False) -> argparse.ArgumentParser:
+        made = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
+        made.set_defaults(verb=name)
+        if json:
+            made.add_argument("--json", action="store_true", help="print JSON")
+        return made
+
     add("run", "boot this node, run the job, end with its exit code (default)")
     add("plan", "print what run would do, and touch nothing")
-    doctor = add("doctor", "check this machine and its settings")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-    doctor.add_argument(
-        "--all", action="store_true", help="every node of a running cluster, by its head"
-    )
-    status = add("status", "show the state of the run, from the head's agent")
-    status.add_argument("--json", action="store_true", help="print JSON")
+    doctor = add("doctor", "check this machine and its settings", json=True)
+    every_node = "every node of a running cluster, by its head"
+    doctor.add_argument("--all", action="store_true", help=every_node)
+    status = add("status", "show the state of the run, from the head's agent", json=True)
     status.add_argument("--watch", action="store_true", help="update until the run ends")
-    status.add_argument(
-        "--live", action="store_true", help="check only whether this node's agent is up: 0 or 69"
-    )
-    add(
-        "stop",
-        "stop the run as SIGTERM on the head does, and wait until it has ended",
-    )
+    is_up = "check only whether this node's agent is up: 0 or 69"
+    status.add_argument("--live", action="store_true", help=is_up)
+    add("stop", "stop the run as SIGTERM on the head does, and wait until it has ended")
     explain = add("explain", "summarize a run in ten lines: what took long, why it ended")
-    explain.add_argument(
-        "folder",
-        metavar="RUN FOLDER",
-        nargs="?",
-        help="a run's, or a node's in it; default: the last",
-    )
+    folder = "a run's, or a node's in it; default: the last"
+    explain.add_argument("folder", metavar="RUN FOLDER", nargs="?", help=folder)
     logs = add("logs", "print a log of any node, through the head's agent")
-    logs.add_argument(
-        "words",
-        metavar="NODE LOG",
-        nargs="*",
-        help="a node's name (default: the head), and agent, ray, job or a service (default: the "
-        "job; of a worker, the agent)",
+    words = (
+        "a node's name (default: the head), and agent, ray, job or a service (default: the "
+        "job; of a worker, the agent)"
     )
+    logs.add_argument("words", metavar="NODE LOG", nargs="*", help=words)
     logs.add_argument("--follow", action="store_true", help="follow the log as it grows")
     add("env", "list all environment variables with their current values")
     add("recipes", "list the recipes, one a line")
-    recipe = add("recipe", "print the command that a recipe would submit, and why")
+    recipe = add("recipe", "print the command that a recipe would submit, and why", json=True)
     recipe.add_argument("name", metavar="NAME", choices=tuple(BY_NAME), help="see `recipes`")
-    number, numbers = recipe_verb.whole_number, recipe_verb.whole_numbers
-    recipe.add_argument(
-        "--nodes", type=number, required=True, metavar="N", help="how many would join"
-    )
-    recipe.add_argument(
-        "--gpus", type=numbers, required=True, metavar="G", help="of each: 8, or 8,8,4"
-    )
-    recipe.add_argument(
-        "--cpus", type=number, metavar="C", help="of each; left out: enough of them"
-    )
-    recipe.add_argument(
-        "--framework-version", metavar="V", help="default: the one installed here, else the newest"
-    )
-    recipe.add_argument("--json", action="store_true", help="print JSON")
+    for flag, kind, metavar, about in (
+        ("--nodes", whole_number, "N", "how many would join"),
+        ("--gpus", whole_numbers, "G", "of each: 8, or 8,8,4"),
+        ("--cpus", whole_number, "C", "of each; left out: enough of them"),
+        ("--framework-version", str, "V", "default: the one installed here, else the newest"),
+    ):
+        is_needed = flag in {"--nodes", "--gpus"}
+        recipe.add_argument(flag, type=kind, required=is_needed, metavar=metavar, help=about)
     verbs.add_parser("reward-server", help="the bundled reward server (--help for its flags)")
     verbs.add_parser("rehearsal", help="the bundled GPU-free GRPO job (--help for its flags)")
     return parser, tuple(verbs.choices)
 
 
-def _add_verb(
-    verbs: argparse._SubParsersAction[argparse.ArgumentParser], name: str, about: str
-) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
-    parser.set_defaults(verb=name)
-    return parser
-
-
 def _print_versions(environ: Mapping[str, str]) -> None:
-    ray = find_ray(environ.get("PATH"))
+    ray = pythons.find_ray(environ.get("PATH"))
     where = "" if ray.executable == sys.executable else f" ({ray.executable})"
     found = f"Ray {ray.version or 'not installed'}"
     print(f"pod-agent {__version__}, Python {ray.python}{where}, {found}")
@@ -198,14 +193,9 @@ def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     return of_the_head.watch_status(environ, _log_root(environ), as_json=options.json)
 
 
-def _stop(environ: Mapping[str, str], _options: argparse.Namespace) -> int:
-    return of_the_head.stop(environ, _log_root(environ))
-
-
 def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     folder = options.folder or _log_root(environ) / "latest"
-    _print_clean(environ, "\n".join(explain(Path(folder))))
-    return 0
+    return _print_clean(environ, "\n".join(explain(Path(folder))))
 
 
 def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -216,39 +206,27 @@ def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     return of_the_head.show_logs(environ, root, options.words, follow=options.follow)
 
 
-def _env(environ: Mapping[str, str], _options: argparse.Namespace) -> int:
-    _print_clean(environ, text_table(load(environ), environ))
-    return 0
-
-
-def _recipes(_environ: Mapping[str, str], _options: argparse.Namespace) -> int:
-    print("\n".join(recipe_verb.rows()))
-    return 0
-
-
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     try:
-        nodes = recipe_verb.node_sizes(options.nodes, options.gpus, options.cpus)
+        nodes = node_sizes(options.nodes, options.gpus, options.cpus)
     except argparse.ArgumentTypeError as error:
         print(f"pod-agent recipe: error: {error}", file=sys.stderr)
         return 2
-    command, warning = recipe_verb.show(environ, options.name, nodes, options.framework_version)
+    made, warning = recipe_command(environ, options.name, nodes, options.framework_version)
     if warning:
         print(f"pod-agent: {warning}", file=sys.stderr)
-    render_command = recipe_verb.to_json if options.json else recipe_verb.to_text
-    _print_clean(environ, render_command(command))
-    return 0
+    return _print_clean(environ, command_json(made) if options.json else command_text(made))
 
 
 _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
     "plan": _plan,
     "doctor": _doctor,
     "status": _status,
-    "stop": _stop,
+    "stop": lambda environ, _: of_the_head.stop(environ, _log_root(environ)),
     "explain": _explain,
     "logs": _logs,
-    "env": _env,
-    "recipes": _recipes,
+    "env": lambda environ, _: _print_clean(environ, text_table(load(environ), environ)),
+    "recipes": lambda environ, _: _print_clean(environ, "\n".join(recipe_lines())),
     "recipe": _recipe,
 }
 
@@ -257,5 +235,121 @@ def _log_root(environ: Mapping[str, str]) -> Path:
     return log_root(load(environ).settings)
 
 
-def _print_clean(environ: Mapping[str, str], text: str) -> None:
+def _print_clean(environ: Mapping[str, str], text: str) -> int:
     print(redactor_for(environ, None).clean(text))
+    return 0
+
+
+_PYTHON = "python3"
+"""First word of the shown command, valid on any machine."""
+_LARGEST = 100_000
+
+
+def command_json(made: Command) -> str:
+    """Return a command as JSON."""
+    return json.dumps({"argv": made.argv, "env": {**made.env}, "why": {**made.why}}, indent=2)
+
+
+def command_text(made: Command) -> str:
+    """Return a command, which can be pasted after `--`, and the reason for each argument."""
+    lines = [" \\\n    ".join(shlex.join(words) for words in split_lines(made.argv))]
+    lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
+    lines += [f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()]
+    return "\n".join([*lines, *(f"# {note}" for note in made.notes)])
+
+
+def recipe_lines() -> Iterator[str]:
+    """Yield a line for each recipe: name, framework, needs, reward server, launcher."""
+    for known in JOBS:
+        recipe = recipe_of(known)
+        versions = f" {version_list(recipe.VERSIONS)}" if recipe.VERSIONS else ""
+        needs = ", ".join(known.needs) or "nothing"
+        yield (
+            f"{known.name:<16} {known.framework or 'no framework'}{versions}; needs {needs}; "
+            f"reward server {known.reward}; by {known.launcher}; {recipe.ABOUT}"
+        )
+
+
+def recipe_command(
+    environ: Mapping[str, str], name: str, nodes: tuple[NodeSize, ...], version: str | None
+) -> tuple[Command, str]:
+    """Return a recipe's command for some nodes, and a warning or ''."""
+    known = BY_NAME[name]
+    settings = load({**environ, "AGENT_JOB": name}).settings
+    chosen = _version(known, version, environ.get("PATH"))
+    folder = checkpoint_folder(settings, None)
+    asked = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
+    try:
+        made = recipe_of(known).make(asked)
+    except MisfitError as error:
+        raise PreflightError(
+            f"{known.name} does not fit", why=str(error), culprit="AGENT_JOB"
+        ) from None
+    if known.launcher == "torchrun":
+        made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
+    return made, f"{known.framework} {chosen.warning}" if chosen.warning else ""
+
+
+def node_sizes(count: int, gpus: Sequence[int], cpus: int | None) -> tuple[NodeSize, ...]:
+    """Return the size of each node; one number of GPUs applies to all."""
+    if not count:
+        raise argparse.ArgumentTypeError("--nodes must be at least 1")
+    each = [*gpus] * count if len(gpus) == 1 else gpus
+    if len(each) != count:
+        raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
+    return tuple(NodeSize(one, cpus) for one in each)
+
+
+def whole_number(text: str) -> int:
+    """Parse --nodes or --cpus."""
+    word = text.strip()
+    if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
+    return int(word)
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Parse --gpus."""
+    return [whole_number(word) for word in text.split(",")]
+
+
+def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersion:
+    """Choose the given version, or else the installed one."""
+    versions = recipe_of(known).VERSIONS
+    if not versions:
+        ignored = f"has no versions: {text} changes nothing" if text is not None else ""
+        return ChosenVersion((), ignored)
+    try:
+        return choose(versions, text) if text is not None else _installed(known, path)
+    except UnknownVersionError as error:
+        expected = f"one of {version_list(versions)}, or a later patch of one"
+        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
+
+
+def _installed(known: KnownJob, path: str | None) -> ChosenVersion:
+    found = pythons.find_framework(known.framework, pythons.find_ray(path).executable, ".")
+    return version_of(known, found)
+
+
+def split_lines(argv: tuple[str, ...]) -> list[list[str]]:
+    """Split a command into lines: the program, then each argument."""
+    lines: list[list[str]] = [[]]
+    flags = False
+    for word in argv:
+        begins = word.startswith("--") or ("=" in word and lines[-1][-1:] != ["-m"])
+        if begins and (word.startswith("--") or not flags):
+            flags = word.startswith("--")
+            lines.append([])
+        lines[-1].append(word)
+    return lines
+
+
+def find_argument(argv: tuple[str, ...], key: str) -> str:
+    """Return an argument of the command by its flag or key."""
+    for at, word in enumerate(argv):
+        if word.lstrip("+~").startswith(f"{key}="):
+            return word
+        if word.lstrip("-") == key.lstrip("-"):
+            value = argv[at + 1 : at + 2]
+            return word if not value or value[0].startswith("--") else f"{word} {value[0]}"
+    return key

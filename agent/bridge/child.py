@@ -21,10 +21,10 @@ from agent.bridge.ray_calls import (
     is_final,
     last_finished,
 )
-from agent.runtime.keepalive import repeat, set_keepalive
+from agent.runtime.network import set_keepalive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
 
 class Bridge:
@@ -279,6 +279,13 @@ class ResumableCopy:
         self._written += len(new)
         self._file.write(new)
         self._file.flush()
+
+
+def repeat(stop: threading.Event, step: float) -> Iterator[None]:
+    """Yield every `step` seconds until `stop` is set."""
+    while not stop.is_set():
+        yield
+        stop.wait(step)
 
 
 def _is_open(address: str) -> bool:

@@ -24,8 +24,7 @@ from agent.control.protocol import (
 )
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
 from agent.node.addresses import source_towards
-from agent.runtime.dns import NoDnsAnswer, resolve
-from agent.runtime.keepalive import set_keepalive
+from agent.runtime.network import NoDnsAnswer, resolve, set_keepalive
 from agent.runtime.probes import port_answers, reason
 from agent.runtime.waiting import NotYet, until
 

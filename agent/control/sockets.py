@@ -6,7 +6,7 @@ import socket
 
 from agent.base import times
 from agent.base.errors import PreflightError
-from agent.runtime.keepalive import set_keepalive
+from agent.runtime.network import set_keepalive
 
 BACKLOG = 1024
 """Callers that the kernel keeps until they are accepted."""

@@ -19,7 +19,7 @@ from aiohttp.abc import AbstractResolver
 
 from agent.base import times
 from agent.base.text import in_url, is_ip
-from agent.runtime.dns import resolve
+from agent.runtime.network import resolve
 from agent.runtime.waiting import NotYet, until
 from agent.work.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
 

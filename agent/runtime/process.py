@@ -29,8 +29,8 @@ from agent.record.background import Writer, appending
 from agent.record.files import read_end
 from agent.record.log import disk_alarm
 from agent.record.node_record import read_stat
+from agent.record.threads import in_thread
 from agent.runtime import descendants
-from agent.runtime.waiting import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

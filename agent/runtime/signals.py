@@ -18,7 +18,7 @@ from agent.record.background import finish_all
 from agent.record.log import say
 from agent.record.threads import start_thread
 from agent.runtime import descendants, parent
-from agent.runtime.first_signals import NOTICES, ignore_signals, set_handler
+from agent.runtime.parent import NOTICES, ignore_signals, set_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

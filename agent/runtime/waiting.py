@@ -1,11 +1,9 @@
-"""Wait for a condition, receive events, read in a thread, and run what may fail."""
+"""Wait for a condition, receive events, and run optional tasks."""
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
-from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import anyio
@@ -16,7 +14,6 @@ from agent.base.value import Value
 from agent.node.limits import process_limit_error
 from agent.record.files import error_text
 from agent.record.log import say
-from agent.record.threads import start_thread
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -116,28 +113,6 @@ class Inbox(Generic[E]):
                 self._some = anyio.Event()
                 await self._some.wait()
         return self._events.popleft() if self._events else None
-
-
-def in_background(read: Callable[[], T]) -> asyncio.Future[T] | None:
-    """Read in a thread; None if no thread can be started."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
-
-    def work() -> None:
-        result = read()
-        with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(future.set_result, result)
-
-    return None if start_thread(work) is None else future
-
-
-async def in_thread(read: Callable[[], T], limit: float = times.WAIT_READ) -> T | None:
-    """Return the result of a read in a thread; None if it takes longer than `limit` seconds."""
-    future = in_background(read)
-    if future is None:
-        return None
-    await asyncio.wait([future], timeout=limit)
-    return future.result() if future.done() else None
 
 
 class Failure(Value):

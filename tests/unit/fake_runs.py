@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from agent.boot.head_status import RunStatus
+from agent.boot.head_server import RunStatus
 from agent.boot.requests import Prober
 from agent.control.protocol import WorkerStats
 from agent.decisions.values import HERE

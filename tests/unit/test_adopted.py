@@ -12,7 +12,7 @@ import anyio
 import psutil
 import pytest
 
-from agent.boot.make_ready import SurvivingProcesses, find_surviving_processes
+from agent.boot.node_run import SurvivingProcesses, find_surviving_processes
 from agent.node.addresses import taken_ports
 from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.base.errors import AgentError
-from agent.boot.recipe_verb import node_sizes, show, whole_numbers
+from agent.boot.verbs import node_sizes, recipe_command, whole_numbers
 from agent.bundled import trl_grpo
 from agent.settings.jobs import JOBS
 
@@ -48,7 +48,7 @@ def settings_of(recipe: str, release: str, shape: str) -> dict[str, str]:
     """Return each flag, key or environment variable (`env:NAME`) that the recipe sets."""
     nodes, gpus = shape.split("x")
     sizes = node_sizes(int(nodes), whole_numbers(gpus), None)
-    command, _ = show(ENVIRON, recipe, sizes, release or None)
+    command, _ = recipe_command(ENVIRON, recipe, sizes, release or None)
     if recipe == "trl-grpo":  # a program of this project, whose own defaults count
         options = vars(trl_grpo.parser().parse_args(command.argv[2:]))
         return {
@@ -285,7 +285,7 @@ def test_what_the_seeds_give_today(seed: dict[str, Any], probe: dict[str, Any]) 
     release = probe.get("release", ours.get("release"))
     try:
         whole = {**environ, **given, **probe.get("environment", {})}
-        command, _ = show(whole, ours["recipe"], nodes, release)
+        command, _ = recipe_command(whole, ours["recipe"], nodes, release)
         found = (0, " ".join(command.argv))
     except AgentError as error:
         found = (error.exit_code, error.sentence())
@@ -306,7 +306,9 @@ def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
     environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
     release = full[0].get("release", ours.get("release"))
     nodes = node_sizes(int(seed["nodes"]), whole_numbers(str(seed["gpus"])), None)
-    found = parsed(show({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0])
+    found = parsed(
+        recipe_command({**environ, **ours["environment"]}, ours["recipe"], nodes, release)[0]
+    )
     other = {
         key
         for key, value in seed["job"].items()

@@ -9,8 +9,7 @@ import anyio.lowlevel
 import pytest
 from msgspec.structs import replace
 
-from agent.boot.make_ready import SurvivingProcesses
-from agent.boot.node_run import NodeRun
+from agent.boot.node_run import NodeRun, SurvivingProcesses
 from agent.boot.run_keeper import RunKeeper
 from agent.boot.worker import head_had_agent, record_reachability, surviving_ray
 from agent.control.reports import Expected, Reports

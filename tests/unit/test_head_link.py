@@ -15,7 +15,7 @@ from agent.control.reports import Expected, Reports
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.worker import state as w
-from agent.runtime.dns import NoDnsAnswer
+from agent.runtime.network import NoDnsAnswer
 from agent.runtime.waiting import NotYet, until
 from unit.free_ports import free_port
 from unit.test_orders import FIRST, HELLO

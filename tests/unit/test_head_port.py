@@ -11,7 +11,7 @@ import pytest
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot.head import name_head_in_refusal
-from agent.boot.head_start import open_port
+from agent.boot.make_ready import open_port
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.reports import Expected, Reports

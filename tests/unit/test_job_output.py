@@ -22,7 +22,7 @@ LIFE = """
 import sys, time
 from pathlib import Path
 from agent.boot.head_job import start_job_output
-from agent.boot.make_ready import SurvivingProcesses
+from agent.boot.node_run import SurvivingProcesses
 from agent.boot.node_run import NodeRun
 from agent.record.job_lines import JobLines
 from agent.record.run_folder import RunFolder

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.boot.head_status import RunStatus
+from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import WorkerStats
 from agent.decisions import head

@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 import sys
 import threading
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import anyio
 import pytest
@@ -179,7 +180,8 @@ class Asked:
         )
         workers = (Worker("k1", "pod1"), Worker("k0", "pod0", has_left=True))
         self.is_over = False
-        self.logs = HeadLogs(self.run, self.reports, lambda: workers, lambda: self.is_over)
+        status: Any = SimpleNamespace(workers=lambda: workers, is_over=lambda: self.is_over)
+        self.logs = HeadLogs(self.run, self.reports, status)
         self.job = self.run.folder.file("job.log")
 
     def part(self, node: str, name: str, after: int | None = None) -> LogPart | str:

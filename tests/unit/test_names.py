@@ -8,7 +8,7 @@ import threading
 import anyio
 import pytest
 
-from agent.runtime import dns
+from agent.runtime import network
 
 
 class SlowDns:
@@ -31,7 +31,7 @@ class SlowDns:
 def slow(monkeypatch: pytest.MonkeyPatch) -> SlowDns:
     """Put a slow resolver in the place of the machine's."""
     resolver = SlowDns()
-    monkeypatch.setattr(dns, "lookup", resolver.lookup)
+    monkeypatch.setattr(network, "lookup", resolver.lookup)
     return resolver
 
 
@@ -46,12 +46,12 @@ def test_a_late_answer_is_there_for_the_next_who_asks(
 
     async def story() -> None:
         for _ in range(2):
-            said = await dns.resolve(host, 0.01)
+            said = await network.resolve(host, 0.01)
             assert said == f"no answer from DNS about {host} so far"
         slow.go.set()
-        assert await dns.resolve(host, 20) == answer
+        assert await network.resolve(host, 20) == answer
         assert slow.asked == [host]
-        assert await dns.resolve(host, 20) == answer
+        assert await network.resolve(host, 20) == answer
         assert slow.asked == [host, host]
 
     anyio.run(story)
@@ -62,7 +62,7 @@ def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
     heard: list[object] = []
 
     async def ask() -> None:
-        heard.append(await dns.resolve("pod0", 20))
+        heard.append(await network.resolve("pod0", 20))
 
     async def story() -> None:
         async with anyio.create_task_group() as tasks:
@@ -78,13 +78,13 @@ def test_two_who_ask_at_once_share_an_answer(slow: SlowDns) -> None:
 
 def test_an_address_needs_no_dns(slow: SlowDns) -> None:
     """An address is its own answer."""
-    assert anyio.run(dns.resolve, "10.0.0.7") == ("10.0.0.7",)
+    assert anyio.run(network.resolve, "10.0.0.7") == ("10.0.0.7",)
     assert slow.asked == []
 
 
 def test_a_name_that_no_resolver_takes_is_told() -> None:
     """A label beyond DNS's length is an answer, not an endless question."""
-    said = anyio.run(dns.resolve, f"ü{'a' * 70}", 20)
+    said = anyio.run(network.resolve, f"ü{'a' * 70}", 20)
     assert "does not resolve" in said
 
 
@@ -94,16 +94,16 @@ def test_an_answer_of_long_ago_is_asked_for_anew(
     """What came too late for who asked is no answer for ever: a pod made anew moves."""
 
     async def story() -> None:
-        await dns.resolve("pod0", 0.01)
+        await network.resolve("pod0", 0.01)
         slow.go.set()
-        answer = await dns._lookups["pod0"]  # noqa: SLF001 - to wait for its answer only
+        answer = await network._lookups["pod0"]  # noqa: SLF001 - to wait for its answer only
         assert answer.found == ("10.0.0.1",)
-        monkeypatch.setattr(dns, "_REUSE_SECONDS", -1.0)
-        assert await dns.resolve("pod0", 20) == ("10.0.0.1",)
+        monkeypatch.setattr(network, "_REUSE_SECONDS", -1.0)
+        assert await network.resolve("pod0", 20) == ("10.0.0.1",)
 
     anyio.run(story)
     assert slow.asked == ["pod0", "pod0"]
-    assert not dns._lookups  # noqa: SLF001 - nothing is kept
+    assert not network._lookups  # noqa: SLF001 - nothing is kept
 
 
 def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
@@ -111,11 +111,11 @@ def test_who_waits_no_longer_is_forgotten(slow: SlowDns) -> None:
 
     async def story() -> None:
         for _ in range(5):
-            await dns.resolve("pod0", 0.001)
-        lookup = dns._lookups["pod0"]  # noqa: SLF001 - what must not grow
+            await network.resolve("pod0", 0.001)
+        lookup = network._lookups["pod0"]  # noqa: SLF001 - what must not grow
         assert not lookup._callbacks  # noqa: SLF001 - same
         slow.go.set()
-        await dns.resolve("pod0", 20)
+        await network.resolve("pod0", 20)
 
     anyio.run(story)
 
@@ -128,15 +128,15 @@ def test_no_thread_is_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", refuse)
-        said = anyio.run(dns.resolve, "localhost")
+        said = anyio.run(network.resolve, "localhost")
         assert said == "localhost cannot be looked up (can't start new thread)"
-        assert dns.lookup_briefly("localhost", 20.0) == ()
-    assert "127.0.0.1" in anyio.run(dns.resolve, "localhost", 20)
+        assert network.lookup_briefly("localhost", 20.0) == ()
+    assert "127.0.0.1" in anyio.run(network.resolve, "localhost", 20)
 
 
 def test_a_brief_look_up_of_an_odd_name() -> None:
     """A name that no resolver takes is as one that nobody knows."""
-    assert dns.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
+    assert network.lookup_briefly(f"ü{'a' * 70}", 20.0) == ()
 
 
 @pytest.mark.parametrize(("code", "mute"), [(socket.EAI_AGAIN, True), (socket.EAI_NONAME, False)])
@@ -148,7 +148,7 @@ def test_no_answer_is_not_an_unknown_name(
     def fail(_host: str) -> tuple[str, ...]:
         raise socket.gaierror(code, "some words")
 
-    monkeypatch.setattr(dns, "lookup", fail)
-    found = anyio.run(dns.resolve, f"head{code}.test")
+    monkeypatch.setattr(network, "lookup", fail)
+    found = anyio.run(network.resolve, f"head{code}.test")
     assert found == f"head{code}.test does not resolve (some words)"
-    assert isinstance(found, dns.NoDnsAnswer) == mute
+    assert isinstance(found, network.NoDnsAnswer) == mute

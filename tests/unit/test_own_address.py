@@ -6,7 +6,7 @@ import anyio
 import pytest
 
 from agent.base.errors import PreflightError
-from agent.boot import head_start
+from agent.boot import make_ready
 from agent.plan.plan import Address
 
 OWN = Address(None, "the address of pod0.test", ("pod0.test",))
@@ -21,9 +21,9 @@ def test_each_dns_reply_is_logged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(_host: str) -> tuple[str, ...] | str:
         return answers.pop(0)
 
-    monkeypatch.setattr(head_start, "resolve", resolve)
-    monkeypatch.setattr(head_start, "say", said.append)
-    assert anyio.run(head_start.find_own_address, OWN, MINE, 60.0) == "10.0.0.2"
+    monkeypatch.setattr(make_ready, "resolve", resolve)
+    monkeypatch.setattr(make_ready, "say", said.append)
+    assert anyio.run(make_ready.find_own_address, OWN, MINE, 60.0) == "10.0.0.2"
     waits, wrong = "waiting for this node's own address", "pod0.test is 10.0.0.9, no address"
     assert said == [
         f"{waits}, no answer (60 s left)",
@@ -37,7 +37,7 @@ def test_a_name_that_stays_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     async def resolve(_host: str) -> tuple[str, ...] | str:
         return ("10.0.0.9",)
 
-    monkeypatch.setattr(head_start, "resolve", resolve)
+    monkeypatch.setattr(make_ready, "resolve", resolve)
     with pytest.raises(PreflightError, match="is not the head") as caught:
-        anyio.run(head_start.find_own_address, OWN, MINE, 0.3)
+        anyio.run(make_ready.find_own_address, OWN, MINE, 0.3)
     assert "10.0.0.9, no address of this node (it has: 10.0.0.2" in caught.value.why

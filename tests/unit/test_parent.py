@@ -110,13 +110,13 @@ def test_a_mere_question_is_not_asked_again(tmp_path: Path) -> None:
 def test_a_stop_is_kept_until_the_next_agent_listens(tmp_path: Path) -> None:
     """In a killed agent's stead: what that had started is to be stopped in order, by somebody."""
     body = """
-    from agent.runtime import first_signals
+    from agent.runtime import parent
     if lived == 1:
         os.kill(os.getpid(), 9)
     os.kill(os.getpid(), 15)
     os.kill(os.getpid(), 2)
     heard = []
-    first_signals.set_handler(heard.append)
+    parent.set_handler(heard.append)
     print(sorted(heard), file=sys.stderr)
     sys.exit(6)
     """

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.runtime import dns
+from agent.runtime import network
 from agent.runtime.probes import (
     REWARD_REQUEST,
     check_reward_reply,
@@ -104,9 +104,9 @@ def test_every_address_of_a_name_is_tried(monkeypatch: pytest.MonkeyPatch) -> No
         listener.bind(("127.0.0.2", 0))
         listener.listen()
         port = listener.getsockname()[1]
-        monkeypatch.setattr(dns, "lookup", lambda _: ("127.0.0.1", "127.0.0.2"))
+        monkeypatch.setattr(network, "lookup", lambda _: ("127.0.0.1", "127.0.0.2"))
         assert anyio.run(port_answers, "head", port) == ""
-        monkeypatch.setattr(dns, "lookup", lambda _: ("127.0.0.1",))
+        monkeypatch.setattr(network, "lookup", lambda _: ("127.0.0.1",))
         assert anyio.run(port_answers, "head", port) == f"connection refused by head:{port}"
 
 

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from agent.base.errors import AgentError, PreflightError
-from agent.boot.recipe_verb import (
+from agent.boot.verbs import (
+    command_json,
+    command_text,
     node_sizes,
-    rows,
-    show,
-    to_json,
-    to_text,
+    recipe_command,
+    recipe_lines,
     whole_number,
     whole_numbers,
 )
@@ -86,7 +86,7 @@ def test_wrong_numbers_of_nodes(nodes: str, gpus: str, cpus: str | None) -> None
 )
 def test_the_version(version: str | None, used: str, *, warned: bool) -> None:
     """The given one, else the installed one, else the newest known."""
-    command, warning = show(ENVIRON, NAME, parsed("2", "8"), version)
+    command, warning = recipe_command(ENVIRON, NAME, parsed("2", "8"), version)
     assert f"--for={used}" in command.argv
     assert bool(warning) == warned
     assert command.argv[0] == "python3"
@@ -106,7 +106,7 @@ def test_a_recipe_that_cannot_be_made_is_refused(
 ) -> None:
     """The exit code is 78, with the reason."""
     with pytest.raises(AgentError) as caught:
-        show({**ENVIRON, **environ}, NAME, parsed("2", gpus), version)
+        recipe_command({**ENVIRON, **environ}, NAME, parsed("2", gpus), version)
     assert caught.value.exit_code == 78
     assert said in caught.value.sentence()
     assert isinstance(caught.value, PreflightError) == (version is None)
@@ -120,7 +120,7 @@ def test_the_output() -> None:
         {"a.b": "one", "c.url": "scores", "--n": "two", "gone": "nowhere"},
         ("16 GPUs",),
     )
-    text = to_text(made).splitlines()
+    text = command_text(made).splitlines()
     pasted = [line for line in text if not line.startswith("#")]
     assert shlex.split(" ".join(line.rstrip("\\") for line in pasted)) == list(made.argv)
     assert text[len(pasted) :] == [
@@ -131,19 +131,19 @@ def test_the_output() -> None:
         "# gone: nowhere",
         "# 16 GPUs",
     ]
-    data = json.loads(to_json(made))
+    data = json.loads(command_json(made))
     assert data == {"argv": [*made.argv], "env": {**made.env}, "why": {**made.why}}
 
 
 def test_a_recipe_for_torchrun_is_marked() -> None:
     """Otherwise its command after `--` would be submitted to Ray."""
-    command, _ = show(ENVIRON, "openrlhf-sft", parsed("2", "8"), "0.11.2")
-    assert "# after -- it wants AGENT_LAUNCHER=torchrun" in to_text(command).splitlines()
+    command, _ = recipe_command(ENVIRON, "openrlhf-sft", parsed("2", "8"), "0.11.2")
+    assert "# after -- it wants AGENT_LAUNCHER=torchrun" in command_text(command).splitlines()
 
 
 def test_every_recipe_has_a_line() -> None:
     """The list has a line for each recipe, in the order of the table."""
-    assert [line.split()[0] for line in rows()] == [job.name for job in JOBS]
+    assert [line.split()[0] for line in recipe_lines()] == [job.name for job in JOBS]
 
 
 def test_the_program() -> None:

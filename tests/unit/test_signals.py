@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.runtime.first_signals import NOTICES, STOPS
+from agent.runtime.parent import NOTICES, STOPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -90,7 +90,7 @@ def test_none_that_ends_a_process_is_forgotten() -> None:
 
 EARLY = """
 import os, signal
-from agent.runtime.first_signals import install_handlers
+from agent.runtime.parent import install_handlers
 install_handlers()
 os.kill(os.getpid(), signal.SIGUSR1)
 os.kill(os.getpid(), signal.SIGUSR1)
@@ -119,7 +119,7 @@ def test_what_comes_while_we_import_is_told_later() -> None:
 
 STRUCK = """
 import os
-from agent.runtime.first_signals import install_handlers
+from agent.runtime.parent import install_handlers
 install_handlers()
 os.kill(os.getpid(), {number})
 print("goes on")
@@ -167,7 +167,7 @@ CHILD = (
 )
 PARENT = f"""
 import subprocess, sys
-from agent.runtime.first_signals import set_handler, ignore_signals, install_handlers
+from agent.runtime.parent import set_handler, ignore_signals, install_handlers
 for step in (install_handlers, lambda: set_handler(lambda _: None), ignore_signals):
     step()
     subprocess.run([sys.executable, "-I", "-c", {CHILD!r}], check=True)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.boot.head_status import RunStatus
+    from agent.boot.head_server import RunStatus
     from agent.control.protocol import Report
     from agent.control.reports import Reports
     from agent.decisions.head import state as h

@@ -10,7 +10,7 @@ import pytest
 
 from agent.base import ends
 from agent.boot import head as head_module
-from agent.boot import head_start, run
+from agent.boot import make_ready, run
 from agent.decisions.values import StopAsked
 from agent.runtime import signals
 from unit.fake_runs import run_of
@@ -71,7 +71,7 @@ def test_early_signals_are_passed_on_once_and_in_order(
         return object()
 
     monkeypatch.setattr(head_module, "HeadAgent", Head)
-    monkeypatch.setattr(head_start, "start", start)
+    monkeypatch.setattr(make_ready, "start_head", start)
     run_head(plan_of({}, command=["train"]))
     assert stops == [StopAsked(signal.SIGTERM), StopAsked(signal.SIGINT)]
     assert notices == [signal.SIGUSR1, signal.SIGUSR2]
@@ -100,7 +100,7 @@ def test_a_stop_ends_the_wait_for_the_own_address(
             with anyio.fail_after(5), stop_scope:
                 await anyio.sleep_forever()
 
-    monkeypatch.setattr(head_start, "start", start)
+    monkeypatch.setattr(make_ready, "start_head", start)
     plan = plan_of(environ, command=None if environ else ["train"])
     assert run_head(plan).exit_code == code
 

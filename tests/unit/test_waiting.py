@@ -8,7 +8,7 @@ from functools import partial
 import anyio
 import pytest
 
-from agent.runtime.keepalive import repeat
+from agent.bridge.child import repeat
 from agent.runtime.waiting import Inbox, NotYet, TimedOutError, until
 
 

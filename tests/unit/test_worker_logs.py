@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.boot.head_status import RunStatus
+    from agent.boot.head_server import RunStatus
     from agent.decisions.values import Order
 
 LOST = Outcome(Kind.LOST, 75, "lost a needed node")

@@ -62,7 +62,7 @@ class HeadAgent(Agent):
     """One agent of a head."""
 
     async def live(self) -> None:
-        """Live its whole story; cf. boot/run.py, boot/head_start.py and boot/head.py."""
+        """Live its whole story; cf. boot/run.py, boot/make_ready.py and boot/head.py."""
         node, machine, world = self.begin(), self.machine, self.world
         self.plan = plan = world.plan(machine)
         self.keeper = keeper = self._keeper(plan)

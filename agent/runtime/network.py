@@ -1,4 +1,7 @@
-"""Resolve host names with a deadline, off the event loop."""
+"""Resolve host names with a deadline, and detect dead TCP connections.
+
+The bridge, in Ray's Python, loads this too: it imports the standard library alone.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,11 @@ import socket
 import time
 from contextlib import suppress
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from agent.base import times
 from agent.base.text import is_ip
-from agent.record.threads import start_thread
-from agent.runtime.waiting import in_background
+from agent.record.threads import in_background, start_thread
 
 _REUSE_SECONDS = times.ADDRESS_REUSED
 _FAMILY_ORDER = {socket.AF_INET: 0, socket.AF_INET6: 1}
@@ -92,3 +94,28 @@ def lookup_briefly(host: str, limit: float) -> tuple[str, ...]:
     if thread is not None:
         thread.join(limit)
     return tuple(found)
+
+
+class HasOptions(Protocol):
+    """A socket, or a library's wrapper of one."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None:
+        """Set a socket option."""
+
+
+def set_keepalive(connection: HasOptions, within: float) -> None:
+    """Close a connection within `within` seconds after its peer or the network was lost.
+
+    A listener's connections inherit this. It applies to unacknowledged data, too, which the kernel
+    would otherwise resend for a quarter of an hour.
+    """
+    interval = max(1, round(within / 3))
+    options = {
+        socket.TCP_KEEPIDLE: interval,
+        socket.TCP_KEEPINTVL: interval,
+        socket.TCP_KEEPCNT: 2,
+        socket.TCP_USER_TIMEOUT: round(within * 1000),
+    }
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in options.items():
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
