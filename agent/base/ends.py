@@ -102,8 +102,8 @@ ALL_REDUCE_FAILED = End(
     Kind.REFUSED,
     "{check}: the all-reduce failed: {failure}",
     culprit="{check}",
-    remedy="preflight.log in each node's run folder has the output (NCCL_DEBUG=INFO makes it say "
-    "more); unset AGENT_PREFLIGHT to start the job all the same",
+    remedy="preflight.log in each node's run folder has the output (set NCCL_DEBUG=INFO for more "
+    "detail); unset AGENT_PREFLIGHT to start the job without this test",
 )
 RECIPE_DOES_NOT_FIT = End(
     78,

@@ -19,7 +19,7 @@ from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
 from agent.node import gpus, pythons
 from agent.node.addresses import taken_ports
 from agent.node.disks import disk_of, free_at, mount_of, weights_in
-from agent.node.pythons import find_ray, find_torch, start_flags
+from agent.node.pythons import find_ray, find_torch
 from agent.node.read import gather, read_folder
 from agent.node.upload import LIMIT, measure
 from agent.plan.listeners import port_clashes
@@ -42,7 +42,7 @@ from agent.work.torchrun import command_fault, leading_python, runs_a_program, t
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from agent.node.facts import Facts, RayPython, TorchPython
+    from agent.node.facts import Facts, TorchPython
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
@@ -74,16 +74,6 @@ def marker_disks(file: ServicesFile) -> dict[str, str]:
 
 
 _DEFAULT_TEMP = "/tmp"
-
-
-def unknown_flags(settings: Settings, ray: RayPython) -> list[Problem]:
-    """Return the AGENT_RAY_ARGS flags that this Ray's `ray start` would refuse."""
-    if not settings.ray_args or ray.version is None:
-        return []
-    known = start_flags(ray.folder)
-    return (
-        [] if known is None else list(ray_args.unknown_flags(settings.ray_args, known, ray.version))
-    )
 
 
 def temp_root(settings: Settings) -> tuple[str, list[Problem]]:
@@ -287,7 +277,6 @@ def plan_from_environment(
     names = _look_up_head(loaded.settings)
     program, torch = _find_torchrun_programs(environ, loaded, ray.executable)
     temp, problems = temp_root(loaded.settings)
-    problems += unknown_flags(loaded.settings, ray)
     if launcher(loaded.settings, None) == TORCHRUN:
         problems += torchrun_problems(loaded.settings, loaded.command, wants_job=wants_job)
     is_first = parent.is_init()

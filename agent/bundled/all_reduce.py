@@ -57,23 +57,6 @@ def processes(gpus: Sequence[int]) -> list[int]:
     return [*gpus] if any(gpus) else [1] * len(gpus)
 
 
-def first_ranks(counts: Sequence[int]) -> list[int | None]:
-    """Return the first rank of each node; None for a node without ranks."""
-    return [sum(counts[:node]) if count else None for node, count in enumerate(counts)]
-
-
-def neighbors(nodes: Sequence[int]) -> list[list[tuple[int, int]]]:
-    """Return the pairs of a ring; those of a group share no node and run in parallel."""
-    count = len(nodes)
-    if count < 2:
-        return []
-    pairs = [(nodes[n], nodes[(n + 1) % count]) for n in range(count if count > 2 else 1)]
-    groups = [pairs[0::2], pairs[1::2]]
-    if count > 2 and count % 2:  # the last pair of an odd ring shares a node with the first
-        groups = [pairs[0 : count - 1 : 2], pairs[1::2], [pairs[-1]]]
-    return [group for group in groups if group]
-
-
 # --- a rank --------------------------------------------------------------------------------------
 
 
@@ -84,13 +67,10 @@ class Rank:
         self._torch: Any = importlib.import_module("torch")
         self._dist: Any = importlib.import_module("torch.distributed")
         gpus = numbers_in(options.gpus)
-        self._counts = processes(gpus)
+        counts = processes(gpus)
         self._by_gpu, self._local = any(gpus), options.local_rank
-        firsts = first_ranks(self._counts)
-        first = firsts[options.node]
-        assert first is not None  # noqa: S101 - a node without ranks starts none
-        self._rank, self._world = first + self._local, sum(self._counts)
-        self._firsts = [one for one in firsts if one is not None]
+        self._rank = sum(counts[: options.node]) + self._local
+        self._world = sum(counts)
         self._limit = timedelta(seconds=options.within)
         self.store: Any = self._dist.TCPStore(
             options.address, options.port, None, is_master=False, timeout=self._limit
@@ -108,7 +88,7 @@ class Rank:
             self.store.set(_OVER, "1")
 
     def run(self) -> None:
-        """Connect all ranks, run the all-reduce, then measure between neighbors."""
+        """Connect all ranks, then run and time the all-reduce."""
         torch, dist = self._torch, self._dist
         self.report("connecting to the other ranks")
         device = "cpu"
@@ -137,53 +117,12 @@ class Rank:
         seconds = (time.monotonic() - began) / _ROUNDS
         if self._rank == 0:
             self.store.set("all-reduce", json.dumps({"bytes": size, "seconds": seconds}))
-        self._ring(numbers)
         self.report("done")
         dist.destroy_process_group()
-
-    def _ring(self, numbers: Any) -> None:  # noqa: ANN401 - a tensor
-        """Measure between the first ranks of neighboring nodes."""
-        for group in neighbors(self._firsts):
-            self._dist.barrier()
-            for one, other in group:
-                if self._rank in (one, other):
-                    self._pair(numbers, one, other)
-        self._dist.barrier()
-
-    def _pair(self, numbers: Any, one: int, other: int) -> None:  # noqa: ANN401 - same
-        """Measure both directions between two ranks; write the slower one."""
-        self.report(f"the link between ranks {one} and {other}")
-        self._round(numbers[:1024], one, other)  # which connects
-        seconds = max(self._round(numbers, one, other), self._round(numbers, other, one))
-        if self._rank == one:
-            bits = numbers.numel() * 4 * 8
-            nodes = [self._node_of(one), self._node_of(other)]
-            self.store.set(f"way/{one}", json.dumps([*nodes, bits / seconds]))
-
-    def _round(self, numbers: Any, source: int, target: int) -> float:  # noqa: ANN401 - same
-        """Send numbers and receive one back; return the sender's time."""
-        self._wait()
-        began = time.monotonic()
-        if self._rank == source:
-            self._dist.send(numbers, target)
-            self._dist.recv(numbers[:1], target)
-        else:
-            self._dist.recv(numbers, source)
-            self._dist.send(numbers[:1], source)
-        self._wait()
-        return time.monotonic() - began
 
     def _wait(self) -> None:
         if self._by_gpu:
             self._torch.cuda.synchronize()
-
-    def _node_of(self, rank: int) -> int:
-        ranks = 0
-        for node, count in enumerate(self._counts):
-            ranks += count
-            if rank < ranks:
-                return node
-        raise IndexError(rank)
 
 
 def as_rank(options: argparse.Namespace) -> int:
@@ -275,7 +214,6 @@ def as_host(options: argparse.Namespace) -> dict[str, object]:
         "at": [] if in_time else [_read(reader, f"at/{rank}") for rank in world],
         "failed": [[rank, why] for rank in world if (why := _read(reader, f"failed/{rank}"))],
         "all_reduce": json.loads(_read(reader, "all-reduce") or "null"),
-        "ways": [json.loads(way) for rank in world if (way := _read(reader, f"way/{rank}"))],
     }
     result["codes"] = ranks.end(_EXIT_SECONDS if in_time and not result["failed"] else 0.0)
     return result

@@ -1,7 +1,8 @@
 """The bundled GRPO job without GPUs: tests every node, the network and the rewards.
 
-A small policy learns additions by GRPO. An actor on each node draws answers and requests their
-rewards; the mean reward rises from chance to the target, or the job names the node that failed.
+A small policy, a table of logits over ten answers to each prompt, learns additions by GRPO without
+clipping or a reference. An actor on each node draws answers and requests their rewards; the mean
+reward rises from chance to the target, or the job names the node that failed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import json
 import math
 import os
+import random
 import re
 import signal
 import socket
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlsplit
 
-from agent.bundled import grpo, rollout
+from agent.bundled.scoring import RewardClient, RewardError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +33,8 @@ FAILED, SETTINGS_WRONG = 1, 78
 _CONNECT_SECONDS = 60.0
 _ACTORS_SECONDS = 60.0
 _STEP_SECONDS = 60.0
+_SCORE_SECONDS = 45.0
+"""A reward server that restarts is awaited; then the actor still has time to report why."""
 _NOISE = re.compile(r"(?m)^\s+(?:class_name|actor_id|pid|namespace|ip): .*$")
 _START_ONE = (
     "start one with `ray start --head`, or let `pod-agent` boot the cluster and submit this"
@@ -91,6 +95,45 @@ def named(ips: Sequence[str]) -> str:
     return f"node{'s' if len(ips) > 1 else ''} {', '.join(ips)}"
 
 
+class RolloutShare(NamedTuple):
+    """The answers that one node draws for one prompt, each from its own seed."""
+
+    prompt: str
+    label: str
+    probabilities: list[float]
+    seeds: list[str]
+
+
+class Rollout:
+    """The actor on each node: draws answers and requests their rewards from there."""
+
+    def __init__(self, reward_url: str, seconds: float = _SCORE_SECONDS) -> None:
+        self._client = RewardClient(reward_url, seconds)
+
+    def ready(self) -> bool:
+        """Confirm that the actor runs."""
+        return True
+
+    def step(self, shares: list[tuple[str, str, list[float], list[str]]]) -> object:
+        """Draw and score one step's shares; return a sentence on failure."""
+        drawn = [
+            [random.Random(seed).choices(range(len(weights)), weights)[0] for seed in seeds]  # noqa: S311 # no secret
+            for _, _, weights, seeds in shares
+        ]
+        items = [
+            (prompt, label, f"{prompt} Counting up, the answer is \\boxed{{{answer}}}.")
+            for (prompt, label, _, _), group in zip(shares, drawn, strict=True)
+            for answer in group
+        ]
+        prompts, labels, texts = ([item[part] for item in items] for part in range(3))
+        try:
+            rewards = self._client.rewards({"query": texts, "prompts": prompts, "labels": labels})
+        except RewardError as error:
+            return str(error)
+        rest = iter(rewards)
+        return [(group, [next(rest) for _ in group]) for group in drawn]
+
+
 class Actors:
     """One actor on each node; all run the same step."""
 
@@ -99,8 +142,10 @@ class Actors:
         from ray import cloudpickle  # noqa: PLC0415
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy  # noqa: PLC0415
 
-        cloudpickle.register_pickle_by_value(rollout)
-        actor_class = ray.remote(rollout.Rollout)
+        # A node may lack this package, or the user's directory may have one of the same name.
+        for kind in (Rollout, RewardClient):
+            cloudpickle.register_pickle_by_value(sys.modules[kind.__module__])
+        actor_class = ray.remote(Rollout)
         self._ray: Any = ray
         self._nodes = nodes
         self._actors = [
@@ -113,7 +158,7 @@ class Actors:
         calls = [actor.ready.remote() for actor in self._actors]
         self._gather(calls, _ACTORS_SECONDS, "the rehearsal: its actor did not start")
 
-    def step(self, step: int, shares: Sequence[Sequence[rollout.RolloutShare]]) -> list[list[Any]]:
+    def step(self, step: int, shares: Sequence[Sequence[RolloutShare]]) -> list[list[Any]]:
         """Draw and score shares on each node; return answers and rewards in order."""
         calls = [
             actor.step.remote([tuple(share) for share in own])
@@ -163,15 +208,69 @@ def _deadline(seconds: float, sentence: str, code: int = FAILED) -> Iterator[Non
         timer.cancel()
 
 
+ANSWERS = 10
+"""Every sum is one digit, so one guess in ten is right."""
 _PROBLEMS = 24
 _LAST_STEPS = 3
+_LEARNING_RATE = 1.0
+_SMALLEST_DEVIATION = 1e-6
+
+
+class Exercise(NamedTuple):
+    """One addition."""
+
+    left: int
+    right: int
+
+    @property
+    def prompt(self) -> str:
+        """The prompt."""
+        return f"What is {self.left}+{self.right}?"
+
+    @property
+    def label(self) -> str:
+        """The right answer."""
+        return str(self.left + self.right)
+
+
+def exercises(count: int, seed: int) -> list[Exercise]:
+    """Draw different additions with sums of one digit; there are 55."""
+    every = [Exercise(a, b) for a in range(ANSWERS) for b in range(ANSWERS - a)]
+    return random.Random(seed).sample(every, min(count, len(every)))  # noqa: S311 # no secret
+
+
+def probabilities(logits: Sequence[float]) -> list[float]:
+    """Return the softmax of a prompt's logits."""
+    most = max(logits)
+    weights = [math.exp(logit - most) for logit in logits]
+    return [weight / sum(weights) for weight in weights]
+
+
+def advantages(rewards: Sequence[float]) -> list[float]:
+    """Return each reward's distance from the group's mean, in deviations; equal ones give zeros."""
+    mean = sum(rewards) / len(rewards)
+    deviation = math.sqrt(sum((reward - mean) ** 2 for reward in rewards) / len(rewards))
+    return [(reward - mean) / (deviation + _SMALLEST_DEVIATION) for reward in rewards]
+
+
+def updated(
+    logits: Sequence[float], answers: Sequence[int], rewards: Sequence[float]
+) -> list[float]:
+    """Return a prompt's logits after one step along the gradient of a group of answers.
+
+    The gradient of log p(answer) is 1 - p on its own logit and -p on the others. The advantages of
+    a group sum to 0, so that the terms with p cancel.
+    """
+    row = list(logits)
+    for answer, advantage in zip(answers, advantages(rewards), strict=True):
+        row[answer] += _LEARNING_RATE * advantage / len(answers)
+    return row
 
 
 class History(NamedTuple):
     """The results by step."""
 
     rewards: list[float]
-    divergences: list[float]
     samples: list[int]
 
     def last(self) -> float:
@@ -183,10 +282,8 @@ class History(NamedTuple):
 def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
     """Run the steps: sample and score on every node, update here."""
     actors = Actors(nodes, options.reward_url)
-    problems = grpo.problems(_PROBLEMS, options.seed)
-    reference = [[0.0] * grpo.ANSWERS for _ in problems]
-    policy = [list(row) for row in reference]
-    learning = grpo.Learning(rate=options.learning_rate, kl=options.kl)
+    problems = exercises(_PROBLEMS, options.seed)
+    policy = [[0.0] * ANSWERS for _ in problems]
     for step in range(1, options.steps + 1):
         dealt = shares(options, step, problems, policy, len(nodes))
         replies = actors.step(step, [[share for _, share in own] for own in dealt])
@@ -197,24 +294,19 @@ def learn(options: argparse.Namespace, nodes: Sequence[Node], history: History) 
                 answers[problem] += drawn
                 rewards[problem] += worth
                 history.samples[rank] += len(drawn)
-        for problem, worth in enumerate(rewards):
-            group = grpo.Group(answers[problem], grpo.advantages(worth))
-            policy[problem] = grpo.updated(policy[problem], reference[problem], group, learning)
-        history.rewards.append(sum(map(sum, rewards)) / sum(map(len, rewards)))
-        history.divergences.append(grpo.divergence(policy, reference))
-        note = f"kl {history.divergences[-1]:.2f} nodes {len(nodes)}"
-        print(
-            f"step {step}/{options.steps} mean reward {history.rewards[-1]:.2f} {note}", flush=True
-        )
+        policy = list(map(updated, policy, answers, rewards))
+        mean = sum(map(sum, rewards)) / sum(map(len, rewards))
+        history.rewards.append(mean)
+        print(f"step {step}/{options.steps} mean reward {mean:.2f} nodes {len(nodes)}", flush=True)
 
 
 def shares(
     options: argparse.Namespace,
     step: int,
-    problems: Sequence[grpo.Exercise],
+    problems: Sequence[Exercise],
     policy: Sequence[Sequence[float]],
     count: int,
-) -> list[list[tuple[int, rollout.RolloutShare]]]:
+) -> list[list[tuple[int, RolloutShare]]]:
     """Distribute a step's samples evenly; each has its own seed, whatever the number of nodes."""
     total = len(problems) * options.group
     dealt = []
@@ -223,12 +315,18 @@ def shares(
         for sample in range(rank * total // count, (rank + 1) * total // count):
             seed = f"{options.seed}:{step}:{sample}"
             mine.setdefault(sample // options.group, []).append(seed)
-        dealt.append([(p, _share(problems[p], policy[p], seeds)) for p, seeds in mine.items()])
+        dealt.append(
+            [
+                (
+                    at,
+                    RolloutShare(
+                        problems[at].prompt, problems[at].label, probabilities(policy[at]), seeds
+                    ),
+                )
+                for at, seeds in mine.items()
+            ]
+        )
     return dealt
-
-
-def _share(problem: grpo.Exercise, row: Sequence[float], seeds: list[str]) -> rollout.RolloutShare:
-    return rollout.RolloutShare(problem.prompt, problem.label, grpo.probabilities(row), seeds)
 
 
 def rehearse(options: argparse.Namespace) -> str:
@@ -244,7 +342,7 @@ def rehearse(options: argparse.Namespace) -> str:
         )
     where = named([node.ip for node in nodes])
     print(f"rehearsing on {where}", file=sys.stderr, flush=True)
-    history = History([], [], [0] * len(nodes))
+    history = History([], [0] * len(nodes))
     try:
         learn(options, nodes, history)
     finally:
@@ -264,7 +362,7 @@ def _where_to_look(options: argparse.Namespace, history: History) -> str:
             f"it never changed; does {options.reward_url} score `The answer is \\boxed{{7}}` for "
             "`What is 3+4?` with label 7 higher than a wrong answer?"
         )
-    return f"see {options.out / 'curve.json'}; raise --steps or --group, or lower --kl"
+    return f"see {options.out / 'curve.json'}; raise --steps or --group"
 
 
 def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: History) -> None:
@@ -273,7 +371,6 @@ def write_curve(options: argparse.Namespace, nodes: Sequence[Node], history: His
     record = {
         "steps": list(range(1, done + 1)),
         "mean_reward": history.rewards,
-        "kl": history.divergences,
         "nodes": [
             {"ip": node.ip, "samples": samples}
             for node, samples in zip(nodes, history.samples, strict=True)
@@ -329,15 +426,11 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
         help="folder of curve.json (./%(default)s)",
     )
     add("--target", type=float, default=0.9, help="mean reward of the last 3 steps (%(default)s)")
-    learning = grpo.Learning()
-    add("--learning-rate", type=float, default=learning.rate, help="(%(default)s)")
-    add("--kl", type=float, default=learning.kl, help="weight of the KL penalty (%(default)s)")
     options = parser.parse_args(argv)
     if urlsplit(options.reward_url).scheme not in ("http", "https"):
         parser.error(f"--reward-url: expected http://… or https://…, got {options.reward_url!r}")
-    for name in ("target", "learning_rate", "kl"):
-        if not math.isfinite(getattr(options, name)):
-            parser.error(f"--{name.replace('_', '-')}: expected a finite number")
+    if not math.isfinite(options.target):
+        parser.error("--target: expected a finite number")
     return options
 
 

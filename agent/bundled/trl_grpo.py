@@ -1,44 +1,36 @@
 """GRPO by TRL with rewards from a server, started by torchrun, on GPUs or CPUs.
 
 TRL's own `trl grpo` cannot resume from a checkpoint, read a data file by its path or use a reward
-server. This program needs only TRL (1.0 or newer), not the agent. Every process requests the
-rewards of its own answers, retries with growing pauses, and ends the job if the server stays down:
-a missing server never causes a reward of 0.
+server. This program needs only TRL (1.0 or newer) and scoring.py beside it, not the agent. Every
+process requests the rewards of its own answers, and ends the job if the server stays down.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import http.client
 import importlib.util
 import json
-import math
 import os
-import random
 import re
 import sys
-import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from agent.bundled import scoring
+else:  # by its path, since the agent's package may be missing in this Python
+    _FILE = Path(__file__).with_name("scoring.py")
+    _SPEC = importlib.util.spec_from_file_location("pod_agent_scoring", _FILE)
+    scoring = importlib.util.module_from_spec(_SPEC)
+    _SPEC.loader.exec_module(scoring)
+
 _SETTINGS_WRONG = 78
 _AT_ONCE = 64
 """Answers per request: a server that needs a second for each still replies in time."""
-_REQUEST_SECONDS = 180.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 10.0
-_LATER = {408, 425, 429}
-"""Statuses to retry after; any other 4xx means that the request is wrong."""
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
-
-
-class RewardError(RuntimeError):
-    """Why there are no rewards: no server, a refusal, or an invalid reply."""
 
 
 class TrainerSetupError(Exception):
@@ -269,11 +261,8 @@ class Rewards:
     __name__ = "server"
 
     def __init__(self, url: str, seconds: float, label_key: str) -> None:
-        self._url = url
-        self._seconds = seconds
+        self._client = scoring.RewardClient(url, seconds)
         self._label_key = label_key
-        # The server is within the cluster: an environment's proxy is not meant for it.
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
     def __call__(
         self,
@@ -281,7 +270,7 @@ class Rewards:
         completions: Sequence[Any],
         **columns: Any,  # noqa: ANN401 - what the data's columns hold
     ) -> list[float]:
-        """Return a reward for each answer; raise RewardError on failure."""
+        """Return a reward for each answer; raise scoring.RewardError on failure."""
         asked = [_text(prompt) for prompt in prompts]
         texts = [p + _text(c) for p, c in zip(asked, completions, strict=True)]
         labels = columns.get(self._label_key) if self._label_key else None
@@ -291,66 +280,8 @@ class Rewards:
             request: dict[str, Any] = {"query": texts[part], "prompts": asked[part]}
             if labels is not None:
                 request["labels"] = labels[part]
-            rewards += self._ask(request)
+            rewards += self._client.rewards(request)
         return rewards
-
-    def _ask(self, request: dict[str, Any]) -> list[float]:
-        until = time.monotonic() + self._seconds
-        pause = _FIRST_PAUSE
-        while True:
-            left = until - time.monotonic()
-            try:
-                return self._once(request, min(_REQUEST_SECONDS, max(left, 1.0)))
-            except (OSError, http.client.HTTPException) as error:
-                why = getattr(error, "reason", None) or error
-            except _BusyError as busy:
-                why, pause = busy, max(pause, busy.pause)
-            if time.monotonic() + pause >= until:
-                raise RewardError(
-                    f"{self._url} returned no rewards for {self._seconds:g} s: {why}; is it up, at "
-                    f"an address that {os.uname().nodename} can reach?"
-                )
-            time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - so that not all ask at once
-            pause = min(2 * pause, _LONGEST_PAUSE)
-
-    def _once(self, request: dict[str, Any], seconds: float) -> list[float]:
-        posted = urllib.request.Request(  # noqa: S310 - the reward server's own URL
-            self._url,
-            data=json.dumps(request, default=str).encode(),
-            headers={"Content-Type": "application/json"},
-        )
-        try:
-            with self._opener.open(posted, timeout=seconds) as reply:
-                return _rewards(reply.read(), len(request["query"]), self._url)
-        except urllib.error.HTTPError as error:
-            text = f"{error.code} {error.read(200).decode(errors='replace').strip()}"
-            if error.code < 500 and error.code not in _LATER:
-                raise RewardError(f"{self._url} refuses to score: {text}") from error
-            raise _BusyError(text, error.headers.get("Retry-After", "")) from error
-
-
-class _BusyError(Exception):
-    """A temporary failure of the server, and the seconds it asks to wait."""
-
-    def __init__(self, text: str, retry_after: str) -> None:
-        super().__init__(text)
-        self.pause = min(float(retry_after), _LONGEST_PAUSE) if retry_after.isdecimal() else 0.0
-
-
-def _rewards(body: bytes, count: int, url: str) -> list[float]:
-    try:
-        fields = json.loads(body)
-    except ValueError:
-        fields = None
-    rewards = fields.get("rewards") if isinstance(fields, dict) else None
-    if (
-        isinstance(rewards, list)
-        and len(rewards) == count
-        and all(isinstance(one, (int, float)) and math.isfinite(one) for one in rewards)
-    ):
-        return [float(one) for one in rewards]
-    text = body[:200].decode(errors="replace")
-    raise RewardError(f"{url} replied {text!r}, and not `rewards` with {count} finite numbers")
 
 
 def _text(words: Any) -> str:  # noqa: ANN401 - a text, or a chat's messages

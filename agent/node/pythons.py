@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
@@ -152,29 +151,3 @@ def find_framework(name: str, python: str, folder: str) -> Framework:
     argv = own_command(python, FRAMEWORK_PROGRAM, name, folder)
     found = _answer(argv, f"{python}, which is to run the job,", Framework)
     return Framework(name) if found is None else found
-
-
-_SOURCE = "scripts/scripts.py"
-_NAME = re.compile(r'"(--[a-z][a-z-]*)"')
-_COMMON_FLAGS = {"--log-style": True, "--log-color": True, "--verbose": False, "-v": False}
-"""Flags of all commands of Ray (2.40 to 2.60), declared in another file."""
-
-
-def start_flags(folder: str) -> dict[str, bool] | None:
-    """Return the flags of `ray start` with whether each takes a value; None if unknown.
-
-    They are read from click's decorators before `def start` (2.40 to 2.60).
-    """
-    try:
-        text = (Path(folder) / _SOURCE).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-    before, found, _ = text.partition("\ndef start(")
-    _, marked, decorators = before.rpartition("\n@cli.command(")
-    if not found or not marked:
-        return None
-    flags: dict[str, bool] = {}
-    for option in decorators.split("@click.option(")[1:]:
-        declared = option.partition("help=")[0]  # a help text may name other flags
-        flags |= dict.fromkeys(_NAME.findall(declared), "is_flag=True" not in option)
-    return {**flags, **_COMMON_FLAGS} if flags else None

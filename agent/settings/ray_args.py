@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 from agent.base.errors import Problem
@@ -106,22 +105,3 @@ def ray_args_problems(words: tuple[str, ...]) -> Iterator[Problem]:
         elif flag.name == TEMP_DIR and not (flag.value or "").startswith("/"):
             given = f"{TEMP_DIR}={flag.value}" if flag.value else f"{TEMP_DIR} without a folder"
             yield Problem(VARIABLE, given, "an absolute path, such as --temp-dir=/mnt/nvme")
-
-
-def unknown_flags(words: tuple[str, ...], known: Mapping[str, bool], ray: str) -> Iterator[Problem]:
-    """Find flags that this Ray refuses; `known` maps each flag to whether it takes a value."""
-    for flag in flags_of(words):
-        takes_value = known.get(flag.name)
-        if takes_value is None and flag.name:
-            expected = f"a flag that `ray start` of Ray {ray} has{_nearest(flag.name, known)}"
-            yield Problem(VARIABLE, flag.name, expected)
-        elif takes_value and flag.value is None:
-            yield Problem(VARIABLE, f"{flag.name} without a value", f"{flag.name}=VALUE")
-        elif takes_value is False and flag.value is not None:
-            yield Problem(VARIABLE, f"{flag.name} with {flag.value!r}", f"{flag.name} alone")
-
-
-def _nearest(name: str, known: Mapping[str, bool]) -> str:
-    theirs = [flag for flag in known if flag not in SET_BY_AGENT]
-    close = difflib.get_close_matches(name, theirs, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""

@@ -177,8 +177,8 @@ def digest(part: Part) -> str:
             total.update(
                 f"{one.recipe} {one.nodes} {one.how} {told}".replace(str(REPO), "").encode()
             )
-    ours = {"trl": "trl_grpo.py", "verl": "verl_reward.py"}
-    bundled = [REPO / "agent/bundled" / ours[part.framework]] if part.framework in ours else []
+    ours = {"trl": ("trl_grpo.py", "scoring.py"), "verl": ("verl_reward.py",)}
+    bundled = [REPO / "agent/bundled" / name for name in ours.get(part.framework, ())]
     for file in [*judges(part), *bundled]:
         total.update(file.read_bytes() if file.exists() else b"")
     return total.hexdigest()[:16]

@@ -1,26 +1,24 @@
-"""AGENT_RAY_ARGS: what passes, what the agent owns, unknown flags, and the temp dir."""
+"""AGENT_RAY_ARGS: what passes, what the agent owns, and the temp dir."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import ray
-from click import Option
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
-from ray.scripts.scripts import start
 
 from agent.base.errors import SettingsError
 from agent.boot import plan_input
-from agent.boot.plan_input import temp_root, unknown_flags
-from agent.node.facts import MIB, RayPython
-from agent.node.pythons import ray_here, start_flags
+from agent.boot.plan_input import temp_root
+from agent.node.facts import MIB
 from agent.settings import load
 from agent.settings.ray_args import SET_BY_AGENT, RayFlag, flags_for_node, flags_of
 from unit.worlds import MACHINE, our_ray, plan_of, settings_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORKER = {"AGENT_HEAD": "10.0.0.1", "RAY_WORKER": "1"}
 
@@ -36,30 +34,6 @@ def argv(given: str, environ: dict[str, str] | None = None) -> tuple[str, ...]:
     """Return the `ray start` of a node with these flags."""
     plan = plan_of({**(environ or {}), "AGENT_RAY_ARGS": given})
     return our_ray(plan).command(is_head=plan.topology.is_head)
-
-
-def test_flags_are_read_from_rays_source() -> None:
-    """Flags parsed from Ray's source equal those of click, including their values."""
-    declared = {
-        name: not option.is_flag and not option.count
-        for option in start.params
-        if isinstance(option, Option)
-        for name in option.opts
-    }
-    assert ray.__file__ is not None
-    assert start_flags(str(Path(ray.__file__).parent)) == declared
-    assert ray_here().folder == str(Path(ray.__file__).parent)
-
-
-@pytest.mark.parametrize("text", ["", "def start():", "@cli.command()\nx\ndef start(\n"])
-def test_a_source_that_tells_nothing(tmp_path: Path, text: str) -> None:
-    """Without decorators to read, no flag is called unknown."""
-    (tmp_path / "scripts").mkdir()
-    (tmp_path / "scripts/scripts.py").write_text(text)
-    assert start_flags(str(tmp_path)) is None
-    assert start_flags(str(tmp_path / "none")) is None
-    blind = RayPython(sys.executable, "3.11.7", "2.60.0", folder=str(tmp_path))
-    assert unknown_flags(settings_of({"AGENT_RAY_ARGS": "--new-in-ray 3"}), blind) == []
 
 
 @pytest.mark.parametrize(
@@ -113,22 +87,6 @@ def test_every_flag_that_is_planned_is_owned_or_gives_way() -> None:
 def test_what_is_no_flag(given: str, complaint: str) -> None:
     """Stray words and half flags are named."""
     assert complaint in told(given)
-
-
-@pytest.mark.parametrize(
-    ("given", "complaint"),
-    [
-        ("--object-stor-memory=1", "--object-store-memory?)"),
-        ("--no-monitor=1", "--no-monitor with '1'; expected --no-monitor alone"),
-        ("--labels", "--labels without a value"),
-        ("--nonsense", "a flag that `ray start` of Ray"),
-    ],
-)
-def test_flags_that_this_ray_lacks_are_refused(given: str, complaint: str) -> None:
-    """Flags that this Ray lacks are refused before `ray start`."""
-    with pytest.raises(SettingsError) as caught:
-        plan_input.plan_from_environment({"AGENT_RAY_ARGS": given}, None)
-    assert complaint in caught.value.sentence()
 
 
 def test_the_users_memory_wins() -> None:

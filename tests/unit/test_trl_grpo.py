@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from agent.bundled import trl_grpo
-from agent.bundled.trl_grpo import RewardError, Rewards, TrainerSetupError
+from agent.bundled.trl_grpo import Rewards, TrainerSetupError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+RewardError = vars(trl_grpo)["scoring"].RewardError
 Reply = tuple[int, dict[str, str], bytes]
 
 

@@ -210,10 +210,7 @@ def finish_preflight(
     )
     if found.failure:
         return state, (), _preflight_failed(known, found.failure, lost)
-    warning = () if found.warning is None else (found.warning,)
-    probes = replace(state.probes, findings=(*state.probes.findings, *warning))
-    log = (LogLine(found.summary), *(LogLine(one.sentence(), "warning") for one in warning))
-    return replace(state, probes=probes), log, None
+    return state, (LogLine(found.summary),), None
 
 
 def _preflight_failed(known: Preflight, failure: str, lost: tuple[str, ...]) -> Outcome:
