@@ -36,6 +36,8 @@ Gpus = Annotated[int, Meta(ge=0, le=1_024)]
 """GPUs of one node, with the limit of AGENT_NUM_GPUS."""
 Cpus = Annotated[int, Meta(ge=0, le=100_000)]
 """CPUs of one node, with the limit of AGENT_NUM_CPUS."""
+Gigabytes = Annotated[int, Meta(ge=0, le=10_000)]
+"""Memory of a GPU as on its label, which counts GiB."""
 Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
 Limit = Annotated[int, Meta(ge=-1, le=MOST_BYTES)]
 """A kernel limit; -1 for none."""

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from agent.base.ranges import Bytes, Cpus, Gpus
+from agent.base.ranges import Bytes, Cpus, Gigabytes, Gpus
 from agent.base.value import Value
 
 if TYPE_CHECKING:
@@ -23,6 +23,8 @@ class NodeSize(Value):
     gpus: Gpus
     cpus: Cpus | None = None
     memory: Bytes | None = None
+    gpu_memory: Gigabytes | None = None
+    """Of its smallest GPU."""
 
 
 class RecipeInput(Value):

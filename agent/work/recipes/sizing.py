@@ -1,0 +1,403 @@
+"""Sizes by memory: what a model takes on the GPUs, and which settings make it fit.
+
+All figures are per GPU and in bytes. A setting that is chosen has its arithmetic as a sentence; a
+model that cannot fit is refused with the smallest nodes that it would fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import gcd
+from typing import TYPE_CHECKING
+
+from msgspec import field
+from msgspec.structs import replace
+
+from agent.base.value import Value
+from agent.work.recipes.model_shape import CONFIG, WEIGHT, ModelShape
+from agent.work.recipes.recipe import MisfitError, NodeSize, count_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+_USABLE = 0.97 * (1 << 30)
+"""Bytes of each GB on a GPU's label: labels count GiB, and CUDA and NCCL take some."""
+_COMFORT = 0.9
+"""The part of a GPU that an estimate may fill; up to all of it, with a warning, if nothing less."""
+_ASSUMED_MEMORY = 80
+_ASSUMED_HOST = 128e9
+"""Memory of a node for each of its GPUs, if it is not known."""
+_HOST_PART = 0.85
+"""The part of a node's memory for offloaded states."""
+_ENGINE_PART = 0.25
+"""The part of a GPU that an engine's weights take before they are divided further."""
+_ENGINE_OVERHEAD = 1.5e9
+"""An engine's own: activations and CUDA graphs."""
+_SEQUENCES = 16
+"""Sequences of full length that an engine holds at once, at least, if there is room."""
+_SURE_TOKENS = 8192
+"""Longer sequences are rare, so that they do not decide whether a model fits."""
+_MOST_TOKENS = 24_576
+"""Tokens of a micro batch beyond which it does not become faster."""
+_LEAST_SHARE = 0.4
+"""Of each GPU for engines, if there is room: below it they hold few sequences at once."""
+_MOST_SHARE = 0.95
+_MOST_NODES = 64
+_LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)
+"""Memory of common GPUs, in GB."""
+
+
+class Layout(Value):
+    """A way to keep models: bytes of a parameter, divided over the shards unless on every GPU."""
+
+    name: str
+    busy: float
+    """Of the model that is trained at the moment."""
+    idle: float = 0.0
+    """Of another trained model meanwhile."""
+    asleep: float = 0.0
+    """Of each trained model while engines generate."""
+    frozen: float = 0.0
+    """Of a model that is not trained."""
+    everywhere: float = 0.0
+    """Of every model, on every GPU."""
+    host: float = 0.0
+    """Of each trained model, in the memory of the nodes."""
+
+    def for_adapters(self) -> Layout:
+        """Return the layout where only adapters (LoRA) are trained: weights in float32 at most."""
+        sizes = {name: min(getattr(self, name), 4.0) for name in ("busy", "idle", "asleep", "host")}
+        return replace(self, **sizes)
+
+
+# Adam in mixed precision: 16 bytes are weights and gradients (4 and 4, or 2 and 2 beside float32
+# weights of 4), and 8 of the optimizer.
+VERL_RESIDENT = Layout("FSDP", 16, 12, 12)
+VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12)
+VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16)
+ZERO2 = Layout("ZeRO-2", 14, everywhere=2)
+ZERO3 = Layout("ZeRO-3", 16, frozen=2)
+ZERO3_OFFLOAD = Layout("ZeRO-3 with the optimizer in CPU memory", 4, 4, 4, frozen=2, host=12)
+ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
+"""OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
+SEARCH_R1_RESIDENT = replace(VERL_RESIDENT, frozen=2)
+SEARCH_R1_OFFLOAD = replace(VERL_OFFLOAD, host=16)
+VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
+SEARCH_R1 = (SEARCH_R1_RESIDENT, SEARCH_R1_OFFLOAD)
+OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)
+OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
+"""Layouts by framework, the fastest first: the later ones need less of the GPUs."""
+
+
+class Workload(Value):
+    """What is trained, and on what."""
+
+    model: ModelShape | None
+    nodes: tuple[NodeSize, ...]
+    layouts: tuple[Layout, ...]
+    tokens: int
+    """The longest sequence: prompt and answer."""
+    trained: int = 1
+    """Models with an optimizer: 2 with a critic."""
+    frozen: int = 0
+    """References and reward models on the same GPUs."""
+    share: float = 0.0
+    """The part of each GPU that engines usually have; 0 without engines on these GPUs."""
+    tensor_parallel: int | None = None
+    """AGENT_TENSOR_PARALLEL; None if it follows from the size."""
+    adapters: bool = False
+    """Whether only adapters are trained (LoRA)."""
+    slow: bool = False
+    """Whether the network between nodes is slow."""
+    given: tuple[str, ...] = ()
+    """Arguments of the user that change the memory: then a misfit is a warning."""
+
+    @property
+    def gpus(self) -> int:
+        """Return the GPUs of a node, or the size of equal groups within nodes."""
+        return gcd(*(node.gpus for node in self.nodes))
+
+    @property
+    def world(self) -> int:
+        """Return all GPUs."""
+        return sum(node.gpus for node in self.nodes)
+
+    @property
+    def memory(self) -> int:
+        """Return the GB of the smallest GPU, or what is assumed."""
+        return min((n.gpu_memory for n in self.nodes if n.gpu_memory), default=_ASSUMED_MEMORY)
+
+    @property
+    def label(self) -> float:
+        """Return the bytes of that GPU, of which engines have their share."""
+        return self.memory * float(1 << 30)
+
+    @property
+    def host(self) -> float:
+        """Return the memory of the smallest node for offloaded states, or what is assumed."""
+        assumed = _ASSUMED_HOST * min(node.gpus for node in self.nodes)
+        return _HOST_PART * min((n.memory for n in self.nodes if n.memory), default=assumed)
+
+    def text(self) -> str:
+        """Return the nodes: 2×8×80 GB."""
+        is_even = len({node.gpus for node in self.nodes}) == 1
+        shape = f"{len(self.nodes)}×{self.gpus}" if is_even else f"{self.world} GPUs"
+        return f"{shape}×{self.memory} GB"
+
+
+class Sizing(Value):
+    """The settings that follow from memory, each with its arithmetic."""
+
+    layout: Layout
+    tensor_parallel: int
+    share: float
+    """The part of each GPU that engines have."""
+    tokens: int = 0
+    """Tokens of a micro batch on one GPU; 0 if the model's size is not known."""
+    within_nodes: bool = False
+    """Whether weights are sharded within each node, and gradients summed over all nodes."""
+    why: Mapping[str, str] = field(default_factory=dict)
+    """The arithmetic, by the name of the field."""
+    notes: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+
+
+def sizing_of(load: Workload) -> Sizing:
+    """Return the settings of the first layout that fits; raises MisfitError if none does."""
+    load = replace(load, nodes=tuple(node for node in load.nodes if node.gpus))
+    model = load.model
+    if model is None or not load.nodes:
+        return _unsized(load)
+    found = _best(load, model)
+    if found is not None:
+        return _explained(found)
+    refusal = _refusal(load, model)
+    if not load.given and any(node.gpu_memory for node in load.nodes):
+        raise MisfitError(refusal)
+    because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
+    size = max(_engine_sizes(load, model))
+    why = dict.fromkeys(("layout", "tensor_parallel"), "takes the least memory")
+    return Sizing(
+        *(load.layouts[-1], size, load.share, load.tokens),
+        why=why,
+        notes=tuple(_assumptions(load)),
+        warnings=(f"{refusal}. Not refused: {because}",),
+    )
+
+
+def _unsized(load: Workload) -> Sizing:
+    """Return the defaults for a model of unknown size, or for nodes without GPUs."""
+    size = load.tensor_parallel or 1
+    why = "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else "the model's size is not known"
+    note = (
+        "the model's size is not known (no config.json here, no size in its name), and nothing is "
+        f"sized for it; assumed: {load.layouts[0].name}, engines of {count_of(size, 'GPU')}"
+    )
+    notes = (note,) if load.nodes else ()
+    return Sizing(load.layouts[0], size, load.share, why={"tensor_parallel": why}, notes=notes)
+
+
+class _Fit(Value):
+    """A GPU with its shard of the models in one layout, and its part of an engine."""
+
+    load: Workload
+    model: ModelShape
+    layout: Layout
+    shards: int
+    engine: int
+    """The GPUs of an engine."""
+    filled: float
+    """The part of the GPU that this estimate may fill."""
+
+    @property
+    def room(self) -> float:
+        return self.load.memory * _USABLE * self.filled
+
+    @property
+    def kept(self) -> float:
+        """Return the bytes of models that are not at work."""
+        load, layout = self.load, self.layout
+        each = load.frozen * layout.frozen / self.shards
+        return self.model.parameters * (each + (load.trained + load.frozen) * layout.everywhere)
+
+    @property
+    def training(self) -> float:
+        """Return the bytes of a training step without its tokens."""
+        states = self.layout.busy + (self.load.trained - 1) * self.layout.idle
+        return self.kept + self.model.parameters * states / self.shards + self.model.gathered
+
+    @property
+    def generating(self) -> float:
+        """Return the bytes of training that stay while engines generate."""
+        states = self.load.trained * self.layout.asleep
+        return self.kept + self.model.parameters * states / self.shards
+
+    @property
+    def tokens(self) -> int:
+        """Return how many tokens of a micro batch fit, in steps of 1,024 where there are more."""
+        found = int((self.room - self.training) / self.model.token)
+        most = max(self.load.tokens, _MOST_TOKENS)
+        return found if found < 1024 else min(found // 1024 * 1024, most)
+
+    @property
+    def host(self) -> float:
+        """Return the bytes in each node's memory."""
+        states = self.load.trained * self.layout.host
+        return states * self.model.parameters / len(self.load.nodes)
+
+    def share(self, cached: int) -> float:
+        """Return the engines' part of the GPU, in steps of 0.05; 0 if they do not fit.
+
+        They hold their weights and the KV cache of so many tokens.
+        """
+        if not self.load.share:
+            return 0.0
+        left = int((self.room - self.generating) / self.load.label * 20) / 20
+        cache = WEIGHT * self.model.cached * cached / min(self.engine, self.model.kv_heads)
+        need = self.model.weights / self.engine + cache + _ENGINE_OVERHEAD
+        usual = min(self.load.share, left)
+        enough = usual if usual * self.load.label >= need else min(left, _MOST_SHARE)
+        return enough if enough * self.load.label >= need else 0.0
+
+    def holds(self, tokens: int, sequences: int, share: float) -> bool:
+        """Return whether it holds such sequences, and leaves engines at least this share."""
+        if self.host > self.load.host or self.tokens < tokens:
+            return False
+        return not self.load.share or self.share(sequences * tokens) >= share
+
+
+_DEMANDS = (
+    (_COMFORT, 1 << 40, _SEQUENCES, _LEAST_SHARE),
+    (1.0, _SURE_TOKENS, 1, 0.05),
+)
+"""What is to fit, first with room to spare: part of a GPU, tokens, sequences, engines' part."""
+
+
+def _best(load: Workload, model: ModelShape) -> _Fit | None:
+    """Return the first layout that fits with room to spare, else the first that fits at all."""
+    for filled, most, sequences, share in _DEMANDS:
+        demand = min(load.tokens, most), sequences, min(load.share, share)
+        for layout in load.layouts:
+            used = layout.for_adapters() if load.adapters else layout
+            for size in _engine_sizes(load, model):
+                fit = _Fit(load, model, used, load.world, size, filled)
+                if not fit.holds(*demand):
+                    continue
+                inside = replace(fit, shards=load.gpus)
+                return inside if load.slow and inside.holds(*demand) else fit
+    return None
+
+
+def _engine_sizes(load: Workload, model: ModelShape) -> tuple[int, ...]:
+    """Return the sizes of an engine to try, the preferred one first; larger ones take less."""
+    if load.tensor_parallel is not None or not load.share:
+        return (load.tensor_parallel or 1,)
+    sizes = [n for n in range(1, load.gpus + 1) if load.gpus % n == 0 and _divides(model, n)]
+    limit = _ENGINE_PART * load.label
+    return tuple(n for n in sizes if model.weights / n <= limit) or (sizes[-1],)
+
+
+def _divides(model: ModelShape, size: int) -> bool:
+    """Return whether engines can divide the attention; powers of two if its heads are unknown."""
+    return model.heads % size == 0 if model.heads else size & (size - 1) == 0
+
+
+def _explained(fit: _Fit) -> Sizing:
+    """Return a fit with its arithmetic."""
+    load, model, layout = fit.load, fit.model, fit.layout
+    is_tight = fit.filled > _COMFORT
+    share = fit.share((1 if is_tight else _SEQUENCES) * load.tokens) or fit.share(1)
+    within = fit.shards < load.world
+    states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
+    asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
+    why = {
+        "layout": f"{layout.name}: {states}",
+        "tensor_parallel": f"{asked}{_engine_text(fit)} of {load.memory} GB",
+        "share": f"{_gb(fit.generating)} of training stay on each GPU of {load.memory} GB",
+        "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
+        "within_nodes": f"the network between nodes is slow: over the {fit.shards} GPUs of a node"
+        if within
+        else f"over all {count_of(fit.shards, 'GPU')}",
+    }
+    notes, warnings = [*_assumptions(load)], []
+    if fit.host:
+        notes.append(f"{layout.name} needs {_gb(fit.host)} of each node's memory")
+    if load.slow and not within and len(load.nodes) > 1:
+        notes.append("the network is slow, but a node's GPUs alone cannot hold all shards")
+    if is_tight:
+        warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
+    if fit.tokens < load.tokens:
+        long = f"a sequence of all {load.tokens} tokens may run out of memory"
+        warnings.append(f"{long}: about {fit.tokens} fit")
+    sized = layout, fit.engine, share, max(fit.tokens, load.tokens), within
+    return Sizing(*sized, why=why, notes=tuple(notes), warnings=tuple(warnings))
+
+
+def _assumptions(load: Workload) -> Iterator[str]:
+    """Yield what is assumed about the model and the GPUs."""
+    if load.model is not None and load.model.source != CONFIG:
+        yield f"sized for {load.model.billions} parameters, by {load.model.source}"
+    if not any(node.gpu_memory for node in load.nodes):
+        yield f"sized for GPUs of {_ASSUMED_MEMORY} GB: their memory is not known here"
+
+
+def _states_text(fit: _Fit) -> str:
+    """Return the arithmetic of a training step: 7.6 B × 16 bytes / 24 GPUs = 5.1 GB."""
+    load, model, layout = fit.load, fit.model, fit.layout
+    trained = layout.busy + (load.trained - 1) * layout.idle
+    sharded = ((trained, ""), (load.frozen * layout.frozen, " of frozen models"))
+    parts = [
+        f"{model.billions} × {each:g} bytes / {count_of(fit.shards, 'GPU')} = "
+        f"{_gb(model.parameters * each / fit.shards)}{what}"
+        for each, what in sharded
+        if each
+    ]
+    each = (load.trained + load.frozen) * layout.everywhere
+    if each:
+        parts.append(f"{model.billions} × {each:g} bytes = {_gb(model.parameters * each)}")
+    return " + ".join(parts) or f"{_gb(model.gathered)} of the layers at work"
+
+
+def _engine_text(fit: _Fit) -> str:
+    weights = fit.model.weights
+    return f"{_gb(weights)} of weights / {fit.engine} = {_gb(weights / fit.engine)}"
+
+
+def _refusal(load: Workload, model: ModelShape) -> str:
+    """Say that a model does not fit, and what it would fit."""
+    layouts = [one.for_adapters() if load.adapters else one for one in load.layouts]
+    size = max(_engine_sizes(load, model))
+    fits = [_Fit(load, model, layout, load.world, size, 1.0) for layout in layouts]
+    fit = next((one for one in reversed(fits) if one.host <= load.host), fits[0])
+    text = f"{model.billions} on {load.text()}: no: {_states_text(fit)}"
+    if load.share:
+        text += f", and engines: {_engine_text(fit)}"
+    return f"{text}; {', or '.join(_remedies(load, model)) or f'nor on {_MOST_NODES} such nodes'}"
+
+
+def _remedies(load: Workload, model: ModelShape) -> Iterator[str]:
+    """Yield what it would fit: more GPUs, larger ones, more memory of the nodes."""
+    free, first, count = replace(load, tensor_parallel=None), load.nodes[0], len(load.nodes)
+    more = [(count, gpus) for gpus in (2, 4, 8) if gpus > load.gpus]
+    more += [(nodes, max(load.gpus, 8)) for nodes in range(count + 1, _MOST_NODES + 1)]
+    for nodes, gpus in more:
+        if _best(replace(free, nodes=(replace(first, gpus=gpus),) * nodes), model) is not None:
+            yield f"from {nodes}×{gpus} on"
+            break
+    for label in filter(load.memory.__lt__, _LABELS):
+        larger = tuple(replace(node, gpu_memory=label) for node in load.nodes)
+        if _best(replace(free, nodes=larger), model) is not None:
+            yield f"with GPUs of {label} GB"
+            break
+    endless = tuple(replace(node, memory=1 << 60) for node in load.nodes)
+    fit = _best(replace(free, nodes=endless), model)
+    if fit is not None and fit.host > load.host:
+        yield f"with {_gb(fit.host / _HOST_PART)} of memory in each node, by {fit.layout.name}"
+    if load.tensor_parallel and _best(free, model) is not None:
+        yield "without AGENT_TENSOR_PARALLEL"
+
+
+def _gb(size: float) -> str:
+    """Format bytes: 5.1 GB, 145 GB."""
+    return f"{size / 1e9:.1f} GB" if size < 99.95e9 else f"{size / 1e9:,.0f} GB"
