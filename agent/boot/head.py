@@ -359,7 +359,8 @@ class HeadAgent:
     ) -> Submission | Outcome:
         url = reward_url(self._plan.all_services, replace(self._placeholders, node_ip=reward))
         return await make_submission(
-            self._plan, self._state, self._placeholders, url, self._env, is_followed=is_followed
+            *(self._plan, self._state, self._placeholders, url, self._env, self._keeper.run_id),
+            is_followed=is_followed,
         )
 
     async def _clean_up_attempt(self, ended: Attempt, link: Link) -> None:

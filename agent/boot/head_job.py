@@ -134,6 +134,7 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     placeholders: Placeholders,
     reward_url: str,
     env: Mapping[str, str],
+    run_id: str,
     *,
     is_followed: bool = False,
 ) -> Submission | Outcome:
@@ -159,7 +160,7 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         command_line = entrypoint(fill(job.argv, joined), joined.attempt)
         return Submission(command_line, job.runtime_env, upload=_upload(job))
     try:
-        command = job.recipe.command(nodes)
+        command = job.recipe.command(nodes, run_id)
     except MisfitError as error:
         end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=_listed(nodes), error=error)
         return _misfit(end, state.attempt.number)

@@ -18,9 +18,10 @@ from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
 from agent.node import gpus, pythons
 from agent.node.addresses import taken_ports
+from agent.node.data_columns import columns_of
 from agent.node.disks import disk_of, free_at, mount_of, weights_in
 from agent.node.pythons import find_ray, find_torch
-from agent.node.read import gather, read_folder
+from agent.node.read import gather, has_infiniband, read_folder
 from agent.node.upload import LIMIT, measure
 from agent.plan.listeners import port_clashes
 from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems
@@ -238,7 +239,13 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
         return facts
     starts_in = settings.working_dir or "."
     found = pythons.find_framework(known.framework, facts.job_python, starts_in)
-    facts = replace(facts, framework=found)
+    columns = run_within(times.START_DISK, lambda: (columns_of(settings.train_data or ""),))
+    facts = replace(
+        facts,
+        framework=found,
+        data_columns=None if columns is None else columns[0],
+        infiniband=has_infiniband(),
+    )
     folder = checkpoint_folder(settings, loaded.command)
     mount = run_within(times.START_DISK, lambda: (mount_of(folder),))
     if mount is not None:

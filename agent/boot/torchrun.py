@@ -74,11 +74,15 @@ class LocalShare:
         await self.stop(run.plan.budget.ray)
         errors = run.folder.file(f"torchrun-error-{attempt}.json")
         self._began = await size_at_start(run, run.folder.file(LOG), errors)
-        env = plan.torchrun.environment(
-            plan.environment(place.node_ip, place.head_ip), attempt, str(errors)
-        )
         attempt_id = submission_id_of(run_id, attempt)
-        argv = self._argv(attempt, seat, place, attempt_id)
+        assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
+        recipe, words, own = plan.job.recipe, plan.job.argv, {}
+        if recipe is not None:  # the head checked that it fits
+            command = recipe.command(seat.nodes, run_id)
+            words, own = command.argv, {**command.env}
+        argv = self._argv(words, attempt, seat, place, attempt_id)
+        full = {**own, **plan.environment(place.node_ip, place.head_ip)}
+        env = plan.torchrun.environment(full, attempt, str(errors))
         self._is_stopped = False
         say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
         output = self._scan_output(attempt)
@@ -95,7 +99,12 @@ class LocalShare:
         return output
 
     def _argv(
-        self, attempt: int, seat: ShareOrder, place: Placeholders, attempt_id: str
+        self,
+        words: tuple[str, ...],
+        attempt: int,
+        seat: ShareOrder,
+        place: Placeholders,
+        attempt_id: str,
     ) -> list[str]:
         plan = self._run.plan
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
@@ -111,8 +120,6 @@ class LocalShare:
             attempt=attempt,
             checkpoints=plan.job.checkpoints,
         )
-        recipe = plan.job.recipe  # the head checked that it fits
-        words = plan.job.argv if recipe is None else recipe.command(seat.nodes).argv
         return plan.torchrun.share_command(fill(words, joined), seat, attempt_id, place.head_ip)
 
     async def stop(self, grace: float) -> None:

@@ -21,6 +21,7 @@ from agent.boot.plan_input import examine_machine, plan_from_environment
 from agent.checks.finding import Level
 from agent.control import verbs as of_the_head
 from agent.node import pythons
+from agent.node.data_columns import columns_of
 from agent.plan.make import checkpoint_folder
 from agent.plan.plan import log_root
 from agent.plan.show import finding_line, render
@@ -29,7 +30,7 @@ from agent.settings import load
 from agent.settings.jobs import BY_NAME, JOBS
 from agent.settings.load import text_table
 from agent.settings.redact import redactor_for
-from agent.work.job import recipe_input, version_of
+from agent.work.job import command_of, recipe_input, version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
     ChosenVersion,
@@ -278,9 +279,10 @@ def recipe_command(
     settings = load({**environ, "AGENT_JOB": name}).settings
     chosen = _version(known, version, environ.get("PATH"))
     folder = checkpoint_folder(settings, None)
-    asked = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
+    given = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
+    asked = replace(given, columns=columns_of(settings.train_data or ""))
     try:
-        made = recipe_of(known).make(asked)
+        made = command_of(known, asked)
     except MisfitError as error:
         raise PreflightError(
             f"{known.name} does not fit", why=str(error), culprit="AGENT_JOB"

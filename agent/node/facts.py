@@ -250,6 +250,10 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """The mount of the checkpoint folder, if the job has one."""
     checkpoints_free: Bytes | None = None
     """Free bytes there; None if not read."""
+    data_columns: ByName[bool] | None = None
+    """Columns of AGENT_TRAIN_DATA, and whether each holds lists; None if not known."""
+    infiniband: bool = False
+    """Whether the machine has an InfiniBand or RoCE device."""
     model_bytes: Bytes = 0
     """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
     node_versions: NodeVersions = field(default_factory=NodeVersions)

@@ -69,6 +69,14 @@ def _amd(folder: Path) -> Iterator[str]:
             yield f"{name or 'AMD'} {gib} GiB"
 
 
+def has_infiniband(devices: Path = Path("/sys/class/infiniband")) -> bool:
+    """Return whether this machine has an InfiniBand or RoCE device."""
+    try:
+        return any(devices.iterdir())
+    except OSError:
+        return False
+
+
 def program_fault(word: str, path: str | None) -> str:
     """Return why `exec WORD` will fail in the current directory, or ''."""
     if word.startswith("-"):

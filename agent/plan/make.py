@@ -88,8 +88,9 @@ def _planned_recipe(loaded: Loaded, topology: Topology, facts: Facts) -> RecipeJ
         version = version_of(known, None).version
     folder = checkpoint_folder(settings, loaded.command)
     nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
-    python = facts.job_python
-    return plan_recipe(known, recipe_input(known, settings, version, folder, python, nodes))
+    given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
+    seen = replace(given, columns=facts.data_columns, infiniband=facts.infiniband)
+    return plan_recipe(known, seen)
 
 
 def _planned_job(

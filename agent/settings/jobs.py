@@ -13,6 +13,12 @@ NO_JOB = "none"
 DEFAULT = "rehearsal"
 TORCHRUN = "torchrun"
 
+_REWARD_MODEL_FLAGS = ("--reward.model_name_or_path", "--reward_pretrain")
+_OTHER_REWARD_FLAGS = (
+    *("--reward.remote_url", "--remote_rm_url", "--train.agent_func_path", "--agent_func_path"),
+)
+"""OpenRLHF's flags by which AGENT_JOB_ARGS names the source of rewards."""
+
 DEFAULT_DIALECT: Literal["openrlhf"] = "openrlhf"
 """The reply format of the bundled reward server, unless a recipe needs another."""
 
@@ -34,15 +40,21 @@ class KnownJob(Value):
     """Variables that must be set."""
     dialect: Literal["openrlhf", "openrlhf-m"] = DEFAULT_DIALECT
     """The reply format that its reward client reads."""
+    loads_reward_model: bool = False
+    """Whether its framework can load AGENT_REWARD_MODEL on the training GPUs."""
 
 
 JOBS = (
     KnownJob(DEFAULT, "rehearsal", reward="needed", needs=()),
-    KnownJob("verl-grpo", "verl", "verl", "possible"),
-    KnownJob("verl-ppo", "verl", "verl", "possible"),
-    KnownJob("openrlhf-grpo", "openrlhf", "openrlhf", "needed"),
-    KnownJob("openrlhf-ppo", "openrlhf", "openrlhf", "needed"),
-    KnownJob("openrlhf-m-grpo", "openrlhf_m", "openrlhf-m", "needed", dialect="openrlhf-m"),
+    KnownJob("verl-grpo", "verl", "verl", "possible", loads_reward_model=True),
+    KnownJob("verl-ppo", "verl", "verl", "possible", loads_reward_model=True),
+    KnownJob("openrlhf-grpo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),
+    KnownJob("openrlhf-ppo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),
+    KnownJob(
+        *("openrlhf-m-grpo", "openrlhf_m", "openrlhf-m", "needed"),
+        dialect="openrlhf-m",
+        loads_reward_model=True,
+    ),
     KnownJob("search-r1-ppo", "search_r1", "search-r1"),
     KnownJob("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
@@ -59,6 +71,22 @@ def known_job(settings: Settings, command: tuple[str, ...] | None) -> KnownJob |
     if command is not None:
         return None
     return BY_NAME.get(settings.job or DEFAULT)
+
+
+def reward_model(settings: Settings) -> str:
+    """Return the variable that names a reward model for the training GPUs, or ''."""
+    if settings.reward_model is not None:
+        return "AGENT_REWARD_MODEL"
+    return "AGENT_JOB_ARGS" if _has_flag(settings, _REWARD_MODEL_FLAGS) else ""
+
+
+def has_own_reward(settings: Settings) -> bool:
+    """Return whether the settings name a source of rewards other than AGENT_REWARD."""
+    return bool(reward_model(settings)) or _has_flag(settings, _OTHER_REWARD_FLAGS)
+
+
+def _has_flag(settings: Settings, flags: tuple[str, ...]) -> bool:
+    return any(word.partition("=")[0] in flags for word in settings.job_args)
 
 
 def launcher(settings: Settings, command: tuple[str, ...] | None) -> Literal["ray", "torchrun"]:

@@ -120,6 +120,17 @@ class Settings(Value, kw_only=True):
     tensor_parallel: int = var(
         "AGENT_TENSOR_PARALLEL", v.whole(1, 1024), "GPUs of one rollout engine", default="1"
     )
+    reward_model: str | None = var(
+        "AGENT_REWARD_MODEL",
+        v.nonempty_text,
+        "reward model that the recipe's framework loads on the training GPUs: id or path",
+    )
+    run_name: str | None = var(
+        "AGENT_RUN_NAME",
+        v.nonempty_text,
+        "name of the run in W&B; its group is the run id",
+        default_text="recipe, model and run id",
+    )
     launcher: Literal["ray", "torchrun"] | None = var(
         "AGENT_LAUNCHER",
         v.one_of("ray", "torchrun"),
@@ -139,7 +150,7 @@ class Settings(Value, kw_only=True):
         "AGENT_REWARD",
         v.nonempty_text,
         "`builtin`, `off`, an http(s) URL, or the shell command of a reward server",
-        default_text="what the job needs",
+        default_text="what the job needs; off with a reward model",
     )
     reward_port: int = var("AGENT_REWARD_PORT", v.port, "the reward server's port", default="5000")
     reward_path: str = var("AGENT_REWARD_PATH", v.url_path, "its path", default="/get_reward")

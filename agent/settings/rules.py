@@ -9,7 +9,14 @@ from urllib.parse import urlsplit
 from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, ports_from_settings
 from agent.settings import ray_args
-from agent.settings.jobs import BY_NAME, DEFAULT, NO_JOB, known_job, launcher
+from agent.settings.jobs import (
+    BY_NAME,
+    NO_JOB,
+    has_own_reward,
+    known_job,
+    launcher,
+    reward_model,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -47,7 +54,7 @@ def needs_reward_url(settings: Settings, command: tuple[str, ...] | None) -> boo
     if command is not None:
         return any("{reward_url}" in word for word in command)
     job = known_job(settings, command)
-    return job is not None and job.reward == "needed"
+    return job is not None and job.reward == "needed" and not has_own_reward(settings)
 
 
 def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
@@ -107,8 +114,11 @@ def _is_text(word: str) -> bool:
 def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
     reward = settings.reward
     if reward == "off" and needs_reward_url(settings, command):
-        who = "a command with {reward_url}" if command is not None else settings.job or DEFAULT
-        yield Problem("AGENT_REWARD", f"'off' beside {who}", "builtin, a URL or a command")
+        job = known_job(settings, command)
+        who = "a command with {reward_url}" if job is None else job.name
+        model = "; or AGENT_REWARD_MODEL" if job is not None and job.loads_reward_model else ""
+        yield Problem("AGENT_REWARD", f"'off' beside {who}", f"builtin, a URL or a command{model}")
+    yield from _check_reward_model(settings, command)
     if reward is not None and is_url(reward):
         try:
             parts = urlsplit(reward)
@@ -117,6 +127,20 @@ def _check_reward(settings: Settings, command: tuple[str, ...] | None) -> Iterat
             fine = False
         if not fine or any(c.isspace() for c in reward):
             yield Problem("AGENT_REWARD", repr(reward), "a URL with a host, http://host:port/path")
+
+
+def _check_reward_model(settings: Settings, command: tuple[str, ...] | None) -> Iterator[Problem]:
+    """Refuse two sources of rewards: OpenRLHF would silently use the server alone."""
+    job, named_by = known_job(settings, command), reward_model(settings)
+    if job is None or not named_by:
+        return
+    if not job.loads_reward_model:
+        expected = f"unset: {job.name} loads no reward model"
+        yield Problem(named_by, "a reward model", expected)
+    elif settings.reward not in {None, "off"}:
+        got = f"a reward model beside AGENT_REWARD={settings.reward}"
+        expected = "one of them: AGENT_REWARD=off for the model, or no model for the server"
+        yield Problem(named_by, got, expected)
 
 
 def _check_token(settings: Settings) -> Iterator[Problem]:

@@ -14,9 +14,11 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.value import Value
 from agent.node.upload import UploadSize
 from agent.settings.jobs import KnownJob
+from agent.settings.rules import reward_choice
 from agent.work.checkpoints import CheckpointOwner
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import (
+    RUN_ID,
     ChosenVersion,
     Command,
     MisfitError,
@@ -117,6 +119,8 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
         "version": version_text(given.version),
         "checkpoints": given.checkpoints,
     }
+    if given.reward_model:
+        settings["reward_model"] = given.reward_model
     return (job.name, *given.args), settings
 
 
@@ -143,9 +147,25 @@ class RecipeJob(Value):
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for every node, whatever the cluster's size."""
 
-    def command(self, nodes: tuple[NodeSize, ...]) -> Command:
+    def command(self, nodes: tuple[NodeSize, ...], run_id: str) -> Command:
         """Return the command for the nodes that joined; raises MisfitError."""
-        return recipe_of(self.known).make(replace(self.input, nodes=nodes))
+        return command_of(self.known, replace(self.input, nodes=nodes, run_id=run_id))
+
+
+_GROUP = "WANDB_RUN_GROUP"
+
+
+def command_of(known: KnownJob, given: RecipeInput) -> Command:
+    """Return a recipe's command, with the run id as W&B's group; raises MisfitError."""
+    made = recipe_of(known).make(given)
+    if not given.wandb or not known.framework:
+        return made
+    return replace(made, env={**made.env, _GROUP: given.run_id})
+
+
+def node_env(command: Command) -> dict[str, str]:
+    """Return what every node can set before the run id is known."""
+    return {name: text for name, text in command.env.items() if text != RUN_ID}
 
 
 def world_size(nodes: tuple[NodeSize, ...]) -> int:
@@ -197,15 +217,16 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
         tensor_parallel=settings.tensor_parallel,
         args=settings.job_args,
         scores=scores(known, settings),
+        reward_model=settings.reward_model or "",
         wandb=settings.wandb_api_key is not None,
+        run_name=settings.run_name or "",
         python=python,
     )
 
 
 def scores(known: KnownJob, settings: Settings) -> bool:
     """Return whether a reward server scores for this recipe."""
-    wants_server = settings.reward is not None and settings.reward != "off"
-    return known.reward == "needed" or (known.reward == "possible" and wants_server)
+    return known.reward != "unused" and reward_choice(settings, None) != "off"
 
 
 def plan_recipe(known: KnownJob, given: RecipeInput) -> RecipeJob:
@@ -213,22 +234,21 @@ def plan_recipe(known: KnownJob, given: RecipeInput) -> RecipeJob:
 
     If it fits only another cluster it is not refused yet, since other nodes may join.
     """
-    recipe = recipe_of(known)
     try:
-        guess = recipe.make(given)
+        guess = command_of(known, given)
     except MisfitError as error:
         other = next(filter(None, (_command_for(known, given, nodes) for nodes in _SHAPES)), None)
         if other is None:
             got = f"{known.name}, which cannot be made: {error}"
             raise SettingsError((Problem("AGENT_JOB", got, "settings that go together"),)) from None
-        return RecipeJob(known, given, None, str(error), other.env)
-    return RecipeJob(known, given, guess, env=guess.env)
+        return RecipeJob(known, given, None, str(error), node_env(other))
+    return RecipeJob(known, given, guess, env=node_env(guess))
 
 
 def _command_for(
     known: KnownJob, given: RecipeInput, nodes: tuple[NodeSize, ...]
 ) -> Command | None:
     try:
-        return recipe_of(known).make(replace(given, nodes=nodes))
+        return command_of(known, replace(given, nodes=nodes))
     except MisfitError:
         return None

@@ -48,6 +48,8 @@ def shown(environ: dict[str, str], facts: Facts = WITH) -> str:
         ("0.9.1rc1", (0, 9, 1), True),
         ("0.8.5", (0, 8, 0), True),
         ("0.8.0.dev1", (0, 8, 0), True),
+        ("0.10.0.dev0+g1dda039", (0, 9, 1), True),
+        ("1.0.dev20261101", (0, 9, 1), True),
     ],
 )
 def test_the_nearest_known_version(text: str, wanted: tuple[int, ...], *, warned: bool) -> None:
@@ -70,6 +72,30 @@ def test_an_unknown_version_is_refused(text: str) -> None:
     """Another minor release may have other flags: the known ones are named."""
     with pytest.raises(UnknownVersionError, match=r"known are 0\.8\.0, 0\.9\.0, 0\.9\.1"):
         choose(VERSIONS, text)
+
+
+@pytest.mark.parametrize(("text", "near"), [("0.7.0", "0.8.0"), ("0.10.0", "0.9.1")])
+def test_the_refusal_says_which_release_to_install(text: str, near: str) -> None:
+    """It is the nearest known one."""
+    with pytest.raises(UnknownVersionError, match=f"{text}, which is not known: install {near};"):
+        choose(VERSIONS, text)
+
+
+def test_the_run_id_is_the_group_in_wandb() -> None:
+    """It is known once a job is submitted, so no node's environment has it before."""
+    plan = plan_of({**HEAD, **NEEDED, "WANDB_API_KEY": "k" * 40}, WITH)
+    assert plan.job is not None
+    assert plan.job.recipe is not None
+    nodes = (NodeSize(8, 32),) * 2
+    assert plan.job.recipe.command(nodes, "run-7").env == {
+        "TOY_MODE": "fast",
+        "WANDB_RUN_GROUP": "run-7",
+    }
+    assert plan.recipe_env == {"TOY_MODE": "fast"}
+    offline = plan_of({**HEAD, **NEEDED}, WITH).job
+    assert offline is not None
+    assert offline.recipe is not None
+    assert "WANDB_RUN_GROUP" not in offline.recipe.command(nodes, "run-7").env
 
 
 def test_the_plan_is_for_nodes_like_this_one() -> None:
@@ -96,9 +122,9 @@ def test_the_command_is_for_the_nodes_that_joined() -> None:
     assert job is not None
     assert job.recipe is not None
     nodes = (NodeSize(0, 8), NodeSize(4, 32), NodeSize(4, 32))
-    assert "8" in job.recipe.command(nodes).argv
+    assert "8" in job.recipe.command(nodes, "run").argv
     with pytest.raises(MisfitError, match="not divisible by 12"):
-        job.recipe.command((NodeSize(8), NodeSize(4)))
+        job.recipe.command((NodeSize(8), NodeSize(4)), "run")
 
 
 def test_arguments_that_fit_no_nodes_are_refused_at_once() -> None:

@@ -10,6 +10,7 @@ from msgspec.structs import asdict
 from agent.base.errors import SettingsError
 from agent.settings import load
 from agent.settings.model import SECRET_FILE_VARIABLES
+from agent.settings.rules import reward_choice
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -246,3 +247,52 @@ def test_contradictions(
 def test_what_goes_together(environ: dict[str, str], command: list[str] | None) -> None:
     """Settings that only look like a contradiction are taken."""
     assert load(environ, command).command == (None if command is None else tuple(command))
+
+
+RECIPE = {"AGENT_MODEL": "org/model", "AGENT_TRAIN_DATA": "org/data"}
+PPO = {**RECIPE, "AGENT_JOB": "openrlhf-ppo"}
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted"),
+    [
+        ({}, "builtin"),
+        ({"AGENT_REWARD_MODEL": "org/rm"}, "off"),
+        ({"AGENT_REWARD_MODEL": "org/rm", "AGENT_REWARD": "off"}, "off"),
+        ({"AGENT_JOB_ARGS": "--reward_pretrain org/rm"}, "off"),
+        ({"AGENT_JOB_ARGS": "--reward.model_name_or_path=org/rm", "AGENT_REWARD": "off"}, "off"),
+        ({"AGENT_JOB_ARGS": "--reward.remote_url http://h/s"}, "off"),
+        ({"AGENT_JOB_ARGS": "--reward.remote_url http://h/s", "AGENT_REWARD": "true"}, "true"),
+    ],
+)
+def test_a_named_reward_model_replaces_the_default_server(
+    changes: dict[str, str], wanted: str
+) -> None:
+    """The maths verifier never scores instead of a source of rewards that the user names."""
+    assert reward_choice(load({**PPO, **changes}).settings, None) == wanted
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({**PPO, "AGENT_REWARD": "off"}, "a URL or a command; or AGENT_REWARD_MODEL"),
+        (
+            {**PPO, "AGENT_REWARD": "builtin", "AGENT_REWARD_MODEL": "org/rm"},
+            (
+                "AGENT_REWARD_MODEL: got a reward model beside AGENT_REWARD=builtin; "
+                "expected one of them: AGENT_REWARD=off for the model"
+            ),
+        ),
+        (
+            {**PPO, "AGENT_REWARD": "builtin", "AGENT_JOB_ARGS": "--reward_pretrain org/rm"},
+            "AGENT_JOB_ARGS: got a reward model beside AGENT_REWARD=builtin",
+        ),
+        (
+            {**RECIPE, "AGENT_JOB": "openrlhf-sft", "AGENT_REWARD_MODEL": "org/rm"},
+            "expected unset: openrlhf-sft loads no reward model",
+        ),
+    ],
+)
+def test_two_sources_of_rewards(changes: dict[str, str], named: str) -> None:
+    """A model and a server together are refused with the remedy; so is none of them."""
+    assert named in told(changes)

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+RUN_ID = "{run_id}"
+"""The run id before it is known."""
+NAMED_BY = "AGENT_RUN_NAME; without it recipe, model and run id"
+
 Version = tuple[int, ...]
 """A framework's release: (0, 9, 1)."""
 
@@ -45,7 +49,16 @@ class RecipeInput(Value):
     """The user's own arguments, which replace the recipe's."""
     scores: bool = False
     """True if a reward server scores; its URL is the placeholder `{reward_url}`."""
+    reward_model: str = ""
+    """The reward model to load on the training GPUs, or ''."""
+    columns: Mapping[str, bool] | None = None
+    """The columns of the training data, and whether each holds lists; None if not known."""
+    infiniband: bool = False
+    """Whether this node has an InfiniBand device."""
     wandb: bool = False
+    run_name: str = ""
+    """The name of the run in W&B; '' for the default."""
+    run_id: str = RUN_ID
     python: str = "python3"
     """The Python that has the framework."""
 
@@ -53,6 +66,16 @@ class RecipeInput(Value):
     def gpu_nodes(self) -> tuple[NodeSize, ...]:
         """Return the nodes with GPUs, or all nodes if none has any."""
         return tuple(node for node in self.nodes if node.gpus) or self.nodes
+
+    @property
+    def named(self) -> str:
+        """Return the name of the run in W&B."""
+        model = self.model.rstrip("/").rpartition("/")[2] or self.model
+        return self.run_name or f"{self.recipe}-{model}-{self.run_id}"
+
+    def has_column(self, name: str) -> bool:
+        """Return whether the training data have a column, or may have it."""
+        return self.columns is None or name in self.columns
 
 
 class Command(Value):
@@ -93,6 +116,16 @@ def engines_text(gpus: int, engines: int, tensor_parallel: int) -> str:
 
 class MisfitError(ValueError):
     """A recipe does not fit the nodes; the message says why."""
+
+
+def check_columns(asked: RecipeInput, wanted: Mapping[str, str], hint: str) -> None:
+    """Refuse data that lack columns: flags or keys, and the columns that they name."""
+    missing = [f"{key} {column}" for key, column in wanted.items() if not asked.has_column(column)]
+    if missing:
+        raise MisfitError(
+            f"AGENT_TRAIN_DATA={asked.train_data} has no column for {' and '.join(missing)}, only "
+            f"{', '.join(asked.columns or ())}: {hint}"
+        )
 
 
 class Recipe(Protocol):
@@ -138,7 +171,8 @@ def choose(known: Sequence[Version], text: str) -> ChosenVersion:
     """Return the newest known version that is not newer, within the same minor release.
 
     A later patch usually has the flags of the one before it; an untested minor release may have
-    others. A patch before the first known one is returned as it is.
+    others. A patch before the first known one is returned as it is. A checkout of the main branch
+    has no release yet: it is taken for the newest one.
     """
     found = _RELEASE.fullmatch(text.strip())
     if found is None:
@@ -153,8 +187,16 @@ def choose(known: Sequence[Version], text: str) -> ChosenVersion:
         return ChosenVersion(
             padded, f"{text} is older than {version_text(minor[0])}, the first that is known"
         )
+    newest = known[-1]
+    if not lower and padded > newest and "dev" in rest:
+        return ChosenVersion(
+            newest, f"{text} is no release, and is taken for {version_text(newest)}, the newest"
+        )
     if not lower:
-        raise UnknownVersionError(f"{text}, which is not known; known are {version_list(known)}")
+        near = version_text(newest if padded > newest else known[0])
+        raise UnknownVersionError(
+            f"{text}, which is not known: install {near}; known are {version_list(known)}"
+        )
     nearest = lower[-1]
     if nearest == padded and _NO_CHANGE.fullmatch(rest):
         return ChosenVersion(nearest)
