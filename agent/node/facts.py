@@ -72,6 +72,38 @@ def breaks_command_line(ray: str, click: str | None, *, enum_copies_are_same: bo
 
 
 MIB = 1 << 20
+_LABELED = re.compile(r"(?<!GH200 )\b(\d{1,4}) ?Gi?B\b")
+"""The memory in a GPU's name; GH200 480GB counts the memory of its CPU."""
+_NAMES_BY_MEMORY = {
+    279: ("B300", "GB300"),
+    179: ("B200", "GB200"),
+    141: ("H200",),
+    96: ("GH200", "H20", "PRO 6000"),
+    94: ("H100 NVL",),
+    80: ("H100", "H800"),
+    48: ("L40S", "L40", "A40", "A6000", "RTX 6000 Ada"),
+    32: ("RTX 5000 Ada", "RTX 5090"),
+    24: ("RTX 4090", "RTX 3090", "A5000", "A10G", "A10", "A30", "L4"),
+    20: ("A4500", "RTX 4000 Ada"),
+    16: ("A4000", "T4"),
+}
+_MEMORY_BY_NAME = {name: memory for memory, names in _NAMES_BY_MEMORY.items() for name in names}
+"""The memory in GB of GPUs whose name does not contain it, by a part of the name."""
+
+
+def gpu_memory(models: tuple[str, ...]) -> int | None:
+    """Return the memory in GB of the smallest of these GPU models; None if one is not known."""
+    found = [_gpu_memory(model) for model in models]
+    return None if None in found else min(filter(None, found), default=None)
+
+
+def _gpu_memory(model: str) -> int | None:
+    labeled = _LABELED.search(model)
+    if labeled is not None:
+        return int(labeled[1])
+    parts = (part for part in _MEMORY_BY_NAME if re.search(rf"\b{part}\b", model))
+    longest = max(parts, key=len, default=None)
+    return None if longest is None else _MEMORY_BY_NAME[longest]
 
 
 class Folder(Value):
@@ -258,6 +290,11 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
     node_versions: NodeVersions = field(default_factory=NodeVersions)
     """Versions that the nodes of a run compare."""
+
+    @property
+    def gpu_memory(self) -> int | None:
+        """Return the memory in GB of the smallest GPU; None if not known."""
+        return gpu_memory(self.node_versions.gpu_models)
 
     @property
     def job_python(self) -> str:

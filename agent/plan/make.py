@@ -71,7 +71,7 @@ def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
     """Return the resources of this node."""
     gpus = facts.gpus if settings.num_gpus is None else settings.num_gpus
     cpus = settings.num_cpus or min(facts.cpus, topology.platform.cpus or facts.cpus)
-    return NodeSize(gpus, cpus, topology.platform.memory or facts.memory)
+    return NodeSize(gpus, cpus, topology.platform.memory or facts.memory, facts.gpu_memory)
 
 
 def _planned_recipe(loaded: Loaded, topology: Topology, facts: Facts) -> RecipeJob | None:

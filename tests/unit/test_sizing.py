@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from agent.node.facts import gpu_memory
 from agent.work.recipes import sizing
 from agent.work.recipes.model_shape import ModelShape
 from agent.work.recipes.recipe import MisfitError, NodeSize
@@ -273,6 +274,34 @@ def test_long_sequences_are_warned_of() -> None:
     found = sizing_of(workload("72B", nodes=4, tokens=136_000))
     assert found.tokens == 136_000
     assert "a sequence of all 136000 tokens may run out of memory: about " in found.warnings[-1]
+
+
+@pytest.mark.parametrize(
+    ("model", "memory"),
+    [
+        ("NVIDIA H100 80GB HBM3", 80),
+        ("NVIDIA H100 NVL", 94),
+        ("NVIDIA GH200 480GB", 96),  # 480 GB are the CPU's
+        ("NVIDIA A100-SXM4-40GB", 40),
+        ("NVIDIA L40S", 48),
+        ("NVIDIA L4", 24),
+        ("NVIDIA GeForce RTX 4090", 24),
+        ("NVIDIA RTX 6000 Ada Generation", 48),
+        ("Tesla T4", 16),
+        ("AMD Instinct MI300X 192 GiB", 192),
+        ("NVIDIA TITAN", None),
+    ],
+)
+def test_memory_of_gpus(model: str, memory: int | None) -> None:
+    """The name of a GPU has its memory, or stands for it."""
+    assert gpu_memory((model,)) == memory
+
+
+def test_the_smallest_gpu_counts() -> None:
+    """A node's memory is that of its smallest GPU, if all are known."""
+    assert gpu_memory(("NVIDIA H200", "NVIDIA H100 PCIe")) == 80
+    assert gpu_memory(("NVIDIA H200", "NVIDIA TITAN")) is None
+    assert gpu_memory(()) is None
 
 
 def fits(load: Workload) -> bool:

@@ -34,7 +34,7 @@ def start_shares(state: HeadState) -> HeadState:
         facts = fleet.facts.get(worker.key)
         size = NodeSize(worker.gpus)
         if facts is not None:
-            size = NodeSize(worker.gpus, facts.cpus, facts.memory)
+            size = NodeSize(worker.gpus, facts.cpus, facts.memory, facts.gpu_memory)
         shares[worker.key] = NodeShare(worker.name, size)
     return replace(state, shares=JobShares(shares))
 

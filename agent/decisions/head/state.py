@@ -461,8 +461,17 @@ class HeadState(Value):
         """Return the sizes of the head and of each worker that counts."""
         if self.goal.by_torchrun:
             return self.shares.sizes
-        head = [] if self.ray_head_ip is None else [self.ray_head_ip]
-        return tuple(self.node_sizes.get(ip, NodeSize(0)) for ip in (*head, *self.fleet.alive))
+        fleet, head = self.fleet, self.ray_head_ip
+        own = {} if head is None else {head: self.goal.facts}
+        others = {ip: fleet.facts.get(fleet.agent_at.get(ip, "")) for ip in fleet.alive}
+        return tuple(self._node_size(ip, facts) for ip, facts in {**own, **others}.items())
+
+    def _node_size(self, ip: str, facts: Facts | None) -> NodeSize:
+        """Return a node's size: Ray has its GPUs and CPUs, its agent all of its memory."""
+        size = self.node_sizes.get(ip, NodeSize(0))
+        if facts is None:
+            return size
+        return replace(size, memory=facts.memory or size.memory, gpu_memory=facts.gpu_memory)
 
     def deadline_of(self, key: str) -> float:
         """Return the deadline of a wait that starts with the attempt."""
