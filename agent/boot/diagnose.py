@@ -132,73 +132,53 @@ async def make_bundle(
     run: NodeRun,
     outcome: Outcome,
     attempts: Sequence[AttemptRecord] = (),
-    more: Iterable[BundlePart] = (),
+    workers: Iterable[BundlePart] | None = None,
 ) -> Outcome:
-    """Write a bundle if the run failed; return the outcome with the bundle's path."""
-    if not outcome.needs_bundle:
-        return outcome
-    scope = "all nodes" if run.plan.topology.is_head else "this node"
-    task = BundleTask(run, outcome, attempts, more, scope)
-    await in_thread(task.write, task.limit)
-    return task.result()
+    """Write a bundle as `write_bundle` does, without blocking the event loop."""
+    write = partial(write_bundle, run, outcome, attempts, workers)
+    limit = run.plan.budget.bundle + _EXTRA_TIME
+    made = await in_thread(write, limit + times.WAIT_READ)
+    return write() if made is None else made  # no thread can be started
 
 
-def make_bundle_without_loop(run: NodeRun, outcome: Outcome) -> Outcome:
-    """Do the same after the event loop has ended, unless a bundle was tried already."""
+def write_bundle(
+    run: NodeRun,
+    outcome: Outcome,
+    attempts: Sequence[AttemptRecord] = (),
+    workers: Iterable[BundlePart] | None = None,
+) -> Outcome:
+    """Write a bundle if the run failed; return the outcome with the bundle's path.
+
+    `workers` are the parts about the workers. A thread writes it and is abandoned at the limit; a
+    run gets one bundle.
+    """
     if not outcome.needs_bundle or run.bundle is not None:
         return outcome
-    task = BundleTask(run, outcome, (), (), "this node")
-    run_within(task.limit, task.write)
-    return task.result()
+    bundle, budget = Bundle(run.folder.path, time.time()), run.plan.budget.bundle
+    scope = "this node" if workers is None else "all nodes"
+    hint = f"The logs of {scope} are in {bundle.path}"
+    hinted = replace(outcome, remedy=". ".join(filter(None, (outcome.remedy, hint))))
+    contents = (hinted, attempts, run.outages, bundle.path.name)
+    outcome_text = partial(run_folder.outcome_text, *contents)
 
-
-class BundleTask:
-    """Writes one bundle, in a thread that is abandoned after `limit` seconds."""
-
-    def __init__(
-        self,
-        run: NodeRun,
-        outcome: Outcome,
-        attempts: Sequence[AttemptRecord],
-        more: Iterable[BundlePart],
-        scope: str,
-    ) -> None:
-        self._run = run
-        self._bundle = Bundle(run.folder.path, time.time())
-        hint = f"The logs of {scope} are in {self._bundle.path}"
-        remedy = ". ".join(filter(None, (outcome.remedy, hint)))
-        self._original = outcome
-        self._with_hint = replace(outcome, remedy=remedy)
-        self._attempts = attempts
-        self._more = more
-        self.limit = run.plan.budget.bundle + _EXTRA_TIME
-
-    def write(self) -> None:
-        """Write the bundle."""
-        until = time.monotonic() + self._run.plan.budget.bundle
-        self._bundle.make(self._parts(), self._run.redactor.clean, until)
-
-    def result(self) -> Outcome:
-        """Return the outcome with the bundle's path, or log why there is no bundle."""
-        if self._bundle.give_up():
-            self._run.bundle = self._bundle.path.name
-            return self._with_hint
-        self._run.bundle = ""
-        why = self._bundle.fault or f"the disk took longer than {self.limit:g} s"
-        say(f"no failure bundle in {self._bundle.path.parent}: {why}", "warning")
-        return self._original
-
-    def _parts(self) -> Iterator[BundlePart]:
-        """Yield the bundle's parts, the most important first."""
-        run, name = self._run, self._bundle.path.name
-        contents = (self._with_hint, self._attempts, run.outages, name)
-        yield BundlePart(run_folder.OUTCOME_FILE, partial(run_folder.outcome_text, *contents))
+    def parts() -> Iterator[BundlePart]:  # the most important first
+        yield BundlePart(run_folder.OUTCOME_FILE, outcome_text)
         yield BundlePart("plan.txt", partial(render, run.plan, run.redactor))
         facts = partial(_facts, run.plan.facts, run.redactor.clean)
         yield BundlePart(f"{bundle_folder(run)}/facts.json", facts)
         yield from local_logs(run)
-        yield from self._more
+        yield from workers or ()
         yield from local_records(run)
+
+    until, limit = time.monotonic() + budget, budget + _EXTRA_TIME
+    run_within(limit, lambda: bundle.make(parts(), run.redactor.clean, until))
+    if bundle.give_up():
+        run.bundle = bundle.path.name
+        return hinted
+    run.bundle = ""
+    why = bundle.fault or f"the disk took longer than {limit:g} s"
+    say(f"no failure bundle in {bundle.path.parent}: {why}", "warning")
+    return outcome
 
 
 def bundle_folder(run: NodeRun) -> str:

@@ -32,7 +32,7 @@ from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import end_attempt, start_ray, stop_ray
 from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
-from agent.boot.services import PrepareSteps, Services
+from agent.boot.services import LocalWork
 from agent.boot.stall import StallWatch
 from agent.boot.torchrun import TorchrunLink
 from agent.boot.watch import SilenceWatch, probe_nodes, watch_gcs, watch_ray
@@ -49,9 +49,7 @@ from agent.decisions.values import (
     OrderKind,
     Refused,
     Step,
-    StepOver,
     StopAsked,
-    Tick,
 )
 from agent.plan import environment
 from agent.plan.plan import BRIDGE
@@ -90,10 +88,9 @@ class HeadAgent:
         self._env = started.env
         self._inbox = inbox
         self._ray = started.ray
-        self._services = Services(run, self._inbox.put)
+        self._work = LocalWork(run, self._inbox.put, lambda: self._placeholders)
         self._output: JobOutput | None = None
         self._bridge_scope = anyio.CancelScope()
-        self._steps = PrepareSteps(run)
         goal = make_goal(run.plan, keeper, run.now(), run.finished_steps)
         self._state = head.first_state(goal)
         self._guard = Guard(head.decide, h.FROM_OUTSIDE, run.record)
@@ -181,10 +178,8 @@ class HeadAgent:
     async def _decide(self, tasks: anyio.abc.TaskGroup, reports: Reports, link: Link) -> Outcome:
         """Process events one by one until a decision ends the run."""
         while True:
-            if self._inbox.is_empty:  # else a queued event may end a wait
-                self._run.log_waits(head.pending_waits(self._state))
-            limit = self._run.next_timeout(head.deadline(self._state))
-            event = await self._inbox.take(limit) or Tick()
+            waits = partial(head.pending_waits, self._state)
+            event = await self._run.next_event(self._inbox, waits, head.deadline(self._state))
             if self._event_filter.is_new(event, self._state.fleet):
                 self._run.record(recorded_form(event))
             before = self._state.phase
@@ -262,14 +257,9 @@ class HeadAgent:
             case LogLine():
                 self._run.log(action)
             case h.StartService(name, _, generation):
-                tasks.start_soon(self._serve, name, generation)
+                tasks.start_soon(self._work.serve, name, generation)
             case h.OrderStep(name):
-                tasks.start_soon(self._prepare, name)
-
-    async def _serve(self, name: str, generation: int) -> None:
-        spec = next(spec for spec in self._plan.services if spec.name == name)
-        env = environment.for_service(self._env, self._plan.settings)
-        await self._services.run(spec, self._placeholders, env, generation)
+                tasks.start_soon(self._work.prepare, name)
 
     def _is_waiting_for_ray(self) -> bool:
         return self._state.ray.step is Step.PENDING
@@ -316,11 +306,6 @@ class HeadAgent:
     async def _follow_ray(self, link: Link) -> None:
         with self._bridge_scope:
             await link.run()
-
-    async def _prepare(self, name: str) -> None:
-        step = next(step for step in self._plan.steps if step.name == name)
-        env = environment.for_prepare(self._env, self._plan.settings)
-        self._inbox.put(StepOver(name, await self._steps.run(step, self._placeholders, env)))
 
     async def _submit(
         self, link: Link, job_id: str, tasks: anyio.abc.TaskGroup, reports: Reports
@@ -411,7 +396,7 @@ class HeadAgent:
             if not outcome.is_superseded:  # else the workers follow the later head
                 may_call = count_possible_callers(self._plan, started.sockets, self._state)
                 tasks.start_soon(wait_for_goodbyes, reports, budget.final_replies, may_call)
-            tasks.start_soon(self._services.stop, budget.services)
+            tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             if isinstance(link, TorchrunLink):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import anyio
 
@@ -13,7 +13,7 @@ from agent.base import times
 from agent.base.latency import Latency
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
-from agent.decisions.values import StopAsked
+from agent.decisions.values import StopAsked, Tick
 from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
 from agent.record import events
@@ -27,13 +27,13 @@ from agent.record.run_folder import write_outcome
 from agent.record.threads import run_within
 from agent.runtime import descendants, driver, parent
 from agent.runtime.process import Child, adopt
-from agent.runtime.ray_watch import MemoryWatch, oom_sentence
+from agent.runtime.ray_watch import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.settings.jobs import TORCHRUN
 from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from agent.base.outcome import Outcome
@@ -42,8 +42,11 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.record.run_folder import OutageRecord, RunFolder
     from agent.record.run_record import AttemptRecord
+    from agent.runtime.waiting import Inbox
     from agent.settings.redact import Redactor
     from agent.work.where import Placeholders
+
+E = TypeVar("E")
 
 
 class NodeStats:
@@ -167,10 +170,6 @@ def find_surviving_processes(folder: RunFolder, names: Iterable[str]) -> Survivi
     return SurvivingProcesses(record, names, evidence if kills.of_container else "")
 
 
-def _warn(sentence: str) -> None:
-    say(sentence, "warning")
-
-
 class NodeRun:
     """One run on one node."""
 
@@ -279,7 +278,7 @@ class NodeRun:
             disk_alarm.check()
             evidence = self.memory.poll()
             if evidence:
-                _warn(evidence)
+                say(evidence, "warning")
                 on_memory()
             self.node.update(oom_kills=self.memory.kills.number)
 
@@ -289,13 +288,13 @@ class NodeRun:
 
         await until(turn, None, step=times.NODE_CHECK, longest=times.NODE_CHECK)
 
-    def log_waits(self, waits: tuple[Wait, ...]) -> None:
-        """Log the pending waits as they change."""
-        self._waits.update(waits, self.now())
-
-    def next_timeout(self, deadline: float | None) -> float | None:
-        """Return the time until the deadline or the next log line about waits."""
-        return self._waits.next_due(deadline, self.now())
+    async def next_event(
+        self, inbox: Inbox[E], waits: Callable[[], tuple[Wait, ...]], deadline: float | None
+    ) -> E | Tick:
+        """Return the next event, or a tick at the deadline; log the pending waits until then."""
+        if inbox.is_empty:  # else a queued event may end a wait
+            self._waits.update(waits(), self.now())
+        return await inbox.take(self._waits.next_due(deadline, self.now())) or Tick()
 
     async def start(
         self,
@@ -357,6 +356,20 @@ async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, 
         say(f"starting Ray's head on {placeholders.node_ip}:{run.plan.ports.gcs}")
     process = run.plan.process(RAY)
     return await run.start(process.name, process.command(placeholders), env, process.log)
+
+
+async def watch_until_end(
+    run: NodeRun, child: Child, *watches: Callable[[], Coroutine[Any, Any, None]]
+) -> str:
+    """Watch one `ray start`, and run the given watches, until it ends; return how it ended."""
+    parts = RayParts(child, run.now)
+    async with anyio.create_task_group() as tasks:
+        for watch in (parts.watch, *watches):
+            tasks.start_soon(watch)
+        code = await child.wait()
+        tasks.cancel_scope.cancel()
+    run.record_child_end(child)
+    return await parts.end_sentence(code)
 
 
 async def stop_ray(child: Child, grace: float) -> None:

@@ -205,9 +205,9 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         error = _agent_error_in(failure)
         descendants.kill_descendants()
         outcome = bug(failure) if error is None else error.outcome()
-        from agent.boot.diagnose import make_bundle_without_loop  # noqa: PLC0415 - see `_run_head`
+        from agent.boot.diagnose import write_bundle  # noqa: PLC0415 - see `_run_head`
 
-        outcome = make_bundle_without_loop(node_run, outcome)
+        outcome = write_bundle(node_run, outcome)
     node_run.record(Ended(round(node_run.now(), 3)))
     return outcome
 

@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING
 import anyio
 
 from agent.base import times
-from agent.decisions.values import ServiceGone, ServiceReady, ServiceWaits
+from agent.decisions.values import ServiceGone, ServiceReady, ServiceWaits, StepOver
+from agent.plan import environment
 from agent.record.files import iso_time
 from agent.record.log import say
 from agent.runtime.probes import ReadinessProbe, cpu_of, until_dead
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from agent.boot.node_run import NodeRun
     from agent.runtime.process import Child
@@ -27,65 +28,71 @@ if TYPE_CHECKING:
     from agent.work.services import ServiceSpec
     from agent.work.where import Placeholders
 
-    ServiceEvent = ServiceReady | ServiceWaits | ServiceGone
+    LocalEvent = StepOver | ServiceReady | ServiceWaits | ServiceGone
 
 
 _LONGEST_LINE = 200
 
 
-class PrepareSteps:
-    """Runs prepare steps; the decisions order each start."""
+class LocalWork:
+    """Runs this node's prepare steps and services, and sends their events."""
 
-    def __init__(self, run: NodeRun) -> None:
+    def __init__(
+        self, run: NodeRun, send: Callable[[LocalEvent], None], place: Callable[[], Placeholders]
+    ) -> None:
         self._run = run
+        self._send = send
+        self._place = place
         self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
         """One lock per step: a repeated run waits until the stopped one has ended."""
         self._running_steps: set[anyio.CancelScope] = set()
+        self._running: dict[str, Child] = {}
 
-    async def run_stoppable(
-        self, step: PrepareStep, placeholders: Placeholders, env: Mapping[str, str]
-    ) -> str | None:
-        """Run a step as `run` does; return None if it was stopped meanwhile."""
+    async def prepare(self, name: str) -> None:
+        """Run a step; send the event of its end, unless it was stopped."""
+        step = next(step for step in self._run.plan.steps if step.name == name)
         with anyio.CancelScope() as scope:
             self._running_steps.add(scope)
             try:
-                return await self.run(step, placeholders, env)
+                async with self._locks[name]:
+                    failure = await self._run_step(step)
             finally:
                 self._running_steps.discard(scope)
-        return None
+            self._send(StepOver(name, failure))
 
-    def stop(self) -> None:
+    def stop_steps(self) -> None:
         """Stop the running steps; a later run of a step starts once it has ended."""
         for scope in self._running_steps:
             scope.cancel()
 
-    async def run(
-        self, step: PrepareStep, placeholders: Placeholders, env: Mapping[str, str]
-    ) -> str:
+    async def _run_step(self, step: PrepareStep) -> str:
         """Run a step unless its marker exists; return '' or why it failed."""
-        async with self._locks[step.name]:
-            if step.name in self._run.finished_steps:
-                return ""
-            marker = None if step.once is None else Path(placeholders.fill(step.once))
-            if marker is not None and await anyio.to_thread.run_sync(marker.exists):
-                say(f"{step.name}: skipped, {marker} is there")
-                return ""
-            failure = await self._run_command(step, placeholders, env)
-            if failure:
-                return failure
-            if marker is not None:
-                await anyio.to_thread.run_sync(_mark, marker, step.name)
-            self._run.node.add_done_step(step.name)
+        if step.name in self._run.finished_steps:
             return ""
+        place = self._place()
+        marker = None if step.once is None else Path(place.fill(step.once))
+        if marker is not None and await anyio.to_thread.run_sync(marker.exists):
+            say(f"{step.name}: skipped, {marker} is there")
+            return ""
+        failure = await self._run_command(step, place)
+        if failure:
+            return failure
+        if marker is not None:
+            await anyio.to_thread.run_sync(_mark, marker, step.name)
+        self._run.node.add_done_step(step.name)
+        return ""
 
-    async def _run_command(
-        self, step: PrepareStep, placeholders: Placeholders, env: Mapping[str, str]
-    ) -> str:
+    async def _run_command(self, step: PrepareStep, place: Placeholders) -> str:
+        plan = self._run.plan
+        full = (
+            plan.environment(place.node_ip, place.head_ip)
+            if plan.topology.is_head
+            else plan.environment_before_addresses()
+        )
+        env = environment.for_prepare(full, plan.settings)
         say(f"{step.name}: running (output in {step.log})")
         # A step may leave a server running on purpose.
-        child = await self._run.start(
-            step.name, step.argv(placeholders), env, step.log, keep_group=True
-        )
+        child = await self._run.start(step.name, step.argv(place), env, step.log, keep_group=True)
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._log_progress, step.name, child)
@@ -119,49 +126,26 @@ class PrepareSteps:
             on_evidence=log,
         )
 
-
-def _mark(marker: Path, name: str) -> None:
-    """Write the marker atomically; without it the step just runs again next time."""
-    new = marker.with_name(f".{marker.name}.{os.getpid()}-{time.monotonic_ns()}")
-    try:
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        new.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
-        new.replace(marker)
-    except OSError as error:
-        say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")
-
-
-class Services:
-    """Runs this node's services and sends their events."""
-
-    def __init__(self, run: NodeRun, send: Callable[[ServiceEvent], None]) -> None:
-        self._run = run
-        self._send = send
-        self._running: dict[str, Child] = {}
-
-    async def run(
-        self,
-        spec: ServiceSpec,
-        placeholders: Placeholders,
-        env: Mapping[str, str],
-        generation: int = 1,
-    ) -> None:
+    async def serve(self, name: str, generation: int = 1) -> None:
         """Run a service until it ends; send events for ready and gone."""
+        plan, place = self._run.plan, self._place()
+        spec = next(spec for spec in plan.possible_services if spec.name == name)
         if spec.argv is None:
-            dead = await self._probe(spec, placeholders, generation, lambda: 0.0)
-            self._send(ServiceGone(spec.name, dead, generation=generation))
+            dead = await self._probe(spec, place, generation, lambda: 0.0)
+            self._send(ServiceGone(name, dead, generation=generation))
             return
-        former = self._running.get(spec.name)
+        former = self._running.get(name)
         if former is not None and former.running:
-            await former.stop(self._run.plan.budget.services)
-        full = {**env, **spec.environment(placeholders)}
-        child = await self._run.start(spec.name, spec.command(placeholders), full, spec.log)
-        self._running[spec.name] = child
+            await former.stop(plan.budget.services)
+        full = plan.environment(place.node_ip, place.head_ip)
+        env = {**environment.for_service(full, plan.settings), **spec.environment(place)}
+        child = await self._run.start(name, spec.command(place), env, spec.log)
+        self._running[name] = child
         dead = ""
 
         async def probe_until_dead() -> None:
             nonlocal dead
-            dead = await self._probe(spec, placeholders, generation, partial(cpu_of, child.pid))
+            dead = await self._probe(spec, place, generation, partial(cpu_of, child.pid))
             await child.stop(times.SERVICE_GRACE)
 
         async with anyio.create_task_group() as tasks:
@@ -170,9 +154,9 @@ class Services:
             tasks.cancel_scope.cancel()
         self._run.record_child_end(child)
         why = dead or await child.end_sentence(code)
-        self._send(ServiceGone(spec.name, why, generation=generation))
+        self._send(ServiceGone(name, why, generation=generation))
 
-    async def stop(self, grace: float) -> None:
+    async def stop_services(self, grace: float) -> None:
         """Stop all services concurrently."""
         async with anyio.create_task_group() as tasks:
             for child in self._running.values():
@@ -209,3 +193,14 @@ class Services:
             await anyio.sleep_forever()
             return ""
         return await until_dead(probe_once, alive, cpu)
+
+
+def _mark(marker: Path, name: str) -> None:
+    """Write the marker atomically; without it the step just runs again next time."""
+    new = marker.with_name(f".{marker.name}.{os.getpid()}-{time.monotonic_ns()}")
+    try:
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        new.write_text(f"{name}: done {iso_time(time.time())}\n", encoding="utf-8")
+        new.replace(marker)
+    except OSError as error:
+        say(f"{name}: done, but {marker} cannot be written ({error.strerror})", "warning")

@@ -9,11 +9,11 @@ import anyio
 
 from agent.base import times
 from agent.base.text import in_url
+from agent.boot.node_run import watch_until_end
 from agent.decisions.head import state as h
 from agent.decisions.head.state import NodesAsked, WorkerSilent
-from agent.record.log import say
 from agent.runtime.probes import first_answer, port_answers, reply_evidence
-from agent.runtime.ray_watch import RayParts, watch_helpers
+from agent.runtime.ray_watch import watch_helpers
 from agent.runtime.waiting import NotYet, until
 
 if TYPE_CHECKING:
@@ -71,16 +71,13 @@ async def watch_ray(
     def send_hang(evidence: str, beside_job: bool) -> None:  # noqa: FBT001 - an event's fields
         send(h.RayHangs(evidence, beside_job))
 
-    gcs = (place.node_ip, run.plan.ports.gcs)
-    parts = RayParts(child, run.now, partial(say, level="warning"))
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watch_gcs, *gcs, 0.1, send, is_waiting)
-        tasks.start_soon(parts.watch)
-        tasks.start_soon(watch_helpers, child, send_hang, run.best_effort)
-        code = await child.wait()
-        tasks.cancel_scope.cancel()
-    run.record_child_end(child)
-    return h.RayGone(await parts.end_sentence(code), run.memory.recent())
+    end = await watch_until_end(
+        run,
+        child,
+        partial(watch_gcs, place.node_ip, run.plan.ports.gcs, 0.1, send, is_waiting),
+        partial(watch_helpers, child, send_hang, run.best_effort),
+    )
+    return h.RayGone(end, run.memory.recent())
 
 
 _AT_ONCE = 128

@@ -19,20 +19,19 @@ from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.events import Guard
 from agent.boot.make_ready import prune_sessions
-from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray
+from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.boot.requests import HeadRequests
-from agent.boot.services import PrepareSteps, Services
+from agent.boot.services import LocalWork
 from agent.boot.torchrun import LocalShare
 from agent.control import server
 from agent.control.client import HeadLink
 from agent.control.protocol import Bye, Hello, Reply, Report
 from agent.control.sockets import bind
 from agent.decisions import worker
-from agent.decisions.values import LogLine, Refused, StepOver, StopAsked, Tick
+from agent.decisions.values import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import SurvivingRay, WorkerPhase
 from agent.node.addresses import source_towards
-from agent.plan import environment
 from agent.plan.listeners import may_listen_on
 from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
@@ -40,7 +39,6 @@ from agent.record.log import say
 from agent.record.run_record import fingerprint
 from agent.runtime import driver, signals
 from agent.runtime.probes import port_answers
-from agent.runtime.ray_watch import RayParts
 from agent.runtime.waiting import Inbox, NotYet, until
 from agent.settings.jobs import NO_JOB, TORCHRUN
 from agent.work.job import job_identity
@@ -59,7 +57,6 @@ if TYPE_CHECKING:
     from agent.node.facts import Facts
     from agent.plan.plan import Plan
     from agent.runtime.process import Child
-    from agent.work.prepare import PrepareStep
 
 
 def surviving_ray(run: NodeRun) -> SurvivingRay | None:
@@ -158,8 +155,7 @@ class WorkerAgent:
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
         self._ray: Child | None = None
-        self._services = Services(run, self._inbox.put)
-        self._steps = PrepareSteps(run)
+        self._work = LocalWork(run, self._inbox.put, self._place)
         self._local_share = LocalShare(run, self._inbox.put)
         self._state = worker.first_state(
             self._goal(), surviving_ray(run), has_agent=head_had_agent(run)
@@ -201,9 +197,8 @@ class WorkerAgent:
                 tasks.start_soon(self._serve, sockets)
                 if plan.own_ray is not None:
                     tasks.start_soon(prune_sessions, plan.own_ray.session, self._run.best_effort)
-                for step in plan.steps:
-                    if step.name in self._state.running_steps:
-                        tasks.start_soon(self._run_step, step, Placeholders())
+                for step in self._state.running_steps:
+                    tasks.start_soon(self._work.prepare, step)
                 for line in worker.first_messages(self._state):
                     self._run.log(line)
             leave = await self._decide(tasks, link)
@@ -235,10 +230,8 @@ class WorkerAgent:
     async def _decide(self, tasks: anyio.abc.TaskGroup, link: HeadLink) -> w.EndWorker:
         """Process events one by one until a decision ends the worker."""
         while True:
-            if self._inbox.is_empty:  # else a queued event may end a wait
-                self._run.log_waits(worker.pending_waits(self._state))
-            limit = self._run.next_timeout(worker.deadline(self._state))
-            event = await self._inbox.take(limit) or Tick()
+            waits = partial(worker.pending_waits, self._state)
+            event = await self._run.next_event(self._inbox, waits, worker.deadline(self._state))
             if not isinstance(event, w.HeadSpoke | w.HeadSilent | Tick):
                 self._run.record(event)
             before = self._state
@@ -278,18 +271,13 @@ class WorkerAgent:
                 if self._ray is not None:
                     tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
             case w.StopServices():
-                tasks.start_soon(self._services.stop, self._plan.budget.services)
+                tasks.start_soon(self._work.stop_services, self._plan.budget.services)
             case w.StartOwnService(name, generation):
-                spec = next(one for one in self._plan.possible_services if one.name == name)
-                place = self._place()
-                full = self._plan.environment(place.node_ip, place.head_ip)
-                env = environment.for_service(full, self._plan.settings)
-                tasks.start_soon(self._services.run, spec, place, env, generation)
+                tasks.start_soon(self._work.serve, name, generation)
             case w.StopSteps():
-                self._steps.stop()
+                self._work.stop_steps()
             case w.RunOwnStep(name):
-                step = next(step for step in self._plan.steps if step.name == name)
-                tasks.start_soon(self._run_step, step, self._place())
+                tasks.start_soon(self._work.prepare, name)
             case w.StartShare(attempt, seat):
                 run_id = "" if self._reply is None else self._reply.run_id
                 await self._local_share.start(tasks, attempt, seat, self._place(), run_id)
@@ -335,23 +323,9 @@ class WorkerAgent:
             await until(check, None, longest=0.2, on_evidence=on_evidence)
             self._inbox.put(w.RayUp())
 
-        parts = RayParts(child, self._run.now, partial(say, level="warning"))
-        async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watch_until_up)
-            tasks.start_soon(parts.watch)
-            code = await child.wait()
-            tasks.cancel_scope.cancel()
-        self._run.record_child_end(child)
+        end = await watch_until_end(self._run, child, watch_until_up)
         await kill_leftovers("Ray", None)
-        self._inbox.put(w.RayExited(await parts.end_sentence(code)))
-
-    async def _run_step(self, step: PrepareStep, place: Placeholders) -> None:
-        """Run a step and send the event of its end."""
-        full = self._plan.environment_before_addresses()
-        env = environment.for_prepare(full, self._plan.settings)
-        failure = await self._steps.run_stoppable(step, place, env)
-        if failure is not None:
-            self._inbox.put(StepOver(step.name, failure))
+        self._inbox.put(w.RayExited(end))
 
     async def _serve(self, sockets: list[socket.socket]) -> None:
         """Serve this node's probes and status on loopback and on its address.
@@ -468,7 +442,7 @@ class WorkerAgent:
                 link.send_goodbye,
                 times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE,
             )
-            tasks.start_soon(self._services.stop, budget.services)
+            tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._local_share.stop, budget.ray)

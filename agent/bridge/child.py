@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
-from agent.bridge.ray_calls import (
-    GcsJobs,
-    GcsNodes,
-    Jobs,
-    import_ray,
-    is_final,
-    last_finished,
-)
+from agent.bridge.ray_calls import Gcs, Jobs, import_ray, is_final, last_finished
 from agent.runtime.network import set_keepalive
 
 if TYPE_CHECKING:
@@ -69,7 +62,7 @@ class Bridge:
         try:
             work(*arguments)
         except BaseException as error:  # noqa: BLE001 - sent, then fatal
-            self._send(event="gcs-silent", evidence=f"the bridge failed: {_first_line(error)}")
+            self._send(event="silent", evidence=f"the bridge failed: {_first_line(error)}")
             os._exit(1)
 
     def _send(self, **event: object) -> None:
@@ -77,42 +70,51 @@ class Bridge:
             self._out.write(json.dumps(event) + "\n")
             self._out.flush()
 
+    def _until_done(self, step: float, act: Callable[[], bool], about: str = "") -> None:
+        """Repeat an action until it returns True."""
+        for _ in repeat(self._stop, step):
+            if self._try(act, about):
+                return
+
+    def _try(self, act: Callable[[], bool], about: str = "") -> bool:
+        """Return the result of an action; if Ray fails, send the error as evidence."""
+        try:
+            return act()
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+            self._send(event="silent", evidence=f"{about}{_first_line(error)}")
+            return False
+
     def _watch_nodes(self) -> None:
         with suppress(ImportError):  # the first call that needs Ray reports it
             import_ray()  # while Ray still starts
         for _ in repeat(self._stop, 0.05):
             if _is_open(self._gcs):
                 break
-        known = None
-        source: GcsNodes | None = None
-        step = times.NODES_POLL
-        while not self._stop.wait(step):
-            try:
-                source = source or GcsNodes(self._gcs)
-                nodes = source.list()
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._send(event="gcs-silent", evidence=_first_line(error))
-                source = None
-                continue
-            if nodes and known in (None, []):
-                self._start(self._warm_up)
+        gcs = Gcs(self._gcs)
+        known: list[dict[str, object]] | None = None
+
+        def send_changes() -> bool:
+            nonlocal known
+            nodes = gcs.nodes()
+            if nodes and not known:
+                self._start(self._until_done, 0.2, self._warm_up)
             if nodes != known:
                 known = nodes
                 self._send(event="nodes", nodes=nodes)
+            return True
+
+        step = times.NODES_POLL
+        while not self._stop.wait(step):
+            self._try(send_changes)
             step = times.NODES_POLL_WITH_JOB if self._submitted else times.NODES_POLL
 
-    def _warm_up(self) -> None:
+    def _warm_up(self) -> bool:
         """Call the dashboard while the head waits for workers: its first answer is the slowest."""
-        for _ in repeat(self._stop, 0.2):
-            if self._jobs is not None:
-                return
-            try:
-                jobs = Jobs(self._dashboard)
-                jobs.has_job("none")
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._send(event="gcs-silent", evidence=_first_line(error))
-                continue
+        if self._jobs is None:
+            jobs = Jobs(self._dashboard)
+            jobs.has_job("none")
             self._jobs = self._jobs or jobs
+        return True
 
     def _run_job(self, command: Mapping[str, Any]) -> None:
         job_id = str(command["id"])
@@ -150,7 +152,7 @@ class Bridge:
                 break
             except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
                 if follows:  # the job may run though the dashboard does not answer
-                    self._send(event="job-silent", evidence=_first_line(error))
+                    self._send(event="silent", evidence=_first_line(error))
                     continue
                 final = is_final(error)
                 self._send_submit_failed(job_id, _first_line(error), final=final)
@@ -168,66 +170,55 @@ class Bridge:
             self._send_submit_failed(job_id, "stopped before Ray took it", cancelled=True)
 
     def _copy_output(self, command: Mapping[str, Any]) -> None:
-        """Copy the driver's log to a file; if that fails the job goes on."""
+        """Copy the driver's log to a file until the job's end; if that fails the job goes on."""
+        assert self._jobs is not None  # noqa: S101 - it was used to submit
+        jobs, job_id = self._jobs, str(command["id"])
         try:
             with Path(command["mirror"]).open("w", encoding="utf-8", newline="") as file:
-                self._copy_to(ResumableCopy(file), str(command["id"]))
-        except OSError as error:
-            self._send(event="job-silent", evidence=f"its output: {_first_line(error)}")
+                copy = ResumableCopy(file)
 
-    def _copy_to(self, copy: ResumableCopy, job_id: str) -> None:
-        """Follow the log stream until the job's end, and resume it when it drops."""
-        assert self._jobs is not None  # noqa: S101 - it was used to submit
-        for _ in repeat(self._stop, times.JOB_OUTPUT_POLL):
-            copy.restart()
-            try:
-                self._jobs.follow_output(job_id, copy.write)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._send(event="job-silent", evidence=f"its output: {_first_line(error)}")
-                continue
-            if job_id in self._ended:
-                return
+                def follow() -> bool:
+                    copy.restart()  # the stream may have dropped
+                    jobs.follow_output(job_id, copy.write)
+                    return job_id in self._ended
+
+                self._until_done(times.JOB_OUTPUT_POLL, follow, "its output: ")
+        except OSError as error:
+            self._send(event="silent", evidence=f"its output: {_first_line(error)}")
 
     def _follow(self, job_id: str, copying: threading.Thread | None) -> None:
         assert self._jobs is not None  # noqa: S101 - it was used to submit
-        sent: dict[str, object] = {}
-        sent_at = 0.0
-        for _ in repeat(self._stop, times.JOB_POLL):
-            try:
-                report = self._jobs.report(job_id)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._send(event="job-silent", evidence=_first_line(error))
-                continue
+        jobs, sent, sent_at = self._jobs, dict[str, object](), 0.0
+
+        def send_changes() -> bool:
+            nonlocal sent, sent_at
+            report = jobs.report(job_id)
             self._last_answer[job_id] = time.monotonic()
             if report["ended"]:
                 self._ended.add(job_id)
-            if report["ended"] and copying is not None:
-                copying.join(times.JOB_OUTPUT_COPIED)  # the end of the run ends the copy
+                if copying is not None:
+                    copying.join(times.JOB_OUTPUT_COPIED)  # the end of the run ends the copy
             if report != sent or time.monotonic() >= sent_at + times.BRIDGE_HEARTBEAT:
                 sent, sent_at = report, time.monotonic()
-                self._send(event="job", id=job_id, **report)
-            if report["ended"]:
-                return
+                self._send(event="job", id=job_id, report=report)
+            return bool(report["ended"])
+
+        self._until_done(times.JOB_POLL, send_changes)
 
     def _follow_in_gcs(self, job_id: str) -> None:
         """Follow a job in GCS while the dashboard does not answer; the job runs without it."""
-        source: GcsJobs | None = None
-        for _ in repeat(self._stop, times.GCS_POLL):
-            if job_id in self._ended:
-                return
-            if time.monotonic() < self._last_answer[job_id] + times.DASHBOARD_SILENT:
-                continue
-            try:
-                source = source or GcsJobs(self._gcs)
-                report = source.report(job_id)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._send(event="job-silent", evidence=_first_line(error))
-                source = None
-                continue
+        gcs = Gcs(self._gcs)
+
+        def send_state() -> bool:
+            is_silent = time.monotonic() >= self._last_answer[job_id] + times.DASHBOARD_SILENT
+            report = gcs.job(job_id) if is_silent and job_id not in self._ended else None
             if report is not None:
-                self._send(event="job", id=job_id, **report)
+                self._send(event="job", id=job_id, report=report)
                 if report["ended"]:
                     self._ended.add(job_id)
+            return job_id in self._ended
+
+        self._until_done(times.GCS_POLL, send_state)
 
     def _send_last_finished(self) -> None:
         """Send when a task finished last; None where the dashboard does not answer."""
@@ -250,14 +241,12 @@ class Bridge:
             self._stop_submitted(job_id)
 
     def _stop_submitted(self, job_id: str) -> None:
-        for _ in repeat(self._stop, 0.2):
-            try:
-                (self._jobs or Jobs(self._dashboard)).stop(job_id)
-            except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
-                self._send(event="job-silent", evidence=_first_line(error))
-                continue
+        def stop() -> bool:
+            (self._jobs or Jobs(self._dashboard)).stop(job_id)
             self._send(event="stop-taken", id=job_id)
-            return
+            return True
+
+        self._until_done(0.2, stop)
 
 
 class ResumableCopy:

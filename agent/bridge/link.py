@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import anyio
+from msgspec import convert
 
 from agent.base import times
-from agent.decisions.attempts import JobReport
 from agent.decisions.head import state as h
-from agent.decisions.head.fleet import RayNode
 from agent.node.limits import ProcessLimitError
 from agent.record.log import say
 from agent.runtime.process import Child
@@ -20,6 +19,17 @@ from agent.runtime.process import Child
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
+
+
+_EVENTS: dict[str, type[h.HeadEvent]] = {
+    "nodes": h.RayNodes,
+    "submitted": h.Submitted,
+    "never-submitted": h.NeverSubmitted,
+    "submit-failed": h.SubmitWaits,
+    "job": h.JobHeard,
+    "silent": h.HeadRaySilent,
+}
+"""The event for the head of each line that the bridge writes; the fields have the same names."""
 
 
 class RayLink:
@@ -168,41 +178,9 @@ class RayLink:
             else:
                 if data["event"] == "submitted":
                     self._log_upload_end(str(data["id"]))
-                self._emit(parse_event(data))
+                self._emit(convert(data, _EVENTS[data["event"]]))
 
     def _log_upload_end(self, job_id: str) -> None:
         if job_id in self._uploads:
             upload, began = self._uploads.pop(job_id)
             say(f"uploaded {upload}, in {time.monotonic() - began:.2g} s")
-
-
-def parse_event(data: Mapping[str, Any]) -> h.HeadEvent:
-    """Convert one line of the bridge into an event for the head."""
-    match data["event"]:
-        case "nodes":
-            return h.RayNodes(
-                tuple(
-                    RayNode(
-                        *(n["id"], n["ip"], n["head"], n["gpus"], n["alive"]),
-                        cpus=n["cpus"],
-                        memory=n["memory"],
-                        port=n["port"],
-                    )
-                    for n in data["nodes"]
-                )
-            )
-        case "submitted":
-            return h.Submitted(str(data["id"]))
-        case "never-submitted":
-            return h.NeverSubmitted(str(data["id"]))
-        case "submit-failed":
-            return h.SubmitWaits(
-                str(data["id"]), data["evidence"], data["final"], data["cancelled"]
-            )
-        case "job":
-            report = JobReport(
-                data["status"], data["message"], data["driver_exit_code"], data["error_type"]
-            )
-            return h.JobHeard(str(data["id"]), report)
-        case _:
-            return h.HeadRaySilent(str(data["evidence"]))

@@ -28,31 +28,51 @@ def import_ray() -> tuple[Any, Any]:
     return GcsClient, JobSubmissionClient
 
 
-class GcsNodes:
-    """Node liveness straight from GCS.
+class Gcs:
+    """Nodes and jobs straight from GCS; a call that fails drops the connection.
 
-    A private API, since the public ones read the dashboard, which lags two seconds behind.
-    Tried on Ray 2.40, 2.44, 2.49, 2.52, 2.55 and 2.60.
+    A private API, since the public ones read the dashboard, which lags two seconds behind, and may
+    hang while the job runs. Tried on Ray 2.40, 2.44, 2.49, 2.52, 2.55 and 2.60; `job` on 2.60.
     """
 
     def __init__(self, address: str) -> None:
-        gcs_client, _ = import_ray()
-        self._client = gcs_client(address=address)
+        self._address = address
+        self._client: Any = None
 
-    def list(self) -> list[dict[str, object]]:
-        """Return all nodes in GCS, dead ones included."""
-        found = self._client.get_all_node_info(timeout=times.GCS_CALL)
+    def nodes(self) -> list[dict[str, object]]:
+        """Return all nodes, dead ones included, with the fields of RayNode."""
         return [
             {
-                "id": node_id.hex(),
+                "node_id": node_id.hex(),
                 "ip": info.node_manager_address,
                 "port": info.node_manager_port,
                 "alive": info.state == 0,
-                "head": info.is_head_node,
+                "is_head": info.is_head_node,
                 **_resources(dict(info.resources_total)),
             }
-            for node_id, info in found.items()
+            for node_id, info in self._call("get_all_node_info").items()
         ]
+
+    def job(self, job_id: str) -> dict[str, object] | None:
+        """Return the state of a job, which its supervisor writes; None if it has none."""
+        found = self._call("internal_kv_get", f"_ray_internal_job_info_{job_id}".encode(), b"job")
+        if not found:
+            return None
+        info = json.loads(found)
+        return {
+            "status": str(info["status"]),
+            "message": _shorten(info.get("message") or ""),
+            "driver_exit_code": info.get("driver_exit_code"),
+            "error_type": str(info.get("error_type") or ""),
+            "ended": str(info["status"]) in _TERMINAL,
+        }
+
+    def _call(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - Ray's own types
+        client = self._client or import_ray()[0](address=self._address)
+        self._client = None
+        result = getattr(client, name)(*arguments, timeout=times.GCS_CALL)
+        self._client = client
+        return result
 
 
 def _resources(total: Mapping[str, float]) -> dict[str, float]:
@@ -118,33 +138,6 @@ def _shorten(message: str) -> str:
         if len(message) <= _MAX_MESSAGE
         else f"{message[:1000]}\n…\n{message[-_MAX_MESSAGE:]}"
     )
-
-
-class GcsJobs:
-    """A job's state from GCS, where its supervisor writes it, without the dashboard.
-
-    A private API, since the public one needs the dashboard, which may hang while the job runs.
-    Tried on Ray 2.60.
-    """
-
-    def __init__(self, address: str) -> None:
-        gcs_client, _ = import_ray()
-        self._client = gcs_client(address=address)
-
-    def report(self, job_id: str) -> dict[str, object] | None:
-        """Return the job's state in GCS; None if it has none."""
-        key = f"_ray_internal_job_info_{job_id}".encode()
-        found = self._client.internal_kv_get(key, b"job", timeout=times.GCS_CALL)
-        if not found:
-            return None
-        info = json.loads(found)
-        return {
-            "status": str(info["status"]),
-            "message": _shorten(info.get("message") or ""),
-            "driver_exit_code": info.get("driver_exit_code"),
-            "error_type": str(info.get("error_type") or ""),
-            "ended": str(info["status"]) in _TERMINAL,
-        }
 
 
 def last_finished(dashboard: str) -> float | None:

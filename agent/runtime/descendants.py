@@ -11,7 +11,7 @@ import os
 import signal
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import psutil
 
@@ -22,6 +22,8 @@ from agent.runtime.waiting import NotYet, TimedOutError, until
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+
+T = TypeVar("T")
 
 _managed: set[int] = set()
 _spawning = 0
@@ -102,21 +104,27 @@ def kill_tree(pid: int) -> None:
     An exiting process loses its command line first and its ports last: without the wait, its ports
     would still be taken, by no visible process.
     """
+    tree = tree_of(pid)
+    _signal_all(tree, signal.SIGKILL)
+    psutil.wait_procs(tree, timeout=times.DESCENDANTS_EXIT)
+
+
+def tree_of(pid: int) -> list[psutil.Process]:
+    """Return a process and its descendants; nothing if it has ended."""
     with suppress(psutil.Error):
         top = psutil.Process(pid)
-        tree = [top, *top.children(recursive=True)]
-        _signal_all(tree, signal.SIGKILL)
-        psutil.wait_procs(tree, timeout=times.DESCENDANTS_EXIT)
+        return [top, *top.children(recursive=True)]
+    return []
 
 
 def kill_marked(variable: str, matches: Callable[[str], bool]) -> list[str]:
     """Kill descendants by a variable in their environment; return their names."""
-    return [
-        name
-        for process in _descendants()
-        if matches(_environment_value(process, variable))
-        for name in kill(process)
-    ]
+    names = []
+    for process in _descendants():
+        environ = known(process.environ, dict[str, str]())
+        if matches(environ.get(variable, "")):
+            names += kill(process)
+    return names
 
 
 def kill_descendants() -> None:
@@ -137,27 +145,32 @@ async def _wait_until_gone(limit: float) -> bool:
 
 
 def _descendants() -> list[psutil.Process]:
-    with suppress(psutil.Error):
-        return [process for process in list_descendants() if _is_alive(process)]
-    return []
+    return known(lambda: [process for process in list_descendants() if is_alive(process)], [])
 
 
-def _environment_value(process: psutil.Process, variable: str) -> str:
+def known(read: Callable[[], T], otherwise: T) -> T:
+    """Return what psutil reads; the default if the process has ended or belongs to another user."""
     with suppress(psutil.Error, OSError):
-        return str(process.environ().get(variable, ""))
-    return ""
+        return read()
+    return otherwise
 
 
-def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    return False
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process still runs; a zombie and a reused pid do not count."""
+    return known(
+        lambda: bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE),
+        otherwise=False,
+    )
+
+
+def cpu_seconds(process: psutil.Process) -> float:
+    """Return the CPU time that a process has used so far."""
+    return known(lambda: float(sum(process.cpu_times()[:2])), 0.0)
 
 
 def _name(process: psutil.Process) -> str:
-    with suppress(psutil.Error):
-        return f"{process.name()} (pid {process.pid})"
-    return f"pid {process.pid}"
+    pid = f"pid {process.pid}"
+    return known(lambda: f"{process.name()} ({pid})", pid)
 
 
 def _signal_all(processes: list[psutil.Process], signum: signal.Signals) -> None:
@@ -169,7 +182,7 @@ def _signal_all(processes: list[psutil.Process], signum: signal.Signals) -> None
 def kill(process: psutil.Process) -> list[str]:
     """Kill a process of any parent; return its name if it was running."""
     with suppress(psutil.Error, OSError):
-        if _is_alive(process):
+        if is_alive(process):
             name = _name(process)
             send_to(process, signal.SIGKILL)
             return [name]

@@ -19,6 +19,7 @@ from agent.base import times
 from agent.node.gpus import busy_gpu
 from agent.node.limits import ProcessLimitError
 from agent.runtime import descendants
+from agent.runtime.descendants import cpu_seconds, known
 from agent.runtime.process import Child
 from agent.work.torchrun import RANK_VARIABLE
 
@@ -92,9 +93,7 @@ def find_driver(submission_id: str) -> psutil.Process | None:
 
 def any_driver_runs() -> bool:
     """Return whether a driver of any job is a descendant of this agent."""
-    with suppress(psutil.Error, OSError):
-        return any(job != "" for job in _jobs_by_leader().values())
-    return False
+    return known(lambda: any(job != "" for job in _jobs_by_leader().values()), otherwise=False)
 
 
 def _jobs_by_leader() -> dict[psutil.Process, str | None]:
@@ -109,8 +108,9 @@ def kill_leftovers() -> list[str]:
         own, processes = psutil.Process(), descendants.list_descendants()
         inherited = own.environ()
         marked = [process for process in processes if _belongs_to_job(process, inherited)]
-        sessions = {_session_of(process) for process in marked} - {_session_of(own), None}
-        left = [one for one in processes if one in marked or _session_of(one) in sessions]
+        session_of = {one: known(partial(getsid, one.pid), None) for one in (own, *processes)}
+        sessions = {session_of[process] for process in marked} - {session_of[own], None}
+        left = [one for one in processes if one in marked or session_of[one] in sessions]
         return [name for process in left for name in descendants.kill(process)]
     return []
 
@@ -122,13 +122,6 @@ def _belongs_to_job(process: psutil.Process, inherited: Mapping[str, str]) -> bo
         marks = [environ.get(mark) != inherited.get(mark) for mark in (_DRIVER_MARK, _WORKERS_MARK)]
         return any(marks) or process.name().startswith(_WORKERS_TITLE)
     return False
-
-
-def _session_of(process: psutil.Process) -> int | None:
-    try:
-        return getsid(process.pid)
-    except OSError:
-        return None
 
 
 def terminate_driver(submission_id: str) -> str:
@@ -171,12 +164,12 @@ def not_passed_on(signum: int, why: str) -> str:
 
 def _is_started_by_ray(process: psutil.Process) -> bool:
     """Return whether a process leads a session and is a child of a Ray worker."""
-    with suppress(psutil.Error, OSError):
-        if getsid(process.pid) != process.pid:
-            return False
-        above = process.parent()
+
+    def is_started() -> bool:
+        above = process.parent() if getsid(process.pid) == process.pid else None
         return above is not None and above.name().startswith(_WORKERS_TITLE)
-    return False
+
+    return known(is_started, otherwise=False)
 
 
 def _job_of(process: psutil.Process) -> str | None:
@@ -235,8 +228,9 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
     leader = None if submission_id is None else find_driver(submission_id)
     roles: dict[int, str] = {}
     found = []
-    for process in _descendants():
-        role = roles.get(_parent(process), "")
+    processes = known(descendants.list_descendants, list[psutil.Process]())
+    for process in sorted(processes, key=_age):  # parents first
+        role = roles.get(known(process.ppid, 0), "")
         if leader is not None and process.pid == leader.pid:
             role = "driver"
         role = role or _role(process)
@@ -248,10 +242,10 @@ def job_processes(submission_id: str | None) -> list[JobProcess]:
 
 def processes_to_dump(found: Iterable[JobProcess]) -> list[JobProcess]:
     """Return the driver or this node's rank 0, and the busiest other process; Python only."""
-    pythons = [one for one in found if _is_python(one.process)]
+    pythons = [one for one in found if Path(known(one.process.exe, "")).name.startswith("python")]
     drivers = [one for one in pythons if one.role in _PREFERRED_ROLES][:1]
     others = [one for one in pythons if one not in drivers and one.role != "driver"]
-    busiest = sorted(others, key=lambda one: -_cpu_seconds(one.process))[:1]
+    busiest = sorted(others, key=lambda one: -cpu_seconds(one.process))[:1]
     return [*drivers, *(JobProcess(f"busiest: {one.role}", one.process) for one in busiest)]
 
 
@@ -273,7 +267,7 @@ class Utilization:
         if uses:
             return busy_gpu(uses)
         found = await anyio.to_thread.run_sync(job_processes, submission_id)
-        used, now = sum(_cpu_seconds(one.process) for one in found), time.monotonic()
+        used, now = sum(cpu_seconds(one.process) for one in found), time.monotonic()
         last, self._last = self._last, (used, now)
         if last is None:
             return "looked at for the first time"
@@ -324,25 +318,8 @@ def find_py_spy(python: str, path: str | None) -> str | None:
     return beside or shutil.which("py-spy", path=path)
 
 
-def _descendants() -> list[psutil.Process]:
-    """Return all descendants, parents before children."""
-    with suppress(psutil.Error):
-        return sorted(
-            descendants.list_descendants(), key=lambda process: (_age(process), process.pid)
-        )
-    return []
-
-
-def _age(process: psutil.Process) -> float:
-    with suppress(psutil.Error):
-        return float(process.create_time())
-    return 0.0
-
-
-def _parent(process: psutil.Process) -> int:
-    with suppress(psutil.Error):
-        return int(process.ppid())
-    return 0
+def _age(process: psutil.Process) -> tuple[float, int]:
+    return known(process.create_time, 0.0), process.pid
 
 
 def _role(process: psutil.Process) -> str:
@@ -354,16 +331,3 @@ def _role(process: psutil.Process) -> str:
         if RANK_VARIABLE in process.environ():
             return f"rank {process.environ().get('LOCAL_RANK', '?')} of this node"
     return ""
-
-
-def _is_python(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return Path(process.exe()).name.startswith("python")
-    return False
-
-
-def _cpu_seconds(process: psutil.Process) -> float:
-    with suppress(psutil.Error):
-        used = process.cpu_times()
-        return float(used.user + used.system)
-    return 0.0

@@ -14,11 +14,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import anyio
-import psutil
 from aiohttp.abc import AbstractResolver
 
 from agent.base import times
 from agent.base.text import in_url, is_ip
+from agent.runtime.descendants import cpu_seconds, tree_of
 from agent.runtime.network import resolve
 from agent.runtime.waiting import NotYet, until
 from agent.work.services import HttpProbe, LogPattern, ScoringProbe, TcpProbe
@@ -295,16 +295,4 @@ async def until_dead(
 
 def cpu_of(pid: int) -> float:
     """Return the CPU seconds used by a process and its descendants."""
-    total = 0.0
-    try:
-        leader = psutil.Process(pid)
-        processes = [leader, *leader.children(recursive=True)]
-    except psutil.Error:
-        return total
-    for process in processes:
-        try:
-            used = process.cpu_times()
-        except psutil.Error:
-            continue
-        total += used.user + used.system
-    return total
+    return sum(map(cpu_seconds, tree_of(pid)), 0.0)

@@ -422,7 +422,7 @@ class AdoptedChild(Child):
 
     def _check_end(self) -> None:
         """If it has ended, kill the rest of its session."""
-        if _is_alive(self._process):
+        if descendants.is_alive(self._process):
             self._poll_later()
             return
         if not self._keep_group:
@@ -431,7 +431,7 @@ class AdoptedChild(Child):
 
     def _signal(self, send: Callable[[int, int], None], signum: signal.Signals) -> None:
         """Signal it or its group while it runs, so that the pid is its own."""
-        if not self._is_over and _is_alive(self._process):
+        if not self._is_over and descendants.is_alive(self._process):
             with suppress(ProcessLookupError, PermissionError):
                 send(self.pid, signum)
 
@@ -442,9 +442,3 @@ def adopt(name: str, pid: int, started: int, log: Callable[[], Path]) -> Adopted
         if start_time(pid) == started:
             return AdoptedChild(pid, name, log, keep_group=False)
     return None
-
-
-def _is_alive(process: psutil.Process) -> bool:
-    with suppress(psutil.Error):
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    return False

@@ -11,6 +11,7 @@ import anyio
 
 from agent.base import times
 from agent.node import limits
+from agent.record.log import say
 from agent.record.node_record import read_stat
 from agent.runtime import driver
 from agent.runtime.descendants import children_of
@@ -93,12 +94,9 @@ class RayPartsState:
 class RayParts:
     """Watches the processes of one `ray start`, and stops it when one is lost."""
 
-    def __init__(
-        self, child: Child, clock: Callable[[], float], warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, child: Child, clock: Callable[[], float]) -> None:
         self._child = child
         self._clock = clock
-        self._warn = warn
         self.evidence = ""
         """Why it was stopped, or ''."""
 
@@ -112,7 +110,8 @@ class RayParts:
                 return NotYet()
             result = state.update(ray_processes(self._child.pid), self._clock())
             if result.stopped and result.stopped != warned:
-                self._warn(f"{result.stopped}: Ray is taken for lost after {STOPPED_LIMIT:g} s")
+                limit = f"Ray is taken for lost after {STOPPED_LIMIT:g} s"
+                say(f"{result.stopped}: {limit}", "warning")
             warned = result.stopped
             return result.gone or NotYet()
 

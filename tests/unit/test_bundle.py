@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from agent.base.outcome import STARTING, Kind, Outcome
 from agent.boot import diagnose
-from agent.boot.diagnose import make_bundle, make_bundle_without_loop
+from agent.boot.diagnose import make_bundle, write_bundle
 from agent.boot.node_run import NodeRun
 from agent.boot.requests import HeadRequests, fitted
 from agent.record import bundle
@@ -209,7 +209,7 @@ def test_a_failed_run_leaves_a_bundle(run: NodeRun) -> None:
     assert json.loads(found["node-a/facts.json"])["hostname"] == "node-a"
     told = json.loads(found["outcome.json"])
     assert (told["remedy"], told["bundle"]) == (end.remedy, path.name)
-    assert make_bundle_without_loop(run, end) is end
+    assert write_bundle(run, end) is end
 
 
 def test_it_has_logs_of_ray(run: NodeRun, tmp_path: Path) -> None:
@@ -242,7 +242,7 @@ def test_which_ends_leave_a_bundle(kind: Kind, code: int, *, leaves: bool, run: 
     """A requested end, or a success, leaves none; also where no loop runs."""
     assert (
         run.bundle is None,
-        make_bundle_without_loop(run, Outcome(kind, code, "why")).remedy != "",
+        write_bundle(run, Outcome(kind, code, "why")).remedy != "",
     ) == (
         True,
         leaves,
@@ -253,7 +253,7 @@ def test_which_ends_leave_a_bundle(kind: Kind, code: int, *, leaves: bool, run: 
 def test_a_refused_run_leaves_none(run: NodeRun) -> None:
     """It has no logs: the reason is in the outcome."""
     end = Outcome(Kind.REFUSED, 78, "ports: taken: 8265", STARTING, "ports", "End that process")
-    assert anyio.run(make_bundle, run, end) == make_bundle_without_loop(run, end) == end
+    assert anyio.run(make_bundle, run, end) == write_bundle(run, end) == end
     assert not list(run.folder.path.glob("failure-*"))
 
 
@@ -285,7 +285,7 @@ def test_a_stalled_disk_does_not_delay_the_end(
         yield BundlePart("b", "text")
         over.set()
 
-    monkeypatch.setattr(diagnose.BundleTask, "_parts", stalled)
+    monkeypatch.setattr(diagnose, "local_logs", stalled)
     assert anyio.run(make_bundle, run, FAILED) == FAILED
     stalls.set()
     over.wait(1.0)

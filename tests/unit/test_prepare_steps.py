@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 import anyio
 import psutil
+from msgspec.structs import replace
 
 from agent.boot.node_run import NodeRun
-from agent.boot.services import PrepareSteps
+from agent.boot.services import LocalWork
+from agent.decisions.values import StepOver
 from agent.record.run_folder import RunFolder
 from agent.runtime.waiting import NotYet, until
 from agent.settings.redact import redactor_for
@@ -20,11 +22,13 @@ from unit.worlds import plan_of
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from agent.boot.services import LocalEvent
 
-def a_run(root: Path) -> NodeRun:
-    """Return a node's run in a folder."""
+
+def a_run(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
+    """Return the run of a node with these steps."""
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
-    plan = plan_of(environ, command=["true"])
+    plan = replace(plan_of(environ, command=["true"]), steps=steps)
     redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
@@ -33,12 +37,11 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
     """All of them, with what they started, and they tell nothing."""
     go, pids = tmp_path / "go", tmp_path / "pids"
     command = f"[ -e {go} ] || {{ sleep 1000 & echo $! >> {pids}; wait; }}"
-    steps = [PrepareStep(name, command, ON_EVERY, 60.0, "within") for name in ("one", "two")]
-    run = a_run(tmp_path)
-    prepare, told = PrepareSteps(run), list[tuple[str, str | None]]()
-
-    async def one(step: PrepareStep) -> None:
-        told.append((step.name, await prepare.run_stoppable(step, Placeholders(), {})))
+    names = ("one", "two")
+    steps = tuple(PrepareStep(name, command, ON_EVERY, 60.0, "within") for name in names)
+    run = a_run(tmp_path, steps)
+    sent: list[LocalEvent] = []
+    work = LocalWork(run, sent.append, Placeholders)
 
     async def have_begun() -> bool | NotYet:
         return True if pids.exists() and len(pids.read_text().split()) == 2 else NotYet()
@@ -54,16 +57,16 @@ def test_what_runs_is_stopped_and_may_be_run_again(tmp_path: Path) -> None:
     async def story() -> None:
         with anyio.fail_after(60):
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(one, steps[0])
-                tasks.start_soon(one, steps[1])
+                for name in names:
+                    tasks.start_soon(work.prepare, name)
                 await until(have_begun, None)
-                prepare.stop()
-            assert sorted(told) == [("one", None), ("two", None)]
+                work.stop_steps()
+            assert sent == []
             await until(are_gone, None)
             go.touch()
-            assert [await prepare.run_stoppable(step, Placeholders(), {}) for step in steps] == [
-                ""
-            ] * 2
+            for name in names:
+                await work.prepare(name)
+            assert sent == [StepOver("one", ""), StepOver("two", "")]
 
     anyio.run(story)
     run.close()

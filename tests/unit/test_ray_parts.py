@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 import pytest
 
+from agent.runtime import ray_watch
 from agent.runtime.process import Child
 from agent.runtime.ray_watch import (
     STOPPED_LIMIT,
@@ -62,7 +63,9 @@ def test_what_only_hangs_is_borne_for_half_a_minute() -> None:
     )
 
 
-def test_a_part_that_is_killed_ends_its_ray(tmp_path: Path) -> None:
+def test_a_part_that_is_killed_ends_its_ray(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """At once, though its parent does not look at its children; a stopped one is logged."""
     sleep = shutil.which("sleep")
     assert sleep is not None
@@ -70,10 +73,11 @@ def test_a_part_that_is_killed_ends_its_ray(tmp_path: Path) -> None:
         shutil.copy(sleep, tmp_path / name)
     script = f"{tmp_path}/gcs_server 100 & {tmp_path}/raylet 100 & exec {sleep} 100"
     told: list[str] = []
+    monkeypatch.setattr(ray_watch, "say", lambda line, _level: told.append(line))
 
     async def story() -> tuple[str, int]:
         child = await Child.start("ray", ["/bin/sh", "-c", script], {}, lambda: tmp_path / "log")
-        parts = RayParts(child, anyio.current_time, told.append)
+        parts = RayParts(child, anyio.current_time)
 
         async def both() -> bool | NotYet:
             return True if len(ray_processes(child.pid)) == 2 else NotYet()
