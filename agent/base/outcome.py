@@ -7,8 +7,7 @@ from enum import Enum
 
 from msgspec import convert, to_builtins
 
-from agent.base.ranges import ExitCode
-from agent.base.value import Value
+from agent.base.value import ExitCode, Value
 
 STARTING = "starting"
 """The phase of a run that failed before its first phase."""

@@ -1,9 +1,10 @@
-"""Text helpers: lists in sentences, sizes, control characters, host names and addresses."""
+"""Text helpers: lists, sizes, control characters, addresses, own command lines."""
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -96,3 +97,17 @@ def reached_at(listens_on: str) -> str:
     """Return the address for local connections to a listener on this host."""
     everywhere = {"0.0.0.0", "::", "localhost"}  # noqa: S104 - compared
     return "127.0.0.1" if listens_on in everywhere else listens_on
+
+
+_SHELL_SPECIAL = re.compile(r"""[\s|&;()<>$`\\"'*?]|\{[^}]*(?:,|\.\.)[^}]*\}""")
+"""What a shell does not keep as part of an unquoted word (bash 5.2)."""
+
+
+def own_command(python: str, *arguments: str) -> list[str]:
+    """Return an argv that runs this agent by its file, since `-m` searches the cwd first."""
+    return [python, str(Path(__file__).parents[1] / "__main__.py"), *arguments]
+
+
+def needs_shell_quoting(path: str) -> bool:
+    """Return whether a shell changes this path unless it is quoted."""
+    return _SHELL_SPECIAL.search(path) is not None

@@ -1,4 +1,4 @@
-"""`Value`: the base of every class that only holds data.
+"""`Value`: the base of every class that only holds data, and types that limit its fields.
 
     class Port(Value):
         number: int
@@ -11,11 +11,11 @@ them exist before `ray start`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import msgspec
-
-__all__ = ["Value"]
+from msgspec import Meta
 
 if TYPE_CHECKING:
     from typing_extensions import dataclass_transform
@@ -29,3 +29,58 @@ else:
 @dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Value(msgspec.Struct, frozen=True):
     """An immutable value; subclasses declare its fields."""
+
+
+# --- limits of the fields of messages -------------------------------------------------------------
+#
+# control/protocol.py refuses a number outside its range, and a list that is too long or too short.
+# It escapes control characters in a text and cuts one that is too long.
+
+T = TypeVar("T")
+
+LONGEST_TEXT = 2_000
+"""The length at which a text is cut."""
+LONGEST_TAIL = 16 << 10
+"""The same for the end of a log, which keeps its line ends and is cut at its start."""
+Required = Annotated[str, Meta(min_length=1)]
+
+MOST_ITEMS = 64
+Items = Annotated[tuple[T, ...], Meta(max_length=MOST_ITEMS)]
+ByName = Annotated[Mapping[str, T], Meta(max_length=MOST_ITEMS)]
+
+MOST_BYTES = 2**63 - 1
+"""More than any number of bytes, and the largest number that msgspec compares."""
+Count = Annotated[int, Meta(ge=0, le=2**53)]
+"""2**53 is more than any count reaches."""
+Attempt = Annotated[int, Meta(ge=0, le=10_000)]
+"""AGENT_JOB_RETRIES allows 1,000."""
+Epoch = Annotated[int, Meta(ge=0, le=10**15)]
+"""Milliseconds since 1970."""
+Rank = Annotated[int, Meta(ge=0, le=999_999)]
+Gpus = Annotated[int, Meta(ge=0, le=1_024)]
+"""GPUs of one node, with the limit of AGENT_NUM_GPUS."""
+Cpus = Annotated[int, Meta(ge=0, le=100_000)]
+"""CPUs of one node, with the limit of AGENT_NUM_CPUS."""
+Gigabytes = Annotated[int, Meta(ge=0, le=10_000)]
+"""Memory of a GPU as on its label, which counts GiB."""
+Bytes = Annotated[int, Meta(ge=0, le=MOST_BYTES)]
+Limit = Annotated[int, Meta(ge=-1, le=MOST_BYTES)]
+"""A kernel limit; -1 for none."""
+UserId = Annotated[int, Meta(ge=0, le=2**32)]
+Port = Annotated[int, Meta(ge=0, le=65_535)]
+ExitCode = Annotated[int, Meta(ge=0, le=255)]
+Surplus = Annotated[int, Meta(ge=-MOST_BYTES, le=MOST_BYTES)]
+"""The distance to a limit; negative above it."""
+Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Timestamp = Annotated[float, Meta(ge=0, le=1e12)]
+"""Seconds since 1970."""
+Difference = Annotated[float, Meta(ge=-1e12, le=1e12)]
+"""Seconds between two moments."""
+
+MOST_ADDRESSES = 4
+"""The most addresses of one interface or name in a hello; further ones are left out."""
+Addresses = ByName[Annotated[tuple[str, ...], Meta(max_length=MOST_ADDRESSES)]]
+"""Addresses by interface or by name."""
+JOB_NODES = Meta(max_length=20_000)
+"""The nodes of a job: EXPECTED_WORKERS allows 10,000."""
+Variables = Annotated[Mapping[str, str], Meta(max_length=256)]

@@ -21,7 +21,7 @@ from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.remedies import explain
 from agent.decisions.values import OrderKind, Step
-from agent.node.disks import free_at
+from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
 from agent.plan.show import render
 from agent.record import codec, events, node_record, run_folder, run_record

@@ -29,8 +29,7 @@ from agent.checks.finding import Finding, Level
 from agent.checks.machine import WANTED_FILES
 from agent.control.sockets import bind
 from agent.decisions.values import Wait
-from agent.node.addresses import source_towards, taken_ports
-from agent.node.read import read_folder
+from agent.node.read import read_folder, source_towards, taken_ports
 from agent.plan.listeners import may_listen_on
 from agent.record.log import say
 from agent.runtime.network import resolve

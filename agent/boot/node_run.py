@@ -10,7 +10,6 @@ import anyio
 
 from agent import __version__
 from agent.base import times
-from agent.base.latency import Latency
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
 from agent.decisions.values import StopAsked, Tick
@@ -30,6 +29,7 @@ from agent.runtime.process import Child, adopt
 from agent.runtime.ray_watch import MemoryWatch, RayParts, oom_sentence
 from agent.runtime.waiting import BestEffort, NotYet, TimedOutError, until
 from agent.settings.jobs import TORCHRUN
+from agent.work.services import Latency
 from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:

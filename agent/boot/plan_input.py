@@ -11,17 +11,23 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.errors import Problem, SettingsError
-from agent.base.own_command import needs_shell_quoting
-from agent.base.text import is_ip, mib
+from agent.base.text import is_ip, mib, needs_shell_quoting
 from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
 from agent.node import gpus, pythons
-from agent.node.addresses import taken_ports
 from agent.node.data_columns import columns_of
-from agent.node.disks import disk_of, free_at, mount_of, weights_in
 from agent.node.pythons import find_ray, find_torch
-from agent.node.read import gather, has_infiniband, read_folder
+from agent.node.read import (
+    disk_of,
+    free_at,
+    gather,
+    has_infiniband,
+    mount_of,
+    read_folder,
+    taken_ports,
+    weights_in,
+)
 from agent.node.upload import LIMIT, measure
 from agent.plan.listeners import port_clashes
 from agent.plan.make import checkpoint_folder, make_plan, private_folder, service_problems

@@ -14,7 +14,7 @@ import anyio
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.ranges import LONGEST_TAIL, LONGEST_TEXT
+from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
 from agent.checks.network import SLOW

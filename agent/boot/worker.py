@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import PreflightError
-from agent.base.ranges import MOST_ADDRESSES, MOST_ITEMS
+from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.events import Guard
@@ -31,7 +31,7 @@ from agent.decisions import worker
 from agent.decisions.values import LogLine, Refused, StopAsked, Tick
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import SurvivingRay, WorkerPhase
-from agent.node.addresses import source_towards
+from agent.node.read import source_towards
 from agent.plan.listeners import may_listen_on
 from agent.plan.make import service_only_ranks
 from agent.plan.plan import RAY, versions
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from aiohttp import web
 
     from agent.base.outcome import Outcome
-    from agent.base.ranges import Addresses
+    from agent.base.value import Addresses
     from agent.decisions.worker.state import WorkerState
     from agent.node.facts import Facts
     from agent.plan.plan import Plan

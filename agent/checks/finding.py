@@ -5,9 +5,8 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
-from agent.base.ranges import Required
 from agent.base.text import first_names
-from agent.base.value import Value
+from agent.base.value import Required, Value
 from agent.node.facts import Facts
 from agent.settings.model import Settings
 from agent.topology.resolve import Topology

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.own_command import needs_shell_quoting
-from agent.base.text import is_ip, is_public
+from agent.base.text import is_ip, is_public, needs_shell_quoting
 from agent.checks.finding import fail, ok, warn
 from agent.node.facts import OLDEST, breaks_command_line, has_debugpy, supports_token_auth, version
 

@@ -23,7 +23,7 @@ from agent.control.protocol import (
     protocol_mismatch,
 )
 from agent.decisions.worker.state import HeadSilent, HeadSpoke, Ordered, WorkerEvent
-from agent.node.addresses import source_towards
+from agent.node.read import source_towards
 from agent.runtime.network import NoDnsAnswer, resolve, set_keepalive
 from agent.runtime.probes import port_answers, reason
 from agent.runtime.waiting import NotYet, until

@@ -14,9 +14,9 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.base import times
-from agent.base.latency import Latency
 from agent.base.outcome import Outcome
-from agent.base.ranges import (
+from agent.base.text import escaped, is_ip, plain
+from agent.base.value import (
     LONGEST_TAIL,
     LONGEST_TEXT,
     Attempt,
@@ -29,13 +29,13 @@ from agent.base.ranges import (
     Rank,
     Required,
     Timestamp,
+    Value,
 )
-from agent.base.text import escaped, is_ip, plain
-from agent.base.value import Value
 from agent.checks.finding import Finding
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import Answer, ItemReport, Known, Order, Step
 from agent.node.facts import Facts
+from agent.work.services import Latency
 from agent.work.torchrun import ShareOrder, ShareOver
 
 V = TypeVar("V", bound=Value)

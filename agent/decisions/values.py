@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.outcome import Outcome
-from agent.base.ranges import Bytes, Count, Required, Seconds
-from agent.base.value import Value
+from agent.base.value import Bytes, Count, Required, Seconds, Value
 from agent.checks.all_reduce import AllReduceShare
 from agent.checks.finding import Finding
 from agent.work.torchrun import ShareOrder

@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, field
 
-from agent.base.ranges import (
+from agent.base.text import is_ip
+from agent.base.value import (
     MOST_ITEMS,
     Addresses,
     ByName,
@@ -25,10 +26,9 @@ from agent.base.ranges import (
     Surplus,
     Timestamp,
     UserId,
+    Value,
     Variables,
 )
-from agent.base.text import is_ip
-from agent.base.value import Value
 
 OLDEST = (2, 40)
 FIRST_WITH_HIP = (2, 45)

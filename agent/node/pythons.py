@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from agent.base import times
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.node.facts import Framework, RayPython, TorchPython
 from agent.node.limits import starting
 from agent.node.python_facts import framework_facts, of_command, of_ray_command, ray_facts

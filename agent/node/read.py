@@ -18,13 +18,12 @@ import psutil
 
 from agent import __version__
 from agent.node import limits
-from agent.node.addresses import interfaces, source_towards
-from agent.node.facts import Facts, Folder, NodeVersions
+from agent.node.facts import Facts, Folder, Mount, NodeVersions
 from agent.node.limits import ranges
 from agent.node.variables import compared_variables, contradiction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from agent.node.facts import RayPython
 
@@ -230,3 +229,127 @@ def gpu_fault(dev: Path, maker: str) -> str:
     except OSError as error:
         return f"{dev / name}: {(error.strerror or str(error)).lower()}"
     return ""
+
+
+def source_towards(address: str) -> str | None:
+    """Return the source address of the route to another node; no packet is sent."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((address, 9))
+            return str(probe.getsockname()[0])
+    except OSError:
+        return None
+
+
+def taken_ports(ports: Iterable[int]) -> dict[int, str]:
+    """Return the ports in use, each with the process that listens, if known."""
+    found = {}
+    for port in ports:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("", port))
+            except OSError:
+                found[port] = _listener_on(port)
+    return found
+
+
+def _listener_on(port: int) -> str:
+    try:
+        listeners = [c for c in psutil.net_connections("tcp") if c.laddr and c.laddr.port == port]
+        pid = next(c.pid for c in listeners if c.pid and c.status == psutil.CONN_LISTEN)
+        return f"{psutil.Process(pid).name()} (pid {pid})"
+    except (psutil.Error, StopIteration, OSError):
+        return "another process"
+
+
+def interfaces() -> dict[str, tuple[str, ...]]:
+    """Return the IP addresses of every interface, loopback included."""
+    families = (socket.AF_INET, socket.AF_INET6)
+    return {
+        name: tuple(a.address.partition("%")[0] for a in found if a.family in families)
+        for name, found in psutil.net_if_addrs().items()
+    }
+
+
+_LOCAL = frozenset(
+    {
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "aufs"),
+        *("tmpfs", "ramfs", "rootfs", "vfat", "squashfs"),
+    }
+)
+"""File systems of one machine; all others may be shared."""
+_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.pth")
+_MOUNTS = Path("/proc/self/mountinfo")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def disk_of(path: str) -> str:
+    """Return a name for the disk of a path that is equal on all nodes that may share it.
+
+    Equal names do not prove a shared disk: such nodes only take turns, which costs time but no
+    data. A network file system is named by its type only, since one server has many names.
+    """
+    folder = _existing_parent(Path(path).parent)
+    mount = mount_of(str(folder))
+    if mount is None or mount.kind not in _LOCAL:
+        return "?" if mount is None else mount.kind
+    with suppress(OSError):
+        return f"{_BOOT.read_text(encoding='ascii').strip()} {folder.stat().st_dev}"
+    return "?"
+
+
+def free_at(folder: str) -> int | None:
+    """Return the free bytes on the disk of a folder, which need not exist; None if unknown."""
+    with suppress(OSError):
+        return shutil.disk_usage(_existing_parent(Path(folder))).free
+    return None
+
+
+def weights_in(model: str | None) -> int:
+    """Return the bytes of a model's weights if it is a local folder, else 0."""
+    if not model:
+        return 0
+    for pattern in _WEIGHTS:  # only one format: some models contain two
+        with suppress(OSError):
+            sizes = [file.stat().st_size for file in Path(model).glob(pattern)]
+            if sizes:
+                return sum(sizes)
+    return 0
+
+
+def _existing_parent(folder: Path) -> Path:
+    """Return the folder or its nearest existing parent."""
+    return next((one for one in (folder, *folder.parents) if one.exists()), Path("/"))
+
+
+_ESCAPED = re.compile(r"\\([0-7]{3})")
+
+
+def mount_of(folder: str, mounts: Path = _MOUNTS) -> Mount | None:
+    """Return the mount of a folder, which need not exist; None if unknown."""
+    place = Path(os.path.realpath(folder))
+    above = {str(place), *map(str, place.parents)}
+    found: Mount | None = None
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        return None
+    for line in lines:  # a later mount at the same place is on top
+        where, kind, source = _parts(line)
+        if where in above and (found is None or len(where) >= len(found.folder)):
+            found = Mount(where, kind, source)
+    return found
+
+
+def _parts(line: str) -> tuple[str, str, str]:
+    """Parse a line into mount point, type and source."""
+    before, _, behind = line.partition(" - ")
+    fields, (kind, source, *_) = before.split(" "), [*behind.split(" "), "", ""]
+    where = fields[4] if len(fields) > 4 else ""
+    return _unescaped(where), kind, _unescaped(source)
+
+
+def _unescaped(text: str) -> str:
+    return _ESCAPED.sub(lambda match: chr(int(match[1], 8)), text)

@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.errors import Problem, SettingsError
-from agent.base.own_command import own_command
 from agent.base.ports import Ports, port_map, single_ports
+from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
 from agent.checks.recipe import job_program, recipe_findings
 from agent.node.facts import supports_token_auth

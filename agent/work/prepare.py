@@ -6,7 +6,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.base.value import Value
 from agent.work.where import ON_EVERY, ON_HEAD, Where, has_placeholder
 

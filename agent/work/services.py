@@ -7,13 +7,13 @@ import json
 import sys
 from collections.abc import Mapping
 from graphlib import CycleError, TopologicalSorter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from msgspec import field, to_builtins
+from msgspec import Meta, field, to_builtins
 from msgspec.structs import replace
 
-from agent.base.own_command import own_command
-from agent.base.value import Value
+from agent.base.text import own_command
+from agent.base.value import Count, Seconds, Value
 from agent.settings.jobs import DEFAULT_DIALECT, known_job
 from agent.settings.rules import is_url, reward_choice
 from agent.work.prepare import MODEL, PREPARE, PREPARE_EACH, PrepareStep, ordered_steps
@@ -229,3 +229,30 @@ def longest_waits(rows: Iterable[PrepareStep | ServiceSpec]) -> dict[str, float]
     for name in TopologicalSorter(after).static_order():
         found[name] = max((found[one] + known[one].within for one in after[name]), default=0.0)
     return found
+
+
+LATENCY_BOUNDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+"""Upper bounds in seconds; slower answers are counted in one more bucket."""
+_BUCKETS = len(LATENCY_BOUNDS) + 1
+_LENGTH = Meta(min_length=_BUCKETS, max_length=_BUCKETS)
+
+
+class Latency(Value):
+    """Answer times of one service since its node's agent started."""
+
+    last: Seconds = 0.0
+    total: Seconds = 0.0
+    counts: Annotated[tuple[Count, ...], _LENGTH] = (0,) * _BUCKETS
+    """Answers per bucket, not cumulative."""
+
+    @property
+    def count(self) -> int:
+        """Return the number of answers."""
+        return sum(self.counts)
+
+    def with_answer(self, seconds: float) -> Latency:
+        """Return a copy that counts one more answer."""
+        bucket = sum(seconds > bound for bound in LATENCY_BOUNDS)
+        counts = [*self.counts]
+        counts[bucket] += 1
+        return Latency(round(seconds, 4), round(self.total + seconds, 4), tuple(counts))

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 from agent.base import times
 from agent.base.errors import Problem
 from agent.base.outcome import shell_code
-from agent.base.ranges import JOB_NODES, Attempt, ExitCode, Rank, Seconds
 from agent.base.text import in_url
-from agent.base.value import Value
+from agent.base.value import JOB_NODES, Attempt, ExitCode, Rank, Seconds, Value
 from agent.settings.jobs import TORCHRUN, launcher
 from agent.work.recipes.recipe import NodeSize
 from agent.work.where import HEAD_IP

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import asdict
 
-from agent.base.latency import Latency
 from agent.record.job_lines import JobLines
+from agent.work.services import Latency
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hub
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

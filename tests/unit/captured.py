@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.errors import SettingsError
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.node.facts import MIB, Facts, RayPython
 from agent.plan.make import make_plan
 from agent.plan.show import render

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from agent.boot.node_run import SurvivingProcesses, find_surviving_processes
-from agent.node.addresses import taken_ports
+from agent.node.read import taken_ports
 from agent.plan.plan import RAY
 from agent.record.node_record import NodeRecord, folder_of, own_record, process_of
 from agent.record.run_folder import RunFolder

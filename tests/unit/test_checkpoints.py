@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.node.disks import mount_of
 from agent.node.facts import Mount
+from agent.node.read import mount_of
 from agent.record.run_folder import read_checkpoints, write_mark
 from agent.work.checkpoints import (
     CHECKPOINT_FILE,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import hub
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.bundled import fetch_model
 from agent.work.prepare import fetch_note, fetch_steps, is_hub_id
 from unit.worlds import MACHINE, plan_of, settings_of, with_ray

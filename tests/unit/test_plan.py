@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.plan.show import duration, render
 from agent.settings.redact import redactor_for
 from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray

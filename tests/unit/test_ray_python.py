@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.node import pythons
 from agent.node.facts import RayPython
 from agent.node.python_facts import of_ray_command

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from agent.base.errors import Problem, SettingsError
 from agent.boot import plan_input
-from agent.node.disks import disk_of
 from agent.node.facts import Framework
+from agent.node.read import disk_of
 from agent.plan.make import make_plan, service_problems
 from agent.plan.show import render
 from agent.settings import load

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.base.own_command import needs_shell_quoting
+from agent.base.text import needs_shell_quoting
 
 SETUP = Path(__file__).parents[2] / "scripts" / "setup"
 BAD = ["a b", "a(b", "a)b", "a'b", 'a"b', "a$b", "a`b", "a&b", "a;b", "a|b", "a<b", "a>b", "a\\b"]

@@ -19,12 +19,11 @@ TIMES = {name: value for name, value in vars(times).items() if type(value) is fl
 DURATIONS = st.floats(min_value=0.001, max_value=30 * 24 * 3600)
 """All durations that a setting accepts."""
 NOT_SECONDS = {
-    "base/latency.py": "bounds of a histogram",
-    "base/ranges.py": "ranges of messages",
+    "base/value.py": "ranges of messages",
     "bundled/": "programs that run without the agent",
     "checks/": "rates and shares",
     "settings/values.py": "limits of settings",
-    "work/": "defaults of a service, and a day",
+    "work/": "defaults of a service, bounds of a histogram, and a day",
 }
 SHARES = {"_STEADY", "_FAST_BITS_PER_SECOND", "_LOOP_SHARE", "_IDLE_CORES", "_IDLE_EACH"} | {
     *("_BUSY_SHARE", "_MAX_WAIT", "_TRY_DELAYS", "_PAUSES", "_COUNTERS"),

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from agent.base.latency import LATENCY_BOUNDS, Latency
 from agent.boot.node_run import NodeStats
 from agent.control.protocol import Report, WorkerStats, read
 from agent.decisions.values import HERE, Item, Known, Step
+from agent.work.services import LATENCY_BOUNDS, Latency
 from unit.fake_runs import status_of
 from unit.heads import REWARD, Story, goal, word
 from unit.worlds import plan_of

@@ -6,8 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from agent.base.ranges import Bytes, Cpus, Gigabytes, Gpus
-from agent.base.value import Value
+from agent.base.value import Bytes, Cpus, Gigabytes, Gpus, Value
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

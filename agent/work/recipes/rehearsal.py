@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from agent.base.own_command import own_command
+from agent.base.text import own_command
 from agent.work.recipes.recipe import Command
 
 if TYPE_CHECKING:
