@@ -217,6 +217,7 @@ def recipe_input(  # noqa: PLR0913 - all inputs of a recipe
         tensor_parallel=settings.tensor_parallel,
         args=settings.job_args,
         scores=scores(known, settings),
+        needs_labels=reward_choice(settings, None) == "builtin",
         reward_model=settings.reward_model or "",
         wandb=settings.wandb_api_key is not None,
         run_name=settings.run_name or "",

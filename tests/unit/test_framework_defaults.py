@@ -274,9 +274,15 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize(("seed", "probe"), PROBES)
-def test_what_the_seeds_give_today(seed: dict[str, Any], probe: dict[str, Any]) -> None:
+def test_what_the_seeds_give_today(
+    tmp_path: Path, seed: dict[str, Any], probe: dict[str, Any]
+) -> None:
     """A row's command or refusal is the program's own, as long as the row stands."""
     ours = seed["ours"]
+    own = dict(probe.get("environment", {}))
+    if "data" in probe:
+        own["AGENT_TRAIN_DATA"] = str(tmp_path / "train.jsonl")
+        (tmp_path / "train.jsonl").write_text(probe["data"])
     given = {} if probe.get("only") else ours["environment"]
     environ = {"AGENT_CHECKPOINTS": "/volume/checkpoints", "PATH": "/usr/bin:/bin"}
     nodes = node_sizes(
@@ -284,7 +290,7 @@ def test_what_the_seeds_give_today(seed: dict[str, Any], probe: dict[str, Any]) 
     )
     release = probe.get("release", ours.get("release"))
     try:
-        whole = {**environ, **given, **probe.get("environment", {})}
+        whole = {**environ, **given, **own}
         command, _ = recipe_command(whole, ours["recipe"], nodes, release)
         found = (0, " ".join(command.argv))
     except AgentError as error:

@@ -66,7 +66,7 @@ def made(
     story = Story(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
     state = replace(story.state, attempt=replace(story.state.attempt, number=attempt))
-    ask = partial(make_submission, of, state, PLACE, URL, found, is_followed=is_followed)
+    ask = partial(make_submission, of, state, PLACE, URL, found, "run", is_followed=is_followed)
     return anyio.run(ask)
 
 

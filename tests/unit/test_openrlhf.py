@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.work.recipes import openrlhf, openrlhf_flags
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
@@ -153,7 +154,7 @@ def test_sizes_divide_or_are_refused(  # noqa: PLR0913 - one for each thing that
         (asked((8,), (0, 11, 2), "--actor.num_nodes", "2"), "16 GPUs are needed (actor 16) and 8"),
         (
             asked((8,), (0, 11, 2), "--no-train.colocate_all"),
-            "24 GPUs are needed (actor 8, reference 8, engines 8) and 8 joined",
+            "24 GPUs are needed (actor 8, ref 8, engines 8) and 8 joined",
         ),
         (asked((8,), (0, 9, 10), "--async_train"), "add --no-vllm_enable_sleep"),
         (
@@ -259,3 +260,89 @@ def test_flags_by_release() -> None:
     assert "beta" not in flags[0, 8, 0]
     assert openrlhf_flags.flags_of("dpo", (0, 8, 0))["beta"] == "1f"
     assert openrlhf_flags.flags_of("sft", (0, 7, 9)) == {}
+
+
+def test_batches_by_tokens_give_way_to_micro_batches() -> None:
+    """The user's micro batches would not be used beside batches by tokens."""
+    flags = flags_of(openrlhf.make(asked((8,))))
+    assert flags["train.max_tokens_per_gpu"] == ("16384",)
+    longer = flags_of(openrlhf.make(asked((8,), (0, 11, 2), "--data.max_len", "32768")))
+    assert longer["train.max_tokens_per_gpu"] == ("32768",)
+    micro = flags_of(openrlhf.make(asked((8,), (0, 11, 2), "--train.micro_batch_size", "4")))
+    assert "train.dynamic_batch_enable" not in micro
+    assert "ds.packing_samples" in micro
+    images = flags_of(openrlhf.make(asked((8,), (0, 11, 2), "--data.max_images_per_prompt", "2")))
+    assert "ds.packing_samples" not in images, "OpenRLHF packs no images"
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ((0, 8, 11), {}),
+        ((0, 9, 10), {"enable_vllm_is_correction": ()}),
+        ((0, 10, 4), {"algo.advantage.is_correction_enable": ()}),
+        (
+            (0, 11, 2),
+            {
+                "algo.advantage.is_correction_level": ("token",),
+                "algo.advantage.is_correction_mode": ("clip",),
+            },
+        ),
+    ],
+)
+def test_the_correction_in_each_release(
+    version: Version, wanted: dict[str, tuple[str, ...]]
+) -> None:
+    """0.11.2 renamed it."""
+    flags = flags_of(openrlhf.make(asked((8,), version)))
+    assert {name: flags[name] for name in flags if "is_correction" in name} == wanted
+
+
+@pytest.mark.parametrize(
+    ("columns", "needs_labels", "label"),
+    [
+        (None, True, ("label",)),
+        (None, False, ("label",)),
+        ({"input": True, "label": False}, False, ("label",)),
+        ({"input": True}, False, None),
+    ],
+)
+def test_a_label_is_asked_for_where_the_data_have_one(
+    columns: dict[str, bool] | None, label: tuple[str, ...] | None, *, needs_labels: bool
+) -> None:
+    """OpenRLHF ends with KeyError where the column is missing."""
+    what = replace(asked((8,)), columns=columns, needs_labels=needs_labels)
+    assert flags_of(openrlhf.make(what)).get("data.label_key") == label
+
+
+def test_data_without_the_columns_are_refused() -> None:
+    """The refusal names the flags, and the columns that there are."""
+    what = replace(asked((8,)), columns={"question": False, "answer": False}, needs_labels=True)
+    with pytest.raises(MisfitError) as misfit:
+        openrlhf.make(what)
+    assert "no column for --data.input_key input and --data.label_key label" in str(misfit.value)
+    assert "only question, answer" in str(misfit.value)
+    named = ("--data.input_key", "question", "--data.label_key=answer")
+    openrlhf.make(replace(what, args=named))
+
+
+def test_a_reward_model() -> None:
+    """It is on all GPUs, and evaluation needs a server."""
+    what = replace(asked((8, 8), scores=False, recipe="openrlhf-ppo"), reward_model="org/rm")
+    flags = flags_of(openrlhf.make(what))
+    assert flags["reward.model_name_or_path"] == ("org/rm",)
+    assert flags["reward.num_nodes"] == ("2",)
+    assert "reward.remote_url" not in flags
+    assert "data.label_key" not in flags
+    with pytest.raises(MisfitError, match="by a reward server only: unset it"):
+        openrlhf.make(replace(what, eval_data="/data/eval.jsonl"))
+
+
+def test_the_run_has_a_name_in_wandb() -> None:
+    """The user's, or one that no other run has."""
+    what = replace(asked((8,), wandb=True), run_id="run-7")
+    assert flags_of(openrlhf.make(what))["logger.wandb.run_name"] == (
+        "openrlhf-grpo-Qwen2.5-7B-run-7",
+    )
+    named = flags_of(openrlhf.make(replace(what, run_name="mine")))
+    assert named["logger.wandb.run_name"] == ("mine",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.work.recipes import openrlhf_flags, openrlhf_m, openrlhf_train
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput, Version
@@ -91,11 +92,11 @@ def test_plain_answers_need_no_template() -> None:
 
 
 M_SHAPES = {
-    "1x1": ((1,), 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128; rollout 256 prompts × 4"),
-    "2x8": ((8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8; rollout 256 prompts × 4"),
-    "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5; rollout 240 prompts"),
-    "16x8": ((8,) * 16, 1, "128 GPUs = 128 engines × 1; batch 128 = 128 × 1; rollout 256"),
-    "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16; rollout 256"),
+    "1x1": ((1,), 1, "1 GPU = 1 engine × 1; batch 128 = 1 × 128; rollout 128 prompts × 4"),
+    "2x8": ((8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8; rollout 128 prompts × 4"),
+    "3x8": ((8, 8, 8), 1, "24 GPUs = 24 engines × 1; batch 120 = 24 × 5; rollout 120 prompts"),
+    "16x8": ((8,) * 16, 1, "128 GPUs = 128 engines × 1; batch 128 = 128 × 1; rollout 128"),
+    "2x4 TP 4": ((4, 4), 4, "8 GPUs = 2 engines × 4; batch 128 = 8 × 16; rollout 128"),
     "uneven": ((8, 8, 4), 1, "(nodes of 8, 8 and 4 GPUs count as 5 groups of 4); batch 120"),
     "CPU-only head": ((0, 8, 8), 2, "16 GPUs = 8 engines × 2; batch 128 = 16 × 8"),
 }
@@ -114,6 +115,8 @@ def test_the_fork_on_every_shape(shape: str) -> None:
     assert int(flags["rollout_batch_size"][0]) % sum(gpus) == 0
     assert flags["input_key"] == ("message",)
     assert command.env["NCCL_IB_DISABLE"] == "1"
+    fast = replace(asked("openrlhf-m-grpo", gpus), infiniband=True)
+    assert "NCCL_IB_DISABLE" not in openrlhf_m.make(fast).env
     assert "NCCL_SOCKET_IFNAME" not in command.env, "the agent chooses the interface"
 
 
@@ -143,3 +146,30 @@ def test_notes_on_the_fork() -> None:
     assert "--label_key" in notes
     named = asked("openrlhf-m-grpo", (8,), (0, 6, 1), "--label_key", "answer")
     assert "--label_key" not in " ".join(openrlhf_m.make(named).notes)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "columns", "template", "output"),
+    [
+        ("openrlhf-sft", None, True, True),
+        ("openrlhf-sft", {"input": False, "output": False}, False, True),
+        ("openrlhf-sft", {"input": True, "output": True}, True, True),
+        ("openrlhf-sft", {"input": True}, True, False),
+        ("openrlhf-dpo", {"chosen": False, "rejected": False}, False, False),
+        ("openrlhf-rm", {"chosen": True, "rejected": True}, True, False),
+    ],
+)
+def test_the_data_decide_on_the_template(
+    recipe: str, columns: dict[str, bool] | None, *, template: bool, output: bool
+) -> None:
+    """Rows of messages need it, plain text does not; whole conversations have no answer column."""
+    flags = flags_of(openrlhf_train.make(replace(asked(recipe, (8,)), columns=columns)))
+    assert ("data.apply_chat_template" in flags) == template
+    assert ("data.output_key" in flags) == output
+
+
+def test_data_without_the_columns_are_refused() -> None:
+    """The refusal names the columns that there are."""
+    what = replace(asked("openrlhf-dpo", (8,)), columns={"prompt": False, "answer": False})
+    with pytest.raises(MisfitError, match=r"--data.chosen_key chosen and .* only prompt, answer"):
+        openrlhf_train.make(what)

@@ -93,6 +93,10 @@ class Arguments:
         for flag, value, why in table:
             self.add(flag, *([value] if value else []), why=why)
 
+    def leave_out(self, flag: str) -> None:
+        """Leave out an argument of the recipe, as `--no-FLAG` of the user does."""
+        self._without[self._program.spelling_of(flag)] = None
+
     def supports(self, flag: str) -> bool:
         """Return whether this version has the flag."""
         return self._program.spelling_of(flag) in self._program.flags
@@ -106,12 +110,18 @@ class Arguments:
         name = self._program.spelling_of(flag)
         return name in self._given or (name in self._made and name not in self._without)
 
+    def word(self, flag: str) -> str:
+        """Return the first word of a flag: the user's, else the recipe's, else ''."""
+        if not self.holds(flag):
+            return ""
+        name = self._program.spelling_of(flag)
+        return (self._given.get(name) or self._made[name])[0]
+
     def whole(self, flag: str, default: int = 0) -> int:
         """Return the number of a flag: the user's, else the recipe's, else the default."""
         if not self.holds(flag):
             return default
-        name = self._program.spelling_of(flag)
-        word = (self._given.get(name) or self._made[name])[0]
+        name, word = self._program.spelling_of(flag), self.word(flag)
         if not re.fullmatch(r"\d+", word):
             raise MisfitError(f"AGENT_JOB_ARGS: --{name} takes a whole number, not '{word}'")
         return int(word)

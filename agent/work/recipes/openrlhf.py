@@ -12,9 +12,11 @@ from agent.base.value import Value
 from agent.work.recipes.arguments import Arguments, Program
 from agent.work.recipes.openrlhf_flags import flags_of
 from agent.work.recipes.recipe import (
+    NAMED_BY,
     Command,
     GpuGroups,
     MisfitError,
+    check_columns,
     count_of,
     engines_text,
     version_text,
@@ -31,7 +33,7 @@ ABOUT = "GRPO or PPO with vLLM engines on the training GPUs, over Ray"
 DOTTED: Version = (0, 10, 2)
 """The first release whose flags have dots."""
 SAME_GPUS = "checkpoints can be resumed with the same number of GPUs only (ZeRO)"
-LEAST = "takes the least memory; more is faster"
+LEAST = "takes the least memory; batches by tokens or packing fill the GPU"
 _REWARD_TASKS_UNTIL: Version = (0, 9, 1)
 """Before it each call of the reward server is a Ray task, which takes a CPU."""
 _BATCHES_PER_ROLLOUT = 8
@@ -44,6 +46,8 @@ FLAT = {
     "train.colocate_actor_ref": "colocate_actor_ref",
     "train.colocate_critic_reward": "colocate_critic_reward",
     "train.async_enable": "async_train",
+    "train.dynamic_batch_enable": "use_dynamic_batch",
+    "train.max_tokens_per_gpu": "train_max_tokens_per_gpu",
     "train.agent_func_path": "agent_func_path",
     "train.micro_batch_size": "micro_train_batch_size",
     "train.batch_size": "train_batch_size",
@@ -54,6 +58,7 @@ FLAT = {
     "actor.num_gpus_per_node": "actor_num_gpus_per_node",
     "actor.model_name_or_path": "pretrain",
     "actor.gradient_checkpointing_enable": "gradient_checkpointing",
+    "actor.adam.lr": "actor_learning_rate",
     "ref.num_nodes": "ref_num_nodes",
     "ref.num_gpus_per_node": "ref_num_gpus_per_node",
     "critic.num_nodes": "critic_num_nodes",
@@ -62,19 +67,24 @@ FLAT = {
     "reward.num_gpus_per_node": "reward_num_gpus_per_node",
     "reward.model_name_or_path": "reward_pretrain",
     "reward.remote_url": "remote_rm_url",
+    "reward.normalize_enable": "normalize_reward",
     "vllm.num_engines": "vllm_num_engines",
     "vllm.tensor_parallel_size": "vllm_tensor_parallel_size",
     "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
     "vllm.enable_sleep": "vllm_enable_sleep",
     "vllm.sync_backend": "vllm_sync_backend",
+    "vllm.enable_prefix_caching": "enable_prefix_caching",
     "ds.enable_sleep": "deepspeed_enable_sleep",
     "ds.zero_stage": "zero_stage",
+    "ds.packing_samples": "packing_samples",
     "ds.ring_attn_size": "ring_attn_size",
     "ds.tensor_parallel_size": "ds_tensor_parallel_size",
     "data.prompt_dataset": "prompt_data",
     "data.input_key": "input_key",
     "data.label_key": "label_key",
     "data.max_len": "max_len",
+    "data.apply_chat_template": "apply_chat_template",
+    "data.input_template": "input_template",
     "eval.dataset": "eval_dataset",
     "eval.steps": "eval_steps",
     "ckpt.path": "ckpt_path",
@@ -85,28 +95,41 @@ FLAT = {
     "algo.kl.use_loss": "use_kl_loss",
     "algo.kl.estimator": "kl_estimator",
     "algo.kl.init_coef": "init_kl_coef",
+    "algo.advantage.is_correction_enable": "enable_vllm_is_correction",
     "logger.wandb.key": "use_wandb",
+    "logger.wandb.run_name": "wandb_run_name",
 }
 """What a dotted flag was called up to 0.10.1."""
 
 
+_BY_SIZE = {
+    "ds.zero_stage": ("3", "weights sharded over all GPUs"),
+    "vllm.gpu_memory_utilization": ("0.5", "training shares the GPUs; the default is nearly 1"),
+}
+"""Values that depend on the size of the model: for any that fits."""
+_TOKENS = 16384
+"""Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11."""
 _COLOCATED = (
-    ("vllm.gpu_memory_utilization", "0.5", "training shares the GPUs; the default is nearly 1"),
+    ("vllm.gpu_memory_utilization", *_BY_SIZE["vllm.gpu_memory_utilization"]),
     ("train.colocate_all", "", ""),
     ("vllm.enable_sleep", "", "engines free their memory while models train"),
     ("ds.enable_sleep", "", "models free their memory while engines generate"),
 )
-_DATA = (
-    ("data.input_key", "input", "column of the prompt"),
-    ("data.label_key", "label", "column of the right answer"),
-)
+_PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
+"""Flags by which a user shares GPUs between two models each, instead of all."""
+_MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
+LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
+NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
 _ALGORITHM = {
     "openrlhf-grpo": (
         ("algo.advantage.estimator", "group_norm", "GRPO"),
         ("algo.kl.use_loss", "", "GRPO"),
         ("algo.kl.estimator", "k3", "the estimator for a loss"),
+        ("algo.kl.init_coef", "1e-3", "as its GRPO scripts; the default of 0.01 is PPO's"),
+        LEARNING_RATE,
+        ("vllm.enable_prefix_caching", "", "answers to one prompt share its cache"),
     ),
-    "openrlhf-ppo": (("algo.advantage.estimator", "gae", "PPO"),),
+    "openrlhf-ppo": (("algo.advantage.estimator", "gae", "PPO"), LEARNING_RATE, NORMALIZED),
 }
 """Settings of a recipe that do not depend on the nodes: flag, value ('' for a switch), reason."""
 
@@ -120,14 +143,12 @@ def make(asked: RecipeInput) -> Command:
     batches = batches_of(arguments, groups.total, 8 if grpo else 1)
     add_batches(arguments, batches)
     arguments.add("actor.model_name_or_path", asked.model, why="AGENT_MODEL")
-    arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
-    arguments.add_all(_DATA)
-    if asked.eval_data:
-        arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
-        arguments.add("eval.steps", 20, why="the default never evaluates")
+    _add_data(arguments, asked)
     add_training(arguments, asked, "actor")
     arguments.add_all(_ALGORITHM[asked.recipe])
-    add_lengths(arguments)
+    _add_correction(arguments, asked.version)
+    add_lengths(arguments, 1024, 3072)
+    _add_tokens(arguments)
     add_reward(arguments, asked, groups)
     add_checkpoints(arguments, asked, steps=20)
     check_demand(arguments, sum(node.gpus for node in asked.nodes))
@@ -137,6 +158,65 @@ def make(asked: RecipeInput) -> Command:
         arguments.why(),
         (f"{placement}; {batches.text()}", *data_notes(batches)),
     )
+
+
+def _add_data(arguments: Arguments, asked: RecipeInput) -> None:
+    """Set the data: columns, template and evaluation."""
+    arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
+    arguments.add("data.input_key", "input", why="column of the prompt")
+    if arguments.given("data.label_key") or asked.needs_labels or _may_have_labels(asked):
+        arguments.add("data.label_key", "label", why="column of the right answer")
+    check_keys(arguments, asked, "data.input_key", "data.label_key")
+    if not arguments.given("data.input_template"):
+        plain = arguments.left_out_text("data.apply_chat_template")
+        arguments.add("data.apply_chat_template", why=f"for plain text: {plain}")
+    if asked.eval_data:
+        if not asked.scores and not _has_own_server(arguments):
+            raise MisfitError(
+                "OpenRLHF evaluates AGENT_EVAL_DATA by a reward server only: unset it, or set "
+                "AGENT_REWARD to a server"
+            )
+        arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
+        arguments.add("eval.steps", 20, why="the default never evaluates")
+
+
+def _may_have_labels(asked: RecipeInput) -> bool:
+    """Return whether the data have labels, or a server scores by data that are not known here."""
+    return asked.has_column("label") and (asked.scores or asked.columns is not None)
+
+
+def check_keys(arguments: Arguments, asked: RecipeInput, *flags: str) -> None:
+    """Refuse data without the columns that these flags name."""
+    wanted = {arguments.flag_text(flag): word for flag in flags if (word := arguments.word(flag))}
+    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
+
+
+def _add_correction(arguments: Arguments, version: Version) -> None:
+    """Correct for the difference between the engine's and the trainer's probabilities."""
+    why = "as its scripts from 0.9 on: the engine's probabilities differ from the trainer's"
+    if version < (0, 9):
+        return
+    if arguments.supports("algo.advantage.is_correction_enable"):
+        arguments.add("algo.advantage.is_correction_enable", why=why)
+    else:  # 0.11.2 has other names; these do the same
+        arguments.add("algo.advantage.is_correction_level", "token", why=why)
+        arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
+
+
+def _add_tokens(arguments: Arguments) -> None:
+    """Fill the GPUs by tokens, unless the user sets micro batches, or trains on images."""
+    if arguments.whole("data.max_images_per_prompt"):
+        return
+    arguments.add("ds.packing_samples", why="samples are not padded")
+    given = any(arguments.given(flag) for flag in _MICRO_BATCHES)
+    if given or not arguments.supports("train.dynamic_batch_enable"):
+        return
+    longest = sum(
+        arguments.whole(flag) for flag in ("data.max_len", "prompt_max_len", "generate_max_len")
+    )
+    arguments.add("train.dynamic_batch_enable", why="batches by tokens, whatever the lengths are")
+    tokens = max(_TOKENS, longest)
+    arguments.add("train.max_tokens_per_gpu", tokens, why="at least the longest sample")
 
 
 def program(module: str, flags: str, version: Version, flat: Mapping[str, str] = FLAT) -> Program:
@@ -262,7 +342,12 @@ def train_batch(arguments: Arguments, gpus: int, target: int) -> TrainBatch:
 
 
 def batches_of(
-    arguments: Arguments, gpus: int, samples: int, *, prompts_by_rank: bool = False
+    arguments: Arguments,
+    gpus: int,
+    samples: int,
+    *,
+    prompts_by_rank: bool = False,
+    per_rollout: int = _BATCHES_PER_ROLLOUT,
 ) -> OpenrlhfBatches:
     """Return batches that fit the ranks, or refuse the user's sizes that do not.
 
@@ -277,7 +362,7 @@ def batches_of(
     step = unit // gcd(unit, samples)
     if prompts_by_rank:
         step = lcm(step, gpus)
-    target = _BATCHES_PER_ROLLOUT * train.size // samples
+    target = per_rollout * train.size // samples
     rollout = arguments.count("rollout.batch_size", nearest(target, step))
     _divides(arguments, "rollout.batch_size", rollout, step, f"{samples} samples per prompt")
     return OpenrlhfBatches(train, rollout, micro, samples)
@@ -314,6 +399,9 @@ def place(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> tuple[Gp
     arguments.add("vllm.num_engines", engines, why=text)
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why="AGENT_TENSOR_PARALLEL")
     arguments.add_all(_COLOCATED)
+    if any(arguments.given(pair) for pair in _PAIRS):
+        for flag, *_ in _COLOCATED:
+            arguments.leave_out(flag)
     uneven = f" ({shape} count as {found.count} groups of {found.gpus})"
     is_uneven = len({node.gpus for node in asked.gpu_nodes}) > 1
     idle = sum(node.gpus for node in asked.nodes) - groups.total
@@ -339,7 +427,8 @@ def add_batches(arguments: Arguments, batches: OpenrlhfBatches) -> None:
 
 def add_training(arguments: Arguments, asked: RecipeInput, model: str) -> None:
     """Set sharding and precision, and W&B if there is a key."""
-    arguments.add("ds.zero_stage", 3, why="weights sharded over all GPUs")
+    stage, why = _BY_SIZE["ds.zero_stage"]
+    arguments.add("ds.zero_stage", stage, why=why)
     arguments.add(f"{model}.gradient_checkpointing_enable", why="longer texts in the same memory")
     for switch in ("bf16", "flash_attn"):  # the default in newer versions
         if arguments.supports(switch):
@@ -348,33 +437,36 @@ def add_training(arguments: Arguments, asked: RecipeInput, model: str) -> None:
         arguments.add(
             "logger.wandb.key", _WANDB, why="any value turns W&B on; the key is WANDB_API_KEY"
         )
+        arguments.add("logger.wandb.run_name", asked.named, why=NAMED_BY)
 
 
-def add_lengths(arguments: Arguments) -> None:
+def add_lengths(arguments: Arguments, prompt: int, answer: int) -> None:
     """Set the longest prompt and answer."""
     if arguments.supports("prompt_max_len"):
-        arguments.add("prompt_max_len", 1024)
-        arguments.add("generate_max_len", 3072)
+        arguments.add("prompt_max_len", prompt)
+        arguments.add("generate_max_len", answer)
     else:
-        arguments.add("data.max_len", 4096, why="prompt and answer together")
+        arguments.add("data.max_len", prompt + answer, why="prompt and answer together")
+
+
+def _has_own_server(arguments: Arguments) -> bool:
+    """Return whether the user's arguments name a server, or a program that scores."""
+    flags = ("reward.remote_url", "train.agent_func_path")
+    return any(arguments.supports(flag) and arguments.given(flag) for flag in flags)
 
 
 def add_reward(arguments: Arguments, asked: RecipeInput, groups: GpuGroups) -> None:
-    """Set the source of rewards: the reward server, else the one in the user's arguments."""
+    """Set the source of rewards: the reward server, else the model or the user's arguments."""
     if asked.scores:
         arguments.add("reward.remote_url", "{reward_url}", why="the run's reward server")
-    elif arguments.given("reward.model_name_or_path"):
+    elif asked.reward_model or arguments.given("reward.model_name_or_path"):
+        arguments.add("reward.model_name_or_path", asked.reward_model, why="AGENT_REWARD_MODEL")
         arguments.add("reward.num_nodes", groups.count, why="as the actor")
         arguments.add("reward.num_gpus_per_node", groups.gpus, why="as the actor")
-    elif not (
-        arguments.given("reward.remote_url")
-        or (
-            arguments.supports("train.agent_func_path") and arguments.given("train.agent_func_path")
-        )
-    ):
+    elif not _has_own_server(arguments):
         raise MisfitError(
-            "no source of rewards: set AGENT_REWARD to a server or its URL, or name a model by "
-            f"{arguments.flag_text('reward.model_name_or_path')} in AGENT_JOB_ARGS"
+            "no source of rewards: set AGENT_REWARD to a server or its URL, or AGENT_REWARD_MODEL "
+            "to a model"
         )
 
 
@@ -391,8 +483,6 @@ def add_checkpoints(arguments: Arguments, asked: RecipeInput, steps: int, within
 
 def check_demand(arguments: Arguments, gpus: int) -> None:
     """Refuse placement groups that do not fit on the GPUs: they would wait forever."""
-    wanted = {"actor": _world(arguments, "actor")}
-    engines = arguments.count("vllm.num_engines") * arguments.count("vllm.tensor_parallel_size")
     everything = arguments.holds("train.colocate_all")
     apart = arguments.supports("train.async_enable") and arguments.holds("train.async_enable")
     if apart and arguments.holds("vllm.enable_sleep"):
@@ -401,15 +491,15 @@ def check_demand(arguments: Arguments, gpus: int) -> None:
             f"{arguments.flag_text('vllm.enable_sleep')}: add "
             f"{arguments.left_out_text('vllm.enable_sleep')} to AGENT_JOB_ARGS"
         )
-    if everything or arguments.holds("train.colocate_actor_ref"):
-        if _world(arguments, "ref") != wanted["actor"]:
-            raise MisfitError("the actor and its reference share GPUs: give both the same number")
-    else:
-        wanted["reference"] = _world(arguments, "ref")
-    if not everything:
-        for model in ("critic", "reward"):
-            if arguments.holds(f"{model}.num_nodes"):
-                wanted[model] = _world(arguments, model)
+    others = [one for one in ("critic", "reward") if arguments.holds(f"{one}.num_nodes")]
+    wanted = {model: _world(arguments, model) for model in ("actor", "ref", *others)}
+    for first, second, pair in (("actor", "ref", _PAIRS[0]), ("critic", "reward", _PAIRS[1])):
+        is_pair = (everything or arguments.holds(pair)) and {first, second} <= set(wanted)
+        if is_pair and wanted[first] != wanted.pop(second):
+            raise MisfitError(f"{first} and {second} share GPUs: give both the same number")
+    if everything:
+        wanted = {"actor": wanted["actor"]}
+    engines = arguments.count("vllm.num_engines") * arguments.count("vllm.tensor_parallel_size")
     if apart or not everything:
         wanted["engines"] = engines
     elif engines != wanted["actor"]:

@@ -1,6 +1,7 @@
 """OpenRLHF-M, the fork for vision-language models: GRPO over Ray.
 
-It has no releases: the flags are those of commit 2bf6337 (2025-03), whose version is 0.6.1.
+It has no releases: the flags are those of commit 2bf6337 (2025-03), whose version is 0.6.1, and of
+the fork the-laughing-monkey/OpenRLHF-M at 0fcf275, whose scripts for pods the values are from.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version
 
 VERSIONS: tuple[Version, ...] = ((0, 6, 1),)
-ABOUT = "GRPO for vision-language models with vLLM engines on the training GPUs, over Ray"
+ABOUT = "GRPO for vision-language models (its pods' fork: the-laughing-monkey/OpenRLHF-M), over Ray"
 
 _ENV = {
     "NCCL_NET_SOCKET_FAMILY": "IPv4",
     "NCCL_LAUNCH_MODE": "GROUP",
-    "NCCL_IB_DISABLE": "1",
     "NCCL_SOCKET_NTHREADS": "1",
     "NCCL_NSOCKS_PERTHREAD": "1",
 }
 """The settings of its guide for pods; the agent sets NCCL_SOCKET_IFNAME."""
+_NO_INFINIBAND = {"NCCL_IB_DISABLE": "1"}
+_BATCHES_PER_ROLLOUT = 4
 
 _SETTINGS = (
     ("algo.advantage.estimator", "group_norm", "GRPO"),
     ("algo.kl.use_loss", "", ""),
     ("algo.kl.estimator", "k3", ""),
     ("algo.kl.init_coef", "1e-3", ""),
+    openrlhf.LEARNING_RATE,
+    openrlhf.NORMALIZED,
     ("vllm.sync_backend", "nccl", ""),
     ("vllm_sync_with_ray", "", ""),
     ("enable_prefix_caching", "", ""),
@@ -46,21 +50,23 @@ def make(asked: RecipeInput) -> Command:
     arguments = Arguments(program, asked.args)
     openrlhf.check_cpus(asked, reward_tasks=True)
     groups, placement = openrlhf.place(arguments, asked, critic=False)
-    batches = openrlhf.batches_of(arguments, groups.total, 4, prompts_by_rank=True)
+    batches = openrlhf.batches_of(
+        arguments, groups.total, 4, prompts_by_rank=True, per_rollout=_BATCHES_PER_ROLLOUT
+    )
     openrlhf.add_batches(arguments, batches)
     arguments.add("actor.model_name_or_path", asked.model, why="AGENT_MODEL")
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
+    openrlhf.check_keys(arguments, asked, "data.input_key", "data.label_key")
     openrlhf.add_training(arguments, asked, "actor")
     arguments.add_all(_SETTINGS)
-    openrlhf.add_lengths(arguments)
+    openrlhf.add_lengths(arguments, 4096, 8000)
     openrlhf.add_reward(arguments, asked, groups)
     openrlhf.add_checkpoints(arguments, asked, steps=5)
     openrlhf.check_demand(arguments, sum(node.gpus for node in asked.nodes))
     notes = [
         f"{placement}; {batches.text()}",
         *openrlhf.data_notes(batches),
-        "NCCL_IB_DISABLE=1, as in its guide for pods; NCCL_IB_DISABLE=0 uses InfiniBand",
         "--save_hf_ckpt is left out: it keeps a whole model of every save",
     ]
     if asked.eval_data:
@@ -72,7 +78,7 @@ def make(asked: RecipeInput) -> Command:
         )
     return Command(
         (asked.python, "-m", "openrlhf.cli.train_ppo_ray", *arguments.argv()),
-        _ENV,
+        _ENV | ({} if asked.infiniband else _NO_INFINIBAND),
         arguments.why(),
         tuple(notes),
     )

@@ -15,28 +15,34 @@ VERSIONS = openrlhf.VERSIONS
 ABOUT = "SFT, a reward model or DPO with DeepSpeed, one process a GPU, by torchrun"
 
 _FLAT = openrlhf.FLAT | {
+    "adam.lr": "learning_rate",
+    "train.max_epochs": "max_epochs",
+    "data.max_samples": "max_samples",
+    "data.multiturn": "multiturn",
     "model.model_name_or_path": "pretrain",
     "model.gradient_checkpointing_enable": "gradient_checkpointing",
     "data.dataset": "dataset",
     "data.output_key": "output_key",
     "data.chosen_key": "chosen_key",
     "data.rejected_key": "rejected_key",
-    "data.apply_chat_template": "apply_chat_template",
     "eval.split": "eval_split",
 }
 _PAIRS = (
     ("data.chosen_key", "chosen", "column of the better answer"),
     ("data.rejected_key", "rejected", "column of the worse answer"),
 )
-_COLUMNS = {
+_SETTINGS = {
     "openrlhf-sft": (
         ("data.input_key", "input", "column of the prompt"),
         ("data.output_key", "output", "column of the answer"),
+        ("train.max_epochs", "1", "as its script; the default is 2"),
     ),
     "openrlhf-rm": _PAIRS,
-    "openrlhf-dpo": _PAIRS,
+    "openrlhf-dpo": (*_PAIRS, ("adam.lr", "5e-7", "as its script; the default is 1e-5")),
 }
-"""Columns of the data by recipe: flag, value, reason."""
+"""Columns and what does not depend on the nodes, by recipe: flag, value, reason."""
+_ALL_ROWS = 100_000_000
+_KEYS = ("data.input_key", "data.output_key", "data.chosen_key", "data.rejected_key")
 _FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
 """Data in one file has one split, train."""
 
@@ -53,12 +59,9 @@ def make(asked: RecipeInput) -> Command:
     batch = openrlhf.train_batch(arguments, world, 256)
     arguments.add("model.model_name_or_path", asked.model, why="AGENT_MODEL")
     arguments.add("data.dataset", asked.train_data, why="AGENT_TRAIN_DATA")
-    arguments.add_all(_COLUMNS[asked.recipe])
-    if asked.recipe != "openrlhf-sft":
-        plain = arguments.left_out_text("data.apply_chat_template")
-        why = f"answers are lists of messages; for plain text: {plain}"
-        arguments.add("data.apply_chat_template", why=why)
-    arguments.add("data.max_len", 4096)
+    _add_columns(arguments, asked)
+    arguments.add("data.max_samples", _ALL_ROWS, why="the default drops what follows 1,000,000")
+    arguments.add("data.max_len", 8192, why="longer texts are cut")
     if asked.eval_data:
         arguments.add("eval.dataset", asked.eval_data, why="AGENT_EVAL_DATA")
         if asked.eval_data.endswith(_FILES):
@@ -66,6 +69,7 @@ def make(asked: RecipeInput) -> Command:
     fits = f"fits {count_of(batch.ranks, 'rank')}, nearest to 256"
     arguments.add("train.batch_size", batch.size, why=fits)
     arguments.add("train.micro_batch_size", batch.micro, why=openrlhf.LEAST)
+    arguments.add("ds.packing_samples", why="samples are not padded")
     openrlhf.add_training(arguments, asked, "model")
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
@@ -80,3 +84,19 @@ def make(asked: RecipeInput) -> Command:
             openrlhf.SAME_GPUS,
         ),
     )
+
+
+def _add_columns(arguments: Arguments, asked: RecipeInput) -> None:
+    """Name the columns of the data, and apply the chat template unless they hold plain text."""
+    columns = asked.columns or {}
+    rows = _SETTINGS[asked.recipe]
+    whole_chats = "output" not in columns and columns.get("input", False)
+    if whole_chats or (arguments.supports("data.multiturn") and arguments.given("data.multiturn")):
+        rows = tuple(row for row in rows if row[0] != "data.output_key")
+    arguments.add_all(rows)
+    keys = [key for key in _KEYS if arguments.supports(key)]
+    openrlhf.check_keys(arguments, asked, *keys)
+    named = [arguments.word(key) for key in keys]
+    if not columns or any(columns.get(name) for name in named):
+        plain = arguments.left_out_text("data.apply_chat_template")
+        arguments.add("data.apply_chat_template", why=f"for plain text: {plain}")

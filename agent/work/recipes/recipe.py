@@ -50,6 +50,8 @@ class RecipeInput(Value):
     """True if a reward server scores; its URL is the placeholder `{reward_url}`."""
     reward_model: str = ""
     """The reward model to load on the training GPUs, or ''."""
+    needs_labels: bool = False
+    """True if that server is the bundled one, which compares answers with labels."""
     columns: Mapping[str, bool] | None = None
     """The columns of the training data, and whether each holds lists; None if not known."""
     infiniband: bool = False
