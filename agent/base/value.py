@@ -72,6 +72,8 @@ ExitCode = Annotated[int, Meta(ge=0, le=255)]
 Surplus = Annotated[int, Meta(ge=-MOST_BYTES, le=MOST_BYTES)]
 """The distance to a limit; negative above it."""
 Seconds = Annotated[float, Meta(ge=0, le=1e9)]
+Rate = Annotated[float, Meta(ge=0, le=1e15)]
+"""Bits per second."""
 Timestamp = Annotated[float, Meta(ge=0, le=1e12)]
 """Seconds since 1970."""
 Difference = Annotated[float, Meta(ge=-1e12, le=1e12)]

@@ -17,6 +17,7 @@ from agent.boot.head_job import (
     SubmissionTask,
     make_submission,
     newest_checkpoint,
+    read_basis,
     start_job_output,
     stop_job,
 )
@@ -322,7 +323,8 @@ class HeadAgent:
         about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
         self._keeper.record_submission(state.attempt.number, *about)
         if isinstance(link, TorchrunLink):
-            self._output = await link.launch(tasks, state, reports, self._keeper.run_id, home)
+            run_id, basis = self._keeper.run_id, made.basis
+            self._output = await link.launch(tasks, state, reports, run_id, home, basis)
             return
         self._run.node.update(
             passed_on=0, copied=0
@@ -343,8 +345,11 @@ class HeadAgent:
         self, reward: str, *, is_followed: bool = False
     ) -> Submission | Outcome:
         url = reward_url(self._plan.all_services, replace(self._placeholders, node_ip=reward))
+        basis = self._keeper.basis or await read_basis(self._plan, self._state)
+        self._keeper.record_basis(basis)
         return await make_submission(
             *(self._plan, self._state, self._placeholders, url, self._env, self._keeper.run_id),
+            basis=basis,
             is_followed=is_followed,
         )
 

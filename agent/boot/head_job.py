@@ -5,24 +5,29 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 import anyio
+from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.outcome import Outcome
 from agent.base.text import mib
 from agent.base.value import Value
 from agent.decisions.attempts import DriverSignaled
+from agent.decisions.head.probes import slowest_link
 from agent.decisions.head.state import CheckpointSeen
 from agent.decisions.values import LogLine
+from agent.node.read import model_config
 from agent.record import run_folder
 from agent.record.files import safe_name
 from agent.record.log import say
+from agent.record.threads import in_thread
 from agent.runtime import driver
 from agent.runtime.output import JobOutput, PreambleFilter, driver_log
 from agent.runtime.waiting import Failure
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
 from agent.work.job import JobPlaceholders, checkpoint_owner, entrypoint, fill, sizes, world_size
-from agent.work.recipes.recipe import MisfitError
+from agent.work.recipes.model_shape import CONFIG, shape_of
+from agent.work.recipes.recipe import JobBasis, MisfitError
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
@@ -126,6 +131,24 @@ class Submission(Value):
     """Log lines for the user."""
     upload: str = ""
     """The uploaded folder with its number of files and its size, where they were counted."""
+    basis: JobBasis = JobBasis()
+    """What a recipe was sized by."""
+
+
+async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
+    """Return what the recipe is sized by: the model's shape, and the slowest link between nodes.
+
+    The model's `config.json` may have been fetched after the plan was made. With InfiniBand the
+    measured links are not those that the job uses.
+    """
+    recipe = None if plan.job is None else plan.job.recipe
+    if recipe is None:
+        return JobBasis()
+    basis, model = recipe.input.basis, recipe.input.model
+    if basis.model is None or basis.model.source != CONFIG:
+        config = await in_thread(lambda: model_config(model, plan.environ))
+        basis = replace(basis, model=shape_of(model, config) or basis.model)
+    return basis if plan.facts.infiniband else replace(basis, link=slowest_link(state))
 
 
 async def make_submission(  # noqa: PLR0913 - all that it rests on
@@ -136,6 +159,7 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     env: Mapping[str, str],
     run_id: str,
     *,
+    basis: JobBasis,
     is_followed: bool = False,
 ) -> Submission | Outcome:
     """Make the submission for the nodes that joined, or the outcome that refuses it.
@@ -160,11 +184,12 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         command_line = entrypoint(fill(job.argv, joined), joined.attempt)
         return Submission(command_line, job.runtime_env, upload=_upload(job))
     try:
-        command = job.recipe.command(nodes, run_id)
+        command = job.recipe.command(nodes, run_id, basis)
     except MisfitError as error:
         end = ends.RECIPE_DOES_NOT_FIT.outcome(job=job.name, nodes=_listed(nodes), error=error)
         return _misfit(end, state.attempt.number)
-    messages = [LogLine(note) for note in command.notes]
+    messages = [LogLine(text, "warning") for text in command.warnings]
+    messages += [LogLine(note) for note in command.notes]
     if job.recipe.known.framework and not is_followed:
         ours = checkpoint_owner(job.recipe, world_size(nodes))
         found = await _checkpoints(job.checkpoints, ours, state.attempt.number)
@@ -173,7 +198,7 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         messages += [*found, *_on_several_disks(plan, state, job.checkpoints)]
     runtime_env = _with_env(job.runtime_env, command, {} if plan.own_ray is None else env)
     command_line = entrypoint(fill(command.argv, joined), joined.attempt)
-    return Submission(command_line, runtime_env, tuple(messages), _upload(job))
+    return Submission(command_line, runtime_env, tuple(messages), _upload(job), basis)
 
 
 def _upload(job: Job) -> str:

@@ -23,6 +23,7 @@ from agent.node.read import (
     free_at,
     gather,
     has_infiniband,
+    model_config,
     mount_of,
     read_folder,
     taken_ports,
@@ -42,6 +43,7 @@ from agent.settings.redact import secrets_in
 from agent.topology.resolve import Topology, detect_platform, resolve
 from agent.work.checkpoints import why_not_resumable, why_unusable
 from agent.work.job import checkpoint_owner, world_size
+from agent.work.recipes.model_shape import shape_of
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from agent.node.upload import UploadSize
     from agent.plan.plan import Plan
     from agent.settings.load import Loaded
+    from agent.work.recipes.model_shape import ModelShape
     from agent.work.services import ServicesFile
 
 
@@ -262,6 +265,13 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
     return facts
 
 
+def read_shape(model: str | None, environ: Mapping[str, str]) -> ModelShape | None:
+    """Return the shape of a model from its `config.json` here, else from its name."""
+    if not model:
+        return None
+    return shape_of(model, run_within(times.START_DISK, lambda: model_config(model, environ)))
+
+
 def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     """Return a finding if the job cannot use its checkpoint folder."""
     job = plan.job
@@ -320,7 +330,8 @@ def plan_from_environment(
         model_is_here=Path(loaded.settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload)
+    model = read_shape(loaded.settings.model, environ)
+    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, model)
     return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
 
 

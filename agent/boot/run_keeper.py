@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from agent.decisions.attempts import AttemptSnapshot
     from agent.plan.plan import Plan
     from agent.record.run_choice import ChosenRun
+    from agent.work.recipes.recipe import JobBasis
 
 
 def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = ()) -> h.HeadGoal:
@@ -248,6 +249,16 @@ class RunKeeper:
         previous = self.record.epoch or None
         epoch = next_epoch(previous, time.time_ns() // 1_000_000)
         self._save(replace(self.record, head=head, epoch=epoch, state=RunState.BOOTING))
+
+    @property
+    def basis(self) -> JobBasis | None:
+        """Return what the run's recipe is sized by, once recorded: all attempts agree on it."""
+        return self.record.basis
+
+    def record_basis(self, basis: JobBasis) -> None:
+        """Record what the run's recipe is sized by."""
+        if basis != self.record.basis:
+            self._save(replace(self.record, basis=basis))
 
     def record_ranks(self, names: tuple[str, ...]) -> None:
         """Record the ranks that the head assigned."""

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from agent.decisions.head.state import HeadState
     from agent.runtime.output import ByteSink
     from agent.runtime.process import Child
+    from agent.work.recipes.recipe import JobBasis
     from agent.work.where import Placeholders
 
 
@@ -78,7 +79,7 @@ class LocalShare:
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         recipe, words, own = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
-            command = recipe.command(seat.nodes, run_id)
+            command = recipe.command(seat.nodes, run_id, seat.basis)
             words, own = command.argv, {**command.env}
         argv = self._argv(words, attempt, seat, place, attempt_id)
         full = {**own, **plan.environment(place.node_ip, place.head_ip)}
@@ -237,13 +238,14 @@ class TorchrunLink:
         """Run until canceled: the nodes' agents report their shares."""
         await anyio.sleep_forever()
 
-    async def launch(
+    async def launch(  # noqa: PLR0913 - all that a share needs
         self,
         tasks: anyio.abc.TaskGroup,
         state: HeadState,
         reports: Reports,
         run_id: str,
         reward_ip: str,
+        basis: JobBasis,
     ) -> JobOutput:
         """Start every node's share of the attempt; return this node's output."""
         number, nodes = state.attempt.number, state.shares.sizes
@@ -251,7 +253,7 @@ class TorchrunLink:
         for rank, key in enumerate(state.shares.by_node):
             if key != HERE:
                 self._others[key] = number
-                seat = ShareOrder(rank, nodes, reward_ip)
+                seat = ShareOrder(rank, nodes, reward_ip, basis)
                 reports.order(key, OrderKind.RUN_SHARE, "job", number, seat=seat)
         log = self._run.folder.file(LOG)
         begins = await size_at_start(self._run, log)
@@ -263,7 +265,8 @@ class TorchrunLink:
             begins=begins,
         )
         output.start()
-        await self._share.start(tasks, number, ShareOrder(0, nodes, reward_ip), self._place, run_id)
+        own = ShareOrder(0, nodes, reward_ip, basis)
+        await self._share.start(tasks, number, own, self._place, run_id)
         self._send(h.Submitted(state.attempt.id))
         return output
 

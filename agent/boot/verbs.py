@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from agent import __version__
 from agent.base.errors import PreflightError, Problem, SettingsError
-from agent.boot.plan_input import examine_machine, plan_from_environment
+from agent.boot.plan_input import examine_machine, plan_from_environment, read_shape
 from agent.checks.finding import Level
 from agent.control import verbs as of_the_head
 from agent.node import pythons
@@ -32,9 +32,11 @@ from agent.settings.load import text_table
 from agent.settings.redact import redactor_for
 from agent.work.job import command_of, recipe_input, version_of
 from agent.work.recipes import recipe_of
+from agent.work.recipes.model_shape import ModelShape
 from agent.work.recipes.recipe import (
     ChosenVersion,
     Command,
+    JobBasis,
     MisfitError,
     NodeSize,
     UnknownVersionError,
@@ -148,6 +150,8 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
         ("--nodes", whole_number, "N", "how many would join"),
         ("--gpus", whole_numbers, "G", "of each: 8, or 8,8,4"),
         ("--cpus", whole_number, "C", "of each; left out: enough of them"),
+        ("--gpu-memory", gigabytes, "GB", "of each GPU; left out: 80 is assumed"),
+        ("--model-size", model_size, "B", "of the model, such as 7B; left out: AGENT_MODEL's"),
         ("--framework-version", str, "V", "default: the one installed here, else the newest"),
     ):
         is_needed = flag in {"--nodes", "--gpus"}
@@ -209,13 +213,15 @@ def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     try:
-        nodes = node_sizes(options.nodes, options.gpus, options.cpus)
+        nodes = node_sizes(options.nodes, options.gpus, options.cpus, options.gpu_memory)
     except argparse.ArgumentTypeError as error:
         print(f"pod-agent recipe: error: {error}", file=sys.stderr)
         return 2
-    made, warning = recipe_command(environ, options.name, nodes, options.framework_version)
-    if warning:
-        print(f"pod-agent: {warning}", file=sys.stderr)
+    made, warning = recipe_command(
+        environ, options.name, nodes, options.framework_version, options.model_size
+    )
+    for text in (*filter(None, (warning,)), *made.warnings):
+        print(f"pod-agent: {text}", file=sys.stderr)
     return _print_clean(environ, command_json(made) if options.json else command_text(made))
 
 
@@ -244,6 +250,7 @@ def _print_clean(environ: Mapping[str, str], text: str) -> int:
 _PYTHON = "python3"
 """First word of the shown command, valid on any machine."""
 _LARGEST = 100_000
+_MOST_GPU_MEMORY = 10_000
 
 
 def command_json(made: Command) -> str:
@@ -272,7 +279,11 @@ def recipe_lines() -> Iterator[str]:
 
 
 def recipe_command(
-    environ: Mapping[str, str], name: str, nodes: tuple[NodeSize, ...], version: str | None
+    environ: Mapping[str, str],
+    name: str,
+    nodes: tuple[NodeSize, ...],
+    version: str | None,
+    model: ModelShape | None = None,
 ) -> tuple[Command, str]:
     """Return a recipe's command for some nodes, and a warning or ''."""
     known = BY_NAME[name]
@@ -280,7 +291,11 @@ def recipe_command(
     chosen = _version(known, version, environ.get("PATH"))
     folder = checkpoint_folder(settings, None)
     given = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
-    asked = replace(given, columns=columns_of(settings.train_data or ""))
+    asked = replace(
+        given,
+        columns=columns_of(settings.train_data or ""),
+        basis=JobBasis(model or read_shape(settings.model, environ)),
+    )
     try:
         made = command_of(known, asked)
     except MisfitError as error:
@@ -292,14 +307,16 @@ def recipe_command(
     return made, f"{known.framework} {chosen.warning}" if chosen.warning else ""
 
 
-def node_sizes(count: int, gpus: Sequence[int], cpus: int | None) -> tuple[NodeSize, ...]:
+def node_sizes(
+    count: int, gpus: Sequence[int], cpus: int | None, gpu_memory: int | None = None
+) -> tuple[NodeSize, ...]:
     """Return the size of each node; one number of GPUs applies to all."""
     if not count:
         raise argparse.ArgumentTypeError("--nodes must be at least 1")
     each = [*gpus] * count if len(gpus) == 1 else gpus
     if len(each) != count:
         raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
-    return tuple(NodeSize(one, cpus) for one in each)
+    return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
 
 
 def whole_number(text: str) -> int:
@@ -308,6 +325,22 @@ def whole_number(text: str) -> int:
     if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
     return int(word)
+
+
+def gigabytes(text: str) -> int:
+    """Parse --gpu-memory, with or without GB."""
+    number = whole_number(text.strip().upper().removesuffix("GB"))
+    if not 0 < number <= _MOST_GPU_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory of a GPU in GB, such as 80")
+    return number
+
+
+def model_size(text: str) -> ModelShape:
+    """Parse --model-size."""
+    found = ModelShape.from_name(text.strip(), "--model-size")
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 7B or 30B-A3B")
+    return found
 
 
 def whole_numbers(text: str) -> list[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import resource
@@ -317,6 +318,25 @@ def weights_in(model: str | None) -> int:
             if sizes:
                 return sum(sizes)
     return 0
+
+
+def model_config(model: str, environ: Mapping[str, str]) -> Mapping[str, object] | None:
+    """Return the `config.json` of a model, a local folder or in the hub's cache; None without."""
+    for folder in (Path(model), *_cached(model, environ)):
+        with suppress(OSError, ValueError):  # ValueError: not JSON, or a zero byte in the path
+            found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            return found if isinstance(found, dict) else None
+    return None
+
+
+def _cached(model: str, environ: Mapping[str, str]) -> Iterator[Path]:
+    """Yield the folder of a model's newest revision in the cache of huggingface_hub."""
+    home = environ.get("XDG_CACHE_HOME") or f"{environ.get('HOME') or '/root'}/.cache"
+    home = environ.get("HF_HOME") or f"{home}/huggingface"
+    cache = environ.get("HF_HUB_CACHE") or environ.get("HUGGINGFACE_HUB_CACHE") or f"{home}/hub"
+    folder = Path(cache).expanduser() / f"models--{model.replace('/', '--')}"
+    with suppress(OSError, ValueError):
+        yield folder / "snapshots" / (folder / "refs/main").read_text(encoding="ascii").strip()
 
 
 def _existing_parent(folder: Path) -> Path:

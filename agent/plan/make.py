@@ -40,7 +40,7 @@ from agent.work import prepare
 from agent.work.checkpoints import folder_of
 from agent.work.job import COMMAND, Job, RecipeJob, plan_recipe, recipe_input, version_of
 from agent.work.prepare import prepare_steps
-from agent.work.recipes.recipe import NodeSize, UnknownVersionError
+from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
 from agent.work.services import NO_FILE, REWARD, reward_service
 from agent.work.torchrun import Torchrun, gpus_of, processes
 from agent.work.where import HEAD_IP
@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
     from agent.work.prepare import PrepareStep
+    from agent.work.recipes.model_shape import ModelShape
     from agent.work.services import ServicesFile, ServiceSpec
     from agent.work.where import Where
 
@@ -74,7 +75,9 @@ def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
     return NodeSize(gpus, cpus, topology.platform.memory or facts.memory, facts.gpu_memory)
 
 
-def _planned_recipe(loaded: Loaded, topology: Topology, facts: Facts) -> RecipeJob | None:
+def _planned_recipe(
+    loaded: Loaded, topology: Topology, facts: Facts, model: ModelShape | None
+) -> RecipeJob | None:
     """Plan the recipe for the expected nodes; raises SettingsError if no cluster fits it.
 
     Every node plans it, since each sets the recipe's environment variables.
@@ -89,7 +92,8 @@ def _planned_recipe(loaded: Loaded, topology: Topology, facts: Facts) -> RecipeJ
     folder = checkpoint_folder(settings, loaded.command)
     nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
-    seen = replace(given, columns=facts.data_columns, infiniband=facts.infiniband)
+    basis = JobBasis(model)
+    seen = replace(given, columns=facts.data_columns, infiniband=facts.infiniband, basis=basis)
     return plan_recipe(known, seen)
 
 
@@ -150,8 +154,9 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     runtime_env: dict[str, object],
     file: ServicesFile = NO_FILE,
     upload: UploadSize | None = None,
+    model: ModelShape | None = None,
 ) -> Plan:
-    """Make the plan of this node."""
+    """Make the plan of this node; `model` is the shape of AGENT_MODEL, if known."""
     settings, platform = loaded.settings, topology.platform
     services = () if topology.is_idle else all_services(settings, loaded.command, file)
     topology = without_service_nodes(topology, settings, services)
@@ -174,7 +179,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     launch: Launch = topology.given_ray or torchrun or ray
     effective = replace(loaded, settings=with_reward(settings, file))
     is_restarted = platform.restarts_containers and facts.is_first_process
-    recipe = _planned_recipe(effective, topology, facts)
+    recipe = _planned_recipe(effective, topology, facts, model)
     job = _planned_job(effective, topology, recipe, runtime_env, upload)
     for_recipe: tuple[Finding, ...] = ()
     recipe_notes: tuple[str, ...] = ()

@@ -25,6 +25,7 @@ from agent.record.files import (
 )
 from agent.record.node_record import seconds_since, time_to_data
 from agent.settings.redact import MASK, looks_secret
+from agent.work.recipes.recipe import JobBasis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,6 +112,8 @@ class RunRecord(Value):
     attempts: tuple[AttemptRecord, ...] = ()
     ranks: tuple[str, ...] = ()
     """The names of nodes with a rank from the head, from rank 1 on."""
+    basis: JobBasis | None = None
+    """What its recipe is sized by, once it was submitted."""
     ending: Outcome | None = None
     """The decided outcome; workers may not have received it yet."""
 

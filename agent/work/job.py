@@ -21,6 +21,7 @@ from agent.work.recipes.recipe import (
     RUN_ID,
     ChosenVersion,
     Command,
+    JobBasis,
     MisfitError,
     NodeSize,
     RecipeInput,
@@ -147,9 +148,10 @@ class RecipeJob(Value):
     env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables for every node, whatever the cluster's size."""
 
-    def command(self, nodes: tuple[NodeSize, ...], run_id: str) -> Command:
+    def command(self, nodes: tuple[NodeSize, ...], run_id: str, basis: JobBasis) -> Command:
         """Return the command for the nodes that joined; raises MisfitError."""
-        return command_of(self.known, replace(self.input, nodes=nodes, run_id=run_id))
+        given = replace(self.input, nodes=nodes, run_id=run_id, basis=basis)
+        return command_of(self.known, given)
 
 
 _GROUP = "WANDB_RUN_GROUP"

@@ -13,7 +13,7 @@ from agent.base.outcome import shell_code
 from agent.base.text import in_url
 from agent.base.value import JOB_NODES, Attempt, ExitCode, Rank, Seconds, Value
 from agent.settings.jobs import TORCHRUN, launcher
-from agent.work.recipes.recipe import NodeSize
+from agent.work.recipes.recipe import JobBasis, NodeSize
 from agent.work.where import HEAD_IP
 
 if TYPE_CHECKING:
@@ -36,6 +36,9 @@ class ShareOrder(Value):
     nodes: Annotated[tuple[NodeSize, ...], JOB_NODES]
     reward_ip: str = ""
     """The address of the reward server's node, if the run has one."""
+
+    basis: JobBasis = JobBasis()
+    """What sizes a recipe besides the nodes."""
 
     @property
     def gpus(self) -> list[int]:

@@ -14,7 +14,7 @@ from agent.plan.show import render
 from agent.settings import jobs, load
 from agent.settings.redact import redactor_for
 from agent.work.job import job_identity
-from agent.work.recipes.recipe import MisfitError, NodeSize, UnknownVersionError, choose
+from agent.work.recipes.recipe import JobBasis, MisfitError, NodeSize, UnknownVersionError, choose
 from unit.toy_recipe import NAME, NEEDED, VERSIONS, toy
 from unit.worlds import MACHINE, plan_of
 
@@ -87,7 +87,7 @@ def test_the_run_id_is_the_group_in_wandb() -> None:
     assert plan.job is not None
     assert plan.job.recipe is not None
     nodes = (NodeSize(8, 32),) * 2
-    assert plan.job.recipe.command(nodes, "run-7").env == {
+    assert plan.job.recipe.command(nodes, "run-7", JobBasis()).env == {
         "TOY_MODE": "fast",
         "WANDB_RUN_GROUP": "run-7",
     }
@@ -95,7 +95,7 @@ def test_the_run_id_is_the_group_in_wandb() -> None:
     offline = plan_of({**HEAD, **NEEDED}, WITH).job
     assert offline is not None
     assert offline.recipe is not None
-    assert "WANDB_RUN_GROUP" not in offline.recipe.command(nodes, "run-7").env
+    assert "WANDB_RUN_GROUP" not in offline.recipe.command(nodes, "run-7", JobBasis()).env
 
 
 def test_the_plan_is_for_nodes_like_this_one() -> None:
@@ -122,9 +122,9 @@ def test_the_command_is_for_the_nodes_that_joined() -> None:
     assert job is not None
     assert job.recipe is not None
     nodes = (NodeSize(0, 8), NodeSize(4, 32), NodeSize(4, 32))
-    assert "8" in job.recipe.command(nodes, "run").argv
+    assert "8" in job.recipe.command(nodes, "run", JobBasis()).argv
     with pytest.raises(MisfitError, match="not divisible by 12"):
-        job.recipe.command((NodeSize(8), NodeSize(4)), "run")
+        job.recipe.command((NodeSize(8), NodeSize(4)), "run", JobBasis())
 
 
 def test_arguments_that_fit_no_nodes_are_refused_at_once() -> None:

@@ -125,6 +125,12 @@ def report_slow_links(
     return replace(state, probes=probes), tuple(one for one in (slow, late) if one is not None)
 
 
+def slowest_link(state: HeadState) -> float | None:
+    """Return the rate of the slowest measured link in bits per second; None without a sample."""
+    samples = (one for one in state.probes.samples.values() if one is not None and one.size)
+    return min((one.size * 8 / one.seconds for one in samples if one.seconds > 0), default=None)
+
+
 def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
     """Return a finding about links without a sample in time."""
     if not ways:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from agent.base.value import Value
+from agent.base.value import Count, Value
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,17 +21,17 @@ _LOGIT = 6
 class ModelShape(Value):
     """The facts of a model from which its memory follows."""
 
-    parameters: int
-    layers: int
-    hidden: int
-    wide: int
+    parameters: Count
+    layers: Count
+    hidden: Count
+    wide: Count
     """The width of the feed-forward part that a token passes."""
-    cached: int
+    cached: Count
     """Values of a token in the KV cache, in all layers."""
-    vocabulary: int
-    heads: int = 0
+    vocabulary: Count
+    heads: Count = 0
     """0 if not known."""
-    kv_heads: int = 8
+    kv_heads: Count = 8
     source: str = CONFIG
     """What these facts were read from."""
 
@@ -113,6 +113,12 @@ class ModelShape(Value):
             vocabulary=min(152_000, parameters // (2 * hidden)),
             source=source or f"the name {name}",
         )
+
+
+def shape_of(name: str, config: Mapping[str, object] | None) -> ModelShape | None:
+    """Return the shape of a model from its `config.json`, else from its name; None if unknown."""
+    exact = None if config is None else ModelShape.from_config(config)
+    return exact or ModelShape.from_name(name.rstrip("/").rpartition("/")[2])
 
 
 _SIZE = re.compile(

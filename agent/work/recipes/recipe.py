@@ -6,7 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol
 
-from agent.base.value import Bytes, Cpus, Gigabytes, Gpus, Value
+from msgspec import field
+
+from agent.base.value import ByName, Bytes, Cpus, Gigabytes, Gpus, Rate, Value
+from agent.work.recipes.model_shape import ModelShape
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,6 +33,17 @@ class NodeSize(Value):
     """Of its smallest GPU."""
 
 
+class JobBasis(Value):
+    """What sizes a recipe besides the nodes, equal on every node of an attempt."""
+
+    model: ModelShape | None = None
+    """None if its size is not known."""
+    link: Rate | None = None
+    """Bits per second between the nodes, by the slowest link; None if that does not matter."""
+    kept: ByName[str] = field(default_factory=dict)
+    """The settings on which the format of existing checkpoints depends, by name."""
+
+
 class RecipeInput(Value):
     """The input of a recipe."""
 
@@ -44,6 +58,8 @@ class RecipeInput(Value):
     checkpoints: str = ""
     """The absolute folder of its checkpoints."""
     tensor_parallel: int = 1
+    basis: JobBasis = JobBasis()
+    """What sizes it besides the nodes."""
     args: tuple[str, ...] = ()
     """The user's own arguments, which replace the recipe's."""
     scores: bool = False
@@ -89,6 +105,8 @@ class Command(Value):
     """The reason of each derived argument, by its flag or key."""
     notes: tuple[str, ...] = ()
     """Notes for the user: the arithmetic, what cannot be resumed."""
+    warnings: tuple[str, ...] = ()
+    """What may fail, for the user."""
 
 
 def count_of(number: int, thing: str) -> str:
