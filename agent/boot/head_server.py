@@ -147,7 +147,7 @@ class RunStatus:
             "ray": {"state": state.ray.step.value, "detail": state.ray.evidence},
             "nodes": self._nodes(state, now),
             "services": [
-                self._service(state, key, item, now) for key, item in state.services.items.items()
+                self._service(state, key, item, now) for key, item in state.services.items()
             ],
             "prepare": [
                 {"name": name, "state": item.step.value, "detail": item.evidence}

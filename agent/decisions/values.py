@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from enum import Enum
 
@@ -124,8 +125,8 @@ class Item(Value):
     """The restarts that still count."""
     was_ready: bool = False
     """True once it was ready, whatever happened later."""
-    deadline: float | None = None
-    """When it must be ready, if the plan's limit does not count from the attempt's beginning."""
+    deadline: float = math.inf
+    """When it must be ready, while it is pending; for Ray the planned limit counts instead."""
     started_at: float = 0.0
     """When it was started, if it was blocked before."""
     generation: int = 1
@@ -138,7 +139,7 @@ class Item(Value):
     def ready(self) -> Item:
         """Return it as ready."""
         return replace(
-            self, step=Step.READY, evidence="", was_ready=True, deadline=None, restart_at=None
+            self, step=Step.READY, evidence="", was_ready=True, deadline=math.inf, restart_at=None
         )
 
     def lost(self, evidence: str) -> Item:
@@ -157,7 +158,7 @@ class Item(Value):
         before = self.recent_restarts(now)
         return 0.0 if before == 0 else min(times.LONGEST_RESTART_PAUSE, 2.0 ** (before - 1))
 
-    def restarting(self, now: float, within: float | None = None) -> Item:
+    def restarting(self, now: float, within: float) -> Item:
         """Return it as restarted; it must be ready `within` so many seconds."""
         return replace(
             self,
@@ -166,7 +167,7 @@ class Item(Value):
             generation=self.generation + 1,
             restarted_at=now,
             restart_at=None,
-            deadline=None if within is None else now + within,
+            deadline=now + within,
         )
 
 

@@ -139,7 +139,7 @@ def test_an_agent_that_goes_on_knows_what_was_done() -> None:
     assert begins(story) == [f"StartService {REWARD}"]
     shared = replace(EACH, once="/data/.done")
     done = Story(replace(of(shared), finished_steps=frozenset({PREPARE_EACH})), [])
-    assert done.state.step_queues.queues == {}
+    assert done.state.step_queues == {}
 
 
 def test_a_restart_waits_for_what_is_gone_too() -> None:
@@ -154,7 +154,7 @@ def test_a_restart_waits_for_what_is_gone_too() -> None:
     assert f"{REWARD} waits for {RETRIEVER}" in story.said
     story.take(ServiceReady(RETRIEVER, generation=2), 100)
     assert story.deeds[-1] == h.StartService(REWARD, HERE, 2)
-    item = story.state.services.items[HERE, REWARD]
+    item = story.state.services[HERE, REWARD]
     assert (item.deadline, story.state.blocked) == (100 + REWARD_SPEC.restarted_within, frozenset())
 
 
@@ -203,7 +203,7 @@ def test_a_service_of_every_node_waits_for_its_own_node() -> None:
     story.take(ServiceReady(RETRIEVER, "agent3"), 7)
     story.take(says(2, PREPARE_EACH, at=500), 500)
     assert starts(story)[2:] == [f"{RETRIEVER} agent2"]
-    item = story.state.services.items["agent2", RETRIEVER]
+    item = story.state.services["agent2", RETRIEVER]
     assert item.deadline == 500 + RETRIEVER_SPEC.within
 
 

@@ -146,7 +146,7 @@ def test_never_two_at_once_on_one_disk(events: list[tuple[int, str]]) -> None:
             story.take(h.WorkerReplaced(key), float(at))
         working += [node for _, node in orders(story)[before:]]
         assert len(working) <= 1
-        assert all(queue[0] in working for queue in story.state.step_queues.queues.values())
+        assert all(queue[0] in working for queue in story.state.step_queues.values())
 
 
 def test_what_is_by_order() -> None:
@@ -156,4 +156,4 @@ def test_what_is_by_order() -> None:
     assert ordered_steps((plain, replace(plain, where=ON_HEAD))) == ()
     assert ordered_steps((plain, DATA, replace(DATA, where=ON_HEAD), last)) == (DATA, last)
     assert ordered_steps((DATA, replace(last, after=(plain.name,)))) == (DATA,)
-    assert head.first_state(of(DATA)).step_queues.queues == {("data", "nfs"): ("head",)}
+    assert head.first_state(of(DATA)).step_queues == {("data", "nfs"): ("head",)}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from agent.control.reports import RankAssignment
 from agent.decisions import head
 from agent.decisions.head import state as h
 from agent.decisions.head.services import service_address
-from agent.decisions.head.state import ServiceTable
-from agent.decisions.values import HERE, SCORE, Answer, Answered, Item, ItemReport, Step
+from agent.decisions.values import HERE, SCORE, Answer, Answered, ItemReport, Step
 from agent.plan import waits as planned
 from agent.work.where import Where
 from unit.heads import (
@@ -29,30 +26,6 @@ from unit.heads import (
     nodes,
     word,
 )
-
-KEYS = st.tuples(st.sampled_from("abcd"), st.sampled_from(["x", "y"]))
-STEPS = st.sampled_from([Step.PENDING, Step.READY, Step.LOST, None])
-
-
-@given(st.lists(st.tuples(KEYS, STEPS, st.floats(0, 9))))
-def test_what_is_counted_is_what_is_there(
-    changes: list[tuple[tuple[str, str], Step | None, float]],
-) -> None:
-    """After any changes the counts say what a look at all items would."""
-    roster, until = ServiceTable(), {}
-    for key, step, then in changes:
-        if step is None:
-            roster = roster.without(key)
-        else:
-            roster = roster.with_item(key, Item(step), then)
-            until[key] = then
-    pending = {key: until[key] for key, item in roster.items.items() if item.step is Step.PENDING}
-    assert {(at, name): t for name, ns, _ in roster.pending() for at, t in ns.items()} == pending
-    for name, found, first in roster.pending():
-        assert first == min(found.values()), name
-    assert set(roster.late(4.0)) == {key for key, then in pending.items() if then <= 4.0}
-    lost = {key for key, item in roster.items.items() if item.step is Step.LOST}
-    assert roster.ended.keys() == lost
 
 
 def test_many_nodes_are_one_wait() -> None:
@@ -139,14 +112,14 @@ def test_what_ran_on_a_worker_that_left_is_awaited_no_more() -> None:
     """Its services go with it; the workers' wait says what is missing."""
     history: History = [(3, nodes(2)), (4, word(2, joined=False)), (5, word(2, gone=True))]
     story = Story(goal(1, services=(RETRIEVER,)), history)
-    assert {key[0] for key in story.state.services.items} == {HERE}
+    assert {key[0] for key in story.state.services} == {HERE}
 
 
 def test_what_an_earlier_head_started_is_taken_over() -> None:
     """A worker may tell of a later start than any that this head ordered."""
     story = Story(goal(1, services=(RETRIEVER,)), [(3, nodes(2)), (4, word(2))])
     story.take(word(2, items=(ItemReport(RETRIEVER, Step.READY, generation=3),)), 5)
-    item = story.state.services.items["agent2", RETRIEVER]
+    item = story.state.services["agent2", RETRIEVER]
     assert (item.step, item.generation) == (Step.READY, 3)
 
 
@@ -154,7 +127,7 @@ def test_the_heads_own_rank() -> None:
     """A platform may count the head as another rank than 0."""
     spec = replace(RETRIEVER_SPEC, where=Where("rank", 1))
     story = Story(replace(goal(0), services=(spec,), rank=1), [(3, h.RayNodes((HEAD,)))])
-    assert story.state.services.node_of == {RETRIEVER: HERE}
+    assert story.state.service_home(RETRIEVER) == HERE
 
 
 def test_ranks_by_the_first_hello() -> None:

@@ -22,7 +22,7 @@ from agent.decisions.head.phases import (
     submitting,
 )
 from agent.decisions.head.state import HeadAction, HeadEvent, HeadPhase, HeadState, Turn
-from agent.decisions.head.waits import pending_waits, service_title, with_service
+from agent.decisions.head.waits import pending_waits, service_title
 from agent.decisions.values import (
     HERE,
     Item,
@@ -38,7 +38,7 @@ from agent.decisions.values import (
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from agent.decisions.head.retry import Decision
     from agent.decisions.head.state import Key
@@ -56,7 +56,9 @@ def first_state(goal: h.HeadGoal) -> HeadState:
         ray=Item(Step.READY) if goal.by_torchrun else Item(),
         fleet=Fleet(by_report=goal.by_torchrun),
         steps={
-            (HERE, step.name): Item().ready() if step.name in goal.finished_steps else Item()
+            (HERE, step.name): (
+                Item().ready() if step.name in goal.finished_steps else Item(deadline=step.within)
+            )
             for step in goal.steps
         },
         step_queues=services.first_step_queues(goal),
@@ -65,9 +67,9 @@ def first_state(goal: h.HeadGoal) -> HeadState:
     )
     for spec in goal.services:
         if spec.where.includes(goal.rank, is_head=True):
-            state = with_service(state, (HERE, spec.name), services.first_item(goal))
+            state = state.with_service((HERE, spec.name), services.first_item(goal, spec, 0.0))
     own = [key for key, item in state.steps.items() if item.step is Step.PENDING]
-    state = services.hold_back(state, [*own, *state.services.items], state.attempt.began)
+    state = services.hold_back(state, [*own, *state.services], state.attempt.began)
     return state if goal.resumed_attempt is None else _resume(state, goal.resumed_attempt)
 
 
@@ -196,8 +198,8 @@ def deadline(state: HeadState) -> float | None:
     if state.phase is HeadPhase.BOOTING and not times:
         times.append(state.phase_since)  # no wait at all: go on at once
     if state.phase in {HeadPhase.BOOTING, HeadPhase.RUNNING}:
-        dead = state.services.ended.values()
-        times += [item.restart_at for item in dead if item.restart_at is not None]
+        again = (state.services[key].restart_at for key in state.lost_services)
+        times += [at for at in again if at is not None]
         alone = services.service_node_deadline(state)
         times += [] if alone is None else [alone]
     if state.probes.samples_due is not None:
@@ -299,7 +301,7 @@ def is_worker_needed(state: HeadState, key: str, now: float) -> bool:
     return (
         key in state.leftovers
         or key in state.shares.by_node
-        or key in state.services.node_of.values()
+        or any(key == state.service_home(spec.name) for spec in state.goal.services)
     )
 
 
@@ -313,7 +315,7 @@ def _apply_report(state: HeadState, worker: Worker, now: float) -> HeadState:
         item = state.services.get(key)
         if item is not None:
             if report.generation > item.generation:  # an earlier head ordered this start
-                state = with_service(state, key, replace(item, generation=report.generation))
+                state = state.with_service(key, replace(item, generation=report.generation))
             state = _apply_service_state(
                 state, key, report.generation, (report.step, report.evidence), now
             )
@@ -338,10 +340,8 @@ def _forget_worker(state: HeadState, key: str) -> HeadState:
 
 def _forget_services(state: HeadState, key: str) -> HeadState:
     """Remove the services of a worker that left: no wait covers them any more."""
-    left = state.services
-    for spec in state.goal.services:
-        left = left.without((key, spec.name))
-    return replace(state, services=left)
+    names = (spec.name for spec in state.goal.services)
+    return state.without_services(frozenset((key, name) for name in names))
 
 
 def _apply_service_state(
@@ -353,7 +353,7 @@ def _apply_service_state(
     new = _with_step(item, *change)
     if new == item:
         return state
-    return with_service(_record_outage(state, key, item, new, now), key, new)
+    return _record_outage(state, key, item, new, now).with_service(key, new)
 
 
 def _record_outage(state: HeadState, key: Key, old: Item, new: Item, now: float) -> HeadState:
@@ -390,8 +390,8 @@ def messages(before: HeadState, after: HeadState, event: HeadEvent) -> list[Head
     if after.services is not before.services:
         found += [
             LogLine(f"{service_title(after, key)} answers")
-            for key in _services_to_compare(event)
-            if _is_ready(after.services, key) and not _is_ready(before.services, key)
+            for key, item in after.services.items()
+            if item is not before.services.get(key) and _became_ready(before, key, item)
         ]
     if isinstance(event, h.WorkerSilent) and before.fleet is not after.fleet:
         worker = after.fleet.workers[event.key]
@@ -437,15 +437,6 @@ def _contradiction_at(state: HeadState, ip: str) -> str:
     return f", though {doubt}" if doubt else ""
 
 
-def _services_to_compare(event: HeadEvent) -> Iterable[Key]:
-    """Return the services that an event may have made ready: comparing all is slow."""
-    if isinstance(event, ServiceReady):
-        return ((event.node, event.name),)
-    if isinstance(event, h.WorkerReported):
-        return [(event.worker.key, item.name) for item in event.worker.items]
-    return ()
-
-
-def _is_ready(services: h.ServiceTable, key: Key) -> bool:
-    item = services.get(key)
-    return item is not None and item.step is Step.READY
+def _became_ready(before: HeadState, key: Key, item: Item) -> bool:
+    old = before.services.get(key)
+    return item.step is Step.READY and (old is None or old.step is not Step.READY)

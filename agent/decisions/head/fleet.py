@@ -295,6 +295,11 @@ class Fleet(Value):
         """Return whether an agent is the one that counts at its address."""
         return worker.ip in self.alive and self.agent_at.get(worker.ip) == worker.key
 
+    def present(self) -> list[Worker]:
+        """Return the agents that count, by rank; those without follow by their first report."""
+        found = [worker for worker in self.workers.values() if self.counts(worker)]
+        return sorted(found, key=lambda one: (one.effective_rank is None, one.effective_rank or 0))
+
     def never_reported_count(self, required: int) -> int:
         """Return how many required workers neither reported nor joined by hand."""
         return max(0, required - len(self.alive) - len(self._absent()))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -36,7 +34,7 @@ from agent.work.services import REWARD
 from agent.work.torchrun import ShareOrder
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
@@ -48,10 +46,11 @@ MAX_HEAD_LINKS = 16
 """How many workers measure their link to the head: they do so one after the other."""
 
 
-def workers_in_ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
-    """Return the workers that count, by rank; then those without a rank."""
-    present = [(ip, fleet.workers.get(fleet.agent_at.get(ip, ""))) for ip in fleet.alive]
-    return sorted(present, key=lambda one: math.inf if (n := _rank_of(one[1])) is None else n)
+def _ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
+    """Return the workers that count, by rank; then nodes that were joined by hand."""
+    agents = fleet.present()
+    by_hand = fleet.alive.keys() - {worker.ip for worker in agents}
+    return [*((one.ip, one) for one in agents), *((ip, None) for ip in sorted(by_hand))]
 
 
 def _order_samples(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -67,7 +66,7 @@ def _order_samples(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadA
 
 def _links_to_measure(state: HeadState) -> Iterator[tuple[str, str]]:
     """Yield (node, address) for each link to measure."""
-    agents = [(ip, worker) for ip, worker in workers_in_ring(state.fleet) if worker is not None]
+    agents = [(ip, worker) for ip, worker in _ring(state.fleet) if worker is not None]
     near = [one for one in agents if (HERE, one[0]) in state.probes.samples]
     others = [one for one in agents if (HERE, one[0]) not in state.probes.samples]
     near += others[: max(0, MAX_HEAD_LINKS - len(near))]
@@ -78,11 +77,7 @@ def _links_to_measure(state: HeadState) -> Iterator[tuple[str, str]]:
             yield worker.key, ip
 
 
-def _rank_of(worker: Worker | None) -> int | None:
-    return None if worker is None else worker.effective_rank
-
-
-def apply_samples(state: HeadState, node: str, answers: Sequence[Answer]) -> HeadState:
+def _apply_samples(state: HeadState, node: str, answers: Sequence[Answer]) -> HeadState:
     """Apply the samples among a node's answers."""
     known = state.probes.samples
     new = {
@@ -95,9 +90,7 @@ def apply_samples(state: HeadState, node: str, answers: Sequence[Answer]) -> Hea
     return replace(state, probes=replace(state.probes, samples={**known, **new}))
 
 
-def report_slow_links(
-    state: HeadState, now: float, name: Callable[[str], str], name_at: Callable[[str], str]
-) -> tuple[HeadState, tuple[Finding, ...]]:
+def _report_slow_links(state: HeadState, now: float) -> tuple[HeadState, tuple[Finding, ...]]:
     """Return findings from the samples once all are there, or their time is over."""
     probes = state.probes
     if probes.samples_due is None:
@@ -106,7 +99,7 @@ def report_slow_links(
     awaited = (pair for pair in unanswered if _can_answer(state, pair[0]))
     if now < probes.samples_due and next(awaited, None) is not None:
         return state, ()
-    ways = {pair: (name(pair[0]), name_at(pair[1])) for pair in probes.samples}
+    ways = {pair: (_name(state, pair[0]), _name_at(state, pair[1])) for pair in probes.samples}
     links = [
         Link(*ways[pair], one.size * 8 / one.seconds)
         for pair, one in probes.samples.items()
@@ -155,10 +148,7 @@ def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[Head
         goal.size if goal.by_torchrun else state.node_sizes.get(state.ray_head_ip or "", goal.size)
     )
     members = [(HERE, goal.node, own.gpus)]
-    present = [worker for worker in fleet.workers.values() if fleet.counts(worker)]
-    for worker in sorted(
-        present, key=lambda one: (one.effective_rank is None, one.effective_rank or 0)
-    ):
+    for worker in fleet.present():
         by_ray = state.node_sizes.get(worker.ip, NodeSize(worker.gpus))
         gpus = worker.gpus if goal.by_torchrun else by_ray.gpus
         members.append((worker.key, worker.name, gpus))
@@ -174,7 +164,7 @@ def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[Head
     return state, (LogLine(f"{NAME}: an all-reduce over {nodes} before the job"), *orders)
 
 
-def apply_preflight_answers(
+def _apply_preflight_answers(
     state: HeadState, node: str, answers: Iterable[Answer], now: float
 ) -> HeadState:
     """Apply a node's result of the all-reduce."""
@@ -260,7 +250,7 @@ def advance_probes(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadA
         state, log = _apply_answers(state, reported.key, reported.answers, now)
     if isinstance(event, Answered):
         state, log = _apply_answers(state, HERE, (event.answer,), now)
-    state, measured = report_slow_links(state, now, partial(_name, state), partial(_name_at, state))
+    state, measured = _report_slow_links(state, now)
     state, warned = _report_findings(state, measured)
     state, tried = _order_scores(state, reported, now)
     return state, (*log, *warned, *tried)
@@ -274,7 +264,7 @@ def _order_scores(
     Once the reward server is ready all nodes are asked; each worker that reports later is asked
     then.
     """
-    home = state.services.node_of.get(REWARD, HERE)
+    home = state.service_home(REWARD) or HERE
     item = state.services.get((home, REWARD))
     if item is None or item.step is not Step.READY:
         return state, ()
@@ -339,7 +329,7 @@ def _order_reach(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
     head, goal = state.ray_head_ip, state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
         return state, ()
-    ring = workers_in_ring(state.fleet)
+    ring = _ring(state.fleet)
     pairs = [(HERE, ip) for ip, _ in ring]
     for (ip, worker), (neighbour, _) in zip(ring, [*ring[1:], *ring[:1]], strict=True):
         if worker is not None:  # a node that was joined by hand has no agent
@@ -354,8 +344,8 @@ def _apply_answers(
     state: HeadState, node: str, answers: tuple[Answer, ...], now: float
 ) -> tuple[HeadState, tuple[HeadAction, ...]]:
     """Apply a node's answers, and report the findings that follow."""
-    state = apply_samples(state, node, answers)
-    state = apply_preflight_answers(state, node, answers, now)
+    state = _apply_samples(state, node, answers)
+    state = _apply_preflight_answers(state, node, answers, now)
     probes = state.probes
     if node in probes.open_scores and any(answer.probe == SCORE for answer in answers):
         left = {key: until for key, until in probes.open_scores.items() if key != node}

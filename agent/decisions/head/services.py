@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.text import listed
 from agent.decisions.head import state as h
-from agent.decisions.head.state import HeadAction, HeadPhase, HeadState, StepQueues
-from agent.decisions.head.waits import service_deadline, service_title, with_service
+from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
+from agent.decisions.head.waits import service_title
 from agent.decisions.values import HERE, Item, LogLine, Step, StepOver, Tick
 from agent.plan import waits as planned
 from agent.work.prepare import ordered_steps
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 def first_actions(state: HeadState) -> tuple[HeadAction, ...]:
     """Return the starts at the beginning, and log lines for what is blocked."""
-    own = [*state.steps, *(key for key in state.services.items if key[0] == HERE)]
+    own = [*state.steps, *(key for key in state.services if key[0] == HERE)]
     return tuple(
         waiting_message(state, key) if key in state.blocked else _start(state, key)
         for key in own
@@ -74,11 +74,8 @@ def unblocks_other_nodes(before: HeadState, state: HeadState) -> bool:
     if before.steps is not state.steps or before.required != state.required:
         return True
     was, now = before.services, state.services
-    return was is not now and any(
-        was.deadlines.get(spec.name) is not now.deadlines.get(spec.name)
-        for spec in state.goal.services
-        if spec.where.kind != "every"
-    )
+    changed = () if was is now else (k for k in was.keys() | now if was.get(k) is not now.get(k))
+    return any(state.goal.service(name).where.kind != "every" for _, name in changed)
 
 
 def unmet_dependencies(state: HeadState, node: str, after: tuple[str, ...]) -> tuple[str, ...]:
@@ -108,15 +105,13 @@ def _is_ready(state: HeadState, node: str, spec: ServiceSpec) -> bool:
     if spec.where.includes(rank, is_head=node == HERE):
         return _is_ready_or_abandoned(state, (node, spec.name))
     if spec.where.kind == "workers":
-        keys = {
-            key for key in (*state.services.items, *state.abandoned_services) if key[1] == spec.name
-        }
+        keys = {key for key in (*state.services, *state.abandoned_services) if key[1] == spec.name}
         return len(keys) >= state.required and all(
             _is_ready_or_abandoned(state, key) for key in keys
         )
     if any(name == spec.name for _, name in state.abandoned_services):
         return True
-    home = state.services.node_of.get(spec.name)
+    home = state.service_home(spec.name)
     return home is not None and _is_ready_or_abandoned(state, (home, spec.name))
 
 
@@ -145,11 +140,11 @@ def _start(state: HeadState, key: Key) -> HeadAction:
     node, name = key
     if key in state.steps:
         return h.OrderStep(name, node)
-    return h.StartService(name, node, state.services.items[key].generation)
+    return h.StartService(name, node, state.services[key].generation)
 
 
 def _item(state: HeadState, key: Key) -> Item:
-    return state.steps[key] if key in state.steps else state.services.items[key]
+    return state.steps[key] if key in state.steps else state.services[key]
 
 
 def _spec(state: HeadState, key: Key) -> PrepareStep | ServiceSpec:
@@ -167,12 +162,12 @@ def _time_limit(state: HeadState, key: Key, item: Item) -> float:
 def _with_item(state: HeadState, key: Key, item: Item) -> HeadState:
     if key in state.steps:
         return replace(state, steps={**state.steps, key: item})
-    return with_service(state, key, item)
+    return state.with_service(key, item)
 
 
-def first_item(goal: h.HeadGoal) -> Item:
+def first_item(goal: h.HeadGoal, spec: ServiceSpec, now: float) -> Item:
     """Return a service's first state; with a resumed job it was ready before."""
-    return Item(was_ready=goal.resumed_attempt is not None)
+    return Item(was_ready=goal.resumed_attempt is not None, deadline=now + spec.within)
 
 
 def order_services(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
@@ -183,14 +178,14 @@ def order_services(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadA
     if worker.has_left or worker.refused:
         return state, ()
     missing = {
-        (worker.key, spec.name): replace(first_item(state.goal), deadline=now + spec.within)
+        (worker.key, spec.name): first_item(state.goal, spec, now)
         for spec in state.goal.services
         if spec.where.includes(worker.effective_rank, is_head=False)
         and state.services.get((worker.key, spec.name)) is None
         and (worker.key, spec.name) not in state.abandoned_services
     }
     for key, item in missing.items():
-        state = with_service(state, key, item)
+        state = state.with_service(key, item)
     state = hold_back(state, missing, now)
     return state, tuple(
         waiting_message(state, key) if key in state.blocked else h.StartService(key[1], key[0])
@@ -203,22 +198,23 @@ def restart_services(
 ) -> tuple[HeadState, tuple[HeadAction, ...], Outcome | None]:
     """Restart services that ended, with a growing pause; return the outcome of a fatal loss."""
     actions: list[HeadAction] = []
-    candidates = (*state.services.ended, *state.services.late(now))
-    for key in dict.fromkeys(candidates):
-        item = state.services.items[key]
+    nodes_of = state.pending_services.items()
+    late = [(node, name) for name, nodes in nodes_of for node in nodes if now >= nodes[node]]
+    for key in (*sorted(state.lost_services), *late):
+        item = state.services[key]
         broken = _lost_for_good(state, key, item, now)
         if broken is not None and state.goal.service(key[1]).essential:
             return state, tuple(actions), broken
         if broken is not None:
-            left, given_up = state.services.without(key), state.abandoned_services | {key}
-            state = replace(state, services=left, abandoned_services=given_up)
+            given_up = state.abandoned_services | {key}
+            state = replace(state.without_services(frozenset({key})), abandoned_services=given_up)
             actions.append(LogLine(f"{broken.reason}; the run goes on without it", "warning"))
             continue
         if item.step is not Step.LOST:
             continue
         spec, title = state.goal.service(key[1]), service_title(state, key)
         if spec.argv is None:
-            state = with_service(state, key, item.restarting(now, spec.within))
+            state = state.with_service(key, item.restarting(now, spec.within))
             retry = f"it is asked for {round(spec.within)} s more"
             actions.append(
                 LogLine(f"{title} no longer answers ({item.evidence}): {retry}", "warning")
@@ -227,10 +223,10 @@ def restart_services(
             continue
         again_at = now + item.restart_pause(now) if item.restart_at is None else item.restart_at
         if now < again_at:
-            state = with_service(state, key, replace(item, restart_at=again_at))
+            state = state.with_service(key, replace(item, restart_at=again_at))
             continue
         again = item.restarting(now, spec.restarted_within)
-        state = with_service(state, key, again)
+        state = state.with_service(key, again)
         count = f"restart {again.restarts} of {spec.restarts}"
         actions.append(LogLine(f"{title} exited ({item.evidence}): {count}", "warning"))
         state = hold_back(state, (key,), now)
@@ -261,14 +257,14 @@ def service_node_deadline(state: HeadState) -> float | None:
 
 def service_address(state: HeadState, name: str) -> str | None:
     """Return the address of the worker that runs a service; None for the head."""
-    worker = state.fleet.workers.get(state.services.node_of.get(name, HERE))
+    worker = state.fleet.workers.get(state.service_home(name) or HERE)
     return None if worker is None else worker.ip
 
 
 def _service_only_workers(state: HeadState) -> Iterator[tuple[ServiceSpec, Worker]]:
     for spec in state.goal.services:
         if spec.alone and spec.essential:
-            worker = state.fleet.workers.get(state.services.node_of.get(spec.name, HERE))
+            worker = state.fleet.workers.get(state.service_home(spec.name) or HERE)
             if worker is not None:
                 yield spec, worker
 
@@ -292,7 +288,7 @@ def _is_overdue(state: HeadState, key: Key, item: Item, now: float) -> bool:
     """Return whether a service is past its deadline; the boot's waits cover first starts."""
     awaited = item.restarted_at is None and state.goal.service(key[1]).essential
     first = awaited and state.phase is HeadPhase.BOOTING
-    return item.step is Step.PENDING and not first and now >= service_deadline(state, key, item)
+    return item.step is Step.PENDING and not first and now >= item.deadline
 
 
 _UNKNOWN = "?"
@@ -301,15 +297,13 @@ _UNKNOWN = "?"
 Orders = tuple[h.OrderStep, ...]
 
 
-def first_step_queues(goal: h.HeadGoal) -> StepQueues:
+def first_step_queues(goal: h.HeadGoal) -> Mapping[StepOnDisk, tuple[str, ...]]:
     """Return the first queues: the head's own steps run from the start."""
-    steps = [
-        step
+    return {
+        (step.name, goal.disks.get(step.once, _UNKNOWN)): (HERE,)
         for step in ordered_steps(goal.steps)
         if step.once and step.name not in goal.finished_steps
-    ]
-    disks = {step.name: goal.disks.get(step.once or "", _UNKNOWN) for step in steps}
-    return StepQueues(queues=dict.fromkeys(disks.items(), (HERE,)))
+    }
 
 
 def order_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
@@ -336,10 +330,10 @@ def order_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
 def order_unblocked_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orders]:
     """Order steps that were blocked by something on another node that is ready now."""
     steps = ordered_steps(state.goal.steps) if state.goal.steps else ()
-    orders: Orders = ()
+    orders = Orders()
     if any(step.after for step in steps) and unblocks_other_nodes(turn.before, state):
         for worker in state.fleet.workers.values():
-            if worker.key in state.step_queues.done:  # else it has left
+            if worker.key in state.steps_ordered:  # else it has left
                 state, more = _queue_new_steps(state, worker, steps)
                 orders += more
     return state, orders
@@ -348,65 +342,54 @@ def order_unblocked_steps(state: HeadState, turn: Turn) -> tuple[HeadState, Orde
 def _queue_new_steps(
     state: HeadState, worker: Worker, steps: tuple[PrepareStep, ...]
 ) -> tuple[HeadState, Orders]:
-    key, names = worker.key, {step.name for step in steps}
-    queues = state.step_queues
-    done_before, ordered = queues.done.get(key), queues.ordered.get(key, frozenset())
-    before = done_before or frozenset()
-    done = before | names.intersection(w.name for w in worker.items if w.step is Step.READY)
-    orders: Orders = ()
-    for name in sorted(done - before):
+    key, orders = worker.key, Orders()
+    done = sorted(item.name for item in worker.items if item.step is Step.READY)
+    for name in done:
         state, more = _leave_queue(state, key, name)
         orders += more
+    known = state.steps_ordered.get(key, frozenset()).union(done)
     new = [
         step
         for step in steps
-        if step.name not in done | ordered and not unmet_dependencies(state, key, step.after)
+        if step.name not in known and not unmet_dependencies(state, key, step.after)
     ]
     for step in new:
         if step.once is None:
             orders += (h.OrderStep(step.name, key),)
             continue
         group = (step.name, _disk(state, key, step.once))
-        queue = (*state.step_queues.queues.get(group, ()), key)
-        state = _with_queues(state, queues={**state.step_queues.queues, group: queue})
+        queue = (*state.step_queues.get(group, ()), key)
+        state = replace(state, step_queues={**state.step_queues, group: queue})
         orders += _order_first_in_queue(group, queue) if len(queue) == 1 else ()
-    if new or done != done_before:
-        ordered |= {step.name for step in new}
-        queues = state.step_queues
-        state = _with_queues(
-            state, done={**queues.done, key: done}, ordered={**queues.ordered, key: ordered}
-        )
-    return state, orders
+    known = known.union(step.name for step in new)
+    return replace(state, steps_ordered={**state.steps_ordered, key: known}), orders
 
 
 def _leave_queue(state: HeadState, node: str, name: str) -> tuple[HeadState, Orders]:
     """Remove a node from the queue of a step, and order the new first node to run it."""
-    for group, queue in state.step_queues.queues.items():
+    for group, queue in state.step_queues.items():
         if group[0] == name and node in queue:
             left = tuple(one for one in queue if one != node)
-            queues = {at: q for at, q in state.step_queues.queues.items() if at != group}
-            state = _with_queues(state, queues={**queues, group: left} if left else queues)
+            queues = {at: q for at, q in state.step_queues.items() if at != group}
+            state = replace(state, step_queues={**queues, group: left} if left else queues)
             return state, _order_first_in_queue(group, left) if queue[0] == node else ()
     return state, ()
 
 
 def _leave_all_queues(state: HeadState, key: str) -> tuple[HeadState, Orders]:
-    if key not in state.step_queues.done:
+    if key not in state.steps_ordered:
         return state, ()
-    orders: Orders = ()
+    orders = Orders()
     for step in ordered_steps(state.goal.steps):
         state, more = _leave_queue(state, key, step.name)
         orders += more
-    done = {worker: names for worker, names in state.step_queues.done.items() if worker != key}
-    ordered = {
-        worker: names for worker, names in state.step_queues.ordered.items() if worker != key
-    }
-    return _with_queues(state, done=done, ordered=ordered), orders
+    others = {worker: names for worker, names in state.steps_ordered.items() if worker != key}
+    return replace(state, steps_ordered=others), orders
 
 
 def _drop_silent_holders(state: HeadState, now: float) -> tuple[HeadState, Orders]:
-    orders: Orders = ()
-    for queue in [*state.step_queues.queues.values()]:
+    orders = Orders()
+    for queue in [*state.step_queues.values()]:
         holder = state.fleet.workers.get(queue[0])
         if (
             len(queue) > 1
@@ -425,10 +408,3 @@ def _order_first_in_queue(group: StepOnDisk, queue: tuple[str, ...]) -> Orders:
 def _disk(state: HeadState, key: str, once: str) -> str:
     facts = state.fleet.facts.get(key)
     return _UNKNOWN if facts is None else facts.disks.get(once, _UNKNOWN)
-
-
-def _with_queues(
-    state: HeadState,
-    **changes: Mapping[str, frozenset[str]] | Mapping[StepOnDisk, tuple[str, ...]],
-) -> HeadState:
-    return replace(state, step_queues=replace(state.step_queues, **changes))

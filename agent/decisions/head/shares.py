@@ -22,15 +22,10 @@ if TYPE_CHECKING:
 
 
 def start_shares(state: HeadState) -> HeadState:
-    """Give each node that counts a share: the head first, then workers by rank.
-
-    Workers without a rank follow in the order of their first report.
-    """
+    """Give each node that counts a share: the head first, then workers by rank."""
     fleet, goal = state.fleet, state.goal
-    present = [worker for worker in fleet.workers.values() if fleet.counts(worker)]
-    present.sort(key=lambda worker: (worker.effective_rank is None, worker.effective_rank or 0))
     shares = {HERE: NodeShare(goal.node, goal.size)}
-    for worker in present:
+    for worker in fleet.present():
         facts = fleet.facts.get(worker.key)
         size = NodeSize(worker.gpus)
         if facts is not None:

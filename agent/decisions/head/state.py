@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msgspec import field
 from msgspec.structs import replace
@@ -44,12 +44,6 @@ from agent.work.recipes.recipe import NodeSize
 from agent.work.services import ServiceSpec
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-
-K = TypeVar("K")
-V = TypeVar("V")
 OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
 
@@ -126,68 +120,6 @@ class HeadGoal(Value):
 
 Key = tuple[str, str]
 """A service or step on a node: HERE or the worker's agent id, then its name."""
-
-
-class ServiceTable(Value):
-    """The state of every service on every node."""
-
-    items: Mapping[Key, Item] = field(default_factory=dict)
-    deadlines: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """By service: the nodes on which it is not ready yet, with their deadlines."""
-    ended: Mapping[Key, Item] = field(default_factory=dict)
-    """Services that ended and are not restarted yet."""
-    node_of: Mapping[str, str] = field(default_factory=dict)
-    """By service: the node that was last to run it."""
-
-    def get(self, key: Key) -> Item | None:
-        """Return the state of a service; None if it is not known."""
-        return self.items.get(key)
-
-    def with_item(self, key: Key, item: Item, until: float) -> ServiceTable:
-        """Set the state of a service; `until` is its deadline while it is not ready."""
-        node, name = key
-        items = {**self.items}
-        items[key] = item
-        before, deadlines = self.deadlines.get(name, {}), self.deadlines
-        if item.step is Step.PENDING:
-            if before.get(node) != until:
-                deadlines = {**deadlines, name: {**before, node: until}}
-        elif node in before:
-            deadlines = {**deadlines, name: _without(before, node)}
-        ended = self.ended
-        if item.step is Step.LOST:
-            ended = {**ended, key: item}
-        elif key in ended:
-            ended = _without(ended, key)
-        node_of = self.node_of if self.node_of.get(name) == node else {**self.node_of, name: node}
-        return ServiceTable(items, deadlines, ended, node_of)
-
-    def without(self, key: Key) -> ServiceTable:
-        """Remove a service on a node."""
-        if key not in self.items:
-            return self
-        node, name = key
-        return ServiceTable(
-            _without(self.items, key),
-            {**self.deadlines, name: _without(self.deadlines.get(name, {}), node)},
-            _without(self.ended, key),
-            {what: at for what, at in self.node_of.items() if (at, what) != key},
-        )
-
-    def pending(self) -> Iterator[tuple[str, Mapping[str, float], float]]:
-        """Yield each service that is not ready, with its nodes and the earliest deadline."""
-        for name, nodes in self.deadlines.items():
-            if nodes:
-                yield name, nodes, min(nodes.values())
-
-    def late(self, now: float) -> Iterator[Key]:
-        """Yield the services whose deadline has passed."""
-        for name, nodes in self.deadlines.items():
-            yield from ((at, name) for at, until in nodes.items() if now >= until)
-
-
-def _without(old: Mapping[K, V], key: K) -> dict[K, V]:
-    return {k: v for k, v in old.items() if k != key}
 
 
 class NodeShare(Value):
@@ -358,17 +290,6 @@ StepOnDisk = tuple[str, str]
 """A prepare step and the disk on which its marker lies."""
 
 
-class StepQueues(Value):
-    """The prepare steps that workers run by order: done, ordered, and queued per disk."""
-
-    done: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By agent id: the steps that are done there."""
-    ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """By agent id: the steps that are ordered there or queued."""
-    queues: Mapping[StepOnDisk, tuple[str, ...]] = field(default_factory=dict)
-    """The nodes that run a step on a shared disk, one at a time: the first one now."""
-
-
 class HeadState(Value):
     """The whole input of the head's decisions, apart from event and time."""
 
@@ -391,7 +312,12 @@ class HeadState(Value):
     """The address of the head node in GCS's list."""
     node_sizes: Mapping[str, NodeSize] = field(default_factory=dict)
     """The size of each alive node by address, from GCS."""
-    services: ServiceTable = field(default_factory=ServiceTable)
+    services: Mapping[Key, Item] = field(default_factory=dict)
+    """The services on every node, in the order in which the nodes got them."""
+    pending_services: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """By service: the nodes on which it is not ready yet, with their deadlines."""
+    lost_services: frozenset[Key] = frozenset()
+    """Services that ended and are not restarted yet."""
     abandoned_services: frozenset[Key] = frozenset()
     """Optional services that failed for good: they are not started again."""
     blocked: frozenset[Key] = frozenset()
@@ -400,8 +326,10 @@ class HeadState(Value):
     """When services did not answer, the newest last."""
     steps: Mapping[Key, Item] = field(default_factory=dict)
     """The head's own prepare steps."""
-    step_queues: StepQueues = field(default_factory=StepQueues)
-    """The prepare steps that workers run by order."""
+    steps_ordered: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By agent id: the prepare steps that are ordered, queued or done there."""
+    step_queues: Mapping[StepOnDisk, tuple[str, ...]] = field(default_factory=dict)
+    """The nodes that run a step on a shared disk, one at a time: the first one now."""
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0
     """How many workers the running job needs."""
@@ -452,6 +380,41 @@ class HeadState(Value):
     def last_attempt_number(self) -> int:
         """Return the highest number that an attempt of this run can have."""
         return self.attempt.number + max(0, self.goal.retries - self.lost_attempt_count)
+
+    def with_service(self, key: Key, item: Item) -> HeadState:
+        """Set the state of a service on a node."""
+        node, name = key
+        pending, nodes = self.pending_services, self.pending_services.get(name, {})
+        is_pending, is_lost = item.step is Step.PENDING, item.step is Step.LOST
+        if is_pending and nodes.get(node) != item.deadline:
+            pending = {**pending, name: {**nodes, node: item.deadline}}
+        elif not is_pending and node in nodes:
+            left = {one: until for one, until in nodes.items() if one != node}
+            pending = {**pending, name: left}
+        return replace(
+            self,
+            services={**self.services, key: item},
+            pending_services=pending,
+            lost_services=self.lost_services | {key} if is_lost else self.lost_services - {key},
+        )
+
+    def without_services(self, keys: frozenset[Key]) -> HeadState:
+        """Remove services that no wait covers any more."""
+        if self.services.keys().isdisjoint(keys):
+            return self
+        return replace(
+            self,
+            services={key: item for key, item in self.services.items() if key not in keys},
+            pending_services={
+                name: {node: until for node, until in nodes.items() if (node, name) not in keys}
+                for name, nodes in self.pending_services.items()
+            },
+            lost_services=self.lost_services - keys,
+        )
+
+    def service_home(self, name: str) -> str | None:
+        """Return the node that was last to get a service; None if none has."""
+        return next((node for node, one in reversed([*self.services]) if one == name), None)
 
     def enter(self, phase: HeadPhase, now: float) -> HeadState:
         """Enter a phase."""

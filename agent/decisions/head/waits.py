@@ -18,10 +18,9 @@ from agent.decisions.values import HERE, LogLine, Step, Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from agent.decisions.head.state import HeadEvent, Key, Turn
-    from agent.decisions.values import Item
     from agent.work.services import ServiceSpec
 
 
@@ -98,19 +97,6 @@ def service_title(state: HeadState, key: Key) -> str:
     return f"{name} on {worker.label}" if worker is not None else name
 
 
-def with_service(state: HeadState, key: Key, item: Item) -> HeadState:
-    """Set the state of a service, with its deadline."""
-    until = service_deadline(state, key, item)
-    return replace(state, services=state.services.with_item(key, item, until))
-
-
-def service_deadline(state: HeadState, key: Key, item: Item) -> float:
-    """Return the time by which a service must be ready."""
-    if item.deadline is not None:
-        return item.deadline
-    return state.attempt.began + state.goal.service(key[1]).within
-
-
 def _boot_waits(state: HeadState) -> Iterator[Wait]:
     needed = tuple(_required_waits(state))
     yield from needed
@@ -156,23 +142,24 @@ def _workers_deadline(state: HeadState) -> float:
 
 def _service_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service that is not ready, one for all of its nodes."""
-    for name, nodes, until in state.services.pending():
+    for name, nodes in state.pending_services.items():
         if len(nodes) == 1:
             (key,) = ((node, name) for node in nodes)
-            evidence = state.services.items[key].evidence
-            last = f"not started, {evidence}" if key in state.blocked else evidence
-            yield Wait(name, service_title(state, key), until, last)
-        else:
+            title, item = service_title(state, key), state.services[key]
+            last = f"not started, {item.evidence}" if key in state.blocked else item.evidence
+            yield Wait(name, title, item.deadline, last)
+        elif nodes:
             what = f"{name} on {state.goal.service(name).where.sentence()}"
-            yield Wait(name, what, until, partial(_evidence_of_nodes, state, name, nodes))
+            evidence = partial(_evidence_of_nodes, state, name)
+            yield Wait(name, what, min(nodes.values()), evidence)
 
 
-def _evidence_of_nodes(state: HeadState, name: str, nodes: Iterable[str]) -> str:
-    keys = [(node, name) for node in nodes]
-    named = []
-    for key in keys[:_MAX_NAMED]:
-        evidence = state.services.items[key].evidence
-        named.append(f"{service_title(state, key)}: {evidence or 'no report yet'}")
+def _evidence_of_nodes(state: HeadState, name: str) -> str:
+    keys = [(node, name) for node in state.pending_services[name]]
+    named = [
+        f"{service_title(state, key)}: {state.services[key].evidence or 'no report yet'}"
+        for key in keys[:_MAX_NAMED]
+    ]
     more = len(keys) - len(named)
     return "; ".join([f"{len(keys)} not ready", *named, *([f"{more} more"] if more else [])])
 
@@ -180,7 +167,7 @@ def _evidence_of_nodes(state: HeadState, name: str, nodes: Iterable[str]) -> str
 def _rank_waits(state: HeadState) -> Iterator[Wait]:
     """Yield a wait per service with a fixed rank whose node has not reported."""
     for spec in state.goal.services:
-        if spec.where.kind == "rank" and spec.essential and spec.name not in state.services.node_of:
+        if spec.where.kind == "rank" and spec.essential and state.service_home(spec.name) is None:
             what = f"{spec.where.sentence()}, which is to run {spec.name}"
             key = f"{spec.name} {spec.where.sentence()}"
             evidence = partial(_last_detail, state, spec)
@@ -203,15 +190,11 @@ def _step_waits(state: HeadState) -> Iterator[Wait]:
     """Yield the waits for prepare steps; those with the same deadline share one."""
     running: dict[float, list[str]] = {}
     for key, item in state.steps.items():
-        name, until = key[1], item.deadline
-        if item.step is not Step.PENDING:
-            continue
-        if until is None:
-            until = state.attempt.began + state.goal.step(name).within
+        name = key[1]
         if key in state.blocked:
-            yield Wait(name, name, until, f"not started, {item.evidence}")
-        else:
-            running.setdefault(until, []).append(name)
+            yield Wait(name, name, item.deadline, f"not started, {item.evidence}")
+        elif item.step is Step.PENDING:
+            running.setdefault(item.deadline, []).append(name)
     for until, names in running.items():
         yield Wait(names[0], listed(names), until)
 

@@ -222,7 +222,7 @@ def first_state(
     """
     if kept is None:
         awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
-        steps = {step.name: Item() for step in goal.steps}
+        steps = {step.name: Item(deadline=step.within) for step in goal.steps}
         state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
         return hold_back(state, frozenset(steps) - awaiting)
     return WorkerState(
@@ -302,7 +302,7 @@ def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
         found.append(Wait("turn", what, until, turn_evidence(state) or state.evidence))
     running = state.running_steps
     if running:
-        until = min(state.steps[name].deadline or _step_limit(state, name) for name in running)
+        until = min(state.steps[name].deadline for name in running)
         found.append(Wait(planned.PREPARE, listed(running), until))
     if state.blocked:
         found += dependency_waits(state, _turn_deadline(state))
@@ -319,11 +319,6 @@ def pending_waits(state: WorkerState) -> tuple[Wait, ...]:
         what = f"a reply from the head {goal.head}"
         found.append(Wait(planned.SILENT_HEAD, what, until, state.evidence, is_following=True))
     return tuple(found)
-
-
-def _step_limit(state: WorkerState, name: str) -> float:
-    """Return the limit of a prepare step."""
-    return next(step.within for step in state.goal.steps if step.name == name)
 
 
 def _turn_deadline(state: WorkerState) -> float:
@@ -393,7 +388,8 @@ def _start_service(state: WorkerState, order: Order, last: Order | None) -> Deci
 def _run_step(state: WorkerState, name: str, now: float) -> Decision:
     if name in state.running_steps or name in state.interrupted_steps:
         return state, ()  # it runs, or will after the fence
-    item = Item(deadline=now + _step_limit(state, name))
+    within = next(step.within for step in state.goal.steps if step.name == name)
+    item = Item(deadline=now + within)
     steps, awaiting = {**state.steps, name: item}, state.awaiting_order - {name}
     waiting = state.blocked - {name}
     return replace(state, steps=steps, awaiting_order=awaiting, blocked=waiting), (
@@ -425,7 +421,7 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
             if now < _turn_deadline(state):
                 continue
             return _leave(state, ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence))
-        if name in state.running_steps and now >= (item.deadline or _step_limit(state, name)):
+        if name in state.running_steps and now >= item.deadline:
             end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs")
             return _leave(state, end, head_must_hear=True)
     return None

@@ -247,8 +247,8 @@ class Rules:
         kept = {
             "workers": {*state.fleet.workers},
             "facts": {*state.fleet.facts},
-            "services": {node for node, _ in state.services.items} - {HERE},
-            "turns": {*state.step_queues.done},
+            "services": {node for node, _ in state.services} - {HERE},
+            "turns": {*state.steps_ordered},
             "asked": {*probes.score_asked} - {HERE},
             "samples": {node for node, _ in probes.samples} - {HERE},
         }
