@@ -323,10 +323,6 @@ WRITE_STALLED = 10.0
 """A write that takes longer is reported; a slow disk is faster."""
 WRITE_RETRY = 15.0
 """Until an item that could not be written is tried again."""
-RECORD_TOUCH = 30.0
-"""Between touches of the node record, by which other machines see that the agent runs."""
-RECORD_FRESH = 90.0
-"""The agent of a record touched since then may run on another machine."""
 RECORD_COUNTERS = 0.5
 """Between writes of counters that change all the time."""
 RUN_RECORD_CHECK = 3.0
@@ -387,7 +383,6 @@ RULES = {
     "STACK_DUMP < STALL_STACKS": "one process is read within the time of all",
     "STATUS_READ < STATUS_REPEATED < STREAM_SILENT < HEAD_GONE": "a stream is reopened in time",
     "LOG_LINES_AWAITED < ONE_REQUEST": "a request for logs is answered in time",
-    "RECORD_TOUCH * 2 < RECORD_FRESH": "one missed touch on a slow disk is no end",
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
     "STOP_PARTS < STOP_WHOLE / 2": "the job gets most of a stop",
     "STOP_BUNDLE + FLUSH < STOP_EXIT": "bundle and last writes fit before the exit",

@@ -24,7 +24,7 @@ from agent.decisions.values import OrderKind, Step
 from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
 from agent.plan.show import render
-from agent.record import codec, events, node_record, run_folder, run_record
+from agent.record import events, node_record, run_folder, run_record
 from agent.record.bundle import Bundle, BundlePart
 from agent.record.files import numbered_names, read_end, safe_name
 from agent.record.log import say
@@ -328,4 +328,4 @@ def _to_json(data: Mapping[str, object]) -> str:
 
 
 def _facts(facts: Facts, clean: Callable[[str], str]) -> str:
-    return _to_json(codec.fields_of(without_addresses(facts), clean))
+    return _to_json(events.fields_of(without_addresses(facts), clean))

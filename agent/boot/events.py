@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from agent.decisions.head import state as h
 from agent.decisions.values import ServiceWaits, Tick
-from agent.record.codec import wire_name
-from agent.record.events import Dropped, NodesCounted
+from agent.record.events import Dropped, NodesCounted, wire_name
 from agent.record.log import say
 
 if TYPE_CHECKING:

@@ -212,7 +212,7 @@ class NodeRun:
         role: Literal["head", "worker"] = "head" if self.plan.topology.is_head else "worker"
         began = events.Began(role, self.run_id, iso_time(time.time() - self.now()), __version__)
         where = partial(self.folder.held, events.EVENTS_FILE)
-        return EventRecorder(events.EventLog(where, self.redactor.clean, began), self.now)
+        return EventRecorder(where, self.redactor.clean, began, self.now)
 
     @cached_property
     def stats(self) -> NodeStats:

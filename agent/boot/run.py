@@ -23,10 +23,9 @@ from agent.plan.plan import RAY, log_root
 from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
-from agent.record.run_choice import choose_run
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
 from agent.record.run_folder import RunFolder, read_outcome, write_outcome
-from agent.record.run_record import fingerprint
+from agent.record.run_record import choose_run, fingerprint
 from agent.record.threads import run_within
 from agent.runtime import descendants, parent, signals
 from agent.runtime.waiting import Inbox
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from agent.boot.head import HeadAgent
     from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
-    from agent.record.run_choice import ChosenRun
+    from agent.record.run_record import ChosenRun
     from agent.settings.redact import Redactor
 
 

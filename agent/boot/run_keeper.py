@@ -17,17 +17,18 @@ from agent.plan import waits as planned
 from agent.record.background import ItemWriter
 from agent.record.files import FileLock, iso_time, safe_name
 from agent.record.log import disk_alarm
-from agent.record.node_record import time_to_data
+from agent.record.node_record import Moment
 from agent.record.run_record import (
     RUN_FILE,
     RUN_LOCK,
     AttemptRecord,
     RunRecord,
     RunState,
+    Underway,
     next_epoch,
     proof_of,
-    snapshot_from_data,
-    snapshot_to_data,
+    snapshot_from_record,
+    snapshot_to_record,
 )
 from agent.runtime.waiting import NotYet, until
 from agent.work.job import is_sized
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from agent.control.protocol import Hello
     from agent.decisions.attempts import AttemptSnapshot
     from agent.plan.plan import Plan
-    from agent.record.run_choice import ChosenRun
+    from agent.record.run_record import ChosenRun
     from agent.work.recipes.recipe import JobBasis
 
 
@@ -68,7 +69,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
         former_workers=keeper.former_nodes if given is None else (),
-        resumed_attempt=None if plan.job is None else keeper.open_attempt(now, expected),
+        resumed_attempt=None if plan.job is None else keeper.open_attempt(now),
         submission_id=None if given is None else given.submission_id,
         services=plan.all_services,
         steps=plan.steps,
@@ -315,22 +316,19 @@ class RunKeeper:
         now = iso_time(time.time())
         lock = 0 if self._lock is None else self._lock.inode
         record = self.record.begin_attempt(number, submission_id, now, checkpoint, nodes, lock)
-        began = {
-            "began": time_to_data(0.0),
-            "required": len(nodes) if required is None else required,
-            "places": {**(places or {})},
-        }
+        needed = len(nodes) if required is None else required
+        began = Underway(Moment.before(0.0), needed, places=places or {})
         self._save(record.with_snapshot(number, began))
 
     def save_snapshot(self, known: AttemptSnapshot, now: float) -> None:
         """Record the snapshot of an attempt for a later agent; `now` is on the run's clock."""
-        self._save(self.record.with_snapshot(known.number, snapshot_to_data(known, now)))
+        self._save(self.record.with_snapshot(known.number, snapshot_to_record(known, now)))
 
-    def open_attempt(self, now: float, needed: int) -> AttemptSnapshot | None:
-        """Return the attempt that an earlier agent left open; `needed` is from the settings."""
+    def open_attempt(self, now: float) -> AttemptSnapshot | None:
+        """Return the attempt that an earlier agent left open."""
         if self.record.open_attempt is None:
             return None
-        found = snapshot_from_data(self.record.open_attempt, now, needed)
+        found = snapshot_from_record(self.record.open_attempt, now)
         if self._replaces_agent or found.end is None or is_loss(found.end):
             return found
         return replace(found, end=None)  # a user who starts a run again wants it to continue

@@ -34,7 +34,6 @@ _SURE = 4096
 _PAUSES = (1.0, 2.0, 5.0)
 """Seconds between retries; the last one repeats."""
 _NOBODY_READS = {errno.EPIPE, errno.EBADF}
-_RETRY_AFTER = times.WRITE_RETRY
 _FOLLOWS = "Logs and records of this node are not kept; the job goes on, and its output here"
 _REMEDY = "Free space there, or choose another disk in AGENT_LOG_DIR"
 _STALLS = "Mend that disk, or choose another in AGENT_LOG_DIR"
@@ -58,9 +57,13 @@ class Sink:
     with the error at the first failure and with '' after recovery. A closed pipe is no failure.
     """
 
-    def __init__(self, opener: Callable[[], int], trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, opener: Callable[[], int], trouble: Callable[[str], None], most: int | None = None
+    ) -> None:
+        """Close a file of more than `most` bytes: the opener is called again, to rotate it."""
         self._opener = opener
         self._trouble = trouble
+        self._most = most
         self._fd: int | None = None
         self._left = False
         self._failures = 0
@@ -81,6 +84,8 @@ class Sink:
         if self._failures and not self._left:
             self._failures = 0
             self._trouble("")
+        if self._most and self._fd is not None and os.fstat(self._fd).st_size > self._most:
+            self.close()
         return True
 
     @property
@@ -241,9 +246,9 @@ class Writer(Background):
         """Return whether the writer has a destination."""
         return self._sink is not None
 
-    def open(self, opener: Callable[[], int]) -> None:
+    def open(self, opener: Callable[[], int], most_of_file: int | None = None) -> None:
         """Set the destination, for lines queued before too; the thread opens it."""
-        self._sink = Sink(opener, self._on_trouble)
+        self._sink = Sink(opener, self._on_trouble, most_of_file)
         _open_writers.append(self)
         if self._lines:
             self._write_queue()
@@ -330,38 +335,26 @@ class Writer(Background):
 
 
 class ItemWriter(Background, Generic[T]):
-    """Writes items one by one: the newest only, or up to `most` that wait.
+    """Writes the newest item; one that could not be written is tried again.
 
-    `write` returns an error instead of raising it; the disk alarm reports it. An item that could
-    not be written is tried again, unless there is a newer one.
+    `write` returns an error instead of raising it; the disk alarm reports it.
     """
 
-    def __init__(  # noqa: PLR0913 - what to write, and when
-        self,
-        name: str,
-        write: Callable[[T], OSError | None],
-        disk: DiskAlarm,
-        *,
-        most: int = 1,
-        step: float = 0.0,
-        repeat: float | None = None,
+    def __init__(
+        self, name: str, write: Callable[[T], OSError | None], disk: DiskAlarm, step: float = 0.0
     ) -> None:
-        """Write items that are not urgent every `step` seconds, and the last one every `repeat`."""
+        """Write an item that is not urgent `step` seconds after the one before."""
         super().__init__(name)
         self._write = write
         self._disk = disk
         self._step = step
-        self._repeat = repeat
-        self._items: deque[T] = deque(maxlen=most)
-        self._has_new = False
-        self._is_urgent = False
-        self._again = 0.0
-        """Seconds from the last write to the next one of the same item."""
+        self._item: T | None = None
+        self._is_untried = False
+        self._due = math.inf
+        """When the item is to be written, on the monotonic clock."""
         self._last = -step
         """When the last write ended."""
         self._busy_since: float | None = None
-        self.lost = 0
-        """Items dropped since the last one written: the queue was full."""
         disk.watch(name, lambda: self._busy_since)
 
     def start(self) -> str:
@@ -372,13 +365,10 @@ class ItemWriter(Background, Generic[T]):
         return why
 
     def put(self, item: T, *, urgent: bool = True) -> None:
-        """Queue an item; return at once."""
+        """Replace the item to write; return at once."""
         with self._changed:
-            if self._has_new and len(self._items) == self._items.maxlen:
-                self.lost += 1
-            self._items.append(item)
-            self._has_new = True
-            self._is_urgent = self._is_urgent or urgent
+            self._item, self._is_untried = item, True
+            self._due = min(self._due, 0.0 if urgent else self._last + self._step)
             self._changed.notify_all()
 
     def settle(self, limit: float = 0.5) -> None:
@@ -386,36 +376,25 @@ class ItemWriter(Background, Generic[T]):
         with self._changed:
             if self._thread is not None:
                 self._changed.wait_for(
-                    lambda: not self._has_new and self._busy_since is None, limit
+                    lambda: not self._is_untried and self._busy_since is None, limit
                 )
 
     def _run(self) -> None:
         while True:
             with self._changed:
-                while not self._closing and (left := self._left()) > 0:
+                while not self._closing and (left := self._due - time.monotonic()) > 0:
                     self._changed.wait(None if left == math.inf else left)
-                if not self._items:
+                if self._due == math.inf or self._item is None:
                     return
-                item = self._items.popleft()
-                self._has_new = self._is_urgent = bool(self._items)
+                item, self._is_untried, self._due = self._item, False, math.inf
                 self._busy_since = time.monotonic()
             error = self._write(item)
             with self._changed:
                 self._last, self._busy_since = time.monotonic(), None
-                again = self._repeat if error is None else _RETRY_AFTER
-                if again is not None and not self._items and not self._closing:
-                    self._items.append(item)
-                    self._again = again
+                if error is not None and not self._closing:
+                    self._due = min(self._due, self._last + times.WRITE_RETRY)
                 self._changed.notify_all()
             self._disk.report(self.name, "" if error is None else error_text(error))
-
-    def _left(self) -> float:
-        """Return the seconds until the next write."""
-        if self._is_urgent:
-            return 0.0
-        if not self._items:
-            return math.inf
-        return self._last + (self._step if self._has_new else self._again) - time.monotonic()
 
 
 class DiskAlarm:

@@ -6,7 +6,10 @@ import json
 import math
 import os
 import re
+from collections.abc import Mapping
 from contextlib import suppress
+from enum import Enum
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
@@ -14,8 +17,7 @@ import msgspec
 from agent.base import times
 from agent.base.outcome import Outcome
 from agent.base.value import Value
-from agent.record import codec
-from agent.record.background import ItemWriter
+from agent.record.background import Writer
 from agent.record.log import disk_alarm
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 EVENTS_FILE = "events.jsonl"
 FORMER_EVENTS_FILE = "events.1.jsonl"
 MOST_BYTES = 8 << 20
+MOST_QUEUED = 4 << 20
 Role = Literal["head", "worker"]
 
 
@@ -123,20 +126,64 @@ class Unrecorded(Value):
 
 # --- one event -----------------------------------------------------------------------------------
 
+TAG = "is"
+"""The key of a nested value's class; no field collides with it, since it is a Python keyword."""
+WIRE_NAMES = {
+    "HeadRaySilent": "RaySilent",
+    "ItemReport": "ItemWord",
+    "NodeVersions": "Outfit",
+    "OwnShareOver": "OwnPartOver",
+    "Refused": "Unfit",
+    "ShareEnd": "PartEnd",
+    "ShareOrder": "Seat",
+    "ShareOver": "PartOver",
+    "WorkerRaySilent": "RaySilent",
+}
+"""Names in the file of classes that are named differently in the code; programs read them."""
+
+
+def wire_name(kind: type) -> str:
+    """Return the name of a class in the file."""
+    return WIRE_NAMES.get(kind.__name__, kind.__name__)
+
 
 def to_json(at: float, event: object, clean: Callable[[str], str] = str) -> dict[str, object]:
     """Return an event as JSON data; `clean` masks the secrets in every text.
 
     They are masked before encoding, since JSON escapes quotes and backslashes in a secret.
     """
-    return {"at": at, "event": codec.wire_name(type(event)), "data": codec.fields_of(event, clean)}
+    return {"at": at, "event": wire_name(type(event)), "data": fields_of(event, clean)}
+
+
+def fields_of(value: object, clean: Callable[[str], str]) -> dict[str, object]:
+    """Return the fields of a value as JSON data."""
+    if not isinstance(value, Value):
+        raise TypeError(f"{type(value).__name__} cannot be recorded")
+    names = zip(value.__struct_encode_fields__, value.__struct_fields__, strict=True)
+    return {recorded: to_data(getattr(value, name), clean) for recorded, name in names}
+
+
+def to_data(value: object, clean: Callable[[str], str]) -> object:
+    """Return a value as JSON data with every text cleaned; TypeError for an unexpected type."""
+    if value is None or isinstance(value, Enum | int):  # they contain no secret
+        return value.value if isinstance(value, Enum) else value
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, float):  # JSON has no infinity
+        return value if math.isfinite(value) else {TAG: "float", "text": repr(value)}
+    if isinstance(value, tuple):
+        return [to_data(item, clean) for item in value]
+    if isinstance(value, Mapping):
+        pairs = [(to_data(key, clean), to_data(item, clean)) for key, item in value.items()]
+        return dict(pairs) if all(isinstance(key, str) for key in value) else [*map(list, pairs)]
+    return {TAG: wire_name(type(value)), **fields_of(value, clean)}
 
 
 # --- the file ------------------------------------------------------------------------------------
 
 
-class EventLog:
-    """Appends events to a rotated file of limited size; used by one thread, which may block.
+class EventRecorder:
+    """Appends events from any thread, with their times, to a rotated file of limited size.
 
     `where` yields the file's path and keeps the run folder from moving meanwhile.
     """
@@ -146,81 +193,64 @@ class EventLog:
         where: Callable[[], AbstractContextManager[Path]],
         clean: Callable[[str], str],
         began: Began,
+        clock: Callable[[], float],
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._where = where
         self._clean = clean
-        self._began = began
+        self._clock = clock
         self._most_bytes = most_bytes
-        self._has_begun = False
+        self._began = self._line(began)
+        self._writer = Writer(
+            EVENTS_FILE,
+            most=MOST_QUEUED,
+            lost=self._line_of_lost,
+            trouble=partial(disk_alarm.report, EVENTS_FILE),
+        )
+        self._writer.open(self._open, most_bytes)
+        disk_alarm.watch(EVENTS_FILE, self._writer.busy_since)
 
-    def append(self, at: float, event: object) -> OSError | None:
-        """Write one event; return the error instead of raising it."""
-        line = self._line(at, event)
+    def add(self, event: object) -> None:
+        """Queue an event."""
+        self._writer.put(self._line(event))
+
+    def finish(self, limit: float = times.FLUSH) -> None:
+        """Write the rest, for at most `limit` seconds."""
+        self._writer.finish(limit)
+
+    def _open(self) -> int:
+        """Open the file, rotated where it is full, with the agent's first event at its end."""
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        with self._where() as path:
+            if path.exists() and path.stat().st_size > self._most_bytes:
+                path.replace(path.with_name(FORMER_EVENTS_FILE))
+            file = os.open(path, flags, 0o666)
+        size = os.fstat(file).st_size
+        is_torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # by an agent that was killed
         try:
-            with self._where() as path:
-                if not self._has_begun:
-                    _end_torn_line(path)
-                    line = self._line(at, self._began) + line
-                elif _size(path) + len(line) > self._most_bytes:
-                    path.replace(path.with_name(FORMER_EVENTS_FILE))
-                    line = self._line(at, self._began) + line
-                append_whole(path, line)
-        except OSError as error:
-            return error
-        self._has_begun = True
-        return None
-
-    def _line(self, at: float, event: object) -> bytes:
-        """Return the line of an event, or of an `Unrecorded` in its place."""
-        at = round(at, 3) if math.isfinite(at) else 0.0
-        try:
-            line = _dumped(to_json(at, event, self._clean))
-        except (TypeError, ValueError, RecursionError) as error:
-            return self._instead(at, event, f"{type(error).__name__}: {error}")
-        if len(line) > self._most_bytes // 2:
-            return self._instead(at, event, f"it has {len(line)} bytes")
-        return line
-
-    def _instead(self, at: float, event: object, why: str) -> bytes:
-        unrecorded = Unrecorded(codec.wire_name(type(event)), why[:200])
-        return _dumped(to_json(at, unrecorded, self._clean))
-
-
-def _dumped(data: object) -> bytes:
-    """Return a line in ASCII, so that no text in it breaks the line."""
-    return json.dumps(data, allow_nan=False).encode("ascii") + b"\n"
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0
-
-
-def append_whole(path: Path, line: bytes) -> None:
-    """Append a whole line, or nothing."""
-    with path.open("ab", buffering=0) as file:
-        before = file.seek(0, os.SEEK_END)
-        try:
-            left = line
-            while left:
-                left = left[file.write(left) :]
+            os.write(file, b"\n" * is_torn + f"{self._began}\n".encode())
         except OSError:
-            with suppress(OSError):
-                file.truncate(before)
+            os.close(file)
             raise
+        return file
 
+    def _line(self, event: object) -> str:
+        """Return the line of an event, or of an `Unrecorded` in its place.
 
-def _end_torn_line(path: Path) -> None:
-    """End a line that a killed agent left incomplete."""
-    with suppress(FileNotFoundError), path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        if size:
-            file.seek(size - 1)
-            if file.read(1) != b"\n":
-                file.write(b"\n")
+        It is ASCII, so that no text in it breaks the line.
+        """
+        at, name = round(self._clock(), 3), wire_name(type(event))
+        try:
+            line = json.dumps(to_json(at, event, self._clean), allow_nan=False)
+            if len(line) <= self._most_bytes // 2:
+                return line
+            why = f"it has {len(line)} bytes"
+        except (TypeError, ValueError, RecursionError) as error:
+            why = f"{type(error).__name__}: {error}"
+        return json.dumps(to_json(at, Unrecorded(name, why[:200]), self._clean))
+
+    def _line_of_lost(self, count: int) -> str:
+        return self._line(Unrecorded("events", f"{count} were lost: the disk stalled"))
 
 
 class RecordedEvent(NamedTuple):
@@ -250,33 +280,7 @@ def _lines(path: Path) -> Iterator[bytes]:
         yield from file
 
 
-_MAX_QUEUED = 5_000
-"""Events queued for a stalled disk; beyond that, the oldest are dropped and counted."""
-
-
-class EventRecorder:
-    """Queues events from any thread, with their times, and writes them in the background."""
-
-    def __init__(self, log: EventLog, clock: Callable[[], float]) -> None:
-        self._log = log
-        self._clock = clock
-        self._writer = ItemWriter(EVENTS_FILE, self._write, disk_alarm, most=_MAX_QUEUED)
-        self._writer.start()
-
-    def add(self, event: object) -> None:
-        """Queue an event."""
-        self._writer.put((self._clock(), event))
-
-    def finish(self) -> None:
-        """Write the rest, for at most a second."""
-        self._writer.finish()
-
-    def _write(self, item: tuple[float, object]) -> OSError | None:
-        at, event = item
-        lost, self._writer.lost = self._writer.lost, 0
-        if lost:
-            self._log.append(at, Unrecorded("events", f"{lost} were lost here: the disk stalled"))
-        return self._log.append(at, event)
+# --- pending waits -------------------------------------------------------------------------------
 
 
 class _LoggedWait(msgspec.Struct):

@@ -13,24 +13,26 @@ from contextlib import suppress
 from datetime import datetime, timezone
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from msgspec import ValidationError, convert
+from msgspec import ValidationError, convert, to_builtins
 
 from agent.base import times
 from agent.base.value import Value
 from agent.record.threads import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
-V = TypeVar("V", bound=Value)
+    from typing_extensions import Self
+
 
 MAX_BYTES = 4 << 20
 """Larger files are no records of the agent."""
 PART_SUFFIX = ".part"
 """Suffix of a file that is being written."""
+_RECORD_VERSION = 1
 _NO_FSYNC = {errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
 _LONGEST_NAME = 200
 _MOST_NUMBERS = 10_000
@@ -90,30 +92,42 @@ class NoRecord(Value):
     is_missing: bool = False
 
 
-def read_record(path: Path, from_dict: Callable[[object], V | NoRecord]) -> V | NoRecord:
-    """Read a JSON record; return NoRecord if there is none or it is invalid."""
-    try:
-        data = json.loads(read_small(path))
-    except FileNotFoundError:
-        return NoRecord("there is none", is_missing=True)
-    except OSError as error:
-        return NoRecord(error_text(error))
-    except (ValueError, RecursionError) as error:
-        return NoRecord(f"it is broken: {error}")
-    return from_dict(data)
+class Record(Value):
+    """The content of a JSON file that the next agent reads."""
 
+    def to_dict(self) -> dict[str, object]:
+        """Return the content of the file."""
+        return {"version": _RECORD_VERSION, **to_builtins(self)}
 
-def record_from(data: object, kind: type[V], version: int, what: str) -> V | NoRecord:
-    """Convert the content of a record; return NoRecord if it is invalid or of another version."""
-    if not isinstance(data, dict):
-        return NoRecord("it is no JSON object")
-    found = data.get("version")
-    if found != version or isinstance(found, bool):
-        return NoRecord(f"its version is {found!r}, not {version}")
-    try:
-        return convert(data, kind)
-    except ValidationError as error:
-        return NoRecord(f"it is no record of a {what}: {error}")
+    @classmethod
+    def from_dict(cls, data: object) -> Self | NoRecord:
+        """Convert the content of a file; NoRecord if it is invalid or of another version."""
+        if not isinstance(data, dict):
+            return NoRecord("it is no JSON object")
+        found = data.get("version")
+        if found != _RECORD_VERSION or isinstance(found, bool):
+            return NoRecord(f"its version is {found!r}, not {_RECORD_VERSION}")
+        try:
+            return convert(data, cls)
+        except ValidationError as error:
+            return NoRecord(f"it is no such record: {error}")
+
+    @classmethod
+    def read(cls, path: Path) -> Self | NoRecord:
+        """Read a file."""
+        try:
+            return cls.from_dict(json.loads(read_small(path)))
+        except FileNotFoundError:
+            return NoRecord("there is none", is_missing=True)
+        except OSError as error:
+            return NoRecord(error_text(error))
+        except (ValueError, RecursionError) as error:
+            return NoRecord(f"it is broken: {error}")
+
+    def write(self, path: Path, *, durable: bool = True) -> OSError | None:
+        """Replace the file as a whole; return the error on failure."""
+        text = json.dumps(self.to_dict(), indent=2) + "\n"
+        return write_atomically(path, text, durable=durable)
 
 
 def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
@@ -201,16 +215,6 @@ class FileLock:
         if self._answer is LockHolder.THEIRS:
             self.release()
         return self._answer
-
-    def now_on_disk(self) -> float | None:
-        """Return the time by the disk's clock, which may be another machine's."""
-        if self._descriptor is None:
-            return None
-        try:
-            os.utime(self._descriptor)
-            return os.fstat(self._descriptor).st_mtime
-        except OSError:
-            return None
 
     def release(self) -> None:
         """Release the lock."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import socket
 import threading
@@ -12,7 +10,6 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent.base import times
@@ -20,17 +17,14 @@ from agent.base.value import Value
 from agent.record.background import ItemWriter
 from agent.record.files import (
     LockHolder,
-    NoRecord,
+    Record,
     iso_time,
-    read_record,
-    record_from,
     safe_name,
     seconds_between,
-    write_atomically,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator
     from contextlib import AbstractContextManager
 
     from agent.record.background import DiskAlarm
@@ -39,7 +33,6 @@ if TYPE_CHECKING:
 NODE_FILE = "node.json"
 MAX_RUNS = 20
 """Runs searched for processes that still run, the newest ones."""
-_VERSION = 1
 _NO_STATES = {"Z", "X", "x"}
 """States in /proc of a process that has exited."""
 
@@ -67,7 +60,7 @@ class PidSpace(Value):
         return known and same
 
 
-class NodeRecord(Value):
+class NodeRecord(Record):
     """One agent in one run."""
 
     node: str
@@ -96,31 +89,31 @@ class NodeRecord(Value):
     copied: int = 0
     """Bytes of the job's output written to job.log; may differ from stdout."""
 
-    def to_dict(self) -> dict[str, object]:
-        """Return the content of node.json."""
-        return {"version": _VERSION, **to_builtins(self)}
-
-    @classmethod
-    def from_dict(cls, data: object) -> NodeRecord | NoRecord:
-        """Convert the content of node.json, also of an agent that did not count `copied`."""
-        if isinstance(data, dict):
-            data = {"copied": data.get("passed_on", 0), **data}
-        return record_from(data, cls, _VERSION, "node")
-
     def continuing(self, former: NodeRecord) -> NodeRecord:
         """Return this agent's record with the work of the killed agent that it replaces."""
         own = {"node": self.node, "place": self.place, "agent": self.agent}
         return replace(former, **own, ended=False, oom_kills=self.oom_kills)
 
-    def write(self, path: Path, *, durable: bool = True) -> OSError | None:
-        """Replace the file as a whole; return the error on failure."""
-        text = json.dumps(self.to_dict()) + "\n"
-        return write_atomically(path, text, durable=durable)
+
+class Moment(Value):
+    """A past time, by this machine's monotonic clock and in UTC."""
+
+    utc: str
+    boot: str = ""
+    seconds: float = 0.0
 
     @classmethod
-    def read(cls, path: Path) -> NodeRecord | NoRecord:
-        """Read a record; return NoRecord if there is none or it is invalid."""
-        return read_record(path, cls.from_dict)
+    def before(cls, seconds: float) -> Moment:
+        """Return the time so many seconds ago."""
+        utc, boot = iso_time(time.time() - seconds), read_pid_space().boot_id
+        return cls(utc, boot, round(time.monotonic() - seconds, 3))
+
+    def age(self) -> float:
+        """Return the seconds since; after a reboot, or elsewhere, by the wall clock."""
+        now = time.monotonic()
+        if self.boot and self.boot == read_pid_space().boot_id and self.seconds <= now:
+            return now - self.seconds
+        return seconds_between(self.utc, iso_time(time.time()))
 
 
 # --- /proc ---------------------------------------------------------------------------------------
@@ -202,18 +195,14 @@ class FoundFolder(NamedTuple):
     record: NodeRecord | None
     is_agent_running: bool = False
     """Whether the record's agent runs here and is another process."""
-    age: float = math.inf
-    """Seconds since the record was touched."""
 
 
-def may_reuse(  # noqa: PLR0911 - an ordered list of reasons, the first that applies wins
-    found: FoundFolder, node: str, here: PidSpace
-) -> bool:
+def may_reuse(found: FoundFolder, node: str, here: PidSpace) -> bool:
     """Decide whether this agent may use a folder that another agent of the node used.
 
-    The lock decides where the disk supports locks across machines. Otherwise the record does: its
-    pids are checked if they are valid here, and an agent on another machine touches its record. A
-    restarted pod usually keeps its host name, but not its boot id and pid namespace.
+    The record decides beside the lock, which other machines may not see: its agent ended, or its
+    pids are valid here, or it is of this pod, which keeps its host name when it is restarted, but
+    not its boot id and pid namespace.
     """
     if found.lock is LockHolder.THEIRS:
         return False
@@ -226,32 +215,12 @@ def may_reuse(  # noqa: PLR0911 - an ordered list of reasons, the first that app
         return False
     if record.ended or here.sees(record.place):
         return True
-    if found.lock is LockHolder.OURS and record.place.hostname == here.hostname:
-        return True
-    return found.age > times.RECORD_FRESH
+    return found.lock is LockHolder.OURS and record.place.hostname == here.hostname
 
 
 def is_agent_running(record: NodeRecord) -> bool:
     """Return whether a record's agent runs here and is another process."""
     return record.agent.pid != os.getpid() and record.agent in running_processes(record)
-
-
-def age_of(path: Path, now: float) -> float:
-    """Return the seconds since a file was touched, by the disk's clock."""
-    try:
-        return now - path.stat().st_mtime
-    except OSError:
-        return math.inf
-
-
-def seems_active(folder: Path, now: float) -> bool:
-    """Return whether the agent of a node's folder seems to run, here or elsewhere."""
-    record = NodeRecord.read(folder / NODE_FILE)
-    if isinstance(record, NoRecord) or record.ended:
-        return False
-    if read_pid_space().sees(record.place):
-        return is_agent_running(record)
-    return age_of(folder / NODE_FILE, now) <= times.RECORD_FRESH
 
 
 def folder_of(root: Path, node: str, agents: Collection[int]) -> Path | None:
@@ -320,27 +289,7 @@ def _ancestors_of(pid: int) -> list[int]:
     return line
 
 
-def time_to_data(ago: float) -> dict[str, object]:
-    """Return a past time as JSON data: by this machine's monotonic clock, and in UTC."""
-    return {
-        "utc": iso_time(time.time() - ago),
-        "boot": read_pid_space().boot_id,
-        "seconds": round(time.monotonic() - ago, 3),
-    }
-
-
-def seconds_since(data: Mapping[str, object]) -> float:
-    """Return the seconds since a time; raise ValueError if it is invalid.
-
-    After a reboot, or on another machine, the wall clock is used.
-    """
-    boot, seconds, utc = data.get("boot"), data.get("seconds"), data.get("utc")
-    is_same_boot = bool(boot) and boot == read_pid_space().boot_id
-    if is_same_boot and isinstance(seconds, int | float) and seconds <= time.monotonic():
-        return time.monotonic() - seconds
-    if not isinstance(utc, str):
-        raise ValueError("a time has no utc")  # noqa: TRY004 - one error type for bad data
-    return seconds_between(utc, iso_time(time.time()))
+# --- the writer ----------------------------------------------------------------------------------
 
 
 _MOST = 200
@@ -363,9 +312,7 @@ class NodeRecorder:
         self._where = where
         self._lock = threading.Lock()
         self._written: NodeRecord | None = None
-        self._writer = ItemWriter(
-            NODE_FILE, self._write, disk, step=times.RECORD_COUNTERS, repeat=times.RECORD_TOUCH
-        )
+        self._writer = ItemWriter(NODE_FILE, self._write, disk, times.RECORD_COUNTERS)
         self._writer.put(record)
 
     def start(self) -> None:
@@ -409,25 +356,13 @@ class NodeRecorder:
         self._writer.finish(limit)
 
     def _write(self, record: NodeRecord) -> OSError | None:
-        """Write the record, or touch the file where nothing changed."""
         before, self._written = self._written, None
+        durable = before is None or _uncounted(record) != _uncounted(before)
         with self._where() as path:
-            if record == before and _touched(path):
-                error = None
-            else:
-                durable = before is None or _uncounted(record) != _uncounted(before)
-                error = record.write(path, durable=durable)
+            error = record.write(path, durable=durable)
         self._written = record if error is None else None
         return error
 
 
 def _uncounted(record: NodeRecord) -> NodeRecord:
     return replace(record, **_COUNTERS)
-
-
-def _touched(path: Path) -> bool:
-    try:
-        os.utime(path)
-    except OSError:
-        return False
-    return True

@@ -21,7 +21,7 @@ from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
-from agent.record import events, node_record
+from agent.record import node_record
 from agent.record.files import (
     PART_SUFFIX,
     FileLock,
@@ -48,7 +48,7 @@ from agent.work.checkpoints import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from agent.record.run_record import AttemptRecord
 
@@ -159,16 +159,16 @@ def _folders(place: Path, above: str, depth: int) -> Iterator[str]:
 
 
 _LOCK = ".agent.lock"
-_MOST_LIVES = 50
-"""Numbered copies kept of each file of earlier agents."""
+_MOST_FORMER = 50
+"""Files of earlier agents that are kept."""
 _WAITING = "no-head-"
 
 
 class RunFolder:
     """This node's folder in a run; a worker's moves once the run id is known.
 
-    A restarted node uses its folder again. If another running agent holds it, the node takes a
-    numbered folder.
+    A restarted node uses its folder again if it starts with the run id. Otherwise, or if another
+    agent may hold it, the node takes a numbered folder.
     """
 
     def __init__(
@@ -178,11 +178,9 @@ class RunFolder:
         node: str,
         *,
         link: bool = True,
-        log: Callable[[str, str], None] = say,
     ) -> None:
         self._root = root.absolute()
         self._name = node
-        self._log = log
         self._moving = threading.RLock()
         self._refused = ""
         """The run whose folder could not be used; logged once."""
@@ -242,19 +240,12 @@ class RunFolder:
             lock.release()
             return False
         self._lock, self.former = lock, what.record
-        self._set_aside(path, OUTCOME_FILE)  # of the previous agent
+        _set_aside(path / OUTCOME_FILE)  # of the previous agent
         for part in path.glob(f".*{PART_SUFFIX}"):  # what that agent left incomplete
             with suppress(OSError):
                 part.unlink()
         self.own.write(path / node_record.NODE_FILE)  # a full disk is logged later
         return True
-
-    @staticmethod
-    def _set_aside(folder: Path, name: str) -> None:
-        """Rename a file of a previous agent to a numbered name."""
-        if os.path.lexists(folder / name):
-            with suppress(OSError):
-                (folder / name).replace(_number_for(folder / name))
 
     def become_latest(self) -> None:
         """Make `latest` point to this run."""
@@ -285,7 +276,7 @@ class RunFolder:
                 self._move_into(target, run_id)
         except OSError as error:
             self._refused = run_id
-            self._log(f"the log stays in {self.path}: {error_text(error)}", "warning")
+            say(f"the log stays in {self.path}: {error_text(error)}", "warning")
         finally:
             self._moving.release()
 
@@ -293,7 +284,7 @@ class RunFolder:
         old = self.path
         target.mkdir(parents=True, exist_ok=True)
         names = numbered_names(safe_name(self._name))
-        new = next((n for n in map(target.joinpath, names) if self._moved(old, n)), None)
+        new = next((n for n in map(target.joinpath, names) if _renamed(old, n)), None)
         if new is None:
             raise FileExistsError(errno.EEXIST, "all its numbers are taken")
         self.path, self.own = new, replace(self.own, run_id=run_id)
@@ -304,29 +295,6 @@ class RunFolder:
             with suppress(OSError):  # gone, or in use by another node
                 folder.rmdir()
         self._link(safe_name(run_id))
-
-    def _moved(self, old: Path, new: Path) -> bool:
-        """Move there if the folder does not exist yet, or this node used it before."""
-        if _renamed(old, new):
-            return True
-        lock, former = self._lock, self.former
-        if not self._claim(new):
-            return False
-        try:
-            _move_files(old, new)
-        except OSError:
-            self._lock.release()
-            if self.former is not None:
-                self.former.write(new / node_record.NODE_FILE)
-            self._lock, self.former = lock, former
-            raise
-        lock.release()
-        with suppress(OSError):  # missing if the disk was full
-            (old / node_record.NODE_FILE).replace(new / node_record.NODE_FILE)
-        for rest in (old / _LOCK, *old.glob(f".*{PART_SUFFIX}")):
-            with suppress(OSError):
-                rest.unlink()
-        return True
 
 
 def _waited_in(root: Path, node: str) -> str | None:
@@ -353,12 +321,10 @@ def _enter_folder(path: Path) -> tuple[FileLock, FoundFolder] | None:
         return None
     lock = FileLock(path / _LOCK)
     claim = lock.take()
-    now = lock.now_on_disk()
     record = NodeRecord.read(path / node_record.NODE_FILE)
     if isinstance(record, NoRecord):
         return lock, FoundFolder(claim, is_new, None)
-    age = node_record.age_of(path / node_record.NODE_FILE, time.time() if now is None else now)
-    return lock, FoundFolder(claim, is_new, record, node_record.is_agent_running(record), age)
+    return lock, FoundFolder(claim, is_new, record, node_record.is_agent_running(record))
 
 
 def _renamed(old: Path, new: Path) -> bool:
@@ -374,53 +340,15 @@ def _renamed(old: Path, new: Path) -> bool:
     return True
 
 
-def _number_for(path: Path) -> Path:
-    """Return a free numbered name for a file, or the oldest one in use."""
-    stem, dot, ending = path.name.partition(".")
-    names = (path.with_name(f"{stem}.former-{n}{dot}{ending}") for n in range(1, _MOST_LIVES + 1))
-    candidates = list(names)
-    free = next((name for name in candidates if not os.path.lexists(name)), None)
-    return free or min(candidates, key=lambda name: name.lstat().st_mtime)
-
-
-def _move_files(old: Path, new: Path) -> None:
-    """Move all files from one folder into another, or none.
-
-    Files are renamed, not copied, since they may be open. An existing file of the same name gets a
-    number; events are appended.
-    """
-    apart = {_LOCK, node_record.NODE_FILE, events.EVENTS_FILE, events.FORMER_EVENTS_FILE}
-    moved: list[tuple[Path, Path]] = []
-    try:
-        for source in sorted(old.iterdir()):
-            if source.name in apart or source.name.endswith(PART_SUFFIX):
-                continue
-            there = new / source.name
-            if os.path.lexists(there):
-                aside = _number_for(there)
-                there.rename(aside)
-                moved.append((there, aside))
-            source.rename(there)
-            moved.append((source, there))
-        _join_events(old, new)
-    except OSError:
-        for source, there in reversed(moved):
-            with suppress(OSError):
-                there.rename(source)
-        raise
-
-
-def _join_events(old: Path, new: Path) -> None:
-    parts = [
-        old / name
-        for name in (events.FORMER_EVENTS_FILE, events.EVENTS_FILE)
-        if (old / name).exists()
-    ]
-    if not parts:
+def _set_aside(path: Path) -> None:
+    """Rename a file of a previous agent to a free numbered name, or to the oldest one in use."""
+    if not path.exists():
         return
-    events.append_whole(new / events.EVENTS_FILE, b"".join(part.read_bytes() for part in parts))
-    for part in parts:
-        part.unlink()
+    numbers = range(1, _MOST_FORMER + 1)
+    names = [path.with_name(f"{path.stem}.former-{number}{path.suffix}") for number in numbers]
+    free = next((name for name in names if not name.exists()), None)
+    with suppress(OSError):
+        path.replace(free or min(names, key=lambda name: name.stat().st_mtime))
 
 
 KEY_FILE = "control.key"

@@ -7,34 +7,44 @@ import json
 import re
 from collections.abc import Mapping
 from enum import Enum
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import field, to_builtins
+from msgspec import UNSET, UnsetType, field
 from msgspec.structs import replace
 
+from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.decisions.attempts import AttemptSnapshot, LostAttempt
 from agent.record.files import (
+    FileLock,
+    LockHolder,
     NoRecord,
-    read_record,
-    record_from,
+    Record,
+    error_text,
+    numbered_names,
+    safe_name,
     seconds_between,
-    write_atomically,
 )
-from agent.record.node_record import seconds_since, time_to_data
+from agent.record.node_record import (
+    NODE_FILE,
+    Moment,
+    NodeRecord,
+    is_agent_running,
+    read_pid_space,
+)
 from agent.settings.redact import MASK, looks_secret
 from agent.work.recipes.recipe import JobBasis
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 
 RUN_FILE = "run.json"
 RUN_LOCK = ".head.lock"
-_VERSION = 1
+_FINGERPRINT_FORMAT = 1
 MOST_NODES = 20_000
 """Workers kept by name for an attempt; EXPECTED_WORKERS allows 10,000."""
 
@@ -45,6 +55,42 @@ class RunState(str, Enum):
     BOOTING = "booting"
     RUNNING = "running"
     ENDED = "ended"
+
+
+class RecordedLoss(Value):
+    """The last loss of an attempt."""
+
+    what: str
+    at: Moment
+
+
+class RecordedStop(Value):
+    """An ordered stop of an attempt, and the outcome to end with."""
+
+    outcome: Outcome = field(name="as")
+    at: Moment
+
+
+class Underway(Value):
+    """What only the head's agent knows of an open attempt, for an agent that resumes it."""
+
+    began: Moment
+    required: int
+    """How many workers it needs."""
+    gone: tuple[str, ...] = ()
+    """The nodes lost since, by name."""
+    places: Mapping[str, str] = field(default_factory=dict)
+    """Its workers at submission, address to name."""
+    missed: Mapping[str, str] = field(default_factory=dict)
+    """Those of them that were lost since, address to name."""
+    dead: tuple[str, ...] = ()
+    """The ids of Ray nodes that do not answer."""
+    loss: RecordedLoss | None = None
+    short: Moment | None = None
+    """Since when fewer workers than required count."""
+    stopping: RecordedStop | None = None
+    signaled: bool = False
+    """True once the agent itself sent SIGTERM to its driver."""
 
 
 class AttemptRecord(Value):
@@ -64,18 +110,13 @@ class AttemptRecord(Value):
     """The name of the head that submitted it; '' in an older record."""
     lock: int | None = None
     """The inode of the run's lock held by that head; 0 without a lock, None if unknown."""
-    underway: Mapping[str, object] = field(default_factory=dict)
-    """The snapshot for an agent that resumes the attempt (`snapshot_to_data`)."""
+    underway: Underway | UnsetType = UNSET
 
     @property
     def planned_end(self) -> Outcome | None:
         """Return the outcome decided for the attempt while its job was being stopped."""
-        stopping = self.underway.get("stopping")
-        as_what = stopping.get("as") if isinstance(stopping, dict) else None
-        try:
-            return Outcome.from_dict(as_what)
-        except ValueError:
-            return None
+        stopping = self.underway.stopping if self.underway else None
+        return None if stopping is None else stopping.outcome
 
     @property
     def was_lost(self) -> bool:
@@ -99,7 +140,7 @@ class AttemptRecord(Value):
         }
 
 
-class RunRecord(Value):
+class RunRecord(Record):
     """A run."""
 
     run_id: str
@@ -117,7 +158,7 @@ class RunRecord(Value):
     ending: Outcome | None = None
     """The decided outcome; workers may not have received it yet."""
 
-    def with_snapshot(self, number: int, underway: Mapping[str, object]) -> RunRecord:
+    def with_snapshot(self, number: int, underway: Underway) -> RunRecord:
         """Return the run with a snapshot of the open attempt of this number."""
         last = self.open_attempt
         if last is None or last.number != number:
@@ -172,7 +213,9 @@ class RunRecord(Value):
         """Return the run with its open attempt ended."""
         if self.open_attempt is None:
             return self
-        last = replace(self.open_attempt, end=end, reason=reason, exit_code=exit_code, underway={})
+        last = replace(
+            self.open_attempt, end=end, reason=reason, exit_code=exit_code, underway=UNSET
+        )
         return replace(self, attempts=(*self.attempts[:-1], last))
 
     @property
@@ -190,28 +233,6 @@ class RunRecord(Value):
     def as_ended(self) -> RunRecord:
         """Return the run as ended: no later head resumes it."""
         return replace(self, state=RunState.ENDED)
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the content of run.json."""
-        data: dict[str, Any] = {"version": _VERSION, **to_builtins(self)}
-        for attempt in data["attempts"]:
-            if not attempt["underway"]:
-                del attempt["underway"]
-        return data
-
-    @classmethod
-    def from_dict(cls, data: object) -> RunRecord | NoRecord:
-        """Convert the content of run.json; return NoRecord if it is invalid."""
-        return record_from(data, cls, _VERSION, "run")
-
-    def write(self, path: Path) -> OSError | None:
-        """Replace the file as a whole; return the error on failure."""
-        return write_atomically(path, json.dumps(self.to_dict(), indent=2) + "\n")
-
-    @classmethod
-    def read(cls, path: Path) -> RunRecord | NoRecord:
-        """Read a record; return NoRecord if there is none or it is invalid."""
-        return read_record(path, cls.from_dict)
 
 
 def next_epoch(previous: int | None, now_ms: int) -> int:
@@ -245,7 +266,7 @@ def fingerprint(
     settings = {
         name: MASK if looks_secret(name) else clean(text) for name, text in recipe_settings.items()
     }
-    text = json.dumps([_VERSION, argv, launcher, settings], sort_keys=True)
+    text = json.dumps([_FINGERPRINT_FORMAT, argv, launcher, settings], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -263,82 +284,218 @@ def _without_secrets(argv: list[str]) -> list[str]:
     return found
 
 
-def snapshot_to_data(known: AttemptSnapshot, now: float) -> dict[str, object]:
+# --- snapshots -----------------------------------------------------------------------------------
+
+
+def snapshot_to_record(known: AttemptSnapshot, now: float) -> Underway:
     """Return a snapshot for run.json; `now` is the time on the run's clock."""
 
-    def at(then: float | None) -> dict[str, object] | None:
-        return None if then is None else time_to_data(now - then)
+    def moment(then: float) -> Moment:
+        return Moment.before(now - then)
 
-    stopping = None
-    if known.end is not None:
-        stopping = {"as": known.end.to_dict(), "at": at(known.stop_ordered_at)}
-    return {
-        "began": at(known.submitted),
-        "required": known.required,
-        "gone": [*known.lost_nodes],
-        "places": {**known.workers},
-        "missed": {**known.lost_workers},
-        "dead": sorted(known.dead_node_ids),
-        "loss": None
-        if known.last_loss_at is None
-        else {"what": known.last_loss, "at": at(known.last_loss_at)},
-        "short": at(known.below_required_since),
-        "stopping": stopping,
-        "signaled": known.signaled,
-    }
+    loss, short, end = known.last_loss_at, known.below_required_since, known.end
+    return Underway(
+        began=moment(known.submitted),
+        required=known.required,
+        gone=known.lost_nodes,
+        places=known.workers,
+        missed=known.lost_workers,
+        dead=tuple(sorted(known.dead_node_ids)),
+        loss=None if loss is None else RecordedLoss(known.last_loss, moment(loss)),
+        short=None if short is None else moment(short),
+        stopping=None if end is None else RecordedStop(end, moment(known.stop_ordered_at)),
+        signaled=known.signaled,
+    )
 
 
-def snapshot_from_data(attempt: AttemptRecord, now: float, needed: int) -> AttemptSnapshot:
-    """Return the snapshot of an attempt that was left open, on the clock of this run.
-
-    A record of an older agent has no `required`: then it is `needed`, or the workers it had.
-    """
-    data = attempt.underway
-    began = _ago(data, "began")
-    began = _by_utc(attempt) if began is None else began
-    required, gone, dead = data.get("required"), data.get("gone"), data.get("dead")
-    loss, stopping = data.get("loss"), data.get("stopping")
-    lost = _ago(loss, "at") if isinstance(loss, dict) else None
-    short = _ago(data, "short")
-    stopped = _ago(stopping, "at") if isinstance(stopping, dict) else None
+def snapshot_from_record(attempt: AttemptRecord, now: float) -> AttemptSnapshot:
+    """Return the snapshot of an attempt that was left open, on the clock of this run."""
+    found = attempt.underway or Underway(Moment(attempt.start), len(attempt.nodes))
+    loss, short, stopping = found.loss, found.short, found.stopping
     return AttemptSnapshot(
         number=attempt.number,
-        submitted=now - began,
-        required=required if isinstance(required, int) else min(needed, len(attempt.nodes)),
+        submitted=now - found.began.age(),
+        required=found.required,
         checkpoint=attempt.checkpoint,
         former_workers=attempt.nodes,
-        lost_nodes=_name_list(gone),
-        workers=_places(data.get("places")),
-        lost_workers=_places(data.get("missed")),
-        dead_node_ids=frozenset(_name_list(dead)),
-        last_loss=str(loss.get("what", "")) if isinstance(loss, dict) else "",
-        last_loss_at=None if lost is None else now - lost,
-        below_required_since=None if short is None else now - short,
+        lost_nodes=found.gone,
+        workers=found.places,
+        lost_workers=found.missed,
+        dead_node_ids=frozenset(found.dead),
+        last_loss="" if loss is None else loss.what,
+        last_loss_at=None if loss is None else now - loss.at.age(),
+        below_required_since=None if short is None else now - short.age(),
         end=attempt.planned_end,
-        stop_ordered_at=now - (stopped or 0.0),
-        signaled=data.get("signaled") is True,
+        stop_ordered_at=now if stopping is None else now - stopping.at.age(),
+        signaled=found.signaled,
         id=attempt.submission_id,
     )
 
 
-def _by_utc(attempt: AttemptRecord) -> float:
-    return seconds_since({"utc": attempt.start})
+# --- the run to work on --------------------------------------------------------------------------
+
+_TRIES = 100
 
 
-def _ago(data: Mapping[str, object], name: str) -> float | None:
-    found = data.get(name)
+def why_not_resumed(
+    record: RunRecord, fingerprint: str, node: str = "", retries: int | None = None
+) -> str:
+    """Return why a run may not be resumed, or ''.
+
+    `node` is the name of this head; '' if the platform's run id identifies the run. With `retries`,
+    a run without attempts left is not resumed.
+    """
+    if record.is_over:
+        return "it has ended"
+    if record.fingerprint != fingerprint:
+        return "it is of another job, or other settings"
+    if node and record.head and record.head != node:
+        return f"its head is {record.head}"
+    if retries is not None and len(record.tried) > retries:
+        return "its attempts are used up"
+    return ""
+
+
+class ChosenRun(NamedTuple):
+    """The run that this head uses."""
+
+    run_id: str
+    before: RunRecord | None = None
+    """Its record, if it is resumed."""
+    skipped: tuple[str, ...] = ()
+    """Sentences about runs that were skipped, and why."""
+    lock: FileLock | None = None
+    """Held until this process exits, so that no other head takes the run."""
+    former_head: str = ""
+    """The previous head's node if the last attempt may still run there, else ''."""
+
+
+class FoundRun(NamedTuple):
+    """A run on disk."""
+
+    record: RunRecord | NoRecord
+    lock: LockHolder
+    is_active: bool = False
+    """Whether its head runs here, for disks without locks."""
+
+    def why_taken(self, fingerprint: str, node: str = "", retries: int | None = None) -> str:
+        """Return why this head can neither resume nor make the run, or ''."""
+        record = self.record
+        if self.lock is LockHolder.THEIRS:
+            return "another head has it"
+        if isinstance(record, NoRecord):
+            return "" if record.is_missing else record.why
+        why = why_not_resumed(record, fingerprint, node, retries)
+        if not why and self.lock is LockHolder.UNKNOWN and self.is_active:
+            return f"its head {record.head} is active"
+        return why
+
+
+def choose_run(  # noqa: PLR0913 - what ties a head to a run
+    root: Path,
+    platform_run_id: str | None,
+    fingerprint: str,
+    new_id: Callable[[], str],
+    *,
+    node: str = "",
+    retries: int | None = None,
+    resumed: str = "",
+) -> ChosenRun:
+    """Resume a run or name a new one, and hold its lock.
+
+    In this order:
+
+    1. `resumed`, the run of the killed agent that this one replaces, in any state.
+    2. The platform's run id, with a number if that run is over or another job's.
+    3. The run that `latest` points to, if its head was this `node` and `retries` are left.
+    4. A new id.
+
+    Where the disk has locks, two heads never choose the same run.
+    """
+    skipped: list[str] = []
+    if resumed:
+        lock, found = _find_run(root, resumed)
+        if found.lock is not LockHolder.THEIRS and isinstance(found.record, RunRecord):
+            return _resume(root, resumed, found.record, lock)
+        lock.release()
+    latest = _latest(root) if platform_run_id is None else None
+    if latest is not None:
+        lock, found = _find_run(root, latest)
+        why = found.why_taken(fingerprint, node, retries)
+        if not why and isinstance(found.record, RunRecord):
+            return _resume(root, latest, found.record, lock)
+        lock.release()
+        skipped += [f"run {latest} is not resumed: {why}"] if why else []
+    names = (
+        (safe_name(new_id()) for _ in range(_TRIES))
+        if platform_run_id is None
+        else numbered_names(safe_name(platform_run_id))
+    )
+    for name in names:
+        lock, found = _find_run(root, name)
+        why = found.why_taken(fingerprint)
+        if not why and isinstance(found.record, RunRecord):
+            return _resume(root, name, found.record, lock, *skipped)
+        if not why:
+            return ChosenRun(name, None, tuple(skipped), lock)
+        lock.release()
+        skipped.append(f"run {name} is not resumed: {why}")
+    raise PreflightError(
+        f"no run in {root} is free",
+        why=skipped[-1],
+        remedy="Choose another folder in AGENT_LOG_DIR",
+        culprit="AGENT_LOG_DIR",
+    )
+
+
+def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: str) -> ChosenRun:
+    """Resume a run; name the head of its last attempt if the attempt may still run there.
+
+    A head holds the run's lock until it exits, so taking the same lock proves that it is gone. A
+    lock file with another inode proves nothing.
+    """
+    last = before.attempts[-1] if before.attempts else None
+    if last is None or (lock.inode and last.lock in {None, lock.inode}):
+        return ChosenRun(name, before, skipped, lock)
+    head = last.head or before.head
+    return ChosenRun(
+        name, before, skipped, lock, head if _may_run_elsewhere(root / name, head) else ""
+    )
+
+
+def _may_run_elsewhere(run: Path, node: str) -> bool:
+    """Return whether processes of a node's agents may still run where this node cannot see them.
+
+    They cannot if the agents ended in good order, or if their pids are valid here.
+    """
+    here, folders = read_pid_space(), (run / name for name in numbered_names(safe_name(node)))
+    records = [NodeRecord.read(one / NODE_FILE) for one in takewhile(Path.is_dir, folders)]
+    return not records or not all(
+        isinstance(one, NodeRecord) and (one.ended or here.sees(one.place)) for one in records
+    )
+
+
+def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
+    """Read a run on disk and try to take its lock."""
+    folder = root / name
+    lock = FileLock(folder / RUN_LOCK)
     try:
-        return seconds_since(found) if isinstance(found, dict) else None
-    except ValueError:
+        folder.mkdir(parents=True, exist_ok=True)
+        claim = lock.take()
+    except OSError as error:  # making the run folder reports it
+        return lock, FoundRun(NoRecord(error_text(error), is_missing=True), LockHolder.UNKNOWN)
+    found = RunRecord.read(folder / RUN_FILE)
+    name = safe_name(found.head) if isinstance(found, RunRecord) else ""
+    head = NodeRecord.read(folder / name / NODE_FILE)
+    is_active = isinstance(head, NodeRecord) and not head.ended and is_agent_running(head)
+    return lock, FoundRun(found, claim, is_active)
+
+
+def _latest(root: Path) -> str | None:
+    """Return the run that `latest` points to, if it is in this folder."""
+    try:
+        target = (root / "latest").readlink()
+    except OSError:
         return None
-
-
-def _places(data: object) -> dict[str, str]:
-    """Convert names by address; an older record has addresses only."""
-    if not isinstance(data, dict):
-        return {name: name for name in _name_list(data)}
-    return {ip: str(name) for ip, name in data.items()}
-
-
-def _name_list(data: object) -> tuple[str, ...]:
-    return tuple(str(one) for one in data) if isinstance(data, list) else ()
+    name = str(target)
+    return name if name == safe_name(name) and (root / name).is_dir() else None

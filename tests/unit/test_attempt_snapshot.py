@@ -16,15 +16,16 @@ from agent.decisions.attempts import AttemptSnapshot
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.record.files import NoRecord, iso_time
-from agent.record.node_record import seconds_since, time_to_data
-from agent.record.run_choice import ChosenRun, choose_run
+from agent.record.node_record import Moment
 from agent.record.run_record import (
     RUN_FILE,
     AttemptRecord,
+    ChosenRun,
     RunRecord,
     RunState,
-    snapshot_from_data,
-    snapshot_to_data,
+    choose_run,
+    snapshot_from_record,
+    snapshot_to_record,
 )
 from unit.heads import (
     INT,
@@ -256,13 +257,14 @@ def test_what_is_known_is_taken_up_whole() -> None:
 
 def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
     """Return an attempt as it is read from the disk."""
-    data = json.loads(json.dumps(snapshot_to_data(known, now)))
-    return AttemptRecord(
-        *(1, "run-1", iso_time(time.time())),
-        checkpoint=40,
-        nodes=KNOWN.former_workers,
-        underway=data,
+    written = RunRecord("run", "f" * 16, 1).begin_attempt(
+        1, "run-1", iso_time(time.time()), 40, KNOWN.former_workers
     )
+    written = written.with_snapshot(1, snapshot_to_record(known, now))
+    found = RunRecord.from_dict(json.loads(json.dumps(written.to_dict())))
+    assert isinstance(found, RunRecord)
+    assert found.open_attempt is not None
+    return found.open_attempt
 
 
 def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
@@ -287,7 +289,7 @@ def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> N
     written = open_attempt(replace(KNOWN, signaled=True), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
-    found = snapshot_from_data(written, 7.0, 2)
+    found = snapshot_from_record(written, 7.0)
     wanted = replace(shifted(KNOWN, 7.0 - 100.0), signaled=True)
     assert close_to(found, wanted)
     same = (
@@ -299,39 +301,29 @@ def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> N
 
 def test_another_boot_goes_by_the_wall_clock() -> None:
     """A machine's monotonic clock means nothing on another."""
-    before = {**time_to_data(30.0), "boot": "another"}
-    assert seconds_since(before) == pytest.approx(30.0, abs=5.0)
-    with pytest.raises(ValueError, match="a time has no utc"):
-        seconds_since({"boot": "another", "seconds": 1.0})
+    before = replace(Moment.before(30.0), boot="another")
+    assert before.age() == pytest.approx(30.0, abs=5.0)
 
 
-@pytest.mark.parametrize(
-    "underway", [{}, {"began": 7, "required": "two", "gone": 1, "loss": [], "stopping": {"as": 1}}]
-)
-def test_an_older_record_knows_less(underway: dict[str, object]) -> None:
-    """What it does not say, or nobody can read, is none."""
-    attempt = AttemptRecord(
-        1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"), underway=underway
-    )
-    found = snapshot_from_data(attempt, 7.0, 3)
+def test_an_attempt_without_a_snapshot() -> None:
+    """Its record alone is known: since when it runs, and its workers."""
+    attempt = AttemptRecord(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"))
+    found = snapshot_from_record(attempt, 7.0)
     assert found.submitted == pytest.approx(7.0 - 50.0, abs=5.0)
     assert (found.required, found.last_loss, found.last_loss_at, found.end) == (2, "", None, None)
     assert not found.is_worth_saving
 
 
-@pytest.mark.parametrize(
-    ("places", "read"),
-    [
-        ({"10.0.0.2": "pod2"}, {"10.0.0.2": "pod2"}),
-        (["10.0.0.2"], {"10.0.0.2": "10.0.0.2"}),
-        (7, {}),
-        (None, {}),
-    ],
-)
-def test_an_older_record_has_places_without_names(places: object, read: dict[str, str]) -> None:
-    """Then a worker is known by its address alone."""
-    attempt = AttemptRecord(1, "run-1", iso_time(time.time()), underway={"places": places})
-    assert snapshot_from_data(attempt, 7.0, 1).workers == read
+@pytest.mark.parametrize("change", [{"places": ["10.0.0.2"]}, {"began": 7}, {"loss": []}])
+def test_a_snapshot_of_another_form_is_no_record(change: dict[str, object]) -> None:
+    """The run is not resumed, and a sentence says why."""
+    record = RunRecord("run", "f" * 16, 1).begin_attempt(1, "run-1", iso_time(time.time()))
+    data = record.with_snapshot(1, snapshot_to_record(KNOWN, 100.0)).to_dict()
+    data = json.loads(json.dumps(data))
+    data["attempts"][0]["underway"].update(change)
+    found = RunRecord.from_dict(data)
+    assert isinstance(found, NoRecord)
+    assert "- at `$.attempts[0].underway" in found.why
 
 
 # --- what the next agent makes of it -----------------------------------------------------------
@@ -362,7 +354,7 @@ def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     chosen = killed(tmp_path, HOPELESS)
     keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
-    found = keeper.open_attempt(0.0, 1)
+    found = keeper.open_attempt(0.0)
     assert found is not None
     assert (found.end, found.required, found.former_workers) == (HOPELESS, 2, ("pod2",))
     assert keeper.final_outcome(0) is None
@@ -382,7 +374,7 @@ def test_a_job_that_is_gone_ends_as_it_was_to(
     assert (over.reason, over.exit_code) == (reason, 75 if code is None else code)
     decided = keeper.final_outcome(1)
     assert (None if decided is None else decided.exit_code) == code
-    assert keeper.open_attempt(0.0, 1) is None
+    assert keeper.open_attempt(0.0) is None
 
 
 def test_memory_that_ran_out_with_the_agent_is_not_tried_again(tmp_path: Path) -> None:
@@ -444,7 +436,7 @@ def test_who_starts_a_run_again_wants_its_job_to_go_on(
     """On a Ray that outlives its heads; only a job that was lost is still to be stopped."""
     (tmp_path / "run").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), job_survives=True)
-    found = keeper.open_attempt(0.0, 1)
+    found = keeper.open_attempt(0.0)
     assert found is not None
     assert found.end == kept
     keeper.close()

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base import times
-from agent.record import background
 from agent.record.background import DiskAlarm, ItemWriter, Writer, appending
 from scenario import await_true
 
@@ -239,7 +238,7 @@ def test_settle_waits_for_the_newest_item() -> None:
 
 def test_a_failed_item_is_written_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """The newest item is written once the disk has space, without another `put`."""
-    monkeypatch.setattr(background, "_RETRY_AFTER", 0.02)
+    monkeypatch.setattr(times, "WRITE_RETRY", 0.02)
     written: list[int] = []
     refusals = [OSError(28, "No space left on device")] * 3
 

@@ -17,8 +17,7 @@ from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions.head import state as h
 from agent.decisions.worker import state as w
-from agent.record.run_choice import ChosenRun
-from agent.record.run_record import AttemptRecord, RunRecord
+from agent.record.run_record import AttemptRecord, ChosenRun, RunRecord
 from agent.runtime.waiting import NotYet, until
 from unit import heads
 from unit.free_ports import free_port

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
+import subprocess
+import threading
+import time
 import types
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from enum import Enum
 from pathlib import Path
 from typing import (
@@ -32,14 +36,16 @@ from agent.base.value import Value
 from agent.decisions.head.state import HeadEvent
 from agent.decisions.values import StopAsked
 from agent.decisions.worker.state import WorkerEvent
+from agent.record import background
 from agent.record import events as e
-from agent.record.codec import TAG, WIRE_NAMES, to_data, wire_name
+from agent.record.events import TAG, WIRE_NAMES, to_data, wire_name
+from agent.record.log import disk_alarm
 from agent.settings.redact import MASK, Redactor
 from unit.disks import full_disk, needs_mount
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 BEGAN = e.Began("head", "run-1", "2025-01-01T00:00:00Z", "1.0")
 ROLES: tuple[e.Role, ...] = ("head", "worker")
@@ -126,7 +132,7 @@ def test_names_and_keys_of_every_event_are_fixed(role: e.Role) -> None:
     """Each event is written byte for byte as by an older agent.
 
     A new event gets a line in the golden file; a line that is there does not change, whatever a
-    class is named in the code (`codec.WIRE_NAMES`).
+    class is named in the code (`WIRE_NAMES`).
     """
     kinds = kinds_on(role)
     lines = (GOLDEN / f"events_{role}.jsonl").read_text().splitlines()
@@ -142,7 +148,7 @@ def test_every_wire_name_is_in_use() -> None:
     assert [name for name in WIRE_NAMES.values() if f'"{name}"' not in text] == []
 
 
-# --- the codec ---------------------------------------------------------------------------------
+# --- JSON data ---------------------------------------------------------------------------------
 
 
 class Colour(Enum):
@@ -239,9 +245,8 @@ def test_what_is_no_event(tmp_path: Path, data: object) -> None:
 def test_no_secret_in_any_value(tmp_path: Path, secret: str) -> None:
     """A secret is masked wherever a text is, whatever JSON makes of its letters."""
     outcome = Outcome(Kind.LOST, 75, f"a {secret} b", "running", secret)
-    log = log_in(tmp_path, Redactor([secret]).clean)
-    log.append(1.0, e.Decided(outcome))
-    log.append(2.0, e.Waited(secret, 3.0, secret))
+    events = ((1.0, e.Decided(outcome)), (2.0, e.Waited(secret, 3.0, secret)))
+    record(tmp_path, *events, clean=Redactor([secret]).clean)
     text = (tmp_path / e.EVENTS_FILE).read_text()
     assert secret not in text
     assert json.dumps(secret)[1:-1] not in text
@@ -259,14 +264,21 @@ def test_a_secret_in_a_mappings_key() -> None:
 # --- the file ----------------------------------------------------------------------------------
 
 
-def log_in(
+def record(
     folder: Path,
+    *events: tuple[float, object],
     clean: Callable[[str], str] = str,
-    began: e.Began = BEGAN,
     most_bytes: int = e.MOST_BYTES,
-) -> e.EventLog:
-    """Return the event log of a folder."""
-    return e.EventLog(lambda: nullcontext(folder / e.EVENTS_FILE), clean, began, most_bytes)
+) -> None:
+    """Record events at their times, as one agent."""
+    times = iter([events[0][0], *(at for at, _ in events)])
+    where = folder / e.EVENTS_FILE
+    recorder = e.EventRecorder(
+        lambda: nullcontext(where), clean, BEGAN, lambda: next(times), most_bytes
+    )
+    for _, event in events:
+        recorder.add(event)
+    recorder.finish()
 
 
 def read(folder: Path) -> list[e.RecordedEvent]:
@@ -282,9 +294,7 @@ def recorded(at: float, event: object) -> e.RecordedEvent:
 
 def test_events_are_read_in_their_order(tmp_path: Path) -> None:
     """A header says whose they are; times have milliseconds."""
-    log = log_in(tmp_path)
-    assert log.append(0.12345, StopAsked(15)) is None
-    assert log.append(2, e.Ended(2.0)) is None
+    record(tmp_path, (0.12345, StopAsked(15)), (2, e.Ended(2.0)))
     assert list(e.read_events(tmp_path)) == [
         recorded(0.123, BEGAN),
         recorded(0.123, StopAsked(15)),
@@ -295,25 +305,26 @@ def test_events_are_read_in_their_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize("torn", [b'{"at": 1.0, "event": "En', b"{}", b"\xff\xfe", b"null", b"["])
 def test_a_torn_line_is_passed_over(tmp_path: Path, torn: bytes) -> None:
     """What a killed agent left half written costs only itself, for the next agent too."""
-    log_in(tmp_path).append(1.0, e.Ended(1.0))
+    record(tmp_path, (1.0, e.Ended(1.0)))
     with (tmp_path / e.EVENTS_FILE).open("ab") as file:
         file.write(torn)
     assert read(tmp_path) == [recorded(1.0, e.Ended(1.0))]
-    log_in(tmp_path).append(2.0, e.Ended(2.0))
+    record(tmp_path, (2.0, e.Ended(2.0)))
     assert read(tmp_path) == [recorded(1.0, e.Ended(1.0)), recorded(2.0, e.Ended(2.0))]
 
 
 def test_the_file_stays_within_bounds(tmp_path: Path) -> None:
     """It is rotated once, the newest stay, each part says whose it is, and order holds."""
-    log = log_in(tmp_path, most_bytes=4000)
-    for number in range(1000):
-        assert log.append(float(number), e.PhaseEntered(str(number))) is None
+    most, batch = 200_000, 1 << 16  # the thread writes up to 64 KiB at once
+    events = [(float(number), e.PhaseEntered(str(number) * 20)) for number in range(5000)]
+    for start in range(0, len(events), 100):
+        record(tmp_path, *events[start : start + 100], most_bytes=most)
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
     assert set(sizes) == {e.EVENTS_FILE, e.FORMER_EVENTS_FILE}
-    assert max(sizes.values()) <= 4000 + 300
-    phases = [int(event.data["phase"]) for event in read(tmp_path)]
-    assert phases == list(range(phases[0], 1000))
-    assert len(phases) > 40
+    assert max(sizes.values()) <= most + batch
+    numbers = [int(event.at) for event in read(tmp_path)]
+    assert numbers == list(range(numbers[0], 5000))
+    assert len(numbers) > 1000
     for name in sizes:
         first = (tmp_path / name).read_text().splitlines()[0]
         assert json.loads(first)["event"] == "Began"
@@ -327,21 +338,19 @@ def test_what_cannot_be_recorded_is_noted(tmp_path: Path) -> None:
 
         what: object
 
-    log = log_in(tmp_path, most_bytes=2000)
-    for event in (Odd(object()), "no event", e.PhaseEntered("x" * 5000)):
-        assert log.append(math.nan, event) is None
+    events = (Odd(object()), "no event", e.PhaseEntered("x" * 5000))
+    record(tmp_path, *((1.0, event) for event in events), most_bytes=2000)
     assert [(one.kind, *one.data.values()) for one in read(tmp_path)] == [
         ("Unrecorded", "Odd", "TypeError: object cannot be recorded"),
         ("Unrecorded", "str", "TypeError: str cannot be recorded"),
-        ("Unrecorded", "PhaseEntered", "it has 5060 bytes"),
+        ("Unrecorded", "PhaseEntered", "it has 5059 bytes"),
     ]
 
 
 def test_every_event_is_one_line_for_every_reader(tmp_path: Path) -> None:
     """Line breaks of any kind and halves of letters stay inside their line."""
-    log = log_in(tmp_path)
-    for text in ("a\nb", "\x85", "\u2028", "\x1c", "\ud800", os.fsdecode(b"\xff"), "ü"):
-        log.append(1.0, e.PhaseEntered(text))
+    texts = ("a\nb", "\x85", "\u2028", "\x1c", "\ud800", os.fsdecode(b"\xff"), "ü")
+    record(tmp_path, *((1.0, e.PhaseEntered(text)) for text in texts))
     lines = (tmp_path / e.EVENTS_FILE).read_text().splitlines()
     assert len(lines) == 8
     assert [event.data["phase"] for event in read(tmp_path)] == [
@@ -349,29 +358,49 @@ def test_every_event_is_one_line_for_every_reader(tmp_path: Path) -> None:
     ]
 
 
-def test_a_folder_that_is_gone_ends_nothing(tmp_path: Path) -> None:
-    """The error is returned; once there is a folder, the header comes first."""
-    folder = tmp_path / "later"
-    log = log_in(folder)
-    assert isinstance(log.append(1.0, e.Ended(1.0)), FileNotFoundError)
-    assert list(e.read_events(folder)) == []
-    folder.mkdir()
-    assert log.append(2.0, e.Ended(2.0)) is None
-    assert list(e.read_events(folder)) == [recorded(2.0, BEGAN), recorded(2.0, e.Ended(2.0))]
+def test_the_newest_events_of_a_stalled_disk_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond a limit the oldest are dropped; their number is recorded, and the rest is whole."""
+    monkeypatch.setattr(e, "MOST_QUEUED", 4_000)
+    disk_answers = threading.Event()
+
+    @contextmanager
+    def where() -> Iterator[Path]:
+        disk_answers.wait(20)
+        yield tmp_path / e.EVENTS_FILE
+
+    recorder = e.EventRecorder(where, str, BEGAN, lambda: 1.0)
+    for number in range(500):
+        recorder.add(e.PhaseEntered(str(number)))
+    disk_answers.set()
+    recorder.finish()
+    kinds = [event.kind for event in read(tmp_path)]
+    lost = [event.data["why"] for event in read(tmp_path) if event.kind == "Unrecorded"]
+    assert all(why.endswith(" were lost: the disk stalled") for why in lost)
+    assert sum(int(why.split()[0]) for why in lost) == 500 - kinds.count("PhaseEntered") > 100
+    assert read(tmp_path)[-1].data == {"phase": "499"}
 
 
 @needs_mount
-def test_a_full_disk_loses_whole_lines_only(tmp_path: Path) -> None:
-    """What does not fit is told and leaves no half line; later events go on."""
+def test_a_full_disk_delays_events(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit is written once there is space, each line whole."""
+    monkeypatch.setattr(background, "_PAUSES", (0.02,))
+    alarms: list[str] = []
+    monkeypatch.setattr(disk_alarm, "say", lambda line, _level: alarms.append(line))
     with full_disk(tmp_path / "disk", "size=64k") as disk:
-        log = log_in(disk)
-        errors = [log.append(float(n), e.PhaseEntered("x" * 1500)) for n in range(60)]
-        failed = [error for error in errors if error is not None]
-        assert failed
-        assert {error.strerror for error in failed} == {"No space left on device"}
-        kept = list(e.read_events(disk))
-        assert len(kept) == 1 + 60 - len(failed)
-        assert len(kept) == len((disk / e.EVENTS_FILE).read_bytes().splitlines())
-        (disk / e.EVENTS_FILE).write_bytes(b"")
-        assert log.append(99.0, e.Ended(99.0)) is None
-        assert read(disk) == [recorded(99.0, e.Ended(99.0))]
+        times = itertools.count()
+        recorder = e.EventRecorder(
+            lambda: nullcontext(disk / e.EVENTS_FILE), str, BEGAN, lambda: next(times)
+        )
+        for _ in range(60):
+            recorder.add(e.PhaseEntered("x" * 1500))
+        until = time.monotonic() + 20
+        while not alarms:
+            assert time.monotonic() < until
+            time.sleep(0.01)  # a step of the wait above
+        assert "No space left on device" in alarms[0]
+        subprocess.run(["mount", "-o", "remount,size=256k", str(disk)], check=True)
+        recorder.finish(10.0)
+        assert [event.at for event in read(disk)] == [*range(1, 61)]
+        assert len((disk / e.EVENTS_FILE).read_bytes().splitlines()) == 61

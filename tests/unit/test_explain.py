@@ -59,9 +59,12 @@ def write(
     """Write a node's events, as an agent does."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / e.EVENTS_FILE
-    log = e.EventLog(lambda: nullcontext(path), str, e.Began(role, "run-1", start, "1.0"))
-    for at, event in told:
-        assert log.append(at, event) is None
+    times = iter([0.0, *(at for at, _ in told)])
+    began = e.Began(role, "run-1", start, "1.0")
+    recorder = e.EventRecorder(lambda: nullcontext(path), str, began, lambda: next(times))
+    for _, event in told:
+        recorder.add(event)
+    recorder.finish()
 
 
 def run_of(root: Path) -> Path:

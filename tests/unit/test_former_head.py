@@ -15,8 +15,7 @@ from agent.decisions.head import state as h
 from agent.record.files import FileLock
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, PidSpace, own_record
-from agent.record.run_choice import ChosenRun, choose_run
-from agent.record.run_record import RUN_FILE, RUN_LOCK
+from agent.record.run_record import RUN_FILE, RUN_LOCK, ChosenRun, choose_run
 from unit.heads import TICK, Story, goal, nodes
 from unit.worlds import plan_of
 
@@ -63,9 +62,8 @@ def waited_for(root: Path) -> tuple[str, ...]:
 
 
 def without_locks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have a disk that knows no locks; its clock is far ahead, so that no record is fresh."""
+    """Have a disk without locks."""
     monkeypatch.setattr(FileLock, "_ask", lambda *_: None)
-    monkeypatch.setattr(FileLock, "now_on_disk", lambda _: 1e11)
 
 
 def test_a_head_that_took_the_lock_of_the_former_is_alone(tmp_path: Path) -> None:

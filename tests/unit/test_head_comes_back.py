@@ -18,9 +18,8 @@ from agent.decisions.attempts import LostAttempt
 from agent.decisions.head import state as h
 from agent.decisions.worker import state as w
 from agent.decisions.worker.state import StartRay, StopRay
-from agent.record.run_choice import ChosenRun
 from agent.record.run_folder import RunFolder
-from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
 from agent.settings.redact import Redactor
 from unit import heads
 from unit.test_prepare_turns import DATA

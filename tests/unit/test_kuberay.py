@@ -13,7 +13,7 @@ from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions.head.decide import first_state
 from agent.decisions.head.state import HeadPhase
 from agent.plan.show import render
-from agent.record.run_choice import ChosenRun
+from agent.record.run_record import ChosenRun
 from agent.settings.redact import redactor_for
 from agent.topology.claim import GivenRay
 from unit.captured import WITHOUT, changed, plan_of, read

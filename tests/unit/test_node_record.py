@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import subprocess
 import sys
@@ -36,7 +35,6 @@ from agent.record.node_record import (
     process_of,
     read_pid_space,
     running_processes,
-    seems_active,
 )
 
 if TYPE_CHECKING:
@@ -202,10 +200,9 @@ def found(
     *,
     is_new: bool = False,
     agent_lives: bool = False,
-    age: float = math.inf,
 ) -> FoundFolder:
     """Return what is found in a folder, which was there before as a rule."""
-    return FoundFolder(claim, is_new, record, agent_lives, age)
+    return FoundFolder(claim, is_new, record, agent_lives)
 
 
 @pytest.mark.parametrize(
@@ -216,22 +213,20 @@ def found(
         (found(THEIRS, None, is_new=True), False),
         (found(OURS, None, is_new=False), True),
         (found(UNKNOWN, None, is_new=False), False),
-        (found(OURS, AT[HERE], age=1.0), True),
-        (found(OURS, AT[HERE], agent_lives=True, age=1.0), False),
-        (found(THEIRS, AT[HERE], age=math.inf), False),
-        (found(UNKNOWN, AT[HERE], age=1.0), True),
-        (found(OURS, replace(AT[HERE], node="pod:0"), age=1.0), False),
-        (found(OURS, AT[RESTARTED], age=1.0), True),
-        (found(UNKNOWN, AT[RESTARTED], age=1.0), False),
-        (found(UNKNOWN, AT[RESTARTED], age=91.0), True),
-        (found(OURS, AT[ELSEWHERE], age=1.0), False),
-        (found(OURS, AT[ELSEWHERE], age=91.0), True),
-        (found(OURS, replace(AT[ELSEWHERE], ended=True), age=1.0), True),
-        (found(THEIRS, replace(AT[ELSEWHERE], ended=True), age=1.0), False),
+        (found(OURS, AT[HERE]), True),
+        (found(OURS, AT[HERE], agent_lives=True), False),
+        (found(THEIRS, AT[HERE]), False),
+        (found(UNKNOWN, AT[HERE]), True),
+        (found(OURS, replace(AT[HERE], node="pod:0")), False),
+        (found(OURS, AT[RESTARTED]), True),
+        (found(UNKNOWN, AT[RESTARTED]), False),
+        (found(OURS, AT[ELSEWHERE]), False),
+        (found(OURS, replace(AT[ELSEWHERE], ended=True)), True),
+        (found(THEIRS, replace(AT[ELSEWHERE], ended=True)), False),
     ],
 )
 def test_which_folders_may_be_reused(there: FoundFolder, free: bool) -> None:  # noqa: FBT001 - a table's column
-    """New, ended, killed here, of a restarted pod, or long untouched elsewhere."""
+    """New, ended, killed here, or of a restarted pod."""
     assert may_reuse(there, "pod0", HERE) is free
 
 
@@ -243,7 +238,6 @@ def test_a_lock_is_exclusive(tmp_path: Path) -> None:
     assert second.take() is LockHolder.THEIRS
     first.release()
     assert second.take() is LockHolder.OURS
-    assert second.now_on_disk() == pytest.approx(time.time(), abs=5)
     second.release()
 
 
@@ -313,23 +307,6 @@ def test_ancestors_do_not_count(tmp_path: Path) -> None:
     record = replace(own_record("pod0", "run-1"), agent=parent)
     record.write(tmp_path / "run-1" / "pod0" / NODE_FILE)
     assert find_running_agent(tmp_path, "pod0") == ""
-
-
-def test_active_agents(tmp_path: Path) -> None:
-    """On this machine its process counts, elsewhere the age of the record."""
-    now = time.time()
-    assert not seems_active(tmp_path, now)
-    with sleeper() as process:
-        record = replace(own_record("pod0", "run-1"), agent=process)
-        record.write(tmp_path / NODE_FILE)
-        assert seems_active(tmp_path, now)
-        replace(record, ended=True).write(tmp_path / NODE_FILE)
-        assert not seems_active(tmp_path, now)
-        record.write(tmp_path / NODE_FILE)
-    assert not seems_active(tmp_path, now)
-    replace(record, place=ELSEWHERE).write(tmp_path / NODE_FILE)
-    assert seems_active(tmp_path, now)
-    assert not seems_active(tmp_path, now + 3600)
 
 
 # --- the writer --------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ from msgspec.structs import replace
 from agent.boot.run_keeper import RunKeeper, make_goal
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
-from agent.record.run_choice import ChosenRun
-from agent.record.run_record import RUN_FILE, RunRecord
+from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord
 from unit.heads import (
     HEAD,
     NODES,
@@ -131,7 +130,7 @@ def goes_on(story: Story, tmp_path: Path, after: float = 2.0) -> Story:
     keeper.close()
     assert isinstance(found, RunRecord)
     again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", found), job_survives=True)
-    known = again.open_attempt(0.0, 1)
+    known = again.open_attempt(0.0)
     again.close()
     assert known is not None
     known = replace(known, submitted=(attempt.submitted or 0.0) - story.now - after)

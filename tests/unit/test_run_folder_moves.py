@@ -7,14 +7,17 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from agent.record.events import Began, EventLog, PhaseEntered, read_events
+from agent.record import run_folder
+from agent.record.events import Began, EventRecorder, PhaseEntered, read_events
 from agent.record.node_record import NodeRecord
 from agent.record.run_folder import RunFolder
-from unit.disks import fill_up, fill_with_files, full_disk, needs_mount, read_only
-from unit.test_run_folder import files_of, in_run
+from unit.disks import fill_with_files, full_disk, needs_mount, read_only
+from unit.test_run_folder import in_run
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import pytest
 
 
 def test_a_workers_folder_moves_to_the_run(tmp_path: Path) -> None:
@@ -65,60 +68,30 @@ def test_nodes_on_a_shared_disk_do_not_mix(tmp_path: Path) -> None:
     assert names == ["pod0", "pod1", "pod1-2", "pod2"]
 
 
-def former_life(root: Path) -> None:
-    """Leave the folder of a worker that has exited."""
-    former = RunFolder.waiting(root, "pod1")
+def test_a_restarted_worker_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    """The files of the agent before it stay as they are, under another name of this node."""
+    former = RunFolder.waiting(tmp_path, "pod1")
     former.move_to_run("run-1")
-    former.file("agent.log").write_text("first life\n")
-    former.file("only.log").write_text("only then\n")
-    former.file("dump").mkdir()
-    former.file("dump").joinpath("a").write_text("a")
-    events_of(former).append(1.0, PhaseEntered("first"))
+    former.file("agent.log").write_text("former\n")
     former.close()
-
-
-def events_of(folder: RunFolder) -> EventLog:
-    """Return the events of a worker's folder."""
-    return EventLog(lambda: folder.held("events.jsonl"), str, Began("worker"))
-
-
-def test_a_restarted_worker_uses_its_folder_again(tmp_path: Path) -> None:
-    """No file of either agent is lost, and open files are still written."""
-    former_life(tmp_path)
     folder = RunFolder.waiting(tmp_path, "pod1")
-    waiting = folder.path.parent
-    events = events_of(folder)
-    events.append(2.0, PhaseEntered("second"))
-    folder.file("new.log").write_text("new")
-    folder.file("dump").mkdir()
     with folder.file("agent.log").open("w") as log:
-        log.write("before\n")
-        log.flush()
         folder.move_to_run("run-1")
-        log.write("after\n")
-    events.append(3.0, PhaseEntered("third"))
-    assert folder.path == tmp_path / "run-1" / "pod1"
-    assert not waiting.exists()
-    assert folder.file("agent.log").read_text() == "before\nafter\n"
-    assert folder.file("agent.former-1.log").read_text() == "first life\n"
-    assert folder.file("only.log").read_text() == "only then\n"
-    assert folder.file("new.log").read_text() == "new"
-    assert folder.file("dump.former-1").joinpath("a").read_text() == "a"
-    phases = [e.data["phase"] for e in read_events(folder.path) if e.kind == "PhaseEntered"]
-    assert phases == ["first", "second", "third"]
-    assert folder.former is not None
-    assert in_run(tmp_path, node="pod1").path.name == "pod1-2"
+        log.write("this\n")
+    assert folder.path == tmp_path / "run-1" / "pod1-2"
+    assert folder.file("agent.log").read_text() == "this\n"
+    assert former.file("agent.log").read_text() == "former\n"
 
 
 def test_events_written_during_the_move_are_kept(tmp_path: Path) -> None:
     """A thread that records meanwhile loses none, and leaves no other file."""
-    former_life(tmp_path)
     folder = RunFolder.waiting(tmp_path, "pod1")
-    waiting, events, begun = folder.path.parent, events_of(folder), threading.Event()
+    waiting, begun = folder.path.parent, threading.Event()
+    recorder = EventRecorder(lambda: folder.held("events.jsonl"), str, Began("worker"), lambda: 1.0)
 
     def write() -> None:
         for number in range(400):
-            assert events.append(float(number), PhaseEntered(str(number))) is None
+            recorder.add(PhaseEntered(str(number)))
             if number == 20:
                 begun.set()
 
@@ -127,8 +100,9 @@ def test_events_written_during_the_move_are_kept(tmp_path: Path) -> None:
     assert begun.wait(10)
     folder.move_to_run("run-1")
     thread.join()
+    recorder.finish()
     found = [e.data["phase"] for e in read_events(folder.path) if e.kind == "PhaseEntered"]
-    assert found == ["first", *map(str, range(400))]
+    assert found == [*map(str, range(400))]
     assert not waiting.exists()
 
 
@@ -144,90 +118,60 @@ def test_a_held_folder_is_not_taken(tmp_path: Path) -> None:
     assert twin.file("agent.log").read_text() == "twin"
 
 
-class Told:
-    """A folder of a waiting worker, and what it said."""
+class Waiting:
+    """The folder of a waiting worker, and the lines that it logs."""
 
-    def __init__(self, root: Path) -> None:
-        self.said: list[str] = []
-        self.folder = RunFolder(
-            root,
-            "no-head-1",
-            "pod1",
-            link=False,
-            log=lambda sentence, _: self.said.append(sentence),
-        )
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.lines: list[str] = []
+        monkeypatch.setattr(run_folder, "say", lambda line, _level: self.lines.append(line))
+        self.folder = RunFolder(root, "no-head-1", "pod1", link=False)
         self.before = self.folder.path
 
 
 @needs_mount
-def test_a_full_disk_ends_no_run(tmp_path: Path) -> None:
+def test_a_full_disk_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without space for one more folder the log stays, with one warning."""
     with full_disk(tmp_path / "disk", "nr_inodes=8") as root:
-        told = Told(root)
+        waiting = Waiting(root, monkeypatch)
         fills = fill_with_files(root)
         for _ in range(3):
-            told.folder.move_to_run("run-1")
-        assert told.folder.path == told.before
-        assert told.said == [f"the log stays in {told.before}: No space left on device"]
+            waiting.folder.move_to_run("run-1")
+        assert waiting.folder.path == waiting.before
+        assert waiting.lines == [f"the log stays in {waiting.before}: No space left on device"]
         for fill in fills:
             fill.unlink()
-        told.folder.move_to_run("run-2")
-        assert told.folder.path == root / "run-2" / "pod1"
-        told.folder.close()
+        waiting.folder.move_to_run("run-2")
+        assert waiting.folder.path == root / "run-2" / "pod1"
+        waiting.folder.close()
 
 
 @needs_mount
-def test_a_failed_move_is_undone(tmp_path: Path) -> None:
-    """If the events cannot be written, all files are moved back."""
-    with full_disk(tmp_path / "disk", "size=128k") as root:
-        former_life(root)
-        told = Told(root)
-        assert events_of(told.folder).append(1.0, PhaseEntered("x" * 9_000)) is None
-        told.folder.file("agent.log").write_text("ours")
-        fill_up(root)
-        before, former = files_of(told.folder.path), files_of_former(root)
-        told.folder.move_to_run("run-1")
-        assert told.folder.path == told.before
-        assert files_of(told.folder.path) == before
-        assert files_of_former(root) == former
-        assert told.said == [f"the log stays in {told.before}: No space left on device"]
-        told.folder.close()
-
-
-def files_of_former(root: Path) -> dict[str, str]:
-    """Return the files of the worker's former life."""
-    folder = root / "run-1" / "pod1"
-    own = {"node.json", ".agent.lock", "dump"}
-    return {p.name: p.read_text() for p in sorted(folder.iterdir()) if p.name not in own}
-
-
-@needs_mount
-def test_a_read_only_disk_ends_no_run(tmp_path: Path) -> None:
+def test_a_read_only_disk_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The log stays in its folder."""
-    told = Told(tmp_path)
+    waiting = Waiting(tmp_path, monkeypatch)
     with read_only(tmp_path):
-        told.folder.move_to_run("run-1")
-    assert told.said == [f"the log stays in {told.before}: Read-only file system"]
+        waiting.folder.move_to_run("run-1")
+    assert waiting.lines == [f"the log stays in {waiting.before}: Read-only file system"]
 
 
 @needs_mount
-def test_a_run_on_another_disk(tmp_path: Path) -> None:
+def test_a_run_on_another_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder cannot move to another disk with its open files: it stays."""
-    told = Told(tmp_path)
+    waiting = Waiting(tmp_path, monkeypatch)
     (tmp_path / "run-1").mkdir()
     with full_disk(tmp_path / "run-1", "size=128k"):
-        told.folder.move_to_run("run-1")
-    assert told.folder.path == told.before
-    assert told.said == [f"the log stays in {told.before}: {os.strerror(errno.EXDEV)}"]
+        waiting.folder.move_to_run("run-1")
+    assert waiting.folder.path == waiting.before
+    assert waiting.lines == [f"the log stays in {waiting.before}: {os.strerror(errno.EXDEV)}"]
 
 
-def test_a_run_that_is_a_file(tmp_path: Path) -> None:
+def test_a_run_that_is_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file has the name of the run's folder: the log stays."""
-    told = Told(tmp_path)
+    waiting = Waiting(tmp_path, monkeypatch)
     (tmp_path / "run-1").write_text("")
-    told.folder.move_to_run("run-1")
-    assert told.folder.path == told.before
-    assert len(told.said) == 1
+    waiting.folder.move_to_run("run-1")
+    assert waiting.folder.path == waiting.before
+    assert len(waiting.lines) == 1
 
 
 def test_a_blocked_writer_delays_the_move(tmp_path: Path) -> None:

@@ -10,21 +10,26 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
 from agent.record.files import LockHolder, NoRecord, iso_time
-from agent.record.node_record import own_record
-from agent.record.run_choice import ChosenRun, FoundRun, choose_run, why_not_resumed
+from agent.record.node_record import Moment, own_record, process_of
 from agent.record.run_record import (
     RUN_FILE,
     AttemptRecord,
+    ChosenRun,
+    FoundRun,
     RunRecord,
     RunState,
+    Underway,
+    choose_run,
     fingerprint,
     next_epoch,
+    why_not_resumed,
 )
 from agent.settings.redact import Redactor
 from unit.disks import fill_up, full_disk, needs_mount
@@ -53,7 +58,8 @@ RECORDS = st.builds(
             st.none() | st.text(),
             st.text(),
             st.none() | st.integers(),
-            underway=st.dictionaries(st.text(), st.integers() | st.text()),
+            underway=st.just(UNSET)
+            | st.builds(Underway, st.builds(Moment, st.text()), st.integers()),
         )
     ).map(tuple),
     ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text()),
@@ -103,7 +109,7 @@ GOOD = RECORD.begin_attempt(1, "4711-1", NOW).to_dict()
         ({"attempts": [1]}, "- at `$.attempts[0]`"),
         ({"attempts": [{}]}, "- at `$.attempts[0]`"),
         ({"ending": {}}, "- at `$.ending`"),
-        ({"ending": 7}, "it is no record of a run"),
+        ({"ending": 7}, "it is no such record"),
     ],
 )
 def test_invalid_records_have_a_reason(
@@ -371,23 +377,23 @@ def test_concurrent_heads_choose_different_runs(tmp_path: Path, platform: str | 
     assert [c.before for c in chosen].count(RECORD) == 1
 
 
-def test_without_locks_an_active_head_keeps_its_run(
+def test_without_locks_a_head_that_runs_here_keeps_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a disk without locks a fresh record of the head counts."""
+    """On a disk without locks its process counts; heads on two machines are ordered by epochs."""
     monkeypatch.setattr("agent.record.files.FileLock.take", lambda _: LockHolder.UNKNOWN)
     leave(tmp_path, RECORD)
     node = tmp_path / "4711" / "pod0" / "node.json"
     node.parent.mkdir()
     mine = own_record("pod0", "4711")
-    far = replace(mine, place=replace(mine.place, boot_id="another machine's"))
-    far.write(node)
+    parent = process_of("agent", os.getppid())
+    assert parent is not None
+    beside = replace(mine, agent=parent)
+    beside.write(node)
     assert choose(tmp_path, "4711").run_id == "4711-2"
-    replace(far, ended=True).write(node)
-    assert choose(tmp_path, "4711").run_id == "4711"
-    far.write(node)
-    os.utime(node, (1, 1))
-    assert choose(tmp_path, "4711").run_id == "4711"
+    for gone in (replace(beside, ended=True), replace(beside, agent=replace(parent, start=1))):
+        gone.write(node)
+        assert choose(tmp_path, "4711").run_id == "4711"
 
 
 def test_an_unwritable_root_still_names_a_run(tmp_path: Path) -> None:

@@ -13,8 +13,7 @@ from agent.boot.head_server import first_reply
 from agent.boot.run_keeper import RunKeeper, recalled_run
 from agent.control.protocol import Hello
 from agent.decisions.head import state as h
-from agent.record.run_choice import ChosenRun
-from agent.record.run_record import RUN_FILE, RunRecord, proof_of
+from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
 from unit.heads import PAIR, RUNNING, TERM, TICK, History, Story, goal, job
 
 if TYPE_CHECKING:

@@ -30,8 +30,7 @@ from agent.decisions.values import (
     Step,
     StepOver,
 )
-from agent.record.run_choice import ChosenRun, why_not_resumed
-from agent.record.run_record import RUN_FILE, RunRecord, fingerprint
+from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, fingerprint, why_not_resumed
 from agent.settings.jobs import launcher
 from agent.work.job import job_identity
 from agent.work.torchrun import ShareOrder

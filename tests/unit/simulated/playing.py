@@ -26,7 +26,7 @@ def _read(path: object) -> str:
     return files[str(path)]
 
 
-def _write(path: object, text: str) -> None:
+def _write(path: object, text: str, *, durable: bool = True) -> None:  # noqa: ARG001 - as written
     HERE.get().files[str(path)] = text
 
 
@@ -51,7 +51,7 @@ SEAMS: dict[str, object] = {
     "agent.boot.watch.reply_evidence": net.reply_evidence,
     "agent.boot.run_keeper.ItemWriter": LateFile,
     "agent.record.files.read_small": _read,
-    "agent.record.run_record.write_atomically": _write,
+    "agent.record.files.write_atomically": _write,
     "agent.record.node_record.read_pid_space": _Boot,
     **{
         f"agent.{name}.time": LocalTime()
