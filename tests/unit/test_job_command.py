@@ -22,6 +22,7 @@ from agent.record.run_folder import write_mark
 from agent.settings import load
 from agent.topology.resolve import resolve
 from agent.work.checkpoints import CHECKPOINT_FILE, TRACKER, CheckpointOwner
+from agent.work.recipes.recipe import JobBasis
 from agent.work.where import Placeholders
 from unit.heads import Story, goal, nodes, word
 from unit.toy_recipe import NAME, NEEDED, toy
@@ -66,7 +67,8 @@ def made(
     story = Story(goal(1), [(3.0, event) for event in events])
     found = of.environment("10.0.0.1", "10.0.0.1") if env is None else env
     state = replace(story.state, attempt=replace(story.state.attempt, number=attempt))
-    ask = partial(make_submission, of, state, PLACE, URL, found, "run", is_followed=is_followed)
+    given = (of, state, PLACE, URL, found, "run")
+    ask = partial(make_submission, *given, basis=JobBasis(), is_followed=is_followed)
     return anyio.run(ask)
 
 

@@ -7,6 +7,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from agent.work.recipes import verl
 from agent.work.recipes.recipe import Command, MisfitError, NodeSize, RecipeInput, Version
@@ -56,7 +57,7 @@ def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
 
 def test_supported_versions() -> None:
     """The newest patch of each minor release, and 0.7.0, which has other keys and CPUs."""
-    assert verl.VERSIONS == ((0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+    assert verl.VERSIONS == ((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
 
 
 def test_grpo_and_ppo_differ() -> None:
@@ -101,7 +102,7 @@ def test_wandb_needs_a_key(*, wandb: bool, logger: str) -> None:
     assert arguments(make(asked(wandb=wandb)))["trainer.logger"] == logger
 
 
-@pytest.mark.parametrize("version", RELEASES)
+@pytest.mark.parametrize("version", RELEASES[1:])
 def test_the_reward_function_asks_the_server(version: Version) -> None:
     """Its keys moved in 0.7.1, and 0.6 awaits it only in asynchronous rollouts."""
     command = make(asked(version=version, scores=True))
@@ -281,3 +282,64 @@ def test_any_nodes_fit_or_are_refused(  # noqa: PLR0913 - what a run may differ 
         if node.cpus is not None:
             queue = math.ceil(stores / len(sizes)) if version >= (0, 9) else 0
             assert node.cpus >= node.gpus // gpus * gpus * each + queue
+
+
+MICRO = "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+
+
+def test_micro_batches_turn_off_batches_by_tokens() -> None:
+    """Beside them micro batches are ignored; the parts without any keep them."""
+    found = arguments(make(asked("2x8", (0, 9, 1), MICRO, recipe="verl-ppo")))
+    assert found["actor_rollout_ref.actor.use_dynamic_bsz"] == "False"
+    assert found["actor_rollout_ref.rollout.log_prob_use_dynamic_bsz"] == "True"
+    assert found["actor_rollout_ref.ref.log_prob_use_dynamic_bsz"] == "True"
+    assert found["critic.use_dynamic_bsz"] == "True"
+    assert "critic.use_dynamic_bsz" not in arguments(make(asked("2x8", (0, 9, 1), MICRO)))
+
+
+def test_tokens_hold_the_longest_sample() -> None:
+    """It is asserted in the first update, after a whole rollout."""
+    tokens = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+    assert arguments(make(asked()))[tokens] == "24576"
+    long = asked("2x8", (0, 9, 1), "data.max_response_length=40000", recipe="verl-ppo")
+    found = arguments(make(long))
+    assert found[tokens] == found["critic.ppo_max_token_len_per_gpu"] == "41024"
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted"),
+    [
+        ((0, 6, 1), {"reward_model.enable": "True", "reward_model.model.path": "org/rm"}),
+        ((0, 7, 0), {"reward_model.model.path": "org/rm", "reward_model.rollout.name": "vllm"}),
+        (
+            (0, 9, 1),
+            {
+                "reward.reward_model.model_path": "org/rm",
+                "reward.num_workers": "8",
+                "reward.reward_model.rollout.prompt_length": "4096",
+            },
+        ),
+    ],
+)
+def test_a_reward_model(version: Version, wanted: dict[str, str]) -> None:
+    """Its keys moved twice; PPO stays near its reference by the reward, GRPO by its loss."""
+    ppo = arguments(make(replace(asked(version=version, recipe="verl-ppo"), reward_model="org/rm")))
+    assert {key: ppo[key] for key in wanted} == wanted
+    assert ppo["algorithm.use_kl_in_reward"] == "True"
+    grpo = arguments(make(replace(asked(version=version), reward_model="org/rm")))
+    assert "algorithm.use_kl_in_reward" not in grpo
+
+
+def test_verl_0_5_awaits_no_server() -> None:
+    """The refusal says which release does."""
+    make(asked(version=(0, 5, 0)))
+    with pytest.raises(MisfitError, match=r"verl 0\.5\.0 .* install 0\.6\.1"):
+        make(asked(version=(0, 5, 0), scores=True))
+
+
+def test_data_without_prompts_are_refused() -> None:
+    """The scripts of verl write a column prompt; another is named by its key."""
+    what = replace(asked(), columns={"question": False, "answer": False})
+    with pytest.raises(MisfitError, match=r"no column for data\.prompt_key prompt, only question"):
+        make(what)
+    make(replace(what, args=("data.prompt_key=question",)))

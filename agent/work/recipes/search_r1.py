@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from agent.base.value import Value
 from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
-from agent.work.recipes.recipe import Command, MisfitError, RecipeInput, engines_text
+from agent.work.recipes.recipe import NAMED_BY, Command, MisfitError, RecipeInput, engines_text
 from agent.work.recipes.verl import (
     ACTOR,
     GPUS,
@@ -23,7 +23,6 @@ from agent.work.recipes.verl import (
     Placement,
     groups_of,
     logger_row,
-    model_name,
     nearest,
 )
 
@@ -206,7 +205,7 @@ def _search_and_output(asked: RecipeInput) -> Iterable[Row]:
     yield _RETRIEVER_KEY, quoted(_RETRIEVER), "the main task may run on any node"
     yield logger_row(wandb=asked.wandb)
     yield "trainer.project_name", asked.recipe, "the recipe's name"
-    yield "trainer.experiment_name", quoted(model_name(asked)), "the model's name"
+    yield "trainer.experiment_name", quoted(asked.named), NAMED_BY
     yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
     yield "trainer.default_hdfs_dir", "null", "the default copies models to its authors' HDFS"
     yield "trainer.save_freq", _EVERY, "its default is -1: never"

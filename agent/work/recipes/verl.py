@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.value import Value
-from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
+from agent.work.recipes.arguments import Row, merged_with_reasons, quoted, read, texts, whole
 from agent.work.recipes.recipe import (
+    NAMED_BY,
     Command,
     GpuGroups,
     MisfitError,
     RecipeInput,
     Version,
+    check_columns,
     count_of,
     engines_text,
     version_text,
@@ -27,7 +29,7 @@ from agent.work.recipes.verl_keys import chooses_another_tree, complaint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from agent.work.recipes.arguments import Override, Row
+    from agent.work.recipes.arguments import Override
     from agent.work.recipes.recipe import NodeSize
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
@@ -41,6 +43,37 @@ STORES = 8
 """TransferQueue's storage processes, by default; one CPU each."""
 _TRAIN_NEAR, _MINI_NEAR = 1024, 256
 """verl's own batches."""
+_PROMPT, _ANSWER = "data.max_prompt_length", "data.max_response_length"
+_PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 2048
+_ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
+"""Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
+_REF = "actor_rollout_ref.ref"
+
+_SETTINGS: tuple[Row, ...] = (
+    ("data.filter_overlong_prompts", "True", "one long prompt would end the job"),
+    (f"{MODEL}.use_remove_padding", "True", "padding is not computed; off by default in 0.6"),
+    (f"{_REF}.fsdp_config.param_offload", "True", "as the scripts: it works between updates only"),
+    (
+        f"{ACTOR}.checkpoint.save_contents",
+        "[model,optimizer,extra,hf_model]",
+        "with each checkpoint a model that transformers can load",
+    ),
+    ("trainer.max_actor_ckpt_to_keep", "2", "the default keeps every checkpoint"),
+    ("trainer.total_epochs", "15", "as the scripts; the default is 30"),
+    (f"{ROLLOUT}.name", "vllm", "verl has no default"),
+)
+_OF_PPO: tuple[Row, ...] = (
+    ("critic.model.use_remove_padding", "True", "off by default up to 0.7"),
+    ("trainer.max_critic_ckpt_to_keep", "2", "as the actor's"),
+)
+"""Settings that depend on neither nodes nor version."""
+_DYNAMIC = {
+    f"{ACTOR}.use_dynamic_bsz": f"{ACTOR}.ppo_micro_batch_size",
+    f"{ROLLOUT}.log_prob_use_dynamic_bsz": f"{ROLLOUT}.log_prob_micro_batch_size",
+    f"{_REF}.log_prob_use_dynamic_bsz": f"{_REF}.log_prob_micro_batch_size",
+    "critic.use_dynamic_bsz": "critic.ppo_micro_batch_size",
+}
+"""What forms batches by tokens, and the micro batches (also `_per_gpu`) that replace it."""
 
 
 def groups_of(
@@ -227,7 +260,9 @@ class Placement(Value):
             yield f"a node needs up to {most} CPUs; the CPUs of the nodes are not known here"
 
 
-VERSIONS: tuple[Version, ...] = ((0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1))
+VERSIONS: tuple[Version, ...] = (
+    *((0, 5, 0), (0, 6, 1), (0, 7, 0), (0, 7, 1), (0, 8, 0), (0, 9, 1)),
+)
 ABOUT = "verl: GRPO or PPO with vLLM rollouts; the reward is verl's own, or a server's"
 
 _GROUP_SIZE = 8
@@ -244,7 +279,13 @@ def make(asked: RecipeInput) -> Command:
     _check_keys(users, asked.version)
     given = {one.key: one.value for one in users if one.prefix != "~"}
     sizes, notes = _sizes(asked, given)
-    rows = (*_model_and_data(asked), *sizes, *_reward(asked, given), *_output(asked))
+    rows = (
+        *_model_and_data(asked, given),
+        *sizes,
+        *_batches_by_tokens(asked, given),
+        *_reward(asked, given),
+        *_output(asked),
+    )
     arguments, why = merged_with_reasons(rows, users)
     return Command(
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
@@ -260,8 +301,8 @@ def reward_function() -> str:
 
 
 def _check_keys(users: list[Override], version: Version) -> None:
-    """Refuse all keys that this version of verl lacks or ignores."""
-    if any(chooses_another_tree(override) for override in users):
+    """Refuse all keys that this version of verl lacks or ignores; those of 0.5 are not known."""
+    if version < (0, 6) or any(chooses_another_tree(override) for override in users):
         return
     complaints = [found for override in users if (found := complaint(override, version))]
     if complaints:
@@ -327,9 +368,11 @@ def _sizes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[list[Row], lis
     return rows, [*notes, *placement.notes(asked.nodes)]
 
 
-def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
+def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
     """Return the settings of model, data and algorithm."""
     grpo = asked.recipe == "verl-grpo"
+    prompts = {"data.prompt_key": given.get("data.prompt_key", "prompt")}
+    check_columns(asked, prompts, "name it by this key in AGENT_JOB_ARGS")
     model = quoted(asked.model)
     yield "algorithm.adv_estimator", "grpo" if grpo else "gae", asked.recipe
     yield "data.train_files", texts(asked.train_data), "AGENT_TRAIN_DATA"
@@ -340,14 +383,61 @@ def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
         unused = "verl requires some; without AGENT_EVAL_DATA it is never evaluated"
         yield "data.val_files", texts(asked.train_data), unused
         yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
-    yield "data.filter_overlong_prompts", "True", "one long prompt would end the job"
+    yield _PROMPT, _PROMPT_TOKENS, "longer prompts are dropped; the default is 512"
+    yield _ANSWER, _ANSWER_TOKENS, "a longer answer is cut, and scored wrong; the default is 512"
+    if asked.version < (0, 7):
+        yield "data.return_raw_chat", "True", "asynchronous rollouts and reward models read it"
     yield f"{MODEL}.path", model, "AGENT_MODEL"
     if grpo:
         yield f"{ACTOR}.use_kl_loss", "True", "GRPO stays near its reference by a loss"
     else:
         yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
-    yield f"{ACTOR}.use_dynamic_bsz", "True", "without it verl requires micro batches"
-    yield f"{ROLLOUT}.name", "vllm", "verl has no default"
+        yield from _OF_PPO
+    yield from _SETTINGS
+
+
+def _longest(given: Mapping[str, str]) -> int:
+    """Return the tokens of the longest prompt and answer."""
+    prompt = whole(given, _PROMPT) or _PROMPT_TOKENS
+    return prompt + (whole(given, _ANSWER) or _ANSWER_TOKENS)
+
+
+def _batches_by_tokens(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
+    """Form batches by tokens, except where the user sets micro batches, which it would ignore."""
+    micro = [key for key, size in _DYNAMIC.items() if size in given or f"{size}_per_gpu" in given]
+    grpo, longest = asked.recipe == "verl-grpo", _longest(given)
+    for key in _DYNAMIC:
+        if key in micro:
+            yield key, "False", "your micro batches, which it would ignore"
+        elif key == f"{ACTOR}.use_dynamic_bsz" or (micro and not (grpo and "critic" in key)):
+            yield key, "True", "batches by tokens; without it verl requires micro batches"
+    tokens = "at least the longest prompt and answer"
+    yield f"{ACTOR}.ppo_max_token_len_per_gpu", max(_ACTOR_TOKENS, longest), tokens
+    if not grpo and longest > _CRITIC_TOKENS:
+        yield "critic.ppo_max_token_len_per_gpu", longest, tokens
+
+
+def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
+    """Return the settings of a reward model on the training GPUs, by version."""
+    root = "reward.reward_model" if asked.version >= (0, 7, 1) else "reward_model"
+    if asked.recipe == "verl-ppo" and (asked.reward_model or f"{root}.enable" in given):
+        yield "algorithm.use_kl_in_reward", "True", "a learned reward is exploited without it"
+    if not asked.reward_model:
+        return
+    path = "model_path" if asked.version >= (0, 7, 1) else "model.path"
+    yield f"{root}.enable", "True", "AGENT_REWARD_MODEL"
+    yield f"{root}.{path}", quoted(asked.reward_model), "AGENT_REWARD_MODEL"
+    scripts = "as the scripts with a reward model"
+    if asked.version < (0, 7):
+        yield f"{root}.model.use_remove_padding", "True", scripts
+        yield f"{root}.model.fsdp_config.param_offload", "True", scripts
+        return
+    yield f"{root}.rollout.name", "vllm", "verl has no default"
+    yield f"{root}.rollout.gpu_memory_utilization", "0.8", f"{scripts}: it sleeps meanwhile"
+    yield f"{root}.rollout.tensor_model_parallel_size", 1, scripts
+    yield f"{root}.rollout.prompt_length", _longest(given) + 1024, "prompt, answer and template"
+    yield f"{root}.rollout.response_length", 1024, scripts
+    yield f"{root.removesuffix('.reward_model')}.num_workers", 8, scripts
 
 
 def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
@@ -355,8 +445,14 @@ def _reward(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
     root = "custom_reward_function"
     if asked.version >= (0, 7, 1):
         root = f"reward.{root}"
+    yield from _reward_model(asked, given)
     if not asked.scores or f"{root}.path" in given:
         return
+    if asked.version < (0, 6):
+        raise MisfitError(
+            f"verl {version_text(asked.version)} cannot await the reward server: install 0.6.1 or "
+            "a later release"
+        )
     yield f"{root}.path", quoted(reward_function()), "asks the reward server"
     yield f"{root}.name", "compute_score", "its function"
     yield f"+{root}.reward_kwargs.url", quoted("{reward_url}"), "the run's reward server"
@@ -374,7 +470,7 @@ def _output(asked: RecipeInput) -> Iterable[Row]:
     """Return the settings of logs and checkpoints."""
     yield logger_row(wandb=asked.wandb)
     yield "trainer.project_name", quoted(asked.recipe), "the recipe's name"
-    yield "trainer.experiment_name", quoted(model_name(asked)), "the model's name"
+    yield "trainer.experiment_name", quoted(asked.named), NAMED_BY
     yield "trainer.default_local_dir", quoted(asked.checkpoints), "AGENT_CHECKPOINTS"
     yield "trainer.save_freq", _EVERY, "verl's default is -1: never"
     yield "trainer.resume_mode", "auto", "resumes from the last checkpoint, if any"
@@ -387,13 +483,8 @@ def logger_row(*, wandb: bool) -> Row:
     return "trainer.logger", '["console"]', "no WANDB_API_KEY"
 
 
-def model_name(asked: RecipeInput) -> str:
-    """Return the last part of the model's id or path."""
-    return asked.model.rstrip("/").rsplit("/", 1)[-1] or asked.model
-
-
 def _notes(asked: RecipeInput) -> Iterable[str]:
-    if not asked.scores:
+    if not asked.scores and not asked.reward_model:
         yield (
             "verl scores by the data_source of each row, and refuses unknown ones: AGENT_REWARD "
             "uses a reward server instead"
