@@ -12,11 +12,9 @@ import contextlib
 import importlib
 import json
 import os
-import queue
 import socket
 import subprocess
 import sys
-import threading
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -32,6 +30,7 @@ _LONGEST_ERROR = 300
 _EXIT_SECONDS = 5.0
 """Seconds for ranks to exit after the measurement."""
 _AFTER_A_FAILURE = 3.0
+_POLL_SECONDS = 0.1
 _BEGAN = time.monotonic()
 """Seconds for the import of torch, which counts towards the limit."""
 
@@ -140,82 +139,52 @@ def as_rank(options: argparse.Namespace) -> int:
 # --- a node ---------------------------------------------------------------------------------------
 
 
-class AllReduceRanks:
-    """The ranks of this node and their exit codes."""
-
-    def __init__(self, options: argparse.Namespace) -> None:
-        counts = processes(numbers_in(options.gpus))
-        argv = [sys.executable, str(Path(__file__).absolute()), *sys.argv[1:]]
-        self._ranks = [
-            subprocess.Popen([*argv, "--local-rank", str(local)])
-            for local in range(counts[options.node])
-        ]
-        self.ends: queue.Queue[int | None] = queue.Queue()
-        """Exit code by rank; None where another node has the result."""
-        for rank in self._ranks:
-            in_thread(lambda rank=rank: self.ends.put(rank.wait()))  # type: ignore[misc]  # bound now
-
-    def wait(self, until: float) -> bool:
-        """Wait for the end of all ranks; return whether they ended in time.
-
-        After the first failure the others get _AFTER_A_FAILURE seconds to report a reason.
-        """
-        left = len(self._ranks)
-        while time.monotonic() < until:
-            try:
-                code = self.ends.get(timeout=until - time.monotonic())
-            except queue.Empty:
-                return False
-            if code is None:
-                return True
-            left -= 1
-            if code:
-                until = min(until, time.monotonic() + _AFTER_A_FAILURE)
-            elif not left:
-                return True
-        return False
-
-    def end(self, seconds: float) -> list[int]:
-        """Give the ranks time to exit, then end them; return their codes."""
-        until = time.monotonic() + seconds
-        for rank in self._ranks:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                rank.wait(max(0.0, until - time.monotonic()))
-            rank.kill()
-        return [rank.wait() for rank in self._ranks]
+def start_ranks(options: argparse.Namespace) -> list[subprocess.Popen[bytes]]:
+    """Start the ranks of this node."""
+    argv = [sys.executable, str(Path(__file__).absolute()), *sys.argv[1:]]
+    count = processes(numbers_in(options.gpus))[options.node]
+    return [subprocess.Popen([*argv, "--local-rank", str(local)]) for local in range(count)]
 
 
-def in_thread(work: Callable[[], object]) -> None:
-    """Run a function that may never return in a thread."""
-    threading.Thread(target=work, daemon=True).start()
+def ended_in_time(
+    ranks: Sequence[subprocess.Popen[bytes]], seconds: float, is_over: Callable[[], bool]
+) -> bool:
+    """Wait until all is over; after a failure the other ranks get some time to report a reason."""
+    until = _BEGAN + seconds
+    while not is_over():
+        if any(rank.poll() for rank in ranks):
+            until = min(until, time.monotonic() + _AFTER_A_FAILURE)
+        if time.monotonic() >= until:
+            return False
+        time.sleep(_POLL_SECONDS)
+    return True
+
+
+def codes_of(ranks: Sequence[subprocess.Popen[bytes]], seconds: float) -> list[int]:
+    """Give the ranks time to exit, then end them; return their codes."""
+    until = time.monotonic() + seconds
+    for rank in ranks:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            rank.wait(max(0.0, until - time.monotonic()))
+        rank.kill()
+    return [rank.wait() for rank in ranks]
 
 
 def as_host(options: argparse.Namespace) -> dict[str, object]:
     """Serve the store until all ranks ended, one failed, or time is over; return the result."""
     dist: Any = importlib.import_module("torch.distributed")
     limit = timedelta(seconds=options.within)
-    until = _BEGAN + options.within
-    place = (options.address, options.port, None)
     store = serve_store(dist, options.address, options.port, limit)
-    reader = dist.TCPStore(*place, is_master=False, timeout=limit)  # the first is blocked in wait()
-    ranks = AllReduceRanks(options)
-
-    def wait() -> None:
-        with contextlib.suppress(Exception):  # the deadline is checked below
-            store.wait([_OVER], limit)
-            ranks.ends.put(None)
-
-    in_thread(wait)
-    counts = processes(numbers_in(options.gpus))
-    in_time = ranks.wait(until) and _all_ended(reader, until)
-    world = range(sum(counts))
+    ranks = start_ranks(options)
+    in_time = ended_in_time(ranks, options.within, lambda: bool(_read(store, _OVER)))
+    world = range(sum(processes(numbers_in(options.gpus))))
     result: dict[str, object] = {
         "in_time": in_time,
-        "at": [] if in_time else [_read(reader, f"at/{rank}") for rank in world],
-        "failed": [[rank, why] for rank in world if (why := _read(reader, f"failed/{rank}"))],
-        "all_reduce": json.loads(_read(reader, "all-reduce") or "null"),
+        "at": [] if in_time else [_read(store, f"at/{rank}") for rank in world],
+        "failed": [[rank, why] for rank in world if (why := _read(store, f"failed/{rank}"))],
+        "all_reduce": json.loads(_read(store, "all-reduce") or "null"),
     }
-    result["codes"] = ranks.end(_EXIT_SECONDS if in_time and not result["failed"] else 0.0)
+    result["codes"] = codes_of(ranks, _EXIT_SECONDS if in_time and not result["failed"] else 0.0)
     return result
 
 
@@ -234,15 +203,6 @@ def serve_store(dist: Any, address: str, port: int, limit: timedelta) -> Any:  #
         return dist.TCPStore(address, port, None, **more, use_libuv=False)
 
 
-def _all_ended(store: Any, until: float) -> bool:  # noqa: ANN401 - torch's store
-    """Wait for the ranks of other nodes after those of this node have succeeded."""
-    try:
-        store.wait([_OVER], timedelta(seconds=max(0.1, until - time.monotonic())))
-    except Exception:  # noqa: BLE001 - an error of its own in each version of torch
-        return False
-    return True
-
-
 def _read(store: Any, key: str) -> str:  # noqa: ANN401 - same
     """Return a key's value if it is set, without waiting."""
     return str(store.get(key).decode()) if store.check([key]) else ""
@@ -250,9 +210,9 @@ def _read(store: Any, key: str) -> str:  # noqa: ANN401 - same
 
 def as_node(options: argparse.Namespace) -> dict[str, object]:
     """Run this node's ranks; the store's node reports the result."""
-    ranks = AllReduceRanks(options)
-    in_time = ranks.wait(_BEGAN + options.within)
-    return {"in_time": in_time, "codes": ranks.end(_EXIT_SECONDS if in_time else 0.0)}
+    ranks = start_ranks(options)
+    in_time = ended_in_time(ranks, options.within, lambda: all(rank.poll() == 0 for rank in ranks))
+    return {"in_time": in_time, "codes": codes_of(ranks, _EXIT_SECONDS if in_time else 0.0)}
 
 
 def numbers_in(text: str) -> list[int]:
@@ -272,7 +232,7 @@ def main(argv: Sequence[str]) -> int:
     part = Path(f"{options.out}.part")
     part.write_text(json.dumps(result), encoding="utf-8")
     part.replace(options.out)
-    os._exit(1 if "error" in result else 0)  # a thread may still wait in torch, forever
+    os._exit(1 if "error" in result else 0)  # a thread of torch's store may still run
 
 
 if __name__ == "__main__":

@@ -62,12 +62,6 @@ async def compute_score(  # noqa: PLR0913 - verl's names
     return await _asker(url, float(within), int(parallel)).ask(request)
 
 
-async def close() -> None:
-    """Close the connections of this event loop, for programs whose process goes on."""
-    for asker in _ASKERS.pop(asyncio.get_running_loop(), {}).values():
-        await asker.close()
-
-
 def _label(truth: object) -> str | float | None:
     """Return a ground truth for the request: text, a number or null."""
     if hasattr(truth, "tolist"):  # numpy's scalars and arrays
@@ -86,17 +80,14 @@ def _prompt(extra_info: dict[str, Any] | None) -> str | None:
 
 
 class _Asker:
-    """Queries one server from one event loop, with limited concurrency and one retry deadline."""
+    """Queries one server from one event loop, with limited concurrency."""
 
     def __init__(self, url: str, within: float, parallel: int) -> None:
         self._url = url
         self._within = within
         self._slots = asyncio.Semaphore(parallel)
         # The semaphore bounds requests; a second bound inside would make connecting time out.
-        self._session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
-        self._down_since: float | None = None
-        """When the first of the failed requests since the last success failed."""
-        self._failed_last = 0.0
+        self.session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
     async def ask(self, request: dict[str, Any]) -> float:
         """Retry until there is a reward, or until the deadline."""
@@ -104,9 +95,8 @@ class _Asker:
             loop = asyncio.get_running_loop()
             began, pause, wrong = loop.time(), _FIRST_PAUSE, 0
             while True:
-                asked = loop.time()
                 try:
-                    reward = await self._request(request, began + self._within - asked)
+                    return await self._request(request, began + self._within - loop.time())
                 except _WrongReplyError as problem:
                     wrong += 1
                     if wrong == _WRONG_REPLIES:
@@ -114,33 +104,19 @@ class _Asker:
                     least = 0.0
                 except _NotYetError as problem:
                     least = problem.pause
-                    if self._down_since is None or asked - self._failed_last > self._within:
-                        self._down_since = asked  # an earlier outage has ended
-                    self._failed_last = loop.time()
-                    silent = loop.time() - min(began, self._down_since)
+                    silent = loop.time() - began
                     if silent + least >= self._within:
                         why = f"no reward for {silent:.0f} s, the last time: {problem}"
                         raise RuntimeError(self._sentence(why)) from None
-                else:
-                    self._down_since = None
-                    return reward
                 # Jittered, so that a thousand retries do not arrive at the same time.
                 await asyncio.sleep(least + random.uniform(pause / 2, pause))  # noqa: S311 - no secret
                 pause = min(2 * pause, _LONGEST_PAUSE)
-
-    async def close(self) -> None:
-        """Close the session."""
-        await self._session.close()
-
-    def forget(self) -> None:
-        """Drop a session whose event loop is closed: it can no longer be closed."""
-        self._session.detach()
 
     async def _request(self, request: dict[str, Any], left: float) -> float:
         limit = max(min(left, _REQUEST_SECONDS), _FIRST_PAUSE)
         timeout = aiohttp.ClientTimeout(total=limit, sock_connect=_CONNECT_SECONDS)
         try:
-            async with self._session.post(self._url, json=request, timeout=timeout) as reply:
+            async with self.session.post(self._url, json=request, timeout=timeout) as reply:
                 return self._reward(reply, await reply.text(errors="replace"))
         except aiohttp.InvalidURL:
             raise RuntimeError(self._sentence("has an invalid URL")) from None
@@ -192,7 +168,7 @@ def _asker(url: str, within: float, parallel: int) -> _Asker:
     if loop not in _ASKERS:
         for ended in [other for other in _ASKERS if other.is_closed()]:
             for asker in _ASKERS.pop(ended).values():
-                asker.forget()
+                asker.session.detach()  # it can no longer be closed
     askers = _ASKERS.setdefault(loop, {})
     if url not in askers:
         askers[url] = _Asker(url, within, parallel)

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING
 
 from agent.base import times
 from agent.base.text import first_names, listed
-from agent.base.value import Value
 from agent.checks.finding import Finding, Level
 from agent.checks.network import selected_interfaces
 from agent.node.python_facts import CUDA, NCCL, TORCH
@@ -43,28 +42,13 @@ def agreement(nodes: Nodes, *, brings_libraries: bool = False) -> tuple[Finding,
     )
 
 
-class _Library(Value):
-    """A library to compare, and the level of a difference."""
-
-    name: str
-    level: Level = Level.FAIL
-    needs_gpu: bool = False
-    """True if nodes without GPUs are left out, where other nodes have GPUs."""
-
-
 _LIBRARIES = (
-    _Library(TORCH),
-    _Library(CUDA, needs_gpu=True),
-    _Library(NCCL, needs_gpu=True),
-    _Library("vllm", needs_gpu=True),
-    _Library("sglang", needs_gpu=True),
-    _Library("verl"),
-    _Library("openrlhf"),
-    _Library("trl"),
-    _Library("deepspeed", needs_gpu=True),
-    _Library("transformers", Level.WARN),
-    _Library("flash-attn", Level.WARN, needs_gpu=True),
+    *(TORCH, CUDA, NCCL, "vllm", "sglang", "verl", "openrlhf", "trl", "deepspeed"),
+    *("transformers", "flash-attn"),
 )
+_FOR_GPUS = {CUDA, NCCL, "vllm", "sglang", "deepspeed", "flash-attn"}
+"""Nodes without GPUs are left out here, where other nodes have GPUs."""
+_MAY_DIFFER = {"transformers", "flash-attn"}
 
 
 def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
@@ -73,12 +57,12 @@ def _versions(nodes: Nodes, *, brings_libraries: bool) -> Iterator[Finding]:
     )
     with_gpus = [node for node in nodes if node[1].gpus]
     for library in _LIBRARIES:
-        compared = with_gpus if library.needs_gpu and with_gpus else nodes
-        values = [(name, _version(facts, library.name)) for name, facts in compared]
+        compared = with_gpus if library in _FOR_GPUS and with_gpus else nodes
+        values = [(name, _version(facts, library)) for name, facts in compared]
         versions = {value for _, value in values if value != _ABSENT}
         certain = len(versions) > 1 and not brings_libraries  # a node without it may not need it
-        level = library.level if certain else Level.WARN
-        yield from _finding(library.name, values, level, _ONE_IMAGE)
+        level = Level.FAIL if certain and library not in _MAY_DIFFER else Level.WARN
+        yield from _finding(library, values, level, _ONE_IMAGE)
     yield from _differing("image", nodes, lambda f: f.node_versions.image, Level.WARN, _ONE_IMAGE)
 
 

@@ -31,34 +31,35 @@ _LIBRARIES = {
     "nvidia-nccl-cu13": NCCL,
 }
 """Display names of libraries by distribution name."""
-_LIBRARY_METADATA = ".dist-info"
+_METADATA = re.compile(r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info")
 _TORCH_FACT = re.compile(r"^(__version__|cuda|hip)\b[^=\n]*= '([^'\n]+)'", re.MULTILINE)
 _LONGEST_VERSION = 100
 
 
-def installed(path: Iterable[str]) -> dict[str, str]:
-    """Return the versions of known libraries on a Python's path; the first of a name counts.
+def _distributions(path: Iterable[str]) -> Iterator[tuple[str, str, Path]]:
+    """Yield name, version and folder of each distribution on a Python's path.
 
-    Listing the folders and reading torch's version file takes about a millisecond.
+    Listing the folders takes about a millisecond; importlib.metadata takes 40.
     """
-    found: dict[str, str] = {}
     for entry in path:
         with suppress(OSError):
-            for name in os.listdir(entry or "."):  # noqa: PTH208 - twice as fast
-                if not name.endswith(_LIBRARY_METADATA):
-                    continue
-                library, _, version = name.removesuffix(_LIBRARY_METADATA).partition("-")
-                known = _LIBRARIES.get(_normalized(library))
-                if known is not None and known not in found:
-                    found[known] = version[:_LONGEST_VERSION]
-                    if known == TORCH:
-                        found |= _of_torch(Path(entry or "."))
+            for item in os.listdir(entry or "."):  # noqa: PTH208 - twice as fast
+                match = _METADATA.fullmatch(item) if item.endswith("-info") else None
+                if match is not None:
+                    name = re.sub(r"[-_.]+", "-", match["name"]).lower()
+                    yield name, match["version"][:_LONGEST_VERSION], Path(entry or ".")
+
+
+def installed(path: Iterable[str]) -> dict[str, str]:
+    """Return the versions of known libraries on a Python's path; the first of a name counts."""
+    found: dict[str, str] = {}
+    for name, version, folder in _distributions(path):
+        known = _LIBRARIES.get(name)
+        if known is not None and known not in found:
+            found[known] = version
+            if known == TORCH:
+                found |= _of_torch(folder)
     return found
-
-
-def _normalized(name: str) -> str:
-    """Return the normalized name of a distribution."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _of_torch(folder: Path) -> dict[str, str]:
@@ -80,17 +81,20 @@ def ray_facts() -> dict[str, object]:
     missing = tuple(name for name in _DEFAULT_EXTRA if importlib.util.find_spec(name) is None)
     ray = importlib.util.find_spec("ray")
     folder = str(Path(ray.origin).parent) if ray is not None and ray.origin is not None else ""
+    versions: dict[str, str] = {}
+    for name, version, _ in _distributions(sys.path):
+        versions.setdefault(name, version)
     return {
         "executable": sys.executable,
         "python": platform.python_version(),
-        "version": _ray_version(folder),
+        "version": (_ray_version(folder) or versions.get("ray")) if folder else None,
         "missing": missing,
         "command": _command(),
-        "click": _version_by_folder("click"),
+        "click": versions.get("click"),
         "enum_copies_are_same": hasattr(Enum, "__deepcopy__"),
         "folder": folder,
-        "hub": _version_by_folder("huggingface_hub"),
-        "debugpy": _version_by_folder("debugpy"),
+        "hub": versions.get("huggingface-hub"),
+        "debugpy": versions.get("debugpy"),
         "libraries": installed(sys.path),
     }
 
@@ -100,11 +104,6 @@ def print_ray(argv: list[str]) -> int:
     del argv
     print(json.dumps(ray_facts()))
     return 0
-
-
-def of_ray_command(path: str | None) -> str | None:
-    """Return the Python of the `ray` command on PATH."""
-    return of_command("ray", path)
 
 
 def of_command(name: str, path: str | None) -> str | None:
@@ -142,38 +141,12 @@ def _command() -> tuple[str, ...]:
 
 
 def _ray_version(folder: str) -> str | None:
-    """Return Ray's version without importing Ray or package metadata, which takes 40 ms."""
-    if not folder:
-        return None
-    try:
+    """Return the version in the source of a Ray, without importing it."""
+    text = ""
+    with suppress(OSError):
         text = (Path(folder) / "_version.py").read_text(encoding="utf-8")
-    except OSError:
-        text = ""
     match = re.search(r'^version = "([^"]+)"', text, re.MULTILINE)
-    return match[1] if match else _from_metadata("ray")
-
-
-def _version_by_folder(package: str) -> str | None:
-    """Return a package's version from the name of its metadata folder, or None."""
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.origin is None:
-        return None
-    folders = Path(spec.origin).parents[1].glob(f"{package}-*.dist-info")
-    return next((f.name[len(package) + 1 : -len(".dist-info")] for f in folders), None)
-
-
-def _from_metadata(package: str) -> str | None:
-    import importlib.metadata  # noqa: PLC0415 - only where the short way fails
-
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-_FRAMEWORK_METADATA = re.compile(
-    r"(?P<name>.+?)-(?P<version>[^-]+)(?:-py[\d.]+)?\.(?:dist|egg)-info"
-)
+    return match[1] if match else None
 
 
 class _FrameworkFiles(NamedTuple):
@@ -234,21 +207,10 @@ def _version(name: str, marks: _FrameworkFiles, found: Path, path: list[str]) ->
     Metadata beside the package counts first. Metadata elsewhere is from an editable install and may
     be outdated, so the checkout's version file comes before it.
     """
-    metadata = list(_metadata(name, path))
+    metadata = [(folder.resolve(), one) for key, one, folder in _distributions(path) if key == name]
     beside = next((version for folder, version in metadata if folder == found), "")
     files = filter(None, (_first_line(found / file) for file in marks.version_files))
     return beside or next(files, "") or (metadata[0][1] if metadata else "")
-
-
-def _metadata(name: str, path: list[str]) -> Iterator[tuple[Path, str]]:
-    """Yield folder and version of a distribution's metadata."""
-    for entry in path:
-        folder = Path(entry or ".")
-        with suppress(OSError):
-            for item in folder.iterdir():
-                match = _FRAMEWORK_METADATA.fullmatch(item.name)
-                if match is not None and _normalized(match["name"]) == name:
-                    yield folder.resolve(), match["version"]
 
 
 def _first_line(file: Path) -> str:

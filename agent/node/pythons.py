@@ -15,7 +15,7 @@ from agent.base import times
 from agent.base.text import own_command
 from agent.node.facts import Framework, RayPython, TorchPython
 from agent.node.limits import starting
-from agent.node.python_facts import framework_facts, of_command, of_ray_command, ray_facts
+from agent.node.python_facts import framework_facts, of_command, ray_facts
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -34,7 +34,7 @@ def find_ray(path: str | None) -> RayPython:
     here = ray_here()
     if here.version is not None:
         return here
-    other = recorded_python(Path(sys.prefix) / RECORD) or of_ray_command(path)
+    other = recorded_python(Path(sys.prefix) / RECORD) or of_command("ray", path)
     return here if other is None or other == sys.executable else ask_python(other)
 
 

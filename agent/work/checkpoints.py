@@ -132,9 +132,5 @@ def step_of(path: str) -> int | None:
 
 def latest(paths: Iterable[str]) -> str:
     """Return the newest checkpoint among these paths, or ''."""
-    steps: dict[str, int] = {}
-    for path in paths:
-        match = _STEP.fullmatch(path.rpartition("/")[2])
-        if match is not None:
-            steps[path] = int(match[1])
-    return max(steps, key=lambda path: steps[path], default="")
+    steps = {path: step for path in paths if (step := step_of(path)) is not None}
+    return max(steps, key=steps.__getitem__, default="")

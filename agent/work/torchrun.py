@@ -137,7 +137,7 @@ def processes(gpus: int, settings: Settings) -> int:
 
 _SET_BY_AGENT = (
     *("NNODES", "NPROC_PER_NODE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT", "MAX_RESTARTS"),
-    *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "times.TORCHRUN_POLL"),
+    *("RDZV_BACKEND", "RDZV_ENDPOINT", "RDZV_ID", "RDZV_CONF", "MONITOR_INTERVAL"),
     *("STANDALONE", "MODULE", "NO_PYTHON", "RUN_PATH"),
 )
 """Flags that the agent sets; their PET_* variables are dropped."""

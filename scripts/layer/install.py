@@ -97,9 +97,9 @@ def pip_for(python: str | Path, *others: str | Path) -> list[str | Path]:
 def install_agent(home: Path, given: str | None) -> None:
     """Make the agent's environment and install the agent into it, without Ray."""
     sys.path.insert(0, str(SOURCE))
-    from agent.node.python_facts import of_ray_command  # noqa: PLC0415 - found only now
+    from agent.node.python_facts import of_command  # noqa: PLC0415 - found only now
 
-    python = given or of_ray_command(os.environ.get("PATH")) or sys.executable
+    python = given or of_command("ray", os.environ.get("PATH")) or sys.executable
     note(python, home)
     for theirs in ("PYTHONPATH", "PIP_CONSTRAINT"):  # meant for the framework's libraries
         os.environ.pop(theirs, None)

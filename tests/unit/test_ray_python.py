@@ -11,7 +11,7 @@ import pytest
 from agent.base.text import own_command
 from agent.node import pythons
 from agent.node.facts import RayPython
-from agent.node.python_facts import of_ray_command
+from agent.node.python_facts import of_command
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,20 +46,20 @@ def test_the_python_of_a_ray_command(
     tmp_path: Path, lines: tuple[str, ...], python: str | None
 ) -> None:
     """Every form in which pip writes a script's first lines is read; a shell's wrapper is none."""
-    assert of_ray_command(put_ray(tmp_path, *lines)) == python
+    assert of_command("ray", put_ray(tmp_path, *lines)) == python
 
 
 def test_env_is_looked_up_on_the_same_path(tmp_path: Path) -> None:
     """`/usr/bin/env python3` means the python3 that PATH has."""
     path = put_ray(tmp_path, "#!/usr/bin/env python3")
-    assert of_ray_command(path) is None
+    assert of_command("ray", path) is None
     (tmp_path / "python3").symlink_to(sys.executable)
-    assert of_ray_command(path) == str(tmp_path / "python3")
+    assert of_command("ray", path) == str(tmp_path / "python3")
 
 
 def test_no_ray_command(tmp_path: Path) -> None:
     """Without one on PATH there is nothing to read."""
-    assert of_ray_command(str(tmp_path)) is None
+    assert of_command("ray", str(tmp_path)) is None
 
 
 def test_our_own_ray_wins(tmp_path: Path) -> None:

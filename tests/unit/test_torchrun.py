@@ -171,7 +171,12 @@ def test_the_command_line_of_a_share() -> None:
 
 def test_the_environment_of_a_share() -> None:
     """Another launcher's PET_* defaults go; the user's own shutdown timeout stays."""
-    given = {"PET_RDZV_ENDPOINT": "elsewhere:1", "PET_LOG_DIR": "/logs", "OMP_NUM_THREADS": "4"}
+    given = {
+        "PET_RDZV_ENDPOINT": "elsewhere:1",
+        "PET_MONITOR_INTERVAL": "9",
+        "PET_LOG_DIR": "/logs",
+        "OMP_NUM_THREADS": "4",
+    }
     made = Torchrun(PYTHON, 6379, 4, 13.7).environment(given, 2, "/e.json")
     assert made == {
         "PET_LOG_DIR": "/logs",

@@ -27,6 +27,13 @@ if TYPE_CHECKING:
     Answer = Callable[[dict[str, object], int], Awaitable[web.Response] | web.Response]
 
 
+async def close_sessions() -> None:
+    """Close the connections of this event loop; in a job the process ends with them."""
+    askers = vars(verl_reward)["_ASKERS"].pop(asyncio.get_running_loop(), {})
+    for asker in askers.values():
+        await asker.session.close()
+
+
 def run(story: Coroutine[object, object, None]) -> None:
     """Run a story in an event loop of its own, and close what it opened."""
 
@@ -34,7 +41,7 @@ def run(story: Coroutine[object, object, None]) -> None:
         try:
             await story
         finally:
-            await verl_reward.close()
+            await close_sessions()
 
     asyncio.run(asyncio.wait_for(closing(), 60))
 
@@ -72,7 +79,7 @@ async def scripted(answer: Answer) -> AsyncIterator[tuple[str, list[dict[str, ob
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         yield f"http://127.0.0.1:{runner.addresses[0][1]}/get_reward", requests
     finally:
-        await verl_reward.close()
+        await close_sessions()
         await runner.cleanup()
 
 
@@ -178,21 +185,21 @@ def test_a_restarted_server_changes_no_reward() -> None:
     run(story())
 
 
-def test_a_lost_server_fails_all_requests_together() -> None:
-    """The error names the server; waiting requests fail at the same deadline."""
+def test_a_lost_server_fails_every_request() -> None:
+    """The error names the server; the first one, within the limit, ends the job."""
 
     async def story(url: str) -> None:
         begun = asyncio.get_running_loop().time()
-        tasks = [score(url, within=2, parallel=4) for _ in range(40)]
-        results = await asyncio.gather(*tasks, return_exceptions=True)
-        assert asyncio.get_running_loop().time() - begun < 15  # one after another: 20
+        tasks = [score(url, within=1, parallel=4) for _ in range(8)]
+        with pytest.raises(RuntimeError):
+            await asyncio.gather(*map(asyncio.ensure_future, tasks[:4]))
+        assert asyncio.get_running_loop().time() - begun < 4
+        results = await asyncio.gather(*tasks[4:], return_exceptions=True)
         assert {type(result) for result in results} == {RuntimeError}
         said = str(results[0])
         assert url in said
         assert "no reward for" in said
         assert "pod-agent status" in said
-        with pytest.raises(RuntimeError):  # it is known to be gone: one try, no patience
-            await asyncio.wait_for(score(url, within=5), 4)
 
     with reward_server() as server:
         server.stop(signal.SIGKILL)
