@@ -67,7 +67,7 @@ if TYPE_CHECKING:
     from agent.control.protocol import Bye
     from agent.decisions.attempts import Attempt
     from agent.plan.plan import Plan
-    from agent.runtime.output import JobOutput
+    from agent.runtime.output import OutputCopies
     from agent.runtime.process import Child
     from agent.runtime.waiting import Inbox
     from agent.work.torchrun import ShareOrder
@@ -79,9 +79,15 @@ class HeadAgent:
     """One run of the head."""
 
     def __init__(
-        self, run: NodeRun, keeper: RunKeeper, started: HeadStart, inbox: Inbox[h.HeadEvent]
+        self,
+        run: NodeRun,
+        tasks: anyio.abc.TaskGroup,
+        keeper: RunKeeper,
+        started: HeadStart,
+        inbox: Inbox[h.HeadEvent],
     ) -> None:
         self._run = run
+        self._tasks = tasks
         self._plan = run.plan
         self._keeper = keeper
         self._started = started
@@ -90,7 +96,7 @@ class HeadAgent:
         self._inbox = inbox
         self._ray = started.ray
         self._work = LocalWork(run, self._inbox.put, lambda: self._placeholders)
-        self._output: JobOutput | None = None
+        self._output: OutputCopies | None = None
         self._bridge_scope = anyio.CancelScope()
         goal = make_goal(run.plan, keeper, run.now(), run.finished_steps)
         self._state = head.first_state(goal)
@@ -100,32 +106,30 @@ class HeadAgent:
         self._status = RunStatus(run, keeper, lambda: self._state)
         self._prober = Prober(run)
         self._worker_logs = WorkerLogs(run, self._status)
+        self._link = self._make_link()
+        self._reports: Reports
 
     def on_notice(self, signum: int) -> None:
         """Handle a signal that is meant for the job."""
         if self._plan.torchrun is not None:
-            say(
-                driver.not_passed_on(
-                    signum, "torchrun, which would have to hand it on, would end by it"
-                )
-            )
+            why = "torchrun, which would have to hand it on, would end by it"
+            say(driver.not_passed_on(signum, why))
         elif self._plan.own_ray is None:
             say(driver.not_passed_on(signum, "the job runs on a Ray that others have started"))
         else:
             say(driver.forward_signal(driver.find_driver(self._state.attempt.id), signum))
 
-    async def run(self, tasks: anyio.abc.TaskGroup) -> Outcome:
+    async def run(self) -> Outcome:
         """Run the head until the run ends; return the outcome."""
         plan, run, started = self._plan, self._run, self._started
-        link = self._link()
         if started.refusal is None:
-            self._start_all(tasks, link)
+            self._start_all()
         else:
             self._inbox.put(Refused(name_head_in_refusal(plan, started.refusal)))
         number = self._state.attempt.number
         first = await first_reply(self._keeper, number, plan.ports.gcs)
         most = agent_limit(plan.topology.expected_workers)
-        reports = Reports(
+        self._reports = reports = Reports(
             *(first, make_expected(plan, self._keeper), self._inbox.put, run.now),
             on_bye=self._on_bye,
             ranks=RankAssignment(self._keeper.record.ranks, self._keeper.record_ranks, most),
@@ -137,35 +141,39 @@ class HeadAgent:
         self._status.worker_stats = reports.worker_stats
         stop = partial(self._inbox.put, StopAsked(SIGTERM))
         site = make_site(run, reports, stop, self._status)
-        tasks.start_soon(run.watch_machine)
-        watch = StallWatch(run, reports, self._status, link, lambda: self._state, self._inbox.put)
-        tasks.start_soon(watch.run)
-        tasks.start_soon(SilenceWatch(reports, plan.ports, self._inbox.put).run)
-        tasks.start_soon(watch_for_later_head, run, self._keeper, self._inbox.put)
+        start = self._tasks.start_soon
+        start(run.watch_machine)
+        watch = StallWatch(
+            *(run, reports, self._status, self._link), lambda: self._state, self._inbox.put
+        )
+        start(watch.run)
+        start(SilenceWatch(reports, plan.ports, self._inbox.put).run)
+        start(watch_for_later_head, run, self._keeper, self._inbox.put)
         runner = await site.open([*started.local_sockets, *started.sockets])
         try:
-            outcome = await self._decide(tasks, reports, link)
-            outcome = await self._shut_down(reports, link, outcome)
-            await run.hold(outcome, partial(self._inbox.take, None), self._keeper.attempts)
+            outcome = await self._decide()
+            outcome = await self._shut_down(outcome)
+            await run.hold(outcome, partial(self._inbox.take, None), self._keeper.record.attempts)
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
         return outcome
 
-    def _start_all(self, tasks: anyio.abc.TaskGroup, link: Link) -> None:
+    def _start_all(self) -> None:
         """Start everything that the plan has for this node, concurrently."""
+        start = self._tasks.start_soon
         if self._ray is not None:
-            tasks.start_soon(self._watch_ray, self._ray)
+            start(self._watch_ray, self._ray)
         if self._plan.own_ray is not None:
-            tasks.start_soon(prune_sessions, self._plan.own_ray.session, self._run.best_effort)
+            start(prune_sessions, self._plan.own_ray.session, self._run.best_effort)
         given = self._plan.topology.given_ray
         if given is not None:  # the platform starts it at any time
             gcs = (given.gcs_host, given.gcs_port)
-            tasks.start_soon(watch_gcs, *gcs, 1.0, self._inbox.put, self._is_waiting_for_ray)
-        tasks.start_soon(self._follow_ray, link)
-        tasks.start_soon(self._find_checkpoint, 0)
+            start(watch_gcs, *gcs, 1.0, self._inbox.put, self._is_waiting_for_ray)
+        start(self._follow_ray)
+        start(self._find_checkpoint, 0)
         for action in head.first_actions(self._state):
-            self._start_local(tasks, action)
+            self._start_local(action)
 
     def _on_bye(self, name: str, bye: Bye) -> None:
         """Record a worker's goodbye; the decisions get its leaving with the report."""
@@ -176,7 +184,7 @@ class HeadAgent:
         self._run.join_run(run_id)
         self._placeholders = replace(self._placeholders, log_dir=str(self._run.folder.path))
 
-    async def _decide(self, tasks: anyio.abc.TaskGroup, reports: Reports, link: Link) -> Outcome:
+    async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
         while True:
             waits = partial(head.pending_waits, self._state)
@@ -186,23 +194,23 @@ class HeadAgent:
             before = self._state.phase
             event, self._state, actions = self._guard.decide(self._state, event, self._run.now())
             self._status.apply_event(event)
-            self._worker_logs.request_logs(event, before, self._state, reports)
+            self._worker_logs.request_logs(event, before, self._state, self._reports)
             self._run.set_phase(self._state.phase.value)
             for action in actions:
                 if not isinstance(action, h.EndRun):
-                    await self._perform(action, tasks, reports, link)
-            self._publish(reports)
+                    await self._perform(action)
+            self._publish()
             if isinstance(event, h.RunRemembered):
-                reports.run_decided()
+                self._reports.run_decided()
             if actions and isinstance(actions[-1], h.EndRun):
                 return actions[-1].outcome
 
-    def _publish(self, reports: Reports) -> None:
+    def _publish(self) -> None:
         state = self._state
         submitted = state.attempt.number - (state.phase is h.HeadPhase.BOOTING)
-        reports.publish(
+        self._reports.publish(
             epoch=self._keeper.epoch,
-            run_id=self._keeper.run_id,
+            run_id=self._keeper.record.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
             fingerprint=self._keeper.proof(submitted),
@@ -212,55 +220,56 @@ class HeadAgent:
         )
 
     async def _perform(  # noqa: C901, PLR0912 - one case, one action
-        self, action: h.HeadAction, tasks: anyio.abc.TaskGroup, reports: Reports, link: Link
+        self, action: h.HeadAction
     ) -> None:
+        link, start, order = self._link, self._tasks.start_soon, self._reports.order
         match action:
-            case LogLine():
-                self._run.log(action)
             case h.SubmitJob(job):
-                self._submission_task.start(tasks, self._submit, link, job, tasks, reports)
+                self._submission_task.start(self._tasks, self._submit, job)
             case h.FollowJob(job):
-                await self._follow(link, job)
+                await self._follow(job)
             case h.SaveSnapshot(known):
                 self._keeper.save_snapshot(known, self._run.now())
             case h.StopJob(job):
                 about = (self._keeper.flush, self._inbox.put, self._submission_task)
-                tasks.start_soon(stop_job, link, job, *about)
+                start(stop_job, link, job, *about)
             case h.AskNodes(job):
-                tasks.start_soon(probe_nodes, job, self._state.fleet, self._inbox.put)
+                start(probe_nodes, job, self._state.fleet, self._inbox.put)
             case h.RestartRay():
-                await self._start_ray_again(tasks, link)
+                await self._start_ray_again()
+            case LogLine():
+                self._run.log(action)
             case h.StartService(node=node) | h.OrderStep(node=node) if node == HERE:
-                self._start_local(tasks, action)
+                self._start_local(action)
             case h.StartService(name, node, generation):
-                reports.order(node, OrderKind.START_SERVICE, name, generation)
+                order(node, OrderKind.START_SERVICE, name, generation)
             case h.OrderStep(name, node):
-                reports.order(node, OrderKind.RUN_STEP, name)
-            case h.ProbeNode(node, probe, at, seat) if node == HERE:
-                tasks.start_soon(self._probe, probe, at, seat)
-            case h.ProbeNode(node, probe, at, seat):
-                reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
+                order(node, OrderKind.RUN_STEP, name)
+            case h.ProbeNode(node, probe, at, share) if node == HERE:
+                start(self._probe, probe, at, share)
+            case h.ProbeNode(node, probe, at, share):
+                order(node, OrderKind.PROBE, probe, at=at, seat=share)
             case h.AdoptRun(run_id, attempts, epoch):
                 self._adopt_run(run_id, attempts, epoch)
                 await self._keeper.flush()
             case h.Retry(ended):
-                await self._clean_up_attempt(ended, link)
-                tasks.start_soon(self._find_checkpoint, ended.number)
+                await self._clean_up_attempt(ended)
+                start(self._find_checkpoint, ended.number)
 
-    async def _probe(self, probe: str, at: str, seat: ShareOrder | None) -> None:
+    async def _probe(self, probe: str, at: str, share: ShareOrder | None) -> None:
         """Run a probe on this node and put its answer."""
-        answer = await self._prober.probe(probe, at, self._placeholders, seat)
+        answer = await self._prober.probe(probe, at, self._placeholders, share)
         self._inbox.put(Answered(answer))
 
-    def _start_local(self, tasks: anyio.abc.TaskGroup, action: h.HeadAction) -> None:
+    def _start_local(self, action: h.HeadAction) -> None:
         """Start a service or a prepare step on this node."""
         match action:
             case LogLine():
                 self._run.log(action)
             case h.StartService(name, _, generation):
-                tasks.start_soon(self._work.serve, name, generation)
+                self._tasks.start_soon(self._work.serve, name, generation)
             case h.OrderStep(name):
-                tasks.start_soon(self._work.prepare, name)
+                self._tasks.start_soon(self._work.prepare, name)
 
     def _is_waiting_for_ray(self) -> bool:
         return self._state.ray.step is Step.PENDING
@@ -272,22 +281,23 @@ class HeadAgent:
         if child is self._ray:  # else it was replaced
             self._inbox.put(gone)
 
-    async def _start_ray_again(self, tasks: anyio.abc.TaskGroup, link: Link) -> None:
-        if self._ray is not None and self._ray.running and isinstance(link, RayLink):
+    async def _start_ray_again(self) -> None:
+        if self._ray is not None and self._ray.running:
             hung, self._ray = self._ray, None
             await stop_ray(hung, 0.0)
-            await self._forget_ray(link)
+            await self._forget_ray()
         self._keeper.new_epoch(self._plan.topology.node_name)
         await self._keeper.flush()
         self._ray = await start_ray(self._run, self._placeholders, self._env)
-        tasks.start_soon(self._watch_ray, self._ray)
+        self._tasks.start_soon(self._watch_ray, self._ray)
 
-    async def _forget_ray(self, link: RayLink) -> None:
+    async def _forget_ray(self) -> None:
         """Discard events of a Ray that was stopped: they do not apply to the next."""
-        await link.restart_bridge()
+        assert isinstance(self._link, RayLink)  # noqa: S101 - torchrun needs no Ray
+        await self._link.restart_bridge()
         self._inbox.discard(h.RayNodes, h.GcsOpen, h.HeadRaySilent, h.RayHangs, h.RayGone)
 
-    def _link(self) -> Link:
+    def _make_link(self) -> Link:
         if self._plan.torchrun is not None:
             return TorchrunLink(
                 self._run, self._placeholders, self._inbox.put, self._status.job_lines
@@ -304,13 +314,11 @@ class HeadAgent:
             event = replace(event, report=replace(event.report, memory=self._run.memory.recent()))
         self._inbox.put(event)
 
-    async def _follow_ray(self, link: Link) -> None:
+    async def _follow_ray(self) -> None:
         with self._bridge_scope:
-            await link.run()
+            await self._link.run()
 
-    async def _submit(
-        self, link: Link, job_id: str, tasks: anyio.abc.TaskGroup, reports: Reports
-    ) -> None:
+    async def _submit(self, job_id: str) -> None:
         home = service_address(self._state, REWARD) or self._placeholders.node_ip
         made = await self._submission_task.make(self._make_submission, home)
         if not isinstance(made, Submission):
@@ -322,24 +330,25 @@ class HeadAgent:
         state, nodes = self._state, (*self._state.fleet.alive.values(),)
         about = (job_id, state.newest_checkpoint, nodes, state.required, state.attempt.workers)
         self._keeper.record_submission(state.attempt.number, *about)
-        if isinstance(link, TorchrunLink):
-            run_id, basis = self._keeper.run_id, made.basis
-            self._output = await link.launch(tasks, state, reports, run_id, home, basis)
+        if isinstance(self._link, TorchrunLink):
+            run_id = self._keeper.record.run_id
+            self._output = await self._link.launch(
+                self._tasks, state, self._reports, run_id, home, made.basis
+            )
             return
-        self._run.node.update(
-            passed_on=0, copied=0
-        )  # a killed agent passed on an earlier attempt's output
+        # A killed agent passed on an earlier attempt's output.
+        self._run.node.update(passed_on=0, copied=0)
         self._output, mirror = start_job_output(
             self._run, job_id, made.entrypoint, self._status.job_lines
         )
-        await link.submit(job_id, made.entrypoint, made.runtime_env, mirror, made.upload)
+        await self._link.submit(job_id, made.entrypoint, made.runtime_env, mirror, made.upload)
 
-    async def _follow(self, link: Link, job_id: str) -> None:
+    async def _follow(self, job_id: str) -> None:
         """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(self._placeholders.node_ip, is_followed=True)
         line = made.entrypoint if isinstance(made, Submission) else ""
         self._output, mirror = start_job_output(self._run, job_id, line, self._status.job_lines)
-        await link.follow(job_id, mirror)
+        await self._link.follow(job_id, mirror)
 
     async def _make_submission(
         self, reward: str, *, is_followed: bool = False
@@ -348,12 +357,13 @@ class HeadAgent:
         basis = self._keeper.basis or await read_basis(self._plan, self._state)
         self._keeper.record_basis(basis)
         return await make_submission(
-            *(self._plan, self._state, self._placeholders, url, self._env, self._keeper.run_id),
+            *(self._plan, self._state, self._placeholders, url, self._env),
+            self._keeper.record.run_id,
             basis=basis,
             is_followed=is_followed,
         )
 
-    async def _clean_up_attempt(self, ended: Attempt, link: Link) -> None:
+    async def _clean_up_attempt(self, ended: Attempt) -> None:
         """Record an attempt's end, and stop all that could run beside the next attempt.
 
         Our own Ray is stopped with it: actors may be detached, and their child processes have
@@ -364,14 +374,14 @@ class HeadAgent:
             self._keeper.record_attempt_end(ended.end)
             await self._keeper.flush()
         await self._finish_output()
-        link.forget(ended.id)
+        self._link.forget(ended.id)
         left = ""
-        if isinstance(link, TorchrunLink):
-            await link.stop_local(self._plan.budget.ray)
+        if isinstance(self._link, TorchrunLink):
+            await self._link.stop_local(self._plan.budget.ray)
         elif self._plan.own_ray is not None:
             old, self._ray = self._ray, None
             left = await end_attempt(ended, old, self._plan.budget.ray)
-            await self._forget_ray(link)
+            await self._forget_ray()
         self._inbox.put(h.Cleared(ended.number, left))
 
     async def _find_checkpoint(self, attempt: int) -> None:
@@ -386,7 +396,7 @@ class HeadAgent:
             self._output = None
             self._run.node.update(passed_on=0, copied=0)  # of the next attempt
 
-    async def _shut_down(self, reports: Reports, link: Link, outcome: Outcome) -> Outcome:
+    async def _shut_down(self, outcome: Outcome) -> Outcome:
         """Send the verdict to the workers and stop everything, within the grace."""
         self._keeper.record_outcome(outcome)
         await self._finish_output()
@@ -400,15 +410,15 @@ class HeadAgent:
         async with anyio.create_task_group() as tasks:
             if not outcome.is_superseded:  # else the workers follow the later head
                 may_call = count_possible_callers(self._plan, started.sockets, self._state)
-                tasks.start_soon(wait_for_goodbyes, reports, budget.final_replies, may_call)
+                tasks.start_soon(wait_for_goodbyes, self._reports, budget.final_replies, may_call)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
-            if isinstance(link, TorchrunLink):
-                tasks.start_soon(link.stop_local, budget.ray)
+            if isinstance(self._link, TorchrunLink):
+                tasks.start_soon(self._link.stop_local, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
-        parts = self._worker_logs.bundle_parts(self._state, reports)
-        return await make_bundle(self._run, outcome, self._keeper.attempts, parts)
+        parts = self._worker_logs.bundle_parts(self._state, self._reports)
+        return await make_bundle(self._run, outcome, self._keeper.record.attempts, parts)
 
 
 def name_head_in_refusal(plan: Plan, refusal: Outcome) -> Outcome:

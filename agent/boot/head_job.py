@@ -21,7 +21,7 @@ from agent.record.files import safe_name
 from agent.record.log import say
 from agent.record.threads import in_thread
 from agent.runtime import driver
-from agent.runtime.output import JobOutput, PreambleFilter, driver_log
+from agent.runtime.output import OutputCopies, PreambleFilter, driver_log
 from agent.runtime.waiting import Failure
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 def start_job_output(
     run: NodeRun, job_id: str, command_line: str, watcher: ByteSink
-) -> tuple[JobOutput, Path | None]:
+) -> tuple[OutputCopies, Path | None]:
     """Start to pass on a job's output; return it, and the file that the bridge must write.
 
     `entrypoint` is the job's command, which Ray repeats before the output; '' where it is not
@@ -59,15 +59,10 @@ def start_job_output(
         source = driver_log(session, job_id)
         run.node.update(session=str(source.parents[1]))
     rest = PreambleFilter(job_id, command_line) if command_line else PreambleFilter.disabled()
-    known = run.node.record
-    output = JobOutput(
-        *(source, rest, run.folder.file("job.log")),
-        skip=known.passed_on,
-        on_passed=run.node.set_passed_on,
-        copied=known.copied,
-        on_copied=run.node.set_copied,
-        watcher=watcher,
-    )
+    known, output = run.node.record, OutputCopies(source, rest)
+    output.to_stdout(known.passed_on, run.node.set_passed_on)
+    output.to_file(run.folder.file("job.log"), known.copied, run.node.set_copied)
+    output.to_watcher(watcher)
     output.start()
     return output, mirror
 

@@ -49,7 +49,7 @@ async def first_reply(keeper: RunKeeper, attempt: int, gcs_port: int) -> Reply:
     """Return the reply to workers before the first decision, once its epoch is on disk."""
     await keeper.flush()
     return Reply(
-        *(keeper.epoch, keeper.run_id),
+        *(keeper.epoch, keeper.record.run_id),
         phase=HeadPhase.BOOTING.value,
         ray_ready=False,
         gcs_port=gcs_port,
@@ -134,7 +134,7 @@ class RunStatus:
             job_status = report.status.lower() if report else "not submitted"
             job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
         return {
-            "run_id": keeper.run_id,
+            "run_id": keeper.record.run_id,
             "epoch": keeper.epoch,
             "role": "head",
             "platform": plan.topology.platform.name,
@@ -156,7 +156,7 @@ class RunStatus:
             "outages": [outage.to_outcome() for outage in self.outages()],
             "job": job,
             "verdict": None if state.verdict is None else state.verdict.to_dict(),
-            "attempts": [attempt.to_outcome() for attempt in keeper.attempts],
+            "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "curve": self.job_lines.curve(),
         }
 

@@ -282,11 +282,7 @@ class NodeRun:
                 on_memory()
             self.node.update(oom_kills=self.memory.kills.number)
 
-        async def turn() -> NotYet:
-            await self.best_effort("a look at disk and memory", look)
-            return NotYet()
-
-        await until(turn, None, step=times.NODE_CHECK, longest=times.NODE_CHECK)
+        await self.best_effort.every(times.NODE_CHECK, "a look at disk and memory", look)
 
     async def next_event(
         self, inbox: Inbox[E], waits: Callable[[], tuple[Wait, ...]], deadline: float | None

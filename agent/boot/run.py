@@ -116,10 +116,10 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         )
         if left is not None and keeper.has_outdated_ray:
             left.end_ray()
-        node_run = NodeRun(plan, redactor, folder, started, keeper.run_id, left)
+        node_run = NodeRun(plan, redactor, folder, started, keeper.record.run_id, left)
         outcome = _run_role(node_run, keeper)
         keeper.close()
-        attempts = keeper.attempts
+        attempts = keeper.record.attempts
     else:
         run_id = find_resumed_run(root, name)
         folder = RunFolder(root, run_id, name) if run_id else RunFolder.waiting(root, name)
@@ -227,7 +227,10 @@ async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
         return _idle(node_run.plan)
     from agent.boot.worker import WorkerAgent  # noqa: PLC0415 - see `_run_head`
 
-    return await WorkerAgent(node_run).run()
+    async with anyio.create_task_group() as tasks:
+        outcome = await WorkerAgent(node_run, tasks).run()
+        tasks.cancel_scope.cancel()
+    return outcome
 
 
 async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
@@ -261,10 +264,10 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
         else:
             from agent.boot.head import HeadAgent  # noqa: PLC0415 - see above
 
-            head = HeadAgent(node_run, keeper, started, inbox)
+            head = HeadAgent(node_run, tasks, keeper, started, inbox)
             for signum in early_notices:
                 head.on_notice(signum)
-            outcome = await head.run(tasks)
+            outcome = await head.run()
         tasks.cancel_scope.cancel()
     return outcome
 

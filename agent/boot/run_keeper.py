@@ -65,7 +65,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         has_job=plan.job is not None,
         is_sized_to_nodes=plan.torchrun is not None
         or (plan.job is not None and is_sized(plan.job)),
-        run_id=keeper.run_id,
+        run_id=keeper.record.run_id,
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,
         former_workers=keeper.former_nodes if given is None else (),
@@ -102,38 +102,30 @@ async def watch_for_later_head(
         epoch = await run.best_effort("a look for a later head's record", read)
         return epoch if isinstance(epoch, int) and epoch else NotYet()
 
-    send(
-        LaterHead(
-            await until(look, None, step=times.RUN_RECORD_CHECK, longest=times.RUN_RECORD_CHECK),
-            "run.json has its epoch",
-        )
-    )
+    pause = times.RUN_RECORD_CHECK
+    epoch = await until(look, None, step=pause, longest=pause)
+    send(LaterHead(epoch, "run.json has its epoch"))
 
 
 def on_recalled_run(
     keeper: RunKeeper, send: Callable[[RunRemembered], None]
 ) -> Callable[[Hello, int], bool]:
-    """Return the callback for workers' hellos; it returns whether a decision follows."""
+    """Return the callback for hellos of workers that outlived their head.
 
-    def take(hello: Hello, epoch: int) -> bool:
-        known = recalled_run(keeper, hello, epoch)
-        if known is not None:
-            send(known)
-        return known is not None
-
-    return take
-
-
-def recalled_run(keeper: RunKeeper, hello: Hello, epoch: int) -> RunRemembered | None:
-    """Return the run of a worker that outlived its head; `epoch` is the last that it followed.
-
-    None if its proof is not of this job, or if our own record is better.
+    It sends the run that such a worker remembers, and returns whether it did: not without a proof
+    that the run is of this job, nor where this disk has the run's record, which is better. `epoch`
+    is the last that the worker followed.
     """
-    run_id, attempt = hello.run_id, hello.attempt
-    proof = proof_of(keeper.record.fingerprint, run_id, attempt, epoch)
-    if hello.fingerprint != proof or keeper.has_record_of(run_id):
-        return None
-    return RunRemembered(run_id, attempt, epoch if epoch > keeper.record.epoch else 0)
+
+    def recall(hello: Hello, epoch: int) -> bool:
+        run_id, attempt, record = hello.run_id, hello.attempt, keeper.record
+        proof = proof_of(record.fingerprint, run_id, attempt, epoch)
+        if hello.fingerprint != proof or keeper.has_record_of(run_id):
+            return False
+        send(RunRemembered(run_id, attempt, epoch if epoch > record.epoch else 0))
+        return True
+
+    return recall
 
 
 class RunKeeper:
@@ -159,7 +151,6 @@ class RunKeeper:
         self._writer: ItemWriter[RunRecord] = ItemWriter(RUN_FILE, self._write, disk_alarm)
         self._lock = chosen.lock  # locked until this process ends
         self._former_head = chosen.former_head
-        new = RunRecord(chosen.run_id, fingerprint, 0)
         before = chosen.before
         self._verdict: Outcome | None = None
         self._replaces_agent, self._before = replaces_agent, before
@@ -167,12 +158,13 @@ class RunKeeper:
             self._verdict = before.ending if replaces_agent else None
             before = before if replaces_agent else replace(before, ending=None)
         if before is not None and not job_survives and before.open_attempt is not None:
-            end = before.open_attempt.planned_end or _oom_outcome(memory)
+            killed = ends.OUT_OF_MEMORY.outcome(evidence=memory) if memory else None
+            end = before.open_attempt.planned_end or killed
             if replaces_agent and end is not None and not is_loss(end):
                 self._verdict = self._verdict or end
             lost = end or ends.HEAD_LOST.outcome()
             before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
-        self.record = before or new
+        self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
         self._epoch = self.record.epoch
         self._writer.start()
 
@@ -180,11 +172,6 @@ class RunKeeper:
         """Write the corrections of a former head's record, for an agent that replaces this one."""
         if self.record is not self._before and self._before is not None:
             self._save(self.record)
-
-    @property
-    def run_id(self) -> str:
-        """Return the run's id."""
-        return self.record.run_id
 
     @property
     def next_attempt(self) -> int:
@@ -200,26 +187,17 @@ class RunKeeper:
         """
         if self._verdict is not None:
             return self._verdict
-        return (
-            None
-            if self.record.open_attempt is not None
-            else retries_exhausted(self.record.tried, retries)
-        )
+        is_open = self.record.open_attempt is not None
+        return None if is_open else retries_exhausted(self.record.tried, retries)
 
     @property
-    def attempts(self) -> tuple[AttemptRecord, ...]:
-        """Return all attempts at this run's job."""
-        return self.record.attempts
-
-    @property
-    def is_between_attempts(self) -> bool:
-        """Return whether an attempt is over and no other began: the next has a new Ray."""
-        return bool(self.attempts) and self.record.open_attempt is None
+    def _is_between_attempts(self) -> bool:
+        return bool(self.record.attempts) and self.record.open_attempt is None
 
     @property
     def has_outdated_ray(self) -> bool:
         """Return whether a running Ray belongs to an attempt that is over."""
-        return self.is_between_attempts and self.record.state is not RunState.BOOTING
+        return self._is_between_attempts and self.record.state is not RunState.BOOTING
 
     @property
     def former_nodes(self) -> tuple[str, ...]:
@@ -228,9 +206,9 @@ class RunKeeper:
         These are its workers and its head, where the driver runs, unless that head is known to have
         ended.
         """
-        if not self.is_between_attempts:
+        if not self._is_between_attempts:
             return ()
-        return (*self.attempts[-1].nodes, *filter(None, [self._former_head]))
+        return (*self.record.attempts[-1].nodes, *filter(None, [self._former_head]))
 
     @property
     def epoch(self) -> int:
@@ -243,7 +221,7 @@ class RunKeeper:
 
     def proof(self, submitted: int) -> str:
         """Return the proof of so many attempts, which workers show to a later head."""
-        return proof_of(self.record.fingerprint, self.run_id, submitted, self.epoch)
+        return proof_of(self.record.fingerprint, self.record.run_id, submitted, self.epoch)
 
     def new_epoch(self, head: str) -> None:
         """Set the epoch of the Ray that is about to start."""
@@ -267,20 +245,20 @@ class RunKeeper:
 
     def has_record_of(self, run_id: str) -> bool:
         """Return whether this disk has a record of a run: it is better than workers' memory."""
-        if run_id == self.run_id:
+        if run_id == self.record.run_id:
             return bool(self.record.attempts)
         return isinstance(RunRecord.read(self._root / safe_name(run_id) / RUN_FILE), RunRecord)
 
     def later_epoch(self) -> int:
         """Return the epoch of a later head that wrote this run's record; 0 for none."""
-        return _epoch_above(self.record, self._root)
+        return self._later_epoch(self.record)
 
     def adopt_run(self, run_id: str, attempts: int, epoch: int = 0) -> None:
         """Resume a run that workers remember, with so many lost attempts.
 
         `epoch` is that of its former head, where it is higher than ours: clocks differ.
         """
-        now, former = iso_time(time.time()), self.run_id
+        now, former = iso_time(time.time()), self.record.run_id
         lost = tuple(
             AttemptRecord(
                 number, f"{run_id}-{number}", now, now, ends.HEAD_LOST.reason, ends.HEAD_LOST.code
@@ -292,7 +270,7 @@ class RunKeeper:
             folder.mkdir(parents=True, exist_ok=True)
         own = max(self.record.epoch, epoch + 1)
         self._save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
-        if former == self.run_id:
+        if former == self.record.run_id:
             return
         with suppress(OSError):  # same
             (self._root / former / RUN_FILE).unlink(missing_ok=True)
@@ -359,7 +337,7 @@ class RunKeeper:
         self.record_outcome(end)
         self.record_attempt_end(end)
         if self.record.is_over:
-            self._save(self.record.as_ended())
+            self._save(replace(self.record, state=RunState.ENDED))
 
     def close(self) -> None:
         """Write what is pending, as far as the disk allows."""
@@ -367,22 +345,14 @@ class RunKeeper:
 
     def _write(self, record: RunRecord) -> OSError | None:
         """Write the record, unless a later head of this run has written it."""
-        if _epoch_above(record, self._root):
+        if self._later_epoch(record):
             return None
         return record.write(self._root / record.run_id / RUN_FILE)
+
+    def _later_epoch(self, record: RunRecord) -> int:
+        found = RunRecord.read(self._root / record.run_id / RUN_FILE)
+        return found.epoch if isinstance(found, RunRecord) and found.epoch > record.epoch else 0
 
     def _save(self, record: RunRecord) -> None:
         self.record = record
         self._writer.put(record)
-
-
-def _oom_outcome(memory: str) -> Outcome | None:
-    if not memory:
-        return None
-    return ends.OUT_OF_MEMORY.outcome(evidence=memory)
-
-
-def _epoch_above(record: RunRecord, root: Path) -> int:
-    found = RunRecord.read(root / record.run_id / RUN_FILE)
-    is_later = isinstance(found, RunRecord) and found.epoch > record.epoch
-    return found.epoch if is_later and isinstance(found, RunRecord) else 0

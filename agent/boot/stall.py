@@ -30,7 +30,7 @@ from agent.record.log import say
 from agent.record.threads import in_thread
 from agent.runtime import driver as job
 from agent.runtime.driver import Utilization
-from agent.runtime.waiting import Failure, NotYet, until
+from agent.runtime.waiting import Failure
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,13 +138,8 @@ class StallWatch:
         """Watch until canceled, if AGENT_STALL is set."""
         if not self._limit or self._run.plan.job is None:
             return
-        pause = diagnostics_interval(self._limit)
-
-        async def turn() -> NotYet:
-            await self._run.best_effort("a look for a job without a sign of work", self._check)
-            return NotYet()
-
-        await until(turn, None, step=pause, longest=pause)
+        what = "a look for a job without a sign of work"
+        await self._run.best_effort.every(diagnostics_interval(self._limit), what, self._check)
 
     async def _check(self) -> None:
         """Update the state of the running attempt; check the nodes if it is quiet."""

@@ -19,7 +19,7 @@ from agent.record.files import read_end
 from agent.record.log import say
 from agent.record.threads import in_thread
 from agent.runtime import descendants
-from agent.runtime.output import JobOutput, OutputCopies, PreambleFilter
+from agent.runtime.output import OutputCopies, PreambleFilter
 from agent.settings.jobs import TORCHRUN
 from agent.work.job import JobPlaceholders, fill, sizes
 from agent.work.services import reward_url
@@ -92,10 +92,9 @@ class LocalShare:
 
     def _scan_output(self, attempt: int) -> OutputCopies:
         """Scan the share's output on a worker; on the head, the job's output is scanned."""
-        output = OutputCopies()
+        output = OutputCopies(self._run.folder.file(LOG), PreambleFilter.disabled())
         if not self._run.plan.topology.is_head:
-            source, nothing = self._run.folder.file(LOG), PreambleFilter.disabled()
-            output.add_watcher(source, nothing, self._run.stats.share_lines(attempt), self._began)
+            output.to_watcher(self._run.stats.share_lines(attempt), self._began)
         output.start()
         return output
 
@@ -219,7 +218,7 @@ class TorchrunLink:
         run: NodeRun,
         place: Placeholders,
         send: Callable[[h.HeadEvent], None],
-        watcher: ByteSink | None = None,
+        watcher: ByteSink,
     ) -> None:
         self._run = run
         self._watcher = watcher
@@ -246,7 +245,7 @@ class TorchrunLink:
         run_id: str,
         reward_ip: str,
         basis: JobBasis,
-    ) -> JobOutput:
+    ) -> OutputCopies:
         """Start every node's share of the attempt; return this node's output."""
         number, nodes = state.attempt.number, state.shares.sizes
         self._tasks, self._reports, self._others = tasks, reports, {}
@@ -257,13 +256,9 @@ class TorchrunLink:
                 reports.order(key, OrderKind.RUN_SHARE, "job", number, seat=seat)
         log = self._run.folder.file(LOG)
         begins = await size_at_start(self._run, log)
-        output = JobOutput(
-            *(log, PreambleFilter.disabled(), None),
-            skip=begins,
-            on_passed=self._run.node.set_passed_on,
-            watcher=self._watcher,
-            begins=begins,
-        )
+        output = OutputCopies(log, PreambleFilter.disabled())
+        output.to_stdout(begins, self._run.node.set_passed_on)
+        output.to_watcher(self._watcher, begins)
         output.start()
         own = ShareOrder(0, nodes, reward_ip, basis)
         await self._share.start(tasks, number, own, self._place, run_id)

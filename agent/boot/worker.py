@@ -18,7 +18,6 @@ from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.events import Guard
-from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.boot.requests import HeadRequests
 from agent.boot.services import LocalWork
@@ -149,11 +148,19 @@ def _job_digest(plan: Plan, clean: Callable[[str], str]) -> str:
 class WorkerAgent:
     """One run of a worker."""
 
-    def __init__(self, run: NodeRun) -> None:
+    def __init__(self, run: NodeRun, tasks: anyio.abc.TaskGroup) -> None:
         self._run = run
-        self._plan = run.plan
+        self._plan = plan = run.plan
+        self._tasks = tasks
         self._id = secrets.token_hex(8)
         self._inbox: Inbox[w.WorkerEvent] = Inbox(run.redactor.clean_fields)
+        host = plan.topology.head_host
+        assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
+        self._link = HeadLink(
+            *(host, plan.ports.agent, plan.ports.gcs, plan.token),
+            *(self._hello, self._report, self._inbox.put, self._on_reply),
+            last_ip="" if run.surviving is None else run.surviving.record.head_ip,
+        )
         self._ray: Child | None = None
         self._work = LocalWork(run, self._inbox.put, self._place)
         self._local_share = LocalShare(run, self._inbox.put)
@@ -174,38 +181,29 @@ class WorkerAgent:
 
     async def run(self) -> Outcome:
         """Run the worker until the run ends; return the outcome."""
-        plan = self._plan
+        plan, start = self._plan, self._tasks.start_soon
         # The port first: a second agent on this node ends here, before it changes anything.
         sockets = bind(["127.0.0.1"], plan.ports.agent)
-        host = plan.topology.head_host
-        assert host is not None  # noqa: S101 - a worker without a head does not pass the settings
-        link = HeadLink(
-            *(host, plan.ports.agent, plan.ports.gcs, plan.token),
-            *(self._hello, self._report, self._inbox.put, self._on_reply),
-            last_ip="" if self._run.surviving is None else self._run.surviving.record.head_ip,
-        )
         unfit = make_ready.prepare_machine(plan, self._run.surviving)
-        async with anyio.create_task_group() as tasks:
-            await tasks.start(signals.watch_signals, self._on_signal, self._on_notice)
-            if self._state.ray is w.RayStep.UP:  # started by a killed agent
-                await self._start_ray(tasks, self._state.head_ip or "")
-            tasks.start_soon(link.run)
-            tasks.start_soon(self._run.watch_machine, link.report_now)
-            if unfit is not None:
-                self._inbox.put(Refused(unfit))
-            else:
-                tasks.start_soon(self._serve, sockets)
-                if plan.own_ray is not None:
-                    tasks.start_soon(prune_sessions, plan.own_ray.session, self._run.best_effort)
-                for step in self._state.running_steps:
-                    tasks.start_soon(self._work.prepare, step)
-                for line in worker.first_messages(self._state):
-                    self._run.log(line)
-            leave = await self._decide(tasks, link)
-            leave = replace(leave, outcome=await explain_end(self._run, leave.outcome))
-            outcome = await self._shut_down(link, leave)
-            await self._run.hold(outcome, partial(self._inbox.take, None))
-            tasks.cancel_scope.cancel()
+        await self._tasks.start(signals.watch_signals, self._on_signal, self._on_notice)
+        if self._state.ray is w.RayStep.UP:  # started by a killed agent
+            await self._start_ray(self._state.head_ip or "")
+        start(self._link.run)
+        start(self._run.watch_machine, self._link.report_now)
+        if unfit is not None:
+            self._inbox.put(Refused(unfit))
+        else:
+            start(self._serve, sockets)
+            if plan.own_ray is not None:
+                start(make_ready.prune_sessions, plan.own_ray.session, self._run.best_effort)
+            for step in self._state.running_steps:
+                start(self._work.prepare, step)
+            for line in worker.first_messages(self._state):
+                self._run.log(line)
+        leave = await self._decide()
+        leave = replace(leave, outcome=await explain_end(self._run, leave.outcome))
+        outcome = await self._shut_down(leave)
+        await self._run.hold(outcome, partial(self._inbox.take, None))
         return outcome
 
     def _on_signal(self, signum: int) -> None:
@@ -227,7 +225,7 @@ class WorkerAgent:
             by_torchrun=plan.torchrun is not None,
         )
 
-    async def _decide(self, tasks: anyio.abc.TaskGroup, link: HeadLink) -> w.EndWorker:
+    async def _decide(self) -> w.EndWorker:
         """Process events one by one until a decision ends the worker."""
         while True:
             waits = partial(worker.pending_waits, self._state)
@@ -241,53 +239,46 @@ class WorkerAgent:
             for action in actions:
                 if isinstance(action, w.EndWorker):
                     return action
-                await self._perform(action, tasks, link)
-            self._report_changes(link)
+                await self._perform(action)
+            self._report_changes()
 
-    def _report_changes(self, link: HeadLink) -> None:
-        """Send a report at once if the state that it shows has changed."""
+    def _report_changes(self) -> None:
+        """Send a report at once if the state in it has changed."""
         state = self._state
         progress = (state.phase, state.joined, state.preparing, state.tries)
-        reported = (
-            *progress,
-            worker.item_reports(state),
-            state.last_order,
-            state.share_over,
-            state.running_attempt,
-        )
+        running = (worker.item_reports(state), state.share_over, state.running_attempt)
+        reported = (*progress, *running, state.last_order)
         if reported != self._reported:
             self._reported = reported
-            link.report_now()
+            self._link.report_now()
 
-    async def _perform(  # noqa: C901 - one case, one action
-        self, action: w.WorkerAction, tasks: anyio.abc.TaskGroup, link: HeadLink
-    ) -> None:
+    async def _perform(self, action: w.WorkerAction) -> None:  # noqa: C901 - one case, one action
+        start, budget, report_now = self._tasks.start_soon, self._plan.budget, self._link.report_now
         match action:
             case LogLine():
                 self._run.log(action)
             case w.StartRay(head_ip):
-                await self._start_ray(tasks, head_ip)
+                await self._start_ray(head_ip)
             case w.StopRay():
                 if self._ray is not None:
-                    tasks.start_soon(stop_ray, self._ray, self._plan.budget.ray)
+                    start(stop_ray, self._ray, budget.ray)
             case w.StopServices():
-                tasks.start_soon(self._work.stop_services, self._plan.budget.services)
+                start(self._work.stop_services, budget.services)
             case w.StartOwnService(name, generation):
-                tasks.start_soon(self._work.serve, name, generation)
+                start(self._work.serve, name, generation)
             case w.StopSteps():
                 self._work.stop_steps()
             case w.RunOwnStep(name):
-                tasks.start_soon(self._work.prepare, name)
-            case w.StartShare(attempt, seat):
+                start(self._work.prepare, name)
+            case w.StartShare(attempt, share):
                 run_id = "" if self._reply is None else self._reply.run_id
-                await self._local_share.start(tasks, attempt, seat, self._place(), run_id)
+                await self._local_share.start(self._tasks, attempt, share, self._place(), run_id)
             case w.StopShare():
-                tasks.start_soon(self._local_share.stop, self._plan.budget.job)
+                start(self._local_share.stop, budget.job)
             case w.SendLog(name):
-                tasks.start_soon(self._requests.fetch_log, name, link.report_now)
-            case w.RunProbe(probe, at, seat):
-                about = (probe, at, self._place(), link.report_now, seat)
-                tasks.start_soon(self._requests.probe, *about)
+                start(self._requests.fetch_log, name, report_now)
+            case w.RunProbe(probe, at, share):
+                start(self._requests.probe, probe, at, self._place(), report_now, share)
 
     def _place(self) -> Placeholders:
         head, rank = self._state.head_ip or "", self._state.rank
@@ -295,7 +286,7 @@ class WorkerAgent:
         known_rank = "" if rank is None else str(rank)
         return Placeholders(ip, head, known_rank, str(self._run.folder.path))
 
-    async def _start_ray(self, tasks: anyio.abc.TaskGroup, head_ip: str) -> None:
+    async def _start_ray(self, head_ip: str) -> None:
         plan = self._plan
         node_ip = plan.address.ip or source_towards(head_ip)
         if node_ip is None:
@@ -309,7 +300,7 @@ class WorkerAgent:
             self._run.surviving.end_ray()
         self._run.node.update(epoch=epoch, head_ip=head_ip, attempt=self._state.ray_attempt)
         self._ray = await self._run.start(process.name, argv, env, process.log)
-        tasks.start_soon(self._watch_ray, self._ray, node_ip)
+        self._tasks.start_soon(self._watch_ray, self._ray, node_ip)
 
     async def _watch_ray(self, child: Child, node_ip: str) -> None:
         async def check() -> bool | NotYet:
@@ -433,20 +424,20 @@ class WorkerAgent:
             "verdict": None if state.verdict is None else state.verdict.to_dict(),
         }
 
-    async def _shut_down(self, link: HeadLink, leave: w.EndWorker) -> Outcome:
+    async def _shut_down(self, leave: w.EndWorker) -> Outcome:
         self._run.record_outcome(leave.outcome)
         self._log_tail = await self._requests.read_log_tails(leave.outcome)
         budget = self._plan.budget
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(
-                link.send_goodbye,
-                times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE,
-            )
+            limit = times.AWAITED_GOODBYE if leave.must_report else times.GOODBYE
+            tasks.start_soon(self._link.send_goodbye, limit)
             tasks.start_soon(self._work.stop_services, budget.services)
             if self._ray is not None:
                 tasks.start_soon(stop_ray, self._ray, budget.ray)
             tasks.start_soon(self._local_share.stop, budget.ray)
         await self._run.stop_descendants(budget.leftovers)
-        if link.goodbye_delivered or (self._reply is not None and self._reply.verdict is not None):
+        if self._link.goodbye_delivered or (
+            self._reply is not None and self._reply.verdict is not None
+        ):
             return leave.outcome  # the head makes the bundle
         return await make_bundle(self._run, leave.outcome)

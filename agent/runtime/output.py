@@ -49,10 +49,6 @@ class PreambleFilter:
         """Bytes that are held back, since they may be Ray's."""
         return len(self._buffer)
 
-    def copy(self) -> PreambleFilter:
-        """Return a copy, for another copy of the same output."""
-        return copy_of(self)
-
     def drop_held(self) -> None:
         """Drop the bytes held back: the former agent has passed them on."""
         self._buffer = b""
@@ -114,7 +110,7 @@ class OutputCopy(Background):
         skip: int,
         step: float,
         warn: Callable[[str], None],
-        on_passed: Callable[[int], None] | None = None,
+        on_passed: Callable[[int], None],
     ) -> None:
         super().__init__(name)
         self.on_passed = on_passed
@@ -125,7 +121,6 @@ class OutputCopy(Background):
         self._step = step
         self._warn = warn
         self._former: threading.Thread | None = None
-        self.passed_on = skip
 
     def start(self) -> str:
         """Start the thread; it first waits for the former one of the same sink."""
@@ -153,14 +148,9 @@ class OutputCopy(Background):
                 read += len(chunk)
                 if not self._write(self._filter.feed(chunk)):
                     return
-                self._passed(read - self._filter.held_bytes)
+                self.on_passed(read - self._filter.held_bytes)
             if self._write(self._filter.feed(b"", last=True)):
-                self._passed(read)
-
-    def _passed(self, count: int) -> None:
-        self.passed_on, on_passed = count, self.on_passed
-        if on_passed is not None:
-            on_passed(count)
+                self.on_passed(read)
 
     def _wait_for_source(self) -> BinaryIO | None:
         """Wait until the source exists; None if it never did."""
@@ -220,22 +210,41 @@ class OutputCopy(Background):
 
 
 class OutputCopies:
-    """Copies of the job's output while it grows, each in its own thread."""
+    """Copies of the job's output while it grows, each in its own thread.
 
-    def __init__(self) -> None:
+    Ray writes the driver's output to a file on the head. Reading that file loses nothing when the
+    dashboard's log stream drops, and buffers nothing for a slow reader. Where the driver runs on
+    another machine, the bridge writes such a file here. The output of an attempt waits until that
+    of the former attempt is written.
+    """
+
+    def __init__(self, source: Path, preamble: PreambleFilter) -> None:
+        self._source = source
+        self._preamble = preamble
         self._warned: set[str] = set()
         self._lock = threading.Lock()
         self._copies: list[OutputCopy] = []
 
-    def add_watcher(
-        self, source: Path, preamble: PreambleFilter, watcher: ByteSink, begins: int
+    def to_stdout(self, begins: int, on_passed: Callable[[int], None]) -> None:
+        """Copy to stdout, from an offset on; `on_passed` gets the bytes that it accepted."""
+        sink = Sink(partial(os.dup, 1), _on_stdout_trouble)
+        self._add("job output", sink, begins, times.OUTPUT_POLL, on_passed)
+
+    def to_file(self, path: Path, begins: int, on_passed: Callable[[int], None]) -> None:
+        """Copy to a file, in the same way."""
+        sink = Sink(appending(path), partial(disk_alarm.report, path.name))
+        disk_alarm.watch(path.name, sink.busy_since)
+        self._add("job.log", sink, begins, times.COPY_POLL, on_passed)
+
+    def to_watcher(self, watcher: ByteSink, begins: int = 0) -> None:
+        """Copy to a reader in this process, from an offset on."""
+        self._add("job watcher", watcher, begins, times.COPY_POLL, lambda _count: None)
+
+    def _add(
+        self, name: str, sink: ByteSink, begins: int, step: float, on_passed: Callable[[int], None]
     ) -> None:
-        """Copy the output to a watcher, from an offset on."""
-        self._copies.append(
-            OutputCopy(
-                *("job watcher", source, preamble, watcher, begins, times.COPY_POLL), self._warn
-            )
-        )
+        source = (name, self._source, copy_of(self._preamble))
+        self._copies.append(OutputCopy(*source, sink, begins, step, self._warn, on_passed))
 
     def start(self) -> None:
         """Start copying."""
@@ -252,7 +261,7 @@ class OutputCopies:
             copier.close()
         for copier in self._copies:
             copier.finish(until - time.monotonic())
-            copier.on_passed = None  # the offsets belong to the next attempt now
+            copier.on_passed = lambda _count: None  # the offsets belong to the next attempt now
 
     def _warn(self, sentence: str) -> None:
         """Log a warning once for all copies."""
@@ -263,55 +272,8 @@ class OutputCopies:
             say(sentence, "warning")
 
 
-class JobOutput(OutputCopies):
-    """Copies the driver's log while the job runs: to stdout, and to a file if given.
-
-    Ray writes the driver's output to a file on the head. Reading that file loses nothing when the
-    dashboard's log stream drops, and buffers nothing for a slow reader. Where the driver runs on
-    another machine, the bridge writes such a file here. An agent that replaces a killed one starts
-    at `skip` bytes of the source for stdout, at `copied` for the file, and at `begins` for a
-    `watcher`. The output of an attempt waits until that of the former attempt is written.
-    """
-
-    def __init__(  # noqa: PLR0913 - source, sinks and their offsets
-        self,
-        source: Path,
-        preamble: PreambleFilter,
-        copy: Path | None,
-        *,
-        skip: int = 0,
-        on_passed: Callable[[int], None] | None = None,
-        copied: int = 0,
-        on_copied: Callable[[int], None] | None = None,
-        watcher: ByteSink | None = None,
-        begins: int = 0,
-    ) -> None:
-        super().__init__()
-        stdout = Sink(partial(os.dup, 1), partial(self._on_trouble, "stdout"))
-        self._to_stdout = OutputCopy(
-            "job output", source, preamble, stdout, skip, times.OUTPUT_POLL, self._warn, on_passed
-        )
-        self._copies.append(self._to_stdout)
-        if copy is not None:
-            file = Sink(appending(copy), partial(disk_alarm.report, copy.name))
-            disk_alarm.watch(copy.name, file.busy_since)
-            of_file = preamble.copy()
-            self._copies.append(
-                OutputCopy(
-                    *("job.log", source, of_file, file, copied, times.COPY_POLL),
-                    *(self._warn, on_copied),
-                )
-            )
-        if watcher is not None:
-            self.add_watcher(source, preamble.copy(), watcher, begins)
-
-    @property
-    def passed_on(self) -> int:
-        """Bytes of the source that stdout has accepted."""
-        return self._to_stdout.passed_on
-
-    def _on_trouble(self, name: str, why: str) -> None:
-        say(f"{name} {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
+def _on_stdout_trouble(why: str) -> None:
+    say(f"stdout {f'cannot be written: {why}' if why else 'can be written again'}", "warning")
 
 
 _copying: dict[str, threading.Thread] = {}

@@ -39,9 +39,8 @@ _NAMES = {
 }
 """Names by a part of the command line; the second is a separate process in newer Rays only."""
 _MAX_ARGUMENTS = 1000
-_BOOT_CHECKS = 60
-"""Checks that search for missing helpers each time; then only every tenth does."""
-_CHECK_EVERY = 10
+_SEARCH_EVERY = 10
+"""Every so many checks also search for helpers that were started since."""
 
 
 class RayProcess(NamedTuple):
@@ -69,26 +68,20 @@ class RayPartsState:
 
     def update(self, found: Mapping[str, RayProcess], now: float) -> RayState:
         """Record one check: a process that existed before must exist and run."""
-        for name in REQUIRED_PROCESSES:
-            part = found.get(name)
-            if part is not None:
-                self._known[name] = part.pid
-                self._record(name, part, now)
-            if name in self._known and (part is None or part.state in _ENDED_STATES):
-                return RayState(gone=f"its {name} (pid {self._known[name]}) is gone")
-        for name, since in self._stopped_since.items():
-            what = f"its {name} (pid {self._known[name]}) is stopped"
-            seconds = now - since
+        self._known |= {name: part.pid for name, part in found.items()}
+        for name, pid in self._known.items():
+            if name not in found or found[name].state in _ENDED_STATES:
+                return RayState(gone=f"its {name} (pid {pid}) is gone")
+        for name, part in found.items():
+            if part.state not in STOPPED_STATES:
+                self._stopped_since.pop(name, None)
+                continue
+            seconds = now - self._stopped_since.setdefault(name, now)
+            what = f"its {name} (pid {part.pid}) is stopped"
             if seconds >= STOPPED_LIMIT:
                 return RayState(gone=f"{what} for {round(seconds)} s")
             return RayState(stopped=what)
         return RayState()
-
-    def _record(self, name: str, part: RayProcess, now: float) -> None:
-        if part.state in STOPPED_STATES:
-            self._stopped_since.setdefault(name, now)
-        else:
-            self._stopped_since.pop(name, None)
 
 
 class RayParts:
@@ -150,11 +143,7 @@ async def watch_helpers(
             emitted = (stopped, runs)
             emit(*emitted)
 
-    async def turn() -> NotYet:
-        await best_effort("a look at what of Ray is stopped", check)
-        return NotYet()
-
-    await until(turn, None, step=times.RAY_HELPERS_POLL, longest=times.RAY_HELPERS_POLL)
+    await best_effort.every(times.RAY_HELPERS_POLL, "a look at what of Ray is stopped", check)
 
 
 class RayHelpers:
@@ -168,11 +157,10 @@ class RayHelpers:
     def stopped(self) -> str:
         """Return which helper is stopped; '' for none."""
         states = {pid: _state_of(pid) for pid in self._known}
-        is_whole = len(self._known) == len(_NAMES) and all(states.values())
-        self._checks += 1
-        if not is_whole and (self._checks <= _BOOT_CHECKS or self._checks % _CHECK_EVERY == 0):
+        if self._checks % _SEARCH_EVERY == 0 or not all(states.values()):
             self._known = dict(_found_below(self._pid))
             states = {pid: _state_of(pid) for pid in self._known}
+        self._checks += 1
         pid = next((pid for pid, state in states.items() if state in STOPPED_STATES), None)
         return "" if pid is None else f"its {self._known[pid]} (pid {pid}) is stopped"
 

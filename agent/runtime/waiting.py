@@ -145,6 +145,15 @@ class BestEffort:
             self._log(f"{what} failed, the run continues without it: {reason}", "warning")
         return Failure(reason)
 
+    async def every(self, pause: float, what: str, do: Callable[[], Awaitable[object]]) -> None:
+        """Run an optional task at intervals until canceled."""
+
+        async def turn() -> NotYet:
+            await self(what, do)
+            return NotYet()
+
+        await until(turn, None, step=pause, longest=pause)
+
 
 def _reason(what: str, failure: BaseException) -> str:
     """Return the reason in one line."""

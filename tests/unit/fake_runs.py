@@ -34,7 +34,8 @@ def status_of(  # noqa: PLR0913 - all that a status shows
     run = run_of(plan, clean)
     run.now, run.utc = lambda: now, str
     run.stats = SimpleNamespace(snapshot=lambda _tails: own)
-    keeper: Any = SimpleNamespace(run_id="run-1", epoch=1, attempts=())
+    record = SimpleNamespace(run_id="run-1", attempts=())
+    keeper: Any = SimpleNamespace(record=record, epoch=1)
     status = RunStatus(run, keeper, lambda: state)
     status.timeline = timeline or status.timeline
     status.worker_stats = by_agent

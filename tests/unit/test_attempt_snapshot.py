@@ -369,7 +369,7 @@ def test_a_job_that_is_gone_ends_as_it_was_to(
     (tmp_path / "run").mkdir()
     keeper = RunKeeper(tmp_path, "f" * 16, killed(tmp_path, end), replaces_agent=True)
     keeper.close()
-    (over,) = keeper.attempts
+    (over,) = keeper.record.attempts
     reason = "its head was lost" if end is None else end.reason
     assert (over.reason, over.exit_code) == (reason, 75 if code is None else code)
     decided = keeper.final_outcome(1)

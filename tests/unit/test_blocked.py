@@ -40,13 +40,16 @@ import sys
 from pathlib import Path
 from agent.record.log import say
 from agent.runtime.signals import exit_now
-from agent.runtime.output import JobOutput, PreambleFilter
+from agent.runtime.output import OutputCopies, PreambleFilter
 
 source, copy = map(Path, sys.argv[1:3])
-output = JobOutput(source, PreambleFilter("run-1", "true"), copy)
+passed = [0]
+output = OutputCopies(source, PreambleFilter("run-1", "true"))
+output.to_stdout(0, passed.append)
+output.to_file(copy, 0, lambda _: None)
 output.start()
 output.finish(float(sys.argv[3]))
-say(f"done: passed on {output.passed_on}")
+say(f"done: passed on {passed[-1]}")
 exit_now(7)
 """
 BUFFERED = pytest.mark.parametrize("unbuffered", ["", "1"], ids=["buffered", "unbuffered"])
@@ -300,14 +303,16 @@ TAKEOVER = """
 import sys
 from pathlib import Path
 from agent.runtime.signals import exit_now
-from agent.runtime.output import JobOutput, PreambleFilter
+from agent.runtime.output import OutputCopies, PreambleFilter
 
 for number, (name, skip) in enumerate(word.rsplit(":", 1) for word in sys.argv[3:]):
     own = PreambleFilter("run-1", "true")
-    output = JobOutput(Path(name), own, Path(sys.argv[1]), skip=int(skip), copied=int(skip))
+    passed, output = [int(skip)], OutputCopies(Path(name), own)
+    output.to_stdout(int(skip), passed.append)
+    output.to_file(Path(sys.argv[1]), int(skip), lambda _: None)
     output.start()
     output.finish(float(sys.argv[2]))
-    print(output.passed_on, file=sys.stderr)
+    print(passed[-1], file=sys.stderr)
 exit_now(7)
 """
 RUNNING = b"Running entrypoint for job run-1: true\n"

@@ -124,7 +124,7 @@ def test_a_head_without_its_disk_whose_clock_is_behind(tmp_path: Path, killed_wh
     anyio.run(story)
     assert second.keeper.record.epoch == 901
     assert second.story.deeds == [h.AdoptRun("run", len(attempts), 900)]
-    assert [one.number for one in second.keeper.attempts] == [one.number for one in attempts]
+    assert [one.number for one in second.keeper.record.attempts] == [one.number for one in attempts]
 
 
 def test_an_earlier_head_is_not_followed(tmp_path: Path) -> None:

@@ -206,7 +206,7 @@ def test_what_others_remember_is_written_down(tmp_path: Path) -> None:
     keeper.new_epoch("pod0")
     assert not keeper.has_record_of("old")
     keeper.adopt_run("old", 2)
-    assert (keeper.run_id, keeper.next_attempt) == ("old", 3)
+    assert (keeper.record.run_id, keeper.next_attempt) == ("old", 3)
     keeper.close()
     found = RunRecord.read(tmp_path / "old" / RUN_FILE)
     assert isinstance(found, RunRecord)

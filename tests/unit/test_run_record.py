@@ -424,7 +424,9 @@ def test_a_job_lost_with_its_head_is_submitted_again(tmp_path: Path) -> None:
     """The attempt that a killed head left open is lost; the next has a new number."""
     keeper = kept(tmp_path, job_survives=False)
     assert keeper.next_attempt == 2
-    assert [(one.number, one.reason) for one in keeper.attempts] == [(1, "its head was lost")]
+    assert [(one.number, one.reason) for one in keeper.record.attempts] == [
+        (1, "its head was lost")
+    ]
 
 
 def test_a_surviving_job_is_followed(tmp_path: Path) -> None:
@@ -432,4 +434,4 @@ def test_a_surviving_job_is_followed(tmp_path: Path) -> None:
     keeper = kept(tmp_path, job_survives=True)
     assert keeper.next_attempt == 1
     keeper.record_submission(1, "4711-1")
-    assert [(one.number, one.start, one.end) for one in keeper.attempts] == [(1, NOW, None)]
+    assert [(one.number, one.start, one.end) for one in keeper.record.attempts] == [(1, NOW, None)]

@@ -59,7 +59,7 @@ def test_early_signals_are_passed_on_once_and_in_order(
             self._inbox: Inbox[HeadEvent] = arguments[-1]
             self.on_notice = notices.append
 
-        async def run(self, _tasks: object) -> Outcome:
+        async def run(self) -> Outcome:
             sent.notify(signal.SIGUSR2)
             sent.stop(signal.SIGINT)
             stops.extend([await self._inbox.take(0), await self._inbox.take(0)])

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from agent.base.outcome import Kind
 from agent.boot.head_server import first_reply
-from agent.boot.run_keeper import RunKeeper, recalled_run
+from agent.boot.run_keeper import RunKeeper, on_recalled_run
 from agent.control.protocol import Hello
 from agent.decisions.head import state as h
 from agent.record.run_record import RUN_FILE, ChosenRun, RunRecord, proof_of
@@ -97,16 +97,23 @@ def test_a_head_without_its_disk_outranks_the_one_before(tmp_path: Path) -> None
     keeper.new_epoch("pod0")
     before = keeper.record.epoch + 1_000_000
     lower = keeper.record.epoch - 5
-    assert recalled_run(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
-    told = recalled_run(keeper, of_run("old", 0, before), before)
+    assert recalled(keeper, of_run("old", 1, lower), lower) == h.RunRemembered("old", 1)
+    told = recalled(keeper, of_run("old", 0, before), before)
     assert told == h.RunRemembered("old", 0, before)
     story = Story(goal(1), [(1, told)])
     assert story.deeds == [h.AdoptRun("old", 0, before)]
     keeper.adopt_run("old", 0, before)
     assert keeper.record.epoch == before + 1
     keeper.record_submission(1, "old-1")
-    assert recalled_run(keeper, of_run("old", 1, before), before) is None
+    assert recalled(keeper, of_run("old", 1, before), before) is None
     keeper.close()
+
+
+def recalled(keeper: RunKeeper, hello: Hello, epoch: int) -> h.RunRemembered | None:
+    """Return the run that a hello recalls to a head, if it is taken for one."""
+    sent: list[h.RunRemembered] = []
+    assert on_recalled_run(keeper, sent.append)(hello, epoch) == bool(sent)
+    return sent[0] if sent else None
 
 
 def of_run(run_id: str, attempt: int, epoch: int) -> Hello:
@@ -122,7 +129,7 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
     anyio.run(keeper.flush)
     reply = anyio.run(first_reply, keeper, 1, 6379)
     own = Hello("evil", 1, run_id=reply.run_id, fingerprint=reply.fingerprint)
-    assert recalled_run(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
+    assert recalled(keeper, own, reply.epoch) == h.RunRemembered("run", 0)
     assert Story(goal(1), [(1, h.RunRemembered("run", 0))]).deeds == []
     for evil, epoch in (
         (replace(own, run_id="evil"), reply.epoch),
@@ -130,7 +137,7 @@ def test_no_stranger_renames_a_run(tmp_path: Path) -> None:
         (own, reply.epoch + 1),
         (replace(own, run_id="evil", fingerprint=""), 0),
     ):
-        assert recalled_run(keeper, evil, epoch) is None
+        assert recalled(keeper, evil, epoch) is None
     keeper.close()
 
 
@@ -140,13 +147,13 @@ def test_who_joins_a_running_attempt_is_recorded(tmp_path: Path) -> None:
     keeper.record_nodes(["pod3"])
     keeper.record_submission(1, "run-1", nodes=("pod1",))
     keeper.record_nodes(["pod1", "pod2"])
-    assert (keeper.attempts[0].nodes, keeper.former_nodes) == (("pod1", "pod2"), ())
+    assert (keeper.record.attempts[0].nodes, keeper.former_nodes) == (("pod1", "pod2"), ())
     keeper.close()
     again = RunKeeper(tmp_path, "f" * 16, ChosenRun("run", keeper.record))
-    assert (again.is_between_attempts, again.former_nodes) == (True, ("pod1", "pod2"))
+    assert again.former_nodes == ("pod1", "pod2")
     assert again.has_outdated_ray
     again.new_epoch("pod0")
-    assert (again.is_between_attempts, again.has_outdated_ray) == (True, False)
+    assert not again.has_outdated_ray
     again.record_nodes(["pod4"])
     assert again.former_nodes == ("pod1", "pod2")
     again.close()

@@ -76,7 +76,7 @@ class HeadAgent(Agent):
             node.end_ray()
         if not goes_on_with_ray:
             keeper.new_epoch(machine.name)
-        node.update(run_id=keeper.run_id)
+        node.update(run_id=keeper.record.run_id)
         if unfit is None and plan.own_ray is not None and not goes_on_with_ray:
             self._start_ray()
         self.state = head.first_state(make_goal(plan, keeper, node.now(), node.finished_steps))
@@ -204,7 +204,7 @@ class HeadAgent(Agent):
         ready = state.gcs_answers and state.ray.step is not Step.LOST
         self.reports.publish(
             epoch=self.keeper.epoch,
-            run_id=self.keeper.run_id,
+            run_id=self.keeper.record.run_id,
             phase=state.phase.value,
             attempt=state.attempt.number,
             fingerprint=self.keeper.proof(
