@@ -117,8 +117,11 @@ class Settings(Value, kw_only=True):
         "folder of a recipe's checkpoints, which it resumes from",
         default_text="`<AGENT_LOG_DIR>/checkpoints/<recipe>-<hash of model and data>`",
     )
-    tensor_parallel: int = var(
-        "AGENT_TENSOR_PARALLEL", v.whole(1, 1024), "GPUs of one rollout engine", default="1"
+    tensor_parallel: int | None = var(
+        "AGENT_TENSOR_PARALLEL",
+        v.whole(1, 1024),
+        "GPUs of one rollout engine",
+        default_text="by size; `1` where the size is unknown",
     )
     reward_model: str | None = var(
         "AGENT_REWARD_MODEL",

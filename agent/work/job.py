@@ -116,7 +116,7 @@ def job_identity(job: Job | None) -> tuple[tuple[str, ...] | None, dict[str, str
         "model": given.model,
         "train_data": given.train_data,
         "eval_data": given.eval_data,
-        "tensor_parallel": str(given.tensor_parallel),
+        "tensor_parallel": str(given.tensor_parallel or 1),
         "version": version_text(given.version),
         "checkpoints": given.checkpoints,
     }
@@ -178,7 +178,7 @@ def world_size(nodes: tuple[NodeSize, ...]) -> int:
 def checkpoint_owner(recipe: RecipeJob, world_size: int) -> CheckpointOwner:
     """Return the owner of a job's checkpoints."""
     given, known = recipe.input, recipe.known
-    version, parallel = version_text(given.version), given.tensor_parallel
+    version, parallel = version_text(given.version), given.tensor_parallel or 1
     return CheckpointOwner(known.name, known.framework, version, given.model, world_size, parallel)
 
 

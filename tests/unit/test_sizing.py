@@ -64,7 +64,8 @@ def workload(
 ) -> Workload:
     """Return a workload on equal nodes."""
     sizes = (NodeSize(gpus, gpu_memory=memory),) * nodes
-    return Workload(by_name(model), sizes, layouts, **{"tokens": 4096, "share": 0.6, **more})
+    shape = by_name(model)
+    return Workload(sizes, layouts, **{"tokens": 4096, "share": 0.6, "model": shape, **more})
 
 
 @pytest.mark.parametrize("model", MODELS, ids=lambda model: model["name"])
@@ -146,13 +147,13 @@ def test_shapes_of_the_frameworks_fit(shape: dict[str, Any]) -> None:
     layouts = LAYOUTS[shape["framework"]]
     known = next((model for model in MODELS if model["name"] == shape["model"]), None)
     load = Workload(
-        by_name(f"{shape['billions']}B")
-        if known is None
-        else ModelShape.from_config(config_of(known)),
         (NodeSize(shape["gpus"], gpu_memory=shape.get("gpu_memory", 80)),)
         * (1 if apart else shape["nodes"]),
         sizing.OPENRLHF_TRAIN if shape["algorithm"] in WITHOUT_ENGINES else layouts,
         shape.get("total_length") or shape.get("prompt", 512) + shape.get("answer", 512),
+        model=by_name(f"{shape['billions']}B")
+        if known is None
+        else ModelShape.from_config(config_of(known)),
         trained=2 if shape.get("critic") and not apart else 1,
         frozen=0 if apart or shape["reference"] == "none" else 1,
         share=0.0 if no_engines else 0.6,
@@ -250,10 +251,10 @@ def test_adapters_take_less() -> None:
 def test_slow_networks_shard_within_nodes() -> None:
     """On a slow network shards stay within nodes, if a node holds them all."""
     assert not sizing_of(workload("7B", nodes=2)).within_nodes
-    slow = sizing_of(workload("7B", nodes=2, slow=True))
+    slow = sizing_of(workload("7B", nodes=2, link=1e8))
     assert slow.within_nodes
     assert "7 B × 16 bytes / 8 GPUs = 14.0 GB" in slow.why["layout"]
-    large = sizing_of(workload("32B", nodes=4, slow=True))
+    large = sizing_of(workload("32B", nodes=4, link=1e8))
     assert not large.within_nodes
     assert "the network is slow, but" in " ".join(large.notes)
 
@@ -324,7 +325,7 @@ LOADS = st.builds(
     trained=st.sampled_from([1, 2]),
     frozen=st.sampled_from([0, 1, 2]),
     share=st.sampled_from([0.0, 0.5, 0.9]),
-    slow=st.booleans(),
+    link=st.sampled_from([None, 1e8, 1e10]),
 )
 
 

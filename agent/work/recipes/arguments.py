@@ -105,6 +105,12 @@ class Arguments:
         """Return whether the user gave the flag."""
         return self._program.spelling_of(flag) in self._given
 
+    def changed(self, flags: Iterable[str]) -> list[str]:
+        """Return those of these flags that the user gave or left out, as in AGENT_JOB_ARGS."""
+        names = [self._program.spelling_of(flag) for flag in flags]
+        given = [f"--{name}" for name in names if name in self._given]
+        return given + [f"--{_NO_PREFIX}{name}" for name in names if name in self._without]
+
     def holds(self, flag: str) -> bool:
         """Return whether the flag is among the arguments, from the user or made so far."""
         name = self._program.spelling_of(flag)

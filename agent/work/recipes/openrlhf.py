@@ -5,7 +5,7 @@ The sizes, placement and flags are shared by OpenRLHF-M and by OpenRLHF's progra
 
 from __future__ import annotations
 
-from math import gcd, lcm
+from math import gcd, lcm, prod
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
@@ -20,6 +20,15 @@ from agent.work.recipes.recipe import (
     count_of,
     engines_text,
     version_text,
+)
+from agent.work.recipes.sizing import (
+    OPENRLHF,
+    ZERO2,
+    ZERO3_OFFLOAD,
+    Layout,
+    Sizing,
+    Workload,
+    sizing_for,
 )
 
 if TYPE_CHECKING:
@@ -76,6 +85,11 @@ FLAT = {
     "vllm.enable_prefix_caching": "enable_prefix_caching",
     "ds.enable_sleep": "deepspeed_enable_sleep",
     "ds.zero_stage": "zero_stage",
+    "ds.adam_offload": "adam_offload",
+    "ds.zpg": "zpg",
+    "ds.param_dtype": "param_dtype",
+    "ds.lora.rank": "lora_rank",
+    "ds.load_in_4bit": "load_in_4bit",
     "ds.packing_samples": "packing_samples",
     "ds.ring_attn_size": "ring_attn_size",
     "ds.tensor_parallel_size": "ds_tensor_parallel_size",
@@ -102,21 +116,27 @@ FLAT = {
 """What a dotted flag was called up to 0.10.1."""
 
 
-_BY_SIZE = {
-    "ds.zero_stage": ("3", "weights sharded over all GPUs"),
-    "vllm.gpu_memory_utilization": ("0.5", "training shares the GPUs; the default is nearly 1"),
-}
-"""Values that depend on the size of the model: for any that fits."""
+_PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
+"""Flags by which a user shares GPUs between two models each, instead of all."""
+_SHARE, _SHARE_OF_PPO = 0.6, 0.5
+"""The engines' usual part of each GPU: training shares it, and the default is nearly 1."""
+MEMORY = (
+    *("ds.zero_stage", "ds.adam_offload", "ds.zpg", "ds.lora.rank", "ds.load_in_4bit"),
+    *("ds.ring_attn_size", "ds.tensor_parallel_size", "train.micro_batch_size"),
+)
+"""Flags that change the memory that a model takes."""
+_ENGINE_MEMORY = (
+    *("vllm.tensor_parallel_size", "vllm.num_engines", "vllm.gpu_memory_utilization"),
+    *("vllm.enable_sleep", "ds.enable_sleep", "train.colocate_all", "train.async_enable"),
+    *("actor.num_nodes", "actor.num_gpus_per_node", *_PAIRS, "train.max_tokens_per_gpu"),
+)
 _TOKENS = 16384
 """Tokens of a batch on each GPU, as the PPO scripts of 0.9 to 0.11."""
 _COLOCATED = (
-    ("vllm.gpu_memory_utilization", *_BY_SIZE["vllm.gpu_memory_utilization"]),
     ("train.colocate_all", "", ""),
     ("vllm.enable_sleep", "", "engines free their memory while models train"),
     ("ds.enable_sleep", "", "models free their memory while engines generate"),
 )
-_PAIRS = ("train.colocate_actor_ref", "train.colocate_critic_reward")
-"""Flags by which a user shares GPUs between two models each, instead of all."""
 _MICRO_BATCHES = ("train.micro_batch_size", "rollout.micro_batch_size")
 LEARNING_RATE = ("actor.adam.lr", "5e-7", "as its scripts; the default is 1e-6")
 NORMALIZED = ("reward.normalize_enable", "", "as its scripts: rewards of one scale")
@@ -139,16 +159,17 @@ def make(asked: RecipeInput) -> Command:
     grpo = asked.recipe == "openrlhf-grpo"
     arguments = Arguments(program("train_ppo_ray", "ppo", asked.version), asked.args)
     check_cpus(asked, reward_tasks=asked.version < _REWARD_TASKS_UNTIL)
-    groups, placement = place(arguments, asked, critic=not grpo)
+    add_lengths(arguments, 1024, 3072)
+    sizing = size_engines(arguments, asked, critic=not grpo)
+    groups, placement = place(arguments, asked, sizing, critic=not grpo)
     batches = batches_of(arguments, groups.total, 8 if grpo else 1)
     add_batches(arguments, batches)
     arguments.add("actor.model_name_or_path", asked.model, why="AGENT_MODEL")
     _add_data(arguments, asked)
-    add_training(arguments, asked, "actor")
+    add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_ALGORITHM[asked.recipe])
     _add_correction(arguments, asked.version)
-    add_lengths(arguments, 1024, 3072)
-    _add_tokens(arguments)
+    _add_tokens(arguments, sizing)
     add_reward(arguments, asked, groups)
     add_checkpoints(arguments, asked, steps=20)
     check_demand(arguments, sum(node.gpus for node in asked.nodes))
@@ -156,7 +177,9 @@ def make(asked: RecipeInput) -> Command:
         (asked.python, "-m", "openrlhf.cli.train_ppo_ray", *arguments.argv()),
         {},
         arguments.why(),
-        (f"{placement}; {batches.text()}", *data_notes(batches)),
+        (f"{placement}; {batches.text()}", *data_notes(batches), *sizing.notes),
+        sizing.warnings,
+        format_of(arguments),
     )
 
 
@@ -203,7 +226,7 @@ def _add_correction(arguments: Arguments, version: Version) -> None:
         arguments.add("algo.advantage.is_correction_mode", "clip", why="as before 0.11.2")
 
 
-def _add_tokens(arguments: Arguments) -> None:
+def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
     """Fill the GPUs by tokens, unless the user sets micro batches, or trains on images."""
     if arguments.whole("data.max_images_per_prompt"):
         return
@@ -211,12 +234,56 @@ def _add_tokens(arguments: Arguments) -> None:
     given = any(arguments.given(flag) for flag in _MICRO_BATCHES)
     if given or not arguments.supports("train.dynamic_batch_enable"):
         return
-    longest = sum(
-        arguments.whole(flag) for flag in ("data.max_len", "prompt_max_len", "generate_max_len")
-    )
     arguments.add("train.dynamic_batch_enable", why="batches by tokens, whatever the lengths are")
-    tokens = max(_TOKENS, longest)
-    arguments.add("train.max_tokens_per_gpu", tokens, why="at least the longest sample")
+    tokens = max(min(_TOKENS, sizing.tokens or _TOKENS), longest(arguments))
+    why = "; ".join(filter(None, ("at least the longest sample", sizing.why.get("tokens"))))
+    arguments.add("train.max_tokens_per_gpu", tokens, why=why)
+
+
+def longest(arguments: Arguments) -> int:
+    """Return the tokens of the longest sample."""
+    flags = ("data.max_len", "prompt_max_len", "generate_max_len")
+    return sum(arguments.whole(flag) for flag in flags)
+
+
+def size_engines(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> Sizing:
+    """Size models and engines that share all GPUs."""
+    has_model = asked.reward_model or arguments.given("reward.model_name_or_path")
+    load = Workload(
+        nodes=asked.gpu_nodes,
+        layouts=kept_layouts(asked, OPENRLHF),
+        tokens=longest(arguments),
+        trained=2 if critic else 1,
+        frozen=2 if has_model else 1,
+        share=_SHARE_OF_PPO if critic else _SHARE,
+        tensor_parallel=arguments.whole("vllm.tensor_parallel_size") or None,
+        adapters=bool(arguments.whole("ds.lora.rank")),
+    )
+    return sizing_for(asked, arguments.changed((*MEMORY, *_ENGINE_MEMORY)), load)
+
+
+_STAGE, _DTYPE, _RANK = "ZeRO stage", "dtype", "GPUs of a rank"
+"""Names of the settings on which the format of DeepSpeed's checkpoints depends."""
+
+
+def kept_layouts(asked: RecipeInput, layouts: tuple[Layout, ...]) -> tuple[Layout, ...]:
+    """Return the layouts whose ZeRO stage existing checkpoints have."""
+    kept = asked.basis.kept.get(_STAGE)
+    return tuple(one for one in layouts if kept in {None, stage_of(one)}) or layouts
+
+
+def stage_of(layout: Layout) -> str:
+    """Return a layout's ZeRO stage."""
+    return "2" if layout == ZERO2 else "3"
+
+
+def format_of(arguments: Arguments) -> dict[str, str]:
+    """Return the settings on which the format of checkpoints depends."""
+    sizes = ("ds.ring_attn_size", "ds.tensor_parallel_size")
+    apart = prod(arguments.count(flag) for flag in sizes if arguments.supports(flag))
+    dtype = arguments.word("ds.param_dtype") if arguments.supports("ds.param_dtype") else ""
+    stage = arguments.word("ds.zero_stage")
+    return {_STAGE: stage, _DTYPE: dtype or "bf16", _RANK: str(apart)}
 
 
 def program(module: str, flags: str, version: Version, flat: Mapping[str, str] = FLAT) -> Program:
@@ -376,14 +443,16 @@ def _divides(arguments: Arguments, flag: str, size: int, step: int, of: str) -> 
         )
 
 
-def place(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> tuple[GpuGroups, str]:
+def place(
+    arguments: Arguments, asked: RecipeInput, sizing: Sizing, *, critic: bool
+) -> tuple[GpuGroups, str]:
     """Place every model on all GPUs, and as many engines as fit; return the arithmetic."""
     found = groups_of(asked.gpu_nodes)
     shape = shapes(asked.gpu_nodes)
     nodes = arguments.count("actor.num_nodes", found.count)
     gpus = arguments.count("actor.num_gpus_per_node", found.gpus)
     groups = GpuGroups(nodes, gpus)
-    tensor_parallel = arguments.count("vllm.tensor_parallel_size", asked.tensor_parallel)
+    tensor_parallel = arguments.count("vllm.tensor_parallel_size", sizing.tensor_parallel)
     spans = check_engine(asked.gpu_nodes, tensor_parallel)
     if groups.total % tensor_parallel:
         raise MisfitError(
@@ -397,10 +466,13 @@ def place(arguments: Arguments, asked: RecipeInput, *, critic: bool) -> tuple[Gp
         arguments.add(f"{model}.num_gpus_per_node", gpus, why=why)
     text = engines_text(groups.total, engines, tensor_parallel)
     arguments.add("vllm.num_engines", engines, why=text)
-    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why="AGENT_TENSOR_PARALLEL")
+    why = sizing.why["tensor_parallel"]
+    arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=why)
+    why = sizing.why.get("share", "training shares the GPUs; the default is nearly 1")
+    arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=why)
     arguments.add_all(_COLOCATED)
     if any(arguments.given(pair) for pair in _PAIRS):
-        for flag, *_ in _COLOCATED:
+        for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
             arguments.leave_out(flag)
     uneven = f" ({shape} count as {found.count} groups of {found.gpus})"
     is_uneven = len({node.gpus for node in asked.gpu_nodes}) > 1
@@ -425,10 +497,15 @@ def add_batches(arguments: Arguments, batches: OpenrlhfBatches) -> None:
         arguments.add("rollout.n_samples_per_prompt", batches.samples, why="answers to compare")
 
 
-def add_training(arguments: Arguments, asked: RecipeInput, model: str) -> None:
+def add_training(arguments: Arguments, asked: RecipeInput, sizing: Sizing, model: str) -> None:
     """Set sharding and precision, and W&B if there is a key."""
-    stage, why = _BY_SIZE["ds.zero_stage"]
-    arguments.add("ds.zero_stage", stage, why=why)
+    why = sizing.why.get("layout", "weights sharded over all GPUs")
+    arguments.add("ds.zero_stage", stage_of(sizing.layout), why=why)
+    if sizing.layout == ZERO3_OFFLOAD:
+        arguments.add("ds.adam_offload", why=why)
+    if sizing.within_nodes:
+        gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
+        arguments.add("ds.zpg", gpus, why=sizing.why["within_nodes"])
     arguments.add(f"{model}.gradient_checkpointing_enable", why="longer texts in the same memory")
     for switch in ("bf16", "flash_attn"):  # the default in newer versions
         if arguments.supports(switch):

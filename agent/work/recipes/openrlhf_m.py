@@ -49,7 +49,9 @@ def make(asked: RecipeInput) -> Command:
     program = Program("train_ppo_ray of OpenRLHF-M", flags, openrlhf.FLAT)
     arguments = Arguments(program, asked.args)
     openrlhf.check_cpus(asked, reward_tasks=True)
-    groups, placement = openrlhf.place(arguments, asked, critic=False)
+    openrlhf.add_lengths(arguments, 4096, 8000)
+    sizing = openrlhf.size_engines(arguments, asked, critic=False)
+    groups, placement = openrlhf.place(arguments, asked, sizing, critic=False)
     batches = openrlhf.batches_of(
         arguments, groups.total, 4, prompts_by_rank=True, per_rollout=_BATCHES_PER_ROLLOUT
     )
@@ -58,15 +60,15 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("data.prompt_dataset", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("data.input_key", "message", why="column of the prompt in its data")
     openrlhf.check_keys(arguments, asked, "data.input_key", "data.label_key")
-    openrlhf.add_training(arguments, asked, "actor")
+    openrlhf.add_training(arguments, asked, sizing, "actor")
     arguments.add_all(_SETTINGS)
-    openrlhf.add_lengths(arguments, 4096, 8000)
     openrlhf.add_reward(arguments, asked, groups)
     openrlhf.add_checkpoints(arguments, asked, steps=5)
     openrlhf.check_demand(arguments, sum(node.gpus for node in asked.nodes))
     notes = [
         f"{placement}; {batches.text()}",
         *openrlhf.data_notes(batches),
+        *sizing.notes,
         "--save_hf_ckpt is left out: it keeps a whole model of every save",
     ]
     if asked.eval_data:
@@ -81,4 +83,6 @@ def make(asked: RecipeInput) -> Command:
         _ENV | ({} if asked.infiniband else _NO_INFINIBAND),
         arguments.why(),
         tuple(notes),
+        sizing.warnings,
+        openrlhf.format_of(arguments),
     )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.work.recipes import openrlhf
 from agent.work.recipes.arguments import Arguments
 from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes
+from agent.work.recipes.sizing import OPENRLHF_TRAIN, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput
@@ -41,6 +42,8 @@ _SETTINGS = {
     "openrlhf-dpo": (*_PAIRS, ("adam.lr", "5e-7", "as its script; the default is 1e-5")),
 }
 """Columns and what does not depend on the nodes, by recipe: flag, value, reason."""
+_IN_PAIRS = {"rm", "dpo"}
+"""A sample is two answers, in one pass."""
 _ALL_ROWS = 100_000_000
 _KEYS = ("data.input_key", "data.output_key", "data.chosen_key", "data.rejected_key")
 _FILES = (".json", ".jsonl", ".csv", ".parquet", ".arrow")
@@ -69,8 +72,16 @@ def make(asked: RecipeInput) -> Command:
     fits = f"fits {count_of(batch.ranks, 'rank')}, nearest to 256"
     arguments.add("train.batch_size", batch.size, why=fits)
     arguments.add("train.micro_batch_size", batch.micro, why=openrlhf.LEAST)
+    load = Workload(
+        nodes=asked.gpu_nodes,
+        layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN),
+        tokens=batch.micro * openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1),
+        frozen=1 if kind == "dpo" else 0,
+        adapters=bool(arguments.whole("ds.lora.rank")),
+    )
+    sizing = sizing_for(asked, arguments.changed(openrlhf.MEMORY), load)
     arguments.add("ds.packing_samples", why="samples are not padded")
-    openrlhf.add_training(arguments, asked, "model")
+    openrlhf.add_training(arguments, asked, sizing, "model")
     # Up to 0.8 an existing folder must contain a checkpoint, and OpenRLHF deletes other files in it
     # together with old checkpoints: so a folder that the first save creates.
     openrlhf.add_checkpoints(arguments, asked, steps=100, within="state")
@@ -82,7 +93,10 @@ def make(asked: RecipeInput) -> Command:
             f"{count_of(world, 'GPU')} = {count_of(world, 'process')}; {batch.text()}",
             f"a batch needs data of at least {batch.size} rows",
             openrlhf.SAME_GPUS,
+            *sizing.notes,
         ),
+        sizing.warnings,
+        openrlhf.format_of(arguments),
     )
 
 

@@ -57,7 +57,8 @@ class RecipeInput(Value):
     eval_data: str = ""
     checkpoints: str = ""
     """The absolute folder of its checkpoints."""
-    tensor_parallel: int = 1
+    tensor_parallel: int | None = None
+    """AGENT_TENSOR_PARALLEL."""
     basis: JobBasis = JobBasis()
     """What sizes it besides the nodes."""
     args: tuple[str, ...] = ()
@@ -107,6 +108,8 @@ class Command(Value):
     """Notes for the user: the arithmetic, what cannot be resumed."""
     warnings: tuple[str, ...] = ()
     """What may fail, for the user."""
+    format: Mapping[str, str] = field(default_factory=dict)
+    """The settings on which the format of its checkpoints depends, by name."""
 
 
 def count_of(number: int, thing: str) -> str:

@@ -88,7 +88,7 @@ def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined."""
     users = [_checked(read(argument)) for argument in asked.args]
     given = {one.key: one.value for one in users if one.prefix != "~"}
-    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel
+    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel or 1
     groups = groups_of(
         asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
     )

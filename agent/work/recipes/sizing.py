@@ -18,7 +18,9 @@ from agent.work.recipes.model_shape import CONFIG, WEIGHT, ModelShape
 from agent.work.recipes.recipe import MisfitError, NodeSize, count_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+
+    from agent.work.recipes.recipe import RecipeInput
 
 
 _USABLE = 0.97 * (1 << 30)
@@ -44,6 +46,8 @@ _LEAST_SHARE = 0.4
 """Of each GPU for engines, if there is room: below it they hold few sequences at once."""
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
+SLOW_LINK = 1e9
+"""Bits per second between nodes below which gathering weights takes longer than computing."""
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)
 """Memory of common GPUs, in GB."""
 
@@ -64,10 +68,20 @@ class Layout(Value):
     """Of every model, on every GPU."""
     host: float = 0.0
     """Of each trained model, in the memory of the nodes."""
+    untrained: float = 4.0
+    """Of a model of which only adapters are trained (LoRA), at most."""
+    copy: float | None = 0.0
+    """Of a copy in each node that keeps the gathering of weights within nodes.
+
+    0: the shards themselves stay within nodes, instead; None: weights are not gathered.
+    """
 
     def for_adapters(self) -> Layout:
-        """Return the layout where only adapters (LoRA) are trained: weights in float32 at most."""
-        sizes = {name: min(getattr(self, name), 4.0) for name in ("busy", "idle", "asleep", "host")}
+        """Return the layout where only adapters (LoRA) are trained."""
+        sizes = {
+            name: min(getattr(self, name), self.untrained)
+            for name in ("busy", "idle", "asleep", "host")
+        }
         return replace(self, **sizes)
 
 
@@ -76,9 +90,11 @@ class Layout(Value):
 VERL_RESIDENT = Layout("FSDP", 16, 12, 12)
 VERL_OFFLOAD = Layout("FSDP with offload between phases", 16, host=12)
 VERL_CPU = Layout("FSDP2 with all states in CPU memory", 0, host=16)
-ZERO2 = Layout("ZeRO-2", 14, everywhere=2)
-ZERO3 = Layout("ZeRO-3", 16, frozen=2)
-ZERO3_OFFLOAD = Layout("ZeRO-3 with the optimizer in CPU memory", 4, 4, 4, frozen=2, host=12)
+ZERO2 = Layout("ZeRO-2", 14, everywhere=2, untrained=0, copy=None)
+ZERO3 = Layout("ZeRO-3", 16, frozen=2, untrained=2, copy=2)
+ZERO3_OFFLOAD = replace(
+    ZERO3, name="ZeRO-3 with the optimizer in CPU memory", busy=4, idle=4, asleep=4, host=12
+)
 ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
 """OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
 SEARCH_R1_RESIDENT = replace(VERL_RESIDENT, frozen=2)
@@ -93,11 +109,11 @@ OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
 class Workload(Value):
     """What is trained, and on what."""
 
-    model: ModelShape | None
     nodes: tuple[NodeSize, ...]
     layouts: tuple[Layout, ...]
     tokens: int
     """The longest sequence: prompt and answer."""
+    model: ModelShape | None = None
     trained: int = 1
     """Models with an optimizer: 2 with a critic."""
     frozen: int = 0
@@ -108,8 +124,10 @@ class Workload(Value):
     """AGENT_TENSOR_PARALLEL; None if it follows from the size."""
     adapters: bool = False
     """Whether only adapters are trained (LoRA)."""
-    slow: bool = False
-    """Whether the network between nodes is slow."""
+    link: float | None = None
+    """Bits per second between nodes, by the slowest link; None if not known."""
+    within: bool | None = None
+    """Whether to gather weights within nodes; None if the network decides."""
     given: tuple[str, ...] = ()
     """Arguments of the user that change the memory: then a misfit is a warning."""
 
@@ -139,6 +157,12 @@ class Workload(Value):
         assumed = _ASSUMED_HOST * min(node.gpus for node in self.nodes)
         return _HOST_PART * min((n.memory for n in self.nodes if n.memory), default=assumed)
 
+    @property
+    def prefers_nodes(self) -> bool:
+        """Return whether weights should be gathered within nodes."""
+        slow = self.link is not None and self.link < SLOW_LINK and len(self.nodes) > 1
+        return slow if self.within is None else self.within
+
     def text(self) -> str:
         """Return the nodes: 2×8×80 GB."""
         is_even = len({node.gpus for node in self.nodes}) == 1
@@ -156,7 +180,7 @@ class Sizing(Value):
     tokens: int = 0
     """Tokens of a micro batch on one GPU; 0 if the model's size is not known."""
     within_nodes: bool = False
-    """Whether weights are sharded within each node, and gradients summed over all nodes."""
+    """Whether weights are gathered within each node, and only gradients cross the network."""
     why: Mapping[str, str] = field(default_factory=dict)
     """The arithmetic, by the name of the field."""
     notes: tuple[str, ...] = ()
@@ -186,6 +210,20 @@ def sizing_of(load: Workload) -> Sizing:
     )
 
 
+def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizing:
+    """Return the sizing of a recipe; `given` are arguments of the user that change the memory."""
+    by_user = ["AGENT_TENSOR_PARALLEL"] if asked.tensor_parallel is not None else []
+    return sizing_of(
+        replace(
+            load,
+            model=asked.basis.model,
+            link=asked.basis.link,
+            tensor_parallel=load.tensor_parallel or asked.tensor_parallel,
+            given=(*by_user, *given),
+        )
+    )
+
+
 def _unsized(load: Workload) -> Sizing:
     """Return the defaults for a model of unknown size, or for nodes without GPUs."""
     size = load.tensor_parallel or 1
@@ -204,22 +242,30 @@ class _Fit(Value):
     load: Workload
     model: ModelShape
     layout: Layout
-    shards: int
     engine: int
     """The GPUs of an engine."""
     filled: float
     """The part of the GPU that this estimate may fill."""
+    within: bool = False
+    """Whether weights are gathered within each node."""
 
     @property
     def room(self) -> float:
         return self.load.memory * _USABLE * self.filled
 
     @property
+    def shards(self) -> int:
+        return self.load.gpus if self.within and not self.layout.copy else self.load.world
+
+    @property
     def kept(self) -> float:
-        """Return the bytes of models that are not at work."""
+        """Return the bytes of models whether they are at work or not."""
         load, layout = self.load, self.layout
         each = load.frozen * layout.frozen / self.shards
-        return self.model.parameters * (each + (load.trained + load.frozen) * layout.everywhere)
+        each += (load.trained + load.frozen) * layout.everywhere
+        if self.within:
+            each += load.trained * (layout.copy or 0.0) / load.gpus
+        return self.model.parameters * each
 
     @property
     def training(self) -> float:
@@ -281,11 +327,11 @@ def _best(load: Workload, model: ModelShape) -> _Fit | None:
         for layout in load.layouts:
             used = layout.for_adapters() if load.adapters else layout
             for size in _engine_sizes(load, model):
-                fit = _Fit(load, model, used, load.world, size, filled)
+                fit = _Fit(load, model, used, size, filled, within=load.within is True)
                 if not fit.holds(*demand):
                     continue
-                inside = replace(fit, shards=load.gpus)
-                return inside if load.slow and inside.holds(*demand) else fit
+                inside = replace(fit, within=load.prefers_nodes and layout.copy is not None)
+                return inside if inside.holds(*demand) else fit
     return None
 
 
@@ -308,7 +354,6 @@ def _explained(fit: _Fit) -> Sizing:
     load, model, layout = fit.load, fit.model, fit.layout
     is_tight = fit.filled > _COMFORT
     share = fit.share((1 if is_tight else _SEQUENCES) * load.tokens) or fit.share(1)
-    within = fit.shards < load.world
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
     why = {
@@ -316,21 +361,19 @@ def _explained(fit: _Fit) -> Sizing:
         "tensor_parallel": f"{asked}{_engine_text(fit)} of {load.memory} GB",
         "share": f"{_gb(fit.generating)} of training stay on each GPU of {load.memory} GB",
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
-        "within_nodes": f"the network between nodes is slow: over the {fit.shards} GPUs of a node"
-        if within
-        else f"over all {count_of(fit.shards, 'GPU')}",
+        "within_nodes": _within_text(fit),
     }
     notes, warnings = [*_assumptions(load)], []
     if fit.host:
         notes.append(f"{layout.name} needs {_gb(fit.host)} of each node's memory")
-    if load.slow and not within and len(load.nodes) > 1:
-        notes.append("the network is slow, but a node's GPUs alone cannot hold all shards")
+    if load.prefers_nodes and layout.copy is not None and not fit.within:
+        notes.append("the network is slow, but a node's GPUs alone cannot hold all weights")
     if is_tight:
         warnings.append(f"{model.billions} on {load.text()} is tight: {states}")
     if fit.tokens < load.tokens:
         long = f"a sequence of all {load.tokens} tokens may run out of memory"
         warnings.append(f"{long}: about {fit.tokens} fit")
-    sized = layout, fit.engine, share, max(fit.tokens, load.tokens), within
+    sized = layout, fit.engine, share, max(fit.tokens, load.tokens), fit.within
     return Sizing(*sized, why=why, notes=tuple(notes), warnings=tuple(warnings))
 
 
@@ -359,6 +402,16 @@ def _states_text(fit: _Fit) -> str:
     return " + ".join(parts) or f"{_gb(model.gathered)} of the layers at work"
 
 
+def _within_text(fit: _Fit) -> str:
+    """Say over which GPUs weights are gathered, and why."""
+    load = fit.load
+    if not fit.within:
+        return f"over all {count_of(load.world, 'GPU')}"
+    rate = f" ({load.link / 1e6:,.0f} Mbit/s)" if load.link is not None else ""
+    kept = " as in the checkpoints" if load.within else f": the network is slow{rate}"
+    return f"over the {load.gpus} GPUs of a node{kept}"
+
+
 def _engine_text(fit: _Fit) -> str:
     weights = fit.model.weights
     return f"{_gb(weights)} of weights / {fit.engine} = {_gb(weights / fit.engine)}"
@@ -368,7 +421,7 @@ def _refusal(load: Workload, model: ModelShape) -> str:
     """Say that a model does not fit, and what it would fit."""
     layouts = [one.for_adapters() if load.adapters else one for one in load.layouts]
     size = max(_engine_sizes(load, model))
-    fits = [_Fit(load, model, layout, load.world, size, 1.0) for layout in layouts]
+    fits = [_Fit(load, model, layout, size, 1.0) for layout in layouts]
     fit = next((one for one in reversed(fits) if one.host <= load.host), fits[0])
     text = f"{model.billions} on {load.text()}: no: {_states_text(fit)}"
     if load.share:

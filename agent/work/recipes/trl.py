@@ -115,7 +115,7 @@ def _batch(arguments: Arguments, world: int) -> str:
 
 def _engines(arguments: Arguments, asked: RecipeInput) -> None:
     """Use vLLM for AGENT_TENSOR_PARALLEL above 1."""
-    size = asked.tensor_parallel
+    size = asked.tensor_parallel or 1
     if size == 1:
         return
     counts = sorted({node.gpus for node in asked.nodes})

@@ -312,7 +312,7 @@ def _check_keys(users: list[Override], version: Version) -> None:
 def _sizes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[list[Row], list[str]]:
     """Return the settings that follow from the nodes, and notes on them."""
     version, grpo = asked.version, asked.recipe == "verl-grpo"
-    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel
+    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel or 1
     samples = whole(given, _SAMPLES) or (_GROUP_SIZE if grpo else 1)
     groups = groups_of(
         asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)

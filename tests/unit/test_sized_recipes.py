@@ -1,0 +1,134 @@
+"""`recipe NAME --gpu-memory --model-size`: what each recipe sets by memory, without a GPU."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from agent.base.errors import PreflightError
+from agent.boot.verbs import model_size, node_sizes, recipe_command
+from agent.cli import main
+from agent.settings.jobs import JOBS
+from agent.work.recipes import recipe_of
+from agent.work.recipes.recipe import JobBasis, RecipeInput
+from unit.test_framework_defaults import parsed
+
+if TYPE_CHECKING:
+    from agent.work.recipes.recipe import Command
+
+ENVIRON = {
+    "AGENT_MODEL": "org/a-model",
+    "AGENT_TRAIN_DATA": "/data/train.parquet",
+    "AGENT_CHECKPOINTS": "/volume/checkpoints",
+    "AGENT_REWARD": "http://rewards:5000/get_reward",
+    "PATH": "/usr/bin:/bin",
+}
+TP, SHARE = "vllm.tensor_parallel_size", "vllm.gpu_memory_utilization"
+TOKENS, STAGE, OFFLOAD = "train.max_tokens_per_gpu", "ds.zero_stage", "ds.adam_offload"
+
+
+def shown(recipe: str, shape: str, size: str, **environ: str) -> Command:
+    """Return a recipe's command for nodes × GPUs × GB and a model's size."""
+    nodes, gpus, memory = shape.split("x")
+    sizes = node_sizes(int(nodes), [int(gpus)], None, int(memory))
+    needs = {name: ENVIRON[name] for name in ENVIRON if name != "AGENT_REWARD"}
+    rewarded = recipe.endswith(("grpo", "ppo")) and not recipe.startswith("search")
+    given = {**(ENVIRON if rewarded else needs), **environ}
+    return recipe_command(given, recipe, sizes, None, model_size(size))[0]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "size", "settings"),
+    [
+        ("openrlhf-grpo", "1x8x80", "7B", {TP: "1", SHARE: "0.6", STAGE: "3", OFFLOAD: None}),
+        ("openrlhf-grpo", "2x8x80", "32B", {TP: "4", SHARE: "0.6", TOKENS: "16384"}),
+        ("openrlhf-grpo", "1x8x80", "32B", {TP: "4", OFFLOAD: "on", STAGE: "3"}),
+        ("openrlhf-grpo", "1x4x24", "7B", {TP: "4", OFFLOAD: "on", TOKENS: "6144"}),
+        ("openrlhf-ppo", "1x8x80", "8B", {TP: "1", SHARE: "0.5", OFFLOAD: None}),
+        ("openrlhf-m-grpo", "2x8x80", "7B", {"vllm_tensor_parallel_size": "1"}),
+        ("openrlhf-sft", "1x8x80", "8B", {STAGE: "2", OFFLOAD: None}),
+        ("openrlhf-sft", "2x8x80", "32B", {STAGE: "3", OFFLOAD: None}),
+        ("openrlhf-sft", "1x8x80", "32B", {STAGE: "3", OFFLOAD: "on"}),
+        ("openrlhf-dpo", "1x8x80", "14B", {STAGE: "3", OFFLOAD: None}),
+    ],
+)
+def test_settings_follow_from_memory(
+    recipe: str, shape: str, size: str, settings: dict[str, str | None]
+) -> None:
+    """Tensor parallel, ZeRO stage, offload, token caps and engine share follow from memory."""
+    command = shown(recipe, shape, size)
+    found = parsed(command)
+    assert {name: found.get(name) for name in settings} == settings
+    assert command.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "size", "why"),
+    [
+        ("openrlhf-grpo", "3x8x80", "7.6B", "7.6 B × 16 bytes / 24 GPUs = 5.1 GB"),
+        ("openrlhf-grpo", "3x8x80", "7.6B", "engine 0.6 × 80 GB"),
+        ("openrlhf-grpo", "2x8x80", "32B", "64.0 GB of weights / 4 = 16.0 GB of 80 GB"),
+    ],
+)
+def test_reasons_have_figures(recipe: str, shape: str, size: str, why: str) -> None:
+    """The arithmetic is beside the argument."""
+    assert why in "\n".join(shown(recipe, shape, size).why.values())
+
+
+@pytest.mark.parametrize(
+    ("recipe", "shape", "size", "remedy"),
+    [
+        ("openrlhf-ppo", "1x8x24", "72B", "from 21×8 on"),
+        ("openrlhf-grpo", "1x1x24", "7B", "from 1×4 on, or with GPUs of 80 GB"),
+        ("openrlhf-sft", "1x1x24", "8B", "from 1×4 on"),
+    ],
+)
+def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: str) -> None:
+    """78 with the smallest nodes that fit; whoever sets such an argument gets a warning."""
+    with pytest.raises(PreflightError) as caught:
+        shown(recipe, shape, size)
+    assert caught.value.exit_code == 78
+    assert remedy in caught.value.sentence()
+    insisting = shown(recipe, shape, size, AGENT_TENSOR_PARALLEL="1")
+    assert remedy in insisting.warnings[0]
+    assert "Not refused: AGENT_TENSOR_PARALLEL set" in insisting.warnings[0]
+
+
+def test_own_memory_arguments_are_named_in_the_warning() -> None:
+    """A flag of AGENT_JOB_ARGS that changes the memory turns the refusal into a warning."""
+    own = shown("openrlhf-sft", "1x1x24", "8B", AGENT_JOB_ARGS="--ds.load_in_4bit")
+    assert "Not refused: --ds.load_in_4bit set" in own.warnings[0]
+    assert shown("openrlhf-sft", "1x1x40", "8B", AGENT_JOB_ARGS="--ds.lora.rank 16").warnings == ()
+
+
+def test_the_command_line(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`recipe --gpu-memory --model-size` prints the sizes, or refuses them with 78."""
+    for name, text in ENVIRON.items():
+        monkeypatch.setenv(name, text)
+    words = ["recipe", "openrlhf-ppo", "--nodes", "1", "--gpus", "8", "--json"]
+    assert main([*words, "--gpu-memory", "80GB", "--model-size", "8B"]) == 0
+    made = json.loads(capfd.readouterr().out)
+    assert "8 B × 18 bytes / 8 GPUs = 18.0 GB" in made["why"][f"--{STAGE}"]
+    assert main([*words, "--gpu-memory", "24", "--model-size", "72B"]) == 78
+    assert "72 B on 1×8×24 GB: no: " in capfd.readouterr().err
+    for wrong in (["--gpu-memory", "0"], ["--model-size", "large"]):
+        with pytest.raises(SystemExit) as caught:
+            main([*words, *wrong])
+        assert caught.value.code == 2
+
+
+@pytest.mark.parametrize("name", [job.name for job in JOBS if job.name.startswith("openrlhf")])
+def test_an_unknown_model_is_said(name: str) -> None:
+    """Without a size the recipe keeps its defaults, and says what it assumed."""
+    known = next(job for job in JOBS if job.name == name)
+    recipe = recipe_of(known)
+    given: dict[str, Any] = {"scores": True, "checkpoints": "/c", "basis": JobBasis()}
+    sizes = node_sizes(1, [8], None, 80)
+    asked = RecipeInput(name, sizes, recipe.VERSIONS[-1], "org/a-model", "/data", **given)
+    command = recipe.make(asked)
+    assert "the model's size is not known" in "\n".join(command.notes)
+    assert command.warnings == ()
