@@ -10,21 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 import anyio
+import requests
+from urllib3.exceptions import HTTPError
 
 from agent.base import times
-from agent.base.text import all_escaped
+from agent.base.ports import port_map
+from agent.base.text import all_escaped, escaped, in_url
 from agent.checks.finding import Finding, Level, node_list
-from agent.control.ask import (
-    OTHER_VERSION,
-    UNKNOWN_FORMAT_ERRORS,
-    NoStatus,
-    ask,
-    ask_with_key,
-    failure_reason,
-    find_head,
-    follow_status,
-    own_port,
-)
 from agent.control.status import (
     duration_text,
     lines_by_content,
@@ -33,24 +25,250 @@ from agent.control.status import (
     without_clocks,
 )
 from agent.plan.show import finding_line
+from agent.record import run_folder
+from agent.record.threads import run_within
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
+from agent.topology.resolve import port_base
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
-    from agent.control.ask import FoundHead, HttpAnswer
     from agent.control.status import Status
+    from agent.settings.model import Settings
 
 HEAD = "head"
 OUTAGE_LIMIT = times.AGENT_RESTARTS
 _JOB, _AGENT = "job", "agent"
 
 
+# --- requests ------------------------------------------------------------------------------------
+
+MAX_BODY = 16 << 20
+"""The status of 5,000 nodes fits."""
+_CHUNK = 1 << 20
+
+_UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)
+"""Errors of reading a status of another version."""
+_OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
+_NOT_AN_AGENT = "whatever listens there is no agent"
+_DATA_PREFIX = b"data: "
+
+
+class HttpAnswer(NamedTuple):
+    """An HTTP status and body, or 0 and a sentence why there is none."""
+
+    status: int
+    body: bytes = b""
+    evidence: str = ""
+
+
+def ask(
+    url: str, token: str | None = None, limit: float = times.ONE_REQUEST, *, post: bool = False
+) -> HttpAnswer:
+    """Send one request; `limit` is its total time in seconds."""
+    # A socket's timeout starts again with each byte received; a thread can be abandoned.
+    answer = run_within(limit, lambda: _ask("POST" if post else "GET", url, token, limit))
+    return answer or HttpAnswer(0, evidence=f"no answer within {limit:g} s")
+
+
+def _ask(method: str, url: str, token: str | None, limit: float) -> HttpAnswer:
+    body = b""
+    try:
+        with _request(method, url, token, limit) as reply:
+            while len(body) <= MAX_BODY and (chunk := reply.raw.read(_CHUNK, decode_content=False)):
+                body += chunk
+    except (HTTPError, OSError, ValueError) as error:
+        return HttpAnswer(0, evidence=_error_text(error, limit))
+    if len(body) > MAX_BODY:
+        return HttpAnswer(0, evidence=f"an answer of more than {MAX_BODY} bytes")
+    return HttpAnswer(reply.status_code, body)
+
+
+@contextmanager
+def _request(method: str, url: str, token: str | None, limit: float) -> Iterator[requests.Response]:
+    """Send a request and yield the reply, of which the body is still to be read."""
+    # the node checks the Host header of browsers; any name may lead there
+    headers = {"Accept-Encoding": "identity", "User-Agent": "pod-agent", "Host": "localhost"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    if method == "POST":
+        headers["Content-Type"] = "application/json"
+    with requests.Session() as session:
+        # no netrc entry may replace our header, no proxy receive the request
+        session.trust_env = False
+        yield session.request(
+            method, url, headers=headers, timeout=limit, allow_redirects=False, stream=True
+        )
+
+
+def _error_text(error: BaseException, limit: float) -> str:
+    """Return the innermost error's text; requests wraps it several times."""
+    if isinstance(error, requests.Timeout):
+        return f"no answer within {limit:g} s"
+    cause: BaseException | None = error
+    seen: list[BaseException] = []
+    while cause is not None and cause not in seen:
+        seen.append(cause)
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror.lower()
+        inner = (*cause.args, getattr(cause, "reason", None), cause.__cause__, cause.__context__)
+        cause = next((one for one in inner if isinstance(one, BaseException)), None)
+    return str(error) or type(error).__name__
+
+
+def _local_keys(settings: Settings, log_root: Path) -> list[str]:
+    """Return the credentials to try: the token if set, else the control keys in the log folder."""
+    token = settings.ray_auth_token
+    return [token.reveal()] if token is not None else [*run_folder.keys_in(log_root)]
+
+
+def _ask_with_key(
+    url: str, settings: Settings, log_root: Path, *, post: bool = False
+) -> HttpAnswer:
+    """Send a request with each local credential until one is accepted."""
+    answer = HttpAnswer(0, evidence="no key to the head's port lies here")
+    for key in _local_keys(settings, log_root):
+        answer = ask(url, key, post=post)
+        if answer.status != 401:
+            break
+    return answer
+
+
+def _failure_reason(answer: HttpAnswer, what_is_done: str) -> str:
+    """Return why a head refused; `what_is_done` is a clause such as `a run is stopped`."""
+    if not answer.status or answer.status in {401, 403}:
+        what = answer.evidence or "it requires a token or key"
+        return (
+            f"{what}; without RAY_AUTH_TOKEN {what_is_done} from its head's node alone, by the "
+            "user whose agent it is and with the same AGENT_LOG_DIR"
+        )
+    try:
+        return escaped(str(json.loads(answer.body)["error"]))
+    except (ValueError, KeyError, TypeError):
+        return f"it answered {answer.status}"
+
+
+class FoundHead(NamedTuple):
+    """A head's status, its host and port, and this node's settings."""
+
+    status: dict[str, Any]
+    where: str
+    settings: Settings
+
+
+def _find_head(environ: Mapping[str, str]) -> FoundHead | None:
+    """Return the head and its status; prints why and returns None where none answers."""
+    settings = load(environ).settings
+    status, evidence, where = _find_head_status(settings, _own_port(environ, settings))
+    if status is None:
+        print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+        return None
+    return FoundHead(status, where, settings)
+
+
+def _own_port(environ: Mapping[str, str], settings: Settings) -> int:
+    """Return the port of this node's agent, which is also the head's."""
+    base = port_base(environ, settings)
+    return port_map(settings.ray_port, settings.dashboard_port, settings.port, base).agent
+
+
+def _find_head_status(settings: Settings, port: int) -> tuple[dict[str, Any] | None, str, str]:
+    """Return the head's status, or None and why; and the host and port asked.
+
+    This node's agent is asked first: an ssh shell lacks the variables that name the head.
+    """
+    where = f"127.0.0.1:{port}"
+    local, evidence = status_at(where, settings)
+    if local is not None and local["role"] == "head":
+        return local, "", where
+    if local is not None:
+        named = local.get("head")
+        if not isinstance(named, dict) or not {"host", "port"} <= named.keys():
+            return None, f"{where}: {_NOT_AN_AGENT}", where
+        where = f"{in_url(str(named['host']))}:{named['port']}"
+    elif settings.head is not None:
+        where = f"{in_url(settings.head)}:{port}"
+    elif settings.head_pod_id is not None:
+        where = f"{settings.head_pod_id}.runpod.internal:{port}"
+    else:
+        return None, f"{evidence}; set AGENT_HEAD or HEAD_POD_ID to ask from elsewhere", where
+    found, evidence = status_at(where, settings)
+    if found is not None and found["role"] != "head":
+        return None, f"{where}: the agent there is a {found['role']}'s, not the head's", where
+    return found, evidence, where
+
+
+def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, str]:
+    """Return the status of the agent at a host and port, or None and why."""
+    token = settings.ray_auth_token
+    answer = ask(f"http://{where}/status", None if token is None else token.reveal())
+    if answer.status == 401:
+        return None, f"{where}: it asks for the cluster's RAY_AUTH_TOKEN"
+    if answer.status != 200:
+        return None, f"{where}: {answer.evidence or f'it answered {answer.status}'}"
+    try:
+        data = all_escaped(json.loads(answer.body))
+    except (ValueError, RecursionError):
+        data = None
+    if isinstance(data, dict) and {"role", "phase", "waits"} <= data.keys():
+        return data, ""
+    return None, f"{where}: {_NOT_AN_AGENT}"
+
+
+class _NoStreamError(Exception):
+    """The head answers but offers no stream here."""
+
+
+def _follow_status(head: FoundHead, log_root: Path) -> Iterator[Status | str]:
+    """Yield each status received, and for each failed request why there is none."""
+    yield head.status
+    streams = True
+    while True:
+        try:
+            if streams:
+                yield from _stream(head, log_root)
+        except _NoStreamError:
+            streams = False
+        except (OSError, ValueError) as error:
+            yield _error_text(error, times.STREAM_SILENT)
+        status, why = status_at(head.where, head.settings)
+        streams = streams or status is None  # the head may be restarted with another key
+        yield why if status is None else status
+        time.sleep(times.STATUS_POLL)  # for a person only; nothing waits on it
+
+
+def _stream(head: FoundHead, log_root: Path) -> Iterator[Status]:
+    """Yield the statuses of a stream until it ends."""
+    for key in _local_keys(head.settings, log_root):
+        with _request("GET", f"http://{head.where}/events", key, times.STREAM_SILENT) as reply:
+            if reply.status_code == 200:
+                yield from _statuses(reply)
+                return
+    raise _NoStreamError
+
+
+def _statuses(reply: requests.Response) -> Iterator[Status]:
+    rest = b""
+    for chunk in reply.iter_content(None):  # as it arrives
+        *lines, rest = (rest + chunk).split(b"\n")
+        if len(rest) > MAX_BODY:
+            raise ValueError(f"a status of more than {MAX_BODY} bytes")
+        for line in lines:
+            if line.startswith(_DATA_PREFIX):
+                status = all_escaped(json.loads(line[len(_DATA_PREFIX) :]))
+                if not isinstance(status, dict):
+                    raise ValueError("a status is a JSON object")
+                yield status
+
+
+# --- findings, logs, stop ------------------------------------------------------------------------
+
+
 def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
     """Print all nodes' findings; return 0, 78 where a check fails, 69 if no head answers."""
-    head = find_head(environ)
+    head = _find_head(environ)
     answer = head and _ask_head(head, log_root, "/findings", "findings are shown")
     if answer is None:
         return 69
@@ -59,7 +277,7 @@ def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) 
         lines = list(_finding_lines(data))
         failed = any(row["level"] == Level.FAIL.value for row in _rows(data))
     except (KeyError, TypeError, ValueError):
-        print(OTHER_VERSION, file=sys.stderr)
+        print(_OTHER_VERSION, file=sys.stderr)
         return 69
     print(json.dumps({"ok": not failed, **data}, indent=2) if as_json else "\n".join(lines))
     return 78 if failed else 0
@@ -83,23 +301,16 @@ def _ask_head(
     head: FoundHead, log_root: Path, path: str, what: str, *, post: bool = False
 ) -> HttpAnswer | None:
     """Send a request that needs a key; print why it was refused and return None."""
-    answer = ask_with_key(f"http://{head.where}{path}", head.settings, log_root, post=post)
+    answer = _ask_with_key(f"http://{head.where}{path}", head.settings, log_root, post=post)
     if answer.status == 200:
         return answer
-    print(f"pod-agent: {head.where}: {failure_reason(answer, what)}", file=sys.stderr)
+    print(f"pod-agent: {head.where}: {_failure_reason(answer, what)}", file=sys.stderr)
     return None
-
-
-class _LogPosition(NamedTuple):
-    """Where the next part of a log starts, and whether the run has its verdict."""
-
-    next: int | None
-    over: bool
 
 
 def show_logs(environ: Mapping[str, str], log_root: Path, words: list[str], *, follow: bool) -> int:
     """Print a log; return 0, or 69 where no head answers or it has no such log."""
-    head = find_head(environ)
+    head = _find_head(environ)
     if head is None:
         return 69
     node, name = _node_and_log(words, head.status)
@@ -110,39 +321,39 @@ def show_logs(environ: Mapping[str, str], log_root: Path, words: list[str], *, f
     part = _print_part(answer)
     if not follow:
         return 0
-    if part.next is None:
+    if part["next"] is None:
         what = f"the log of {node} comes as its last lines only, which cannot be followed"
         print(f"pod-agent: {what}", file=sys.stderr)
         return 0
     return _follow_log(part, head, path, log_root)
 
 
-def _follow_log(part: _LogPosition, head: FoundHead, path: str, log_root: Path) -> int:
+def _follow_log(part: dict[str, Any], head: FoundHead, path: str, log_root: Path) -> int:
     """Print new parts until the run is over; a head that is restarted is back within seconds."""
     silent_since: float | None = None
     while True:
-        url = f"http://{head.where}{path}?after={part.next}"
-        answer = ask_with_key(url, head.settings, log_root)
+        url = f"http://{head.where}{path}?after={part['next']}"
+        answer = _ask_with_key(url, head.settings, log_root)
         if answer.status == 200:
             part, silent_since = _print_part(answer), None
             continue
-        if part.over and not answer.status:  # the head is gone and the log complete
+        if part.get("over") and not answer.status:  # the head is gone and the log complete
             return 0
         now = time.monotonic()
         silent_since = now if silent_since is None else silent_since
         if now >= silent_since + OUTAGE_LIMIT:
-            why = failure_reason(answer, "logs are shown")
+            why = _failure_reason(answer, "logs are shown")
             what = f"the head's agent sent no log and no verdict for {OUTAGE_LIMIT:g} s"
             print(f"pod-agent: {head.where}: {what}: giving up ({why})", file=sys.stderr)
             return 69
         time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
-def _print_part(answer: HttpAnswer) -> _LogPosition:
-    """Print a part of a log."""
-    data = json.loads(answer.body)
-    print(data["text"], end="", flush=True)
-    return _LogPosition(data["next"], data.get("over", False))
+def _print_part(answer: HttpAnswer) -> dict[str, Any]:
+    """Print a part of a log; return it: `next` is where the next one starts."""
+    part: dict[str, Any] = json.loads(answer.body)
+    print(part["text"], end="", flush=True)
+    return part
 
 
 def _node_and_log(words: list[str], status: Mapping[str, Any]) -> tuple[str, str]:
@@ -159,7 +370,7 @@ def _node_and_log(words: list[str], status: Mapping[str, Any]) -> tuple[str, str
 
 def stop(environ: Mapping[str, str], log_root: Path) -> int:
     """End the run as SIGTERM on the head would; return 0 after its end, 69 if no head answers."""
-    head = find_head(environ)
+    head = _find_head(environ)
     answer = head and _ask_head(head, log_root, "/stop", "a run is stopped", post=True)
     if head is None or answer is None:
         return 69
@@ -186,13 +397,13 @@ async def _wait_for_end(where: str, limit: float) -> int:
 
 def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
     """Print the head's status; 69 if no head answers."""
-    found = find_head(environ)
+    found = _find_head(environ)
     if found is None:
         return 69
     try:
         text = json.dumps(found.status) if as_json else "\n".join(status_lines(found.status))
-    except UNKNOWN_FORMAT_ERRORS:
-        print(OTHER_VERSION, file=sys.stderr)
+    except _UNKNOWN_FORMAT:
+        print(_OTHER_VERSION, file=sys.stderr)
         return 69
     print(text, flush=True)
     return 0
@@ -200,7 +411,7 @@ def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
 
 def check_live(environ: Mapping[str, str]) -> int:
     """Health check of this node's agent: 0 if it answers, else 69."""
-    where = f"127.0.0.1:{own_port(environ, load(environ).settings)}"
+    where = f"127.0.0.1:{_own_port(environ, load(environ).settings)}"
     answer = ask(f"http://{where}/livez")
     if answer.status == 200:
         return 0
@@ -221,11 +432,11 @@ class Screen(Protocol):
 
 def watch_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
     """Show the run until its end (0) or until its head is gone (69)."""
-    found = find_head(environ)
+    found = _find_head(environ)
     if found is None:
         return 69
     with _open_screen(as_json=as_json) as screen:
-        code, message = _show_until_end(screen, found.where, follow_status(found, log_root))
+        code, message = _show_until_end(screen, found.where, _follow_status(found, log_root))
     if message:
         print(message, file=sys.stderr)
     return code
@@ -234,15 +445,15 @@ def watch_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -
 def _show_until_end(
     screen: Screen,
     where: str,
-    statuses: Iterable[Status | NoStatus],
+    statuses: Iterable[Status | str],
     clock: Callable[[], float] = time.monotonic,
 ) -> tuple[int, str]:
     """Show each status; return the exit code and a message."""
     received, phase = clock(), ""
     for status in statuses:
-        if isinstance(status, NoStatus):
+        if isinstance(status, str):
             silence = clock() - received
-            why = f"{where} does not answer: {status.reason}"
+            why = f"{where} does not answer: {status}"
             if silence > times.HEAD_GONE:
                 gone = f"pod-agent: the head is gone: {why}"
                 return 69, f"{gone}; {duration_text(silence)} ago it was {one_line(phase)}"
@@ -253,8 +464,8 @@ def _show_until_end(
             screen.show(status)
             phase = str(status["phase"])
             is_over = phase == "leaving" and bool(status.get("verdict"))
-        except UNKNOWN_FORMAT_ERRORS:
-            return 69, OTHER_VERSION
+        except _UNKNOWN_FORMAT:
+            return 69, _OTHER_VERSION
         if is_over:
             return 0, ""
     return 69, ""

@@ -42,67 +42,12 @@ def _without(names: tuple[str, ...]) -> Iterator[None]:
             del sys.modules[name]
 
 
-# --- the chain -----------------------------------------------------------------------------------
-
-
-def _masked(redactor: Redactor) -> Processor:
-    """Mask secrets in all fields."""
-
-    def mask(_logger: object, _method: str, event: EventDict) -> EventDict:
-        return {name: redactor.clean(str(text)) for name, text in event.items()}
-
-    return mask
-
-
-def _escaped(_logger: object, _method: str, event: EventDict) -> EventDict:
-    """Escape control characters, so that no text forges a line; runs after masking."""
-    return {name: printable(text) for name, text in event.items()}
-
-
 def printable(text: str) -> str:
     """Return a text with its control characters escaped."""
-    return _CONTROLS.sub(_escape, text)
+    return _CONTROLS.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-def _escape(match: re.Match[str]) -> str:
-    return match[0].encode("unicode_escape").decode()
-
-
-def _named(node: str) -> Processor:
-    """Add this node's name."""
-
-    def name(_logger: object, _method: str, event: EventDict) -> EventDict:
-        return {**event, "node": node}
-
-    return name
-
-
-def _as_console(*, coloured: bool) -> Callable[[object, str, EventDict], Any]:
-    """Render for people: with color for a terminal, without for the file."""
-
-    def render(
-        _logger: object, _method: str, event: EventDict
-    ) -> tuple[tuple[RenderedLine], object]:
-        level = event["level"]
-        words = (event["timestamp"], event["node"], _MARKS.get(level), event["event"])
-        plain = " ".join(filter(None, words))
-        colour = _COLOURS.get(level) if coloured else None
-        return ((f"{colour}{plain}{_RESET}" if colour else plain, plain),), {}
-
-    return render
-
-
-def _as_json(render: Processor) -> Callable[[object, str, EventDict], Any]:
-    """Render JSON, the same for stderr and the file."""
-
-    def both(logger: object, method: str, event: EventDict) -> tuple[tuple[RenderedLine], object]:
-        line = str(render(logger, method, event))
-        return ((line, line),), {}
-
-    return both
-
-
-def _chain(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
+def _logger(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> Any:  # noqa: ANN401 - structlog's own type is Any
     """Return a logger that renders a sentence for stderr and the file."""
     # Imported here since some verbs log nothing: it costs 11 ms after asyncio, and 33 ms more with
     # rich, which structlog 26.1 imports for tracebacks.
@@ -110,13 +55,26 @@ def _chain(redactor: Redactor, node: str, *, as_json: bool, coloured: bool) -> A
         import structlog  # noqa: PLC0415 - see above
 
     to_json = structlog.processors.JSONRenderer(ensure_ascii=False)
-    render = _as_json(to_json) if as_json else _as_console(coloured=coloured)
+
+    def clean(_logger: object, _method: str, event: EventDict) -> EventDict:
+        """Mask secrets, then escape control characters, so that no text forges a line."""
+        fields = {**event, "node": node}
+        return {name: printable(redactor.clean(str(text))) for name, text in fields.items()}
+
+    def render(logger: object, method: str, event: EventDict) -> tuple[tuple[RenderedLine], object]:
+        if as_json:
+            line = str(to_json(logger, method, event))
+            return ((line, line),), {}
+        level = event["level"]
+        words = (event["timestamp"], event["node"], _MARKS.get(level), event["event"])
+        plain = " ".join(filter(None, words))
+        colour = _COLOURS.get(level) if coloured else None
+        return ((f"{colour}{plain}{_RESET}" if colour else plain, plain),), {}
+
     steps: list[Processor] = [
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper("iso" if as_json else "%H:%M:%S", utc=True),
-        _named(node),
-        _masked(redactor),
-        _escaped,
+        clean,
         render,
     ]
     everything = structlog.make_filtering_bound_logger(0)
@@ -133,7 +91,7 @@ class _Log:
 
     def __init__(self) -> None:
         self._make: Callable[[], Any] = partial(
-            _chain, Redactor(()), "", as_json=False, coloured=False
+            _logger, Redactor(()), "", as_json=False, coloured=False
         )
         self._logger: Any = None
         self._stderr = Writer(
@@ -196,7 +154,7 @@ def configure(style: str, environ: Mapping[str, str], redactor: Redactor, node: 
     terminal = sys.stderr is not None and sys.stderr.isatty()
     coloured = style == "auto" and terminal and not environ.get("NO_COLOR")
     as_json = style == "json"
-    _log.configure(partial(_chain, redactor, node, as_json=as_json, coloured=coloured))
+    _log.configure(partial(_logger, redactor, node, as_json=as_json, coloured=coloured))
 
 
 def log_to_file(path: Path | Callable[[], Path]) -> None:

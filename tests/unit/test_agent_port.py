@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import pytest
 
-from agent.control import ask
 from agent.control import server as control_server
+from agent.control import verbs
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports, agent_limit
 from agent.control.server import COOKIE, AgentServer, host_names, refusal_of
@@ -396,5 +396,5 @@ def test_status_asks_under_any_name(bare: Port, monkeypatch: pytest.MonkeyPatch)
         return by_name("127.0.0.1", *rest)
 
     monkeypatch.setattr(socket, "getaddrinfo", here)
-    found, evidence = ask.status_at(f"my-own-alias:{bare.number}", settings_of({}))
+    found, evidence = verbs.status_at(f"my-own-alias:{bare.number}", settings_of({}))
     assert (found, evidence) == ({**STATUS, "phase": "joining \\ud800 Ray"}, "")

@@ -46,7 +46,7 @@ PURE = {"base", "settings", "topology", "work", "checks", "plan", "decisions"}
 """Folders without effects. In `node` only the files of READ_MACHINE have any."""
 READ_MACHINE = {f"agent/node/{name}.py" for name in ("read", "pythons", "gpus")}
 READ_ENVIRON = {"agent/cli.py", "agent/__main__.py", "agent/runtime/parent.py"}
-SLEEP = {"agent/control/ask.py", "agent/control/verbs.py"}
+SLEEP = {"agent/control/verbs.py"}
 IMPORT_RAY = {"agent/bridge/ray_calls.py"}
 EFFECTS = {"anyio", "asyncio", "subprocess", "threading", "socket", "psutil", "aiohttp", "requests"}
 """Modules by which a program acts; a file of a pure folder imports none of them."""

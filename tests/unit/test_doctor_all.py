@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from agent.checks.finding import Finding, Level, group_findings, node_list
 from agent.control import verbs
-from agent.control.ask import ask
 from agent.control.sockets import bind
+from agent.control.verbs import ask
 from agent.decisions.head import state as h
 from unit.fake_runs import status_of
 from unit.heads import Story, goal, nodes, word

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from agent.control.ask import ask
+from agent.control.verbs import ask
 from unit.worlds import SECRET
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def test_a_slow_answer_ends_at_the_limit() -> None:
 
 def test_a_large_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """An endless answer, or a compressed one, takes little memory."""
-    monkeypatch.setattr("agent.control.ask.MAX_BODY", 1 << 20)
+    monkeypatch.setattr("agent.control.verbs.MAX_BODY", 1 << 20)
 
     def flood(connection: socket.socket, peer: Peer) -> None:
         connection.sendall(b"HTTP/1.1 200 OK\r\n\r\n")

@@ -15,10 +15,10 @@ from agent.boot.head_server import HeadLogs
 from agent.boot.node_run import NodeRun
 from agent.cli import main
 from agent.control import verbs
-from agent.control.ask import ask
 from agent.control.protocol import Hello, Reply, Report
 from agent.control.reports import Expected, Reports
 from agent.control.server import LogPart
+from agent.control.verbs import ask
 from agent.decisions.head.fleet import Worker
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, redactor_for

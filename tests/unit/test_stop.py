@@ -9,9 +9,9 @@ import anyio
 import pytest
 
 from agent.control import verbs as stop_verb
-from agent.control.ask import ask
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
+from agent.control.verbs import ask
 from agent.record import run_folder
 from unit.served import KEY, a_head, leave_key
 from unit.worlds import SECRET

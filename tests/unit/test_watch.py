@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from agent.control import verbs
-from agent.control.ask import NoStatus
 from agent.control.status import lines_by_content
 from browsing.runs import status as run_of
 from unit.served import KEY, leave_key
@@ -159,7 +158,7 @@ class RecordingScreen:
 def test_a_lost_head_ends_the_watch() -> None:
     """A short outage is shown; after 15 s without a status the watch ends with 69."""
     now = iter([0.0, 0.0, 5.0, 6.0, 10.0, 15.0, 21.5])
-    told = [run_of(1), NoStatus("refused"), run_of(1), *[NoStatus("refused")] * 9]
+    told = [run_of(1), "refused", run_of(1), *["refused"] * 9]
     screen = RecordingScreen()
     code, words = verbs._show_until_end(screen, "10.0.0.4:8266", told, lambda: next(now))  # type: ignore[arg-type]  # noqa: SLF001 - the loop itself
     assert screen.words == [
