@@ -300,7 +300,7 @@ class RunKeeper:
 
     def save_snapshot(self, known: AttemptSnapshot, now: float) -> None:
         """Record the snapshot of an attempt for a later agent; `now` is on the run's clock."""
-        self._save(self.record.with_snapshot(known.number, snapshot_to_record(known, now)))
+        self._save(self.record.with_snapshot(known.attempt.number, snapshot_to_record(known, now)))
 
     def open_attempt(self, now: float) -> AttemptSnapshot | None:
         """Return the attempt that an earlier agent left open."""

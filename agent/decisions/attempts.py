@@ -150,6 +150,12 @@ class Attempt(Value):
         """Return it with a new status from Ray; `report` is None if only the time is new."""
         return replace(self, last_status_at=now, report=report or self.report)
 
+    def without_reports(self) -> Attempt:
+        """Return it without its boot and what Ray reports again."""
+        return replace(
+            self, began=0.0, not_before=0.0, last_status_at=0.0, report=None, unreachable_nodes=""
+        )
+
     def ended_with(self, now: float, end: Outcome) -> Attempt:
         """Return it with its outcome."""
         return replace(self, ended=now, end=end)
@@ -165,16 +171,10 @@ class Attempt(Value):
 class AttemptSnapshot(Value):
     """A submitted attempt, saved for the next agent; times are on the run's clock."""
 
-    number: int
-    submitted: float
+    attempt: Attempt
+    """The attempt without what Ray reports again."""
     required: int
     """How many workers it needs."""
-    checkpoint: int | None = None
-    """The step of the newest checkpoint when it began."""
-    former_workers: tuple[str, ...] = ()
-    """The workers that a killed agent counted, by name."""
-    lost_nodes: tuple[str, ...] = ()
-    """The nodes lost since, by name."""
     dead_node_ids: frozenset[str] = frozenset()
     """The ids of nodes that do not answer, which GCS may still list."""
     last_loss: str = ""
@@ -186,14 +186,6 @@ class AttemptSnapshot(Value):
     """The outcome to end with, once its job has stopped."""
     stop_ordered_at: float = 0.0
     """When the stop was ordered."""
-    workers: Mapping[str, str] = field(default_factory=dict)
-    """Its workers at submission, address to name."""
-    lost_workers: Mapping[str, str] = field(default_factory=dict)
-    """Those of them that were lost since, address to name."""
-    signaled: bool = False
-    """True once the agent itself sent SIGTERM to its driver."""
-    id: str = ""
-    """Its submission id in Ray."""
 
     @property
     def is_worth_saving(self) -> bool:

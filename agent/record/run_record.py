@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
-from agent.decisions.attempts import AttemptSnapshot, LostAttempt
+from agent.decisions.attempts import Attempt, AttemptSnapshot, LostAttempt
 from agent.record.files import (
     FileLock,
     LockHolder,
@@ -293,18 +293,19 @@ def snapshot_to_record(known: AttemptSnapshot, now: float) -> Underway:
     def moment(then: float) -> Moment:
         return Moment.before(now - then)
 
+    attempt = known.attempt
     loss, short, end = known.last_loss_at, known.below_required_since, known.end
     return Underway(
-        began=moment(known.submitted),
+        began=moment(attempt.submitted or 0.0),
         required=known.required,
-        gone=known.lost_nodes,
-        places=known.workers,
-        missed=known.lost_workers,
+        gone=attempt.lost_nodes,
+        places=attempt.workers,
+        missed=attempt.lost_workers,
         dead=tuple(sorted(known.dead_node_ids)),
         loss=None if loss is None else RecordedLoss(known.last_loss, moment(loss)),
         short=None if short is None else moment(short),
         stopping=None if end is None else RecordedStop(end, moment(known.stop_ordered_at)),
-        signaled=known.signaled,
+        signaled=attempt.signaled,
     )
 
 
@@ -313,22 +314,24 @@ def snapshot_from_record(attempt: AttemptRecord, now: float) -> AttemptSnapshot:
     found = attempt.underway or Underway(Moment(attempt.start), len(attempt.nodes))
     loss, short, stopping = found.loss, found.short, found.stopping
     return AttemptSnapshot(
-        number=attempt.number,
-        submitted=now - found.began.age(),
+        attempt=Attempt(
+            attempt.submission_id,
+            attempt.number,
+            submitted=now - found.began.age(),
+            checkpoint=attempt.checkpoint,
+            former_workers=attempt.nodes,
+            lost_nodes=found.gone,
+            workers=found.places,
+            lost_workers=found.missed,
+            signaled=found.signaled,
+        ),
         required=found.required,
-        checkpoint=attempt.checkpoint,
-        former_workers=attempt.nodes,
-        lost_nodes=found.gone,
-        workers=found.places,
-        lost_workers=found.missed,
         dead_node_ids=frozenset(found.dead),
         last_loss="" if loss is None else loss.what,
         last_loss_at=None if loss is None else now - loss.at.age(),
         below_required_since=None if short is None else now - short.age(),
         end=attempt.planned_end,
         stop_ordered_at=now if stopping is None else now - stopping.at.age(),
-        signaled=found.signaled,
-        id=attempt.submission_id,
     )
 
 

@@ -175,6 +175,15 @@ def _aws_batch_run_id(environ: Mapping[str, str]) -> str | None:
 
 
 HOSTS, CURRENT = "SM_HOSTS", "SM_CURRENT_HOST"
+SAGEMAKER = RankVariables(
+    name="sagemaker",
+    rank=CURRENT,
+    nodes=HOSTS,
+    head=HOSTS,
+    gpus="SM_NUM_GPUS",
+    run_id=("TRAINING_JOB_NAME",),
+)
+"""Hosts are named instead of numbered: their places in the sorted list are the ranks."""
 
 
 def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> PlatformInfo | None:
@@ -187,24 +196,13 @@ def detect_sagemaker(environ: Mapping[str, str], _settings: Settings) -> Platfor
         raise platform_error(
             CURRENT, repr(current), f"one of the hosts of {HOSTS}: {', '.join(hosts)}"
         )
-    many, rank = len(hosts) > 1, hosts.index(current)
-    return PlatformInfo(
-        name="sagemaker",
-        is_head=rank == 0,
+    counted = {**environ, CURRENT: str(hosts.index(current)), HOSTS: str(len(hosts))}
+    return replace(
+        info_by_rank(counted, SAGEMAKER, head=hosts[0]),
         evidence=(f"{CURRENT}={current}", f"{HOSTS}={json.dumps(hosts)}"),
-        role_variable=f"RAY_WORKER + {CURRENT}",
-        role_is_proven=True,
-        has_ranks=True,
-        head_host=hosts[0] if many else None,
         node_name=current,
-        own_names=(current,) if many else (),
-        rank=rank,
-        nodes=len(hosts),
-        gpus_per_node=read_number(environ, "SM_NUM_GPUS"),
-        run_id=environ.get("TRAINING_JOB_NAME") or None,
+        own_names=(current,) if len(hosts) > 1 else (),
         interface=environ.get("SM_NETWORK_INTERFACE_NAME") or None,
-        owns_machine=True,
-        single_node=not many,
     )
 
 

@@ -105,8 +105,14 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
     is_head, why = _role(settings, platform, facts)
     head_host = settings.head or platform.head_host
     host_evidence = (f"head from AGENT_HEAD={settings.head}",) if settings.head else ()
-    pod = own_pod(environ)
-    problems = conflicts(settings, platform, facts, pod, is_head=is_head, head_host=head_host)
+    given = platform.given_ray
+    problems = (
+        *_worker_without_head(settings, platform, is_head=is_head, head_host=head_host),
+        *_role_against_platform(settings, platform, is_head=is_head),
+        *_head_address(settings, platform, facts, is_head=is_head),
+        *_pod_against_rank(settings, platform, own_pod(environ)),
+        *(() if given is None or not is_head else settings_without_effect(settings, given)),
+    )
     if problems:
         raise SettingsError(problems)
     return Topology(
@@ -140,26 +146,6 @@ def _expected(settings: Settings, platform: PlatformInfo, head_host: str | None)
     if platform.nodes is not None:
         return platform.nodes - 1
     return 0 if head_host is None or platform.single_node else 1
-
-
-def conflicts(  # noqa: PLR0913 - everything that can contradict
-    settings: Settings,
-    platform: PlatformInfo,
-    facts: Facts,
-    own_pod: str | None,
-    *,
-    is_head: bool,
-    head_host: str | None,
-) -> tuple[Problem, ...]:
-    """Return a problem for every contradiction."""
-    given = platform.given_ray
-    return (
-        *_worker_without_head(settings, platform, is_head=is_head, head_host=head_host),
-        *_role_against_platform(settings, platform, is_head=is_head),
-        *_head_address(settings, platform, facts, is_head=is_head),
-        *_pod_against_rank(settings, platform, own_pod),
-        *(() if given is None or not is_head else _settings_without_effect(settings, given)),
-    )
 
 
 def _worker_without_head(
@@ -246,7 +232,7 @@ def _evidence_and_role(platform: PlatformInfo) -> str:
     return f"{', '.join(platform.evidence)} ({'head' if platform.is_head else 'worker'})"
 
 
-def _settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
+def settings_without_effect(settings: Settings, given: GivenRay) -> Iterator[Problem]:
     """Yield a problem for every setting that has no effect on a Ray the agent does not start."""
     owner = given.owner
     a_value, no_agent = f"a value, though {owner} starts Ray", f"no agent on {owner}'s nodes"

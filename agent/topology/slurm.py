@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.ports import ports_for_job
-from agent.base.value import Value
 from agent.topology.claim import (
     PlatformInfo,
     RankVariables,
@@ -41,44 +40,29 @@ class NodelistError(ValueError):
 
 def expand(text: str) -> tuple[str, ...]:
     """Return the hosts of a list such as `gpu-[01-03,07],b2`, in order."""
-    entries = [_parts(entry) for entry in _COMMA_OUTSIDE_BRACKETS.split(text)]
-    count = sum(prod(map(_size, parts)) for parts in entries)
-    if count > LARGEST:
-        raise NodelistError(f"{count} hosts in {text!r}, more than {LARGEST}")
-    return tuple("".join(words) for parts in entries for words in product(*map(_numbers, parts)))
+    hosts: list[str] = []
+    for entry in _COMMA_OUTSIDE_BRACKETS.split(text):
+        if not _ENTRY.fullmatch(entry):
+            raise NodelistError(f"{entry!r}, which is no host name with ranges")
+        parts = [_numbers(m[1], entry) if m[1] else [m[0]] for m in _PART.finditer(entry)]
+        if len(hosts) + prod(map(len, parts)) > LARGEST:
+            raise NodelistError(f"{text!r}, which is more than {LARGEST} hosts")
+        hosts += map("".join, product(*parts))
+    return tuple(hosts)
 
 
-_Part = str | list[tuple[str, str]]
-"""Fixed text, or the ranges of a bracket by first and last number."""
-
-
-def _parts(entry: str) -> list[_Part]:
-    """Parse one entry into fixed text and brackets."""
-    if not _ENTRY.fullmatch(entry):
-        raise NodelistError(f"{entry!r}, which is no host name with ranges")
-    parts: list[_Part] = []
-    for match in _PART.finditer(entry):
-        if match[1] is None:
-            parts.append(match[0])
-            continue
-        words = [word.partition("-") for word in match[1].split(",")]
-        ranges = [(low, high or low) for low, _, high in words]
-        if any(int(high) < int(low) for low, high in ranges):
+def _numbers(ranges: str, entry: str) -> list[str]:
+    """Return the numbers of a bracket such as `01-03,07`, with their padding."""
+    numbers: list[str] = []
+    for word in ranges.split(","):
+        low, _, high = word.partition("-")
+        span = range(int(low), int(high or low) + 1)
+        if not span:
             raise NodelistError(f"{entry!r}, in which a range runs backwards")
-        parts.append(ranges)
-    return parts
-
-
-def _size(part: _Part) -> int:
-    return 1 if isinstance(part, str) else sum(int(high) - int(low) + 1 for low, high in part)
-
-
-def _numbers(part: _Part) -> list[str]:
-    if isinstance(part, str):
-        return [part]
-    return [
-        f"{number:0{len(low)}d}" for low, high in part for number in range(int(low), int(high) + 1)
-    ]
+        if len(numbers) + len(span) > LARGEST:
+            raise NodelistError(f"{entry!r}, which is more than {LARGEST} hosts")
+        numbers += [f"{number:0{len(low)}d}" for number in span]
+    return numbers
 
 
 JOB = "SLURM_JOB_ID"
@@ -90,18 +74,8 @@ _ONE_STEP = (
 )
 
 
-class SlurmScope(Value):
-    """The variables that describe the nodes of a step or of the whole job."""
-
-    nodes: str
-    count: str
-
-
-STEP = SlurmScope("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES")
-JOBS = (
-    SlurmScope("SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"),
-    SlurmScope("SLURM_NODELIST", "SLURM_NNODES"),
-)
+JOB_NODES, JOB_COUNT = "SLURM_JOB_NODELIST", "SLURM_JOB_NUM_NODES"
+STEP_NODES, STEP_COUNT = "SLURM_STEP_NODELIST", "SLURM_STEP_NUM_NODES"
 
 
 def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo | None:
@@ -111,14 +85,19 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
         return None
     if not re.fullmatch(r"[0-9]{1,18}", job):
         raise platform_error(JOB, repr(job), "the job's number")
-    hosts = _hosts(environ, _first_set(environ, *JOBS))
+    hosts = _hosts(environ, JOB_NODES)
+    in_step = _hosts(environ, STEP_NODES if environ.get(STEP_NODES, "").strip() else JOB_NODES)
     role_is_set = settings.head is not None or settings.expected_workers == 0
-    not_one_step = _why_not_one_step(environ, hosts)
+    not_one_step = _why_not_one_step(environ, hosts, in_step)
     if not_one_step is not None and not role_is_set:
         raise platform_error(*not_one_step, _ONE_STEP)
     if not_one_step is None and _is_step(environ):
-        _refuse_several_tasks(environ)
-    info = _info_without_rank(environ, job, hosts) if not_one_step else _info_with_rank(environ)
+        _refuse_several_tasks(environ, len(in_step))
+    info = (
+        _info_without_rank(environ, job, hosts)
+        if not_one_step
+        else _info_with_rank(environ, hosts, in_step)
+    )
     return replace(
         info,
         gpus_per_node=_gpus(environ),
@@ -132,19 +111,19 @@ def detect_slurm(environ: Mapping[str, str], settings: Settings) -> PlatformInfo
     )
 
 
-def _info_with_rank(environ: Mapping[str, str]) -> PlatformInfo:
-    span = _first_set(environ, *JOBS)
-    if _hosts(environ, _first_set(environ, STEP, span)) != _hosts(environ, span):
-        span = STEP  # node ids count within the step
-    hosts = _hosts(environ, span)
-    counted = read_number(environ, span.count, 1)
+def _info_with_rank(
+    environ: Mapping[str, str], hosts: tuple[str, ...], in_step: tuple[str, ...]
+) -> PlatformInfo:
+    names = RankVariables(name="slurm", rank="SLURM_NODEID", nodes=JOB_COUNT, head=JOB_NODES)
+    if in_step != hosts:  # node ids count within the step
+        hosts, names = in_step, replace(names, nodes=STEP_COUNT, head=STEP_NODES)
+    counted = read_number(environ, names.nodes, 1)
     if counted is not None and counted != len(hosts):
-        both = f"{len(hosts)} hosts ({environ[span.nodes]}) beside {span.count}={counted}"
-        raise platform_error(span.nodes, both, "as many hosts as nodes")
-    names = RankVariables(name="slurm", rank="SLURM_NODEID", nodes=span.count, head=span.nodes)
-    info = info_by_rank({**environ, span.count: str(len(hosts))}, names, head=hosts[0])
+        both = f"{len(hosts)} hosts ({environ[names.head]}) beside {names.nodes}={counted}"
+        raise platform_error(names.head, both, "as many hosts as nodes")
+    info = info_by_rank({**environ, names.nodes: str(len(hosts))}, names, head=hosts[0])
     own = hosts[info.rank or 0]
-    evidence = (*info.evidence[:2], f"{span.nodes}={environ[span.nodes]}")
+    evidence = (*info.evidence[:2], f"{names.head}={environ[names.head]}")
     return replace(
         info,
         evidence=evidence,
@@ -173,7 +152,9 @@ def _is_step(environ: Mapping[str, str]) -> bool:
     return any(name.startswith("SLURM_STEP") and text for name, text in environ.items())
 
 
-def _why_not_one_step(environ: Mapping[str, str], hosts: tuple[str, ...]) -> tuple[str, str] | None:
+def _why_not_one_step(
+    environ: Mapping[str, str], hosts: tuple[str, ...], in_step: tuple[str, ...]
+) -> tuple[str, str] | None:
     """Return the variable, and why the agents were not started as one step over all nodes."""
     if "SLURM_NODEID" not in environ:
         return (
@@ -185,14 +166,13 @@ def _why_not_one_step(environ: Mapping[str, str], hosts: tuple[str, ...]) -> tup
     job = f"one of the job's {len(hosts)} nodes"
     if not _is_step(environ):
         return "SLURM_STEP_ID", f"nothing: this is the batch script itself, on {job}"
-    if len(_hosts(environ, _first_set(environ, STEP, *JOBS))) == 1:
-        return STEP.count, f"1: a step on {job}"
+    if len(in_step) == 1:
+        return STEP_COUNT, f"1: a step on {job}"
     return None
 
 
-def _refuse_several_tasks(environ: Mapping[str, str]) -> None:
+def _refuse_several_tasks(environ: Mapping[str, str], nodes: int) -> None:
     """Refuse several tasks on one node, since each would start its own Ray."""
-    nodes = len(_hosts(environ, _first_set(environ, STEP, *JOBS)))
     counter = next((n for n in ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS") if n in environ), None)
     tasks = read_number(environ, counter, 1) if counter is not None else None
     crowds = {
@@ -208,16 +188,12 @@ def _refuse_several_tasks(environ: Mapping[str, str]) -> None:
         raise platform_error("SLURM_NTASKS", several, f"one agent per node: {START_EXAMPLE}")
 
 
-def _first_set(environ: Mapping[str, str], *spans: SlurmScope) -> SlurmScope:
-    return next((span for span in spans if environ.get(span.nodes, "").strip()), spans[-1])
-
-
-def _hosts(environ: Mapping[str, str], span: SlurmScope) -> tuple[str, ...]:
-    text = require(environ.get(span.nodes, "").strip() or None, JOBS[0].nodes, "the job's nodes")
+def _hosts(environ: Mapping[str, str], variable: str) -> tuple[str, ...]:
+    text = require(environ.get(variable, "").strip() or None, variable, "the job's nodes")
     try:
         return expand(text)
     except NodelistError as error:
-        raise platform_error(span.nodes, str(error), "hosts such as gpu-[01-03],b2") from None
+        raise platform_error(variable, str(error), "hosts such as gpu-[01-03],b2") from None
 
 
 def _gpus(environ: Mapping[str, str]) -> int | None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from agent.base.outcome import Kind, Outcome
 from agent.boot.run_keeper import RunKeeper
-from agent.decisions.attempts import AttemptSnapshot
+from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.record.files import NoRecord, iso_time
@@ -50,9 +50,14 @@ if TYPE_CHECKING:
 
 STOPPED = Outcome(Kind.LOST, 75, "lost a needed node: pod2", "running", culprit="node")
 KNOWN = AttemptSnapshot(
-    *(1, 5.0, 2, 40, ("pod2", "pod3"), ("pod2",), frozenset({"id2"})),
-    *("pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
-    id="run-1",
+    Attempt(
+        "run-1",
+        submitted=5.0,
+        lost_nodes=("pod2",),
+        former_workers=("pod2", "pod3"),
+        checkpoint=40,
+    ),
+    *(2, frozenset({"id2"}), "pod2 was lost", 30.0, 31.0, STOPPED, 91.0),
 )
 DEATHS: History = [*((10, LOST), (20, LOST), (21, TICK), (30, LOST), (32, TICK)), (90, LOST)]
 
@@ -79,18 +84,25 @@ def shifted(snapshot: AttemptSnapshot, seconds: float) -> AttemptSnapshot:
     lost_at, short_since = snapshot.last_loss_at, snapshot.below_required_since
     return replace(
         snapshot,
-        submitted=snapshot.submitted + seconds,
+        attempt=replace(snapshot.attempt, submitted=submission(snapshot) + seconds),
         stop_ordered_at=snapshot.stop_ordered_at + seconds,
         last_loss_at=None if lost_at is None else lost_at + seconds,
         below_required_since=None if short_since is None else short_since + seconds,
     )
 
 
+def submission(snapshot: AttemptSnapshot) -> float:
+    """Return when its attempt was submitted."""
+    assert snapshot.attempt.submitted is not None
+    return snapshot.attempt.submitted
+
+
 def next_agent(story: Story, after: float = 2.0) -> Story:
     """Return the story of an agent that goes on for a killed one, by what that one wrote down."""
     kept = [action.snapshot for action in story.actions if isinstance(action, h.SaveSnapshot)]
     state = story.state
-    begun = AttemptSnapshot(1, 4.0, state.required, workers=state.attempt.workers)
+    attempt = Attempt("run-1", submitted=4.0, workers=state.attempt.workers)
+    begun = AttemptSnapshot(attempt, state.required)
     known = shifted(kept[-1] if kept else begun, -story.now - after)
     return Story(replace(story.state.goal, resumed_attempt=known), [])
 
@@ -143,7 +155,8 @@ def test_a_job_is_followed_though_its_worker_is_away() -> None:
 def test_a_worker_that_was_lost_between_two_agents_is_a_loss() -> None:
     """Also where it is back before Ray reports the job: what ran on it is gone."""
     places = {"10.0.0.2": "pod2", "10.0.0.3": "pod3"}
-    known = AttemptSnapshot(1, -9.0, 2, former_workers=("pod2", "pod3"), workers=places)
+    attempt = Attempt("run-1", submitted=-9.0, former_workers=("pod2", "pod3"), workers=places)
+    known = AttemptSnapshot(attempt, 2)
     after = Story(replace(goal(2), resumed_attempt=known), [(1, nodes(2)), (2, nodes(2, 3))])
     after.take(SUBMITTED, 3)
     assert after.state.phase is HeadPhase.RUNNING
@@ -178,7 +191,8 @@ def test_fewer_workers_were_enough() -> None:
 
 RESUMED = replace(goal(1, retries=1), resumed_attempt=shifted(KNOWN, -100.0))
 AFRESH = replace(
-    goal(1, retries=1), resumed_attempt=AttemptSnapshot(1, -50.0, 1, former_workers=("pod2",))
+    goal(1, retries=1),
+    resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0, former_workers=("pod2",)), 1),
 )
 
 
@@ -258,7 +272,7 @@ def test_what_is_known_is_taken_up_whole() -> None:
 def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
     """Return an attempt as it is read from the disk."""
     written = RunRecord("run", "f" * 16, 1).begin_attempt(
-        1, "run-1", iso_time(time.time()), 40, KNOWN.former_workers
+        1, "run-1", iso_time(time.time()), 40, KNOWN.attempt.former_workers
     )
     written = written.with_snapshot(1, snapshot_to_record(known, now))
     found = RunRecord.from_dict(json.loads(json.dumps(written.to_dict())))
@@ -267,15 +281,20 @@ def open_attempt(known: AttemptSnapshot, now: float) -> AttemptRecord:
     return found.open_attempt
 
 
+def signaled(known: AttemptSnapshot) -> AttemptSnapshot:
+    """Return it after SIGTERM to the driver."""
+    return replace(known, attempt=replace(known.attempt, signaled=True))
+
+
 def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
     """Say whether they differ in the time that a test takes at most."""
     assert one.last_loss_at is not None
     assert one.below_required_since is not None
     assert other.last_loss_at is not None
     assert other.below_required_since is not None
-    mine = (one.submitted, one.last_loss_at, one.below_required_since, one.stop_ordered_at)
+    mine = (submission(one), one.last_loss_at, one.below_required_since, one.stop_ordered_at)
     others = (
-        other.submitted,
+        submission(other),
         other.last_loss_at,
         other.below_required_since,
         other.stop_ordered_at,
@@ -286,16 +305,14 @@ def close_to(one: AttemptSnapshot, other: AttemptSnapshot) -> bool:
 @pytest.mark.parametrize("jump", [0.0, 3600.0, -3600.0])
 def test_it_survives_the_disk(monkeypatch: pytest.MonkeyPatch, jump: float) -> None:
     """Its times are placed on the next agent's clock, whatever the wall clock did."""
-    written = open_attempt(replace(KNOWN, signaled=True), 100.0)
+    written = open_attempt(signaled(KNOWN), 100.0)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + jump)
     found = snapshot_from_record(written, 7.0)
-    wanted = replace(shifted(KNOWN, 7.0 - 100.0), signaled=True)
+    wanted = signaled(shifted(KNOWN, 7.0 - 100.0))
     assert close_to(found, wanted)
-    same = (
-        *("id", "number", "required", "checkpoint", "former_workers", "lost_nodes"),
-        *("dead_node_ids", "last_loss", "end", "signaled"),
-    )
+    assert replace(found.attempt, submitted=None) == replace(wanted.attempt, submitted=None)
+    same = ("required", "dead_node_ids", "last_loss", "end")
     assert [getattr(found, name) for name in same] == [getattr(wanted, name) for name in same]
 
 
@@ -309,7 +326,7 @@ def test_an_attempt_without_a_snapshot() -> None:
     """Its record alone is known: since when it runs, and its workers."""
     attempt = AttemptRecord(1, "run-1", iso_time(time.time() - 50), nodes=("a", "b"))
     found = snapshot_from_record(attempt, 7.0)
-    assert found.submitted == pytest.approx(7.0 - 50.0, abs=5.0)
+    assert submission(found) == pytest.approx(7.0 - 50.0, abs=5.0)
     assert (found.required, found.last_loss, found.last_loss_at, found.end) == (2, "", None, None)
     assert not found.is_worth_saving
 
@@ -356,7 +373,7 @@ def test_it_is_on_the_disk_before_anything_follows(tmp_path: Path) -> None:
     keeper = RunKeeper(tmp_path, "f" * 16, chosen, job_survives=True, replaces_agent=True)
     found = keeper.open_attempt(0.0)
     assert found is not None
-    assert (found.end, found.required, found.former_workers) == (HOPELESS, 2, ("pod2",))
+    assert (found.end, found.required, found.attempt.former_workers) == (HOPELESS, 2, ("pod2",))
     assert keeper.final_outcome(0) is None
     keeper.close()
 

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 from agent.base.outcome import Kind
 from agent.decisions import head
 from agent.decisions.attempts import (
+    Attempt,
     AttemptSnapshot,
     DriverSignaled,
     JobReport,
@@ -185,7 +186,7 @@ def test_a_stop_that_was_asked_for_outranks_a_success(history: History) -> None:
 
 def test_an_attempt_with_fewer_workers_waits_for_its_pause() -> None:
     """AGENT_PARTIAL=proceed ends the wait for workers, not the pause after a loss."""
-    lost = AttemptSnapshot(1, -50.0, 2)
+    lost = AttemptSnapshot(Attempt("run-1", submitted=-50.0), 2)
     of = replace(
         goal(2, least=1, retries=9), resumed_attempt=lost, lost_attempts=(LostAttempt(1.0),) * 5
     )

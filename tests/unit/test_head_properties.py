@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from agent.base.outcome import shell_code
 from agent.decisions import head
-from agent.decisions.attempts import AttemptSnapshot, StalledSinceLoss
+from agent.decisions.attempts import Attempt, AttemptSnapshot, StalledSinceLoss
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import (
@@ -123,7 +123,10 @@ def goals_with_more(draw: st.DrawFn) -> h.HeadGoal:
         by_torchrun=draw(st.sampled_from([False, False, True])),
     )
     if of.has_job and not of.by_torchrun and draw(st.booleans()):
-        return replace(of, resumed_attempt=AttemptSnapshot(1, -50.0, of.expected_workers))
+        return replace(
+            of,
+            resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0), of.expected_workers),
+        )
     return of
 
 

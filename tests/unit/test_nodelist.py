@@ -53,8 +53,8 @@ BROKEN = {
     "a[3-1]": "'a[3-1]', in which a range runs backwards",
     "b,a b": "'a b', which is no host name with ranges",
     "(null)": "'(null)', which is no host name with ranges",
-    "a[0-999999999]": "1000000000 hosts in 'a[0-999999999]', more than 65536",
-    "a[0-999]b[0-999]": "1000000 hosts in 'a[0-999]b[0-999]', more than 65536",
+    "a[0-999999999]": "'a[0-999999999]', which is more than 65536 hosts",
+    "a[0-999]b[0-999]": "'a[0-999]b[0-999]', which is more than 65536 hosts",
 }
 
 

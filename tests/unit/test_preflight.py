@@ -22,7 +22,7 @@ from agent.checks import run_checks
 from agent.checks.all_reduce import AllReduceShare, all_reduce_result
 from agent.checks.finding import Level
 from agent.decisions import head, worker
-from agent.decisions.attempts import AttemptSnapshot
+from agent.decisions.attempts import Attempt, AttemptSnapshot
 from agent.decisions.head import state as h
 from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import (
@@ -207,7 +207,11 @@ def test_a_node_that_goes_meanwhile() -> None:
     ("of", "history", "over"),
     [
         (
-            replace(ASKED, retries=1, resumed_attempt=AttemptSnapshot(1, -50.0, 2)),
+            replace(
+                ASKED,
+                retries=1,
+                resumed_attempt=AttemptSnapshot(Attempt("run-1", submitted=-50.0), 2),
+            ),
             [(1.0, h.RayGone("killed")), *JOINED, (11.0, TICK)],
             12.0,
         ),

@@ -133,7 +133,8 @@ def goes_on(story: Story, tmp_path: Path, after: float = 2.0) -> Story:
     known = again.open_attempt(0.0)
     again.close()
     assert known is not None
-    known = replace(known, submitted=(attempt.submitted or 0.0) - story.now - after)
+    then = (attempt.submitted or 0.0) - story.now - after
+    known = replace(known, attempt=replace(known.attempt, submitted=then))
     return Story(replace(story.state.goal, resumed_attempt=known), [])
 
 
@@ -166,7 +167,9 @@ def test_a_worker_that_stays_is_not_lost(tmp_path: Path) -> None:
     after = goes_on(Story(goal(1), TWO), tmp_path)
     known = after.state.goal.resumed_attempt
     assert known is not None
-    older = replace(after.state.goal, resumed_attempt=replace(known, workers={}))
+    older = replace(
+        after.state.goal, resumed_attempt=replace(known, attempt=replace(known.attempt, workers={}))
+    )
     before = Story(older, [])
     for story, there in ((after, 2), (before, 3)):
         story.take(nodes(there), 1)

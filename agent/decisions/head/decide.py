@@ -40,8 +40,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from agent.decisions.head.retry import Decision
-    from agent.decisions.head.state import Key
+    from agent.decisions.head.state import Decision, Key
 
 
 _MAX_OUTAGES = 200
@@ -75,21 +74,14 @@ def first_state(goal: h.HeadGoal) -> HeadState:
 
 def _resume(state: HeadState, snapshot: AttemptSnapshot) -> HeadState:
     """Return a first state that resumes the attempt of a killed agent."""
-    goal = state.goal
-    attempt = Attempt(
-        snapshot.id or submission_id_of(goal.run_id, snapshot.number, goal.submission_id),
-        snapshot.number,
-        lost_nodes=snapshot.lost_nodes,
-        workers=snapshot.workers,
-        lost_workers=snapshot.lost_workers,
-        former_workers=snapshot.former_workers,
-        checkpoint=snapshot.checkpoint,
-        signaled=snapshot.signaled,
-    )
+    attempt = snapshot.attempt
+    if not attempt.id:  # an older agent did not record it
+        own = submission_id_of(state.goal.run_id, attempt.number, state.goal.submission_id)
+        attempt = replace(attempt, id=own)
     return replace(
         state,
         phase=HeadPhase.RESUMING,
-        attempt=attempt,
+        attempt=replace(attempt, submitted=None),
         required=snapshot.required,
         fleet=replace(state.fleet, dead_node_ids=snapshot.dead_node_ids),
         last_loss=snapshot.last_loss,

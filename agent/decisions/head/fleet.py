@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from msgspec import field
 from msgspec.structs import replace
@@ -21,8 +21,6 @@ from agent.work.torchrun import ShareOver
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-
-T = TypeVar("T")
 
 _NO_REPORT = f"no report for {times.SILENT_WITHOUT_RAY:g} s"
 _MOST_NAMED = 8
@@ -175,10 +173,10 @@ class Fleet(Value):
     def with_report(self, worker: Worker) -> Fleet:
         """Apply a worker's report."""
         before = self.workers.get(worker.key)
-        new = replace(self, workers=_with(self.workers, worker.key, worker))
+        new = replace(self, workers={**self.workers, worker.key: worker})
         if self.by_report and self.silence_check_at is None:
             new = replace(new, silence_check_at=worker.last_report_at + times.SILENT_WITHOUT_RAY)
-        if before is not None and _same_membership(before, worker):
+        if before is not None and _membership(before) == _membership(worker):
             return new
         is_back = worker.joined if before is None else before.lost
         if is_back and self.dead_node_ids:  # it was cut off, and its Ray with it
@@ -188,7 +186,7 @@ class Fleet(Value):
         if before is not None and before.ip != worker.ip:
             new = new.release_address(before)
         if worker.ip:
-            new = replace(new, agent_at=_with(new.agent_at, worker.ip, worker.key))
+            new = replace(new, agent_at={**new.agent_at, worker.ip: worker.key})
         return new.recount(worker.ip)
 
     def expire_silent(self, now: float) -> Fleet:
@@ -219,7 +217,7 @@ class Fleet(Value):
             return self
         since = worker.silent_since if worker.silent else now
         silent = replace(worker, silent=evidence, silent_since=since, lost=is_lost)
-        new = replace(self, workers=_with(self.workers, key, silent))
+        new = replace(self, workers={**self.workers, key: silent})
         if is_lost and self.agent_at.get(worker.ip) == key:
             new = new.with_listed_nodes(
                 new.node_ids, new.dead_node_ids | new.node_ids.get(worker.ip, frozenset())
@@ -228,8 +226,8 @@ class Fleet(Value):
 
     def with_facts(self, key: str, facts: Facts, findings: tuple[Finding, ...] = ()) -> Fleet:
         """Set the facts of an agent's machine and the findings of its checks."""
-        found = _with(self.findings, key, findings)
-        return replace(self, facts=_with(self.facts, key, facts), findings=found)
+        found = {**self.findings, key: findings}
+        return replace(self, facts={**self.facts, key: facts}, findings=found)
 
     def with_ray_nodes(self, nodes: Iterable[RayNode]) -> Fleet:
         """Apply GCS's list of nodes."""
@@ -280,7 +278,7 @@ class Fleet(Value):
         if self.alive.get(ip) == name:
             return self
         if name is not None:
-            return replace(self, alive=_with(self.alive, ip, name))
+            return replace(self, alive={**self.alive, ip: name})
         return replace(self, alive={i: n for i, n in self.alive.items() if i != ip})
 
     def _name_at(self, ip: str) -> str | None:
@@ -326,20 +324,8 @@ class Fleet(Value):
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.name))
 
 
-def _with(old: Mapping[str, T], key: str, value: T) -> dict[str, T]:
-    new = dict(old)
-    new[key] = value
-    return new
-
-
-def _same_membership(one: Worker, other: Worker) -> bool:
-    return (one.ip, one.name, one.joined, one.has_left, one.lost) == (
-        other.ip,
-        other.name,
-        other.joined,
-        other.has_left,
-        other.lost,
-    )
+def _membership(worker: Worker) -> tuple[object, ...]:
+    return worker.ip, worker.name, worker.joined, worker.has_left, worker.lost
 
 
 def _shorten(texts: list[str]) -> list[str]:

@@ -20,8 +20,7 @@ from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.decisions.attempts import JobReport
-    from agent.decisions.head.retry import Decision
-    from agent.decisions.head.state import HeadAction, HeadEvent, HeadState
+    from agent.decisions.head.state import Decision, HeadAction, HeadEvent, HeadState
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -82,9 +81,7 @@ def _check_waits(state: HeadState, now: float) -> Decision:
     return after, (*log, *actions)
 
 
-def _drop_never_late(
-    state: HeadState, passed: set[str]
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _drop_never_late(state: HeadState, passed: set[str]) -> Decision:
     """Drop waits that only delay the job: a deadline in the past would loop for ever."""
     log: tuple[HeadAction, ...] = ()
     if planned.PAUSE in passed:
@@ -294,7 +291,7 @@ def _end_by_shares(state: HeadState, now: float) -> Decision:
     return stop_job(state, end, now, (log,))
 
 
-def _watch_required_nodes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _watch_required_nodes(state: HeadState, now: float) -> Decision:
     short = retry.is_below_required(state)
     if short and state.below_required_since is None:
         # spares do not replace the attempt's own workers
@@ -448,7 +445,7 @@ def follow_resumed_job(state: HeadState, now: float) -> Decision:
         or state.attempt.submitted is not None
     ):
         return state, ()
-    attempt = replace(state.attempt, submitted=snapshot.submitted, last_status_at=now)
+    attempt = replace(state.attempt, submitted=snapshot.attempt.submitted, last_status_at=now)
     return replace(state, attempt=attempt), (h.FollowJob(attempt.id),)
 
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Fleet, Worker
-    from agent.decisions.head.state import HeadAction, HeadState, Turn
+    from agent.decisions.head.state import Decision, HeadAction, HeadState, Turn
 
 
 _MAX_LINKS_NAMED = 4
@@ -53,7 +53,7 @@ def _ring(fleet: Fleet) -> list[tuple[str, Worker | None]]:
     return [*((one.ip, one) for one in agents), *((ip, None) for ip in sorted(by_hand))]
 
 
-def _order_samples(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _order_samples(state: HeadState, now: float) -> Decision:
     """Order bandwidth samples between the nodes that joined, each link once per run."""
     probes = state.probes
     new = [way for way in _links_to_measure(state) if way not in probes.samples]
@@ -139,7 +139,7 @@ def _can_answer(state: HeadState, key: str) -> bool:
     return key == HERE or (worker is not None and not worker.has_left and not worker.silent)
 
 
-def begin_preflight(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def begin_preflight(state: HeadState, now: float) -> Decision:
     """Order all nodes to begin the all-reduce, once, if AGENT_PREFLIGHT asks for it."""
     goal, fleet = state.goal, state.fleet
     if not goal.preflight or state.preflight is not None:
@@ -241,7 +241,7 @@ _ONE_DATA_CENTER = "Take nodes of one data center"
 _REACHABLE = "Let all nodes reach it, or set AGENT_REWARD to a URL that they reach"
 
 
-def advance_probes(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def advance_probes(state: HeadState, turn: Turn) -> Decision:
     """Apply the answers of probes, and order the scores that are possible now."""
     log: tuple[HeadAction, ...] = ()
     event, now = turn.event, turn.now
@@ -256,9 +256,7 @@ def advance_probes(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadA
     return state, (*log, *warned, *tried)
 
 
-def _order_scores(
-    state: HeadState, reported: Worker | None, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _order_scores(state: HeadState, reported: Worker | None, now: float) -> Decision:
     """Order nodes to request a score; `reported` is the worker that sent a report, if any.
 
     Once the reward server is ready all nodes are asked; each worker that reports later is asked
@@ -301,7 +299,7 @@ def score_waits(state: HeadState) -> Iterator[Wait]:
         yield Wait(planned.PROBE, what, until, lambda: f"no answer from {_names(state, left)}")
 
 
-def give_up_scores(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def give_up_scores(state: HeadState) -> Decision:
     """End the wait for scores; report the nodes that sent none."""
     left = [key for key in state.probes.open_scores if _has_not_left(state, key)]
     if not left:
@@ -317,14 +315,14 @@ def _has_not_left(state: HeadState, key: str) -> bool:
     return key == HERE or (worker is not None and not worker.has_left)
 
 
-def order_neighbor_probes(state: HeadState, now: float) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def order_neighbor_probes(state: HeadState, now: float) -> Decision:
     """Order reachability probes and samples between neighbors, each once."""
     state, tried = _order_reach(state)
     state, sampled = _order_samples(state, now)
     return state, (*tried, *sampled)
 
 
-def _order_reach(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _order_reach(state: HeadState) -> Decision:
     """Order probes between the head and each worker, and from each worker to the next rank."""
     head, goal = state.ray_head_ip, state.goal
     if head is None or goal.ray_is_given or goal.by_torchrun:  # no Ray, or unknown ports
@@ -342,7 +340,7 @@ def _order_reach(state: HeadState) -> tuple[HeadState, tuple[HeadAction, ...]]:
 
 def _apply_answers(
     state: HeadState, node: str, answers: tuple[Answer, ...], now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+) -> Decision:
     """Apply a node's answers, and report the findings that follow."""
     state = _apply_samples(state, node, answers)
     state = _apply_preflight_answers(state, node, answers, now)
@@ -372,9 +370,7 @@ def _finding(state: HeadState, node: str, answer: Answer) -> Finding | None:
     return None
 
 
-def _report_findings(
-    state: HeadState, findings: tuple[Finding, ...]
-) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def _report_findings(state: HeadState, findings: tuple[Finding, ...]) -> Decision:
     """Store findings; log the first ones, and once that there are more."""
     known = state.probes.findings
     new = tuple(one for one in findings if one not in known)[: max(0, _MAX_FINDINGS - len(known))]

@@ -21,12 +21,11 @@ from agent.decisions.attempts import (
     verdict_of,
 )
 from agent.decisions.head import state as h
-from agent.decisions.head.state import HeadAction, HeadPhase, HeadState
+from agent.decisions.head.state import Decision, HeadAction, HeadPhase, HeadState
 from agent.decisions.values import LogLine, Step, Wait
 from agent.plan import waits as planned
 
 if TYPE_CHECKING:
-    Decision = tuple[HeadState, tuple[HeadAction, ...]]
     from collections.abc import Iterator, Mapping
 
     from agent.decisions.attempts import JobReport
@@ -228,9 +227,7 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
     return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
 
-def next_attempt(
-    state: HeadState, end: Outcome, now: float
-) -> tuple[HeadState, tuple[HeadAction, ...]] | Outcome:
+def next_attempt(state: HeadState, end: Outcome, now: float) -> Decision | Outcome:
     """Begin the next attempt if this end is a loss and retries are left, or end the run."""
     if not is_loss(end) or not state.goal.has_job:
         return end

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.decisions.head.fleet import Worker
-    from agent.decisions.head.state import Key, StepOnDisk, Turn
+    from agent.decisions.head.state import Decision, Key, StepOnDisk, Turn
     from agent.work.prepare import PrepareStep
     from agent.work.services import ServiceSpec
 
@@ -53,7 +53,7 @@ def hold_back(state: HeadState, keys: Iterable[Key], now: float) -> HeadState:
     return state
 
 
-def start_unblocked(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def start_unblocked(state: HeadState, turn: Turn) -> Decision:
     """Start blocked services and steps whose dependencies are ready now."""
     if not state.blocked:
         return state, ()
@@ -170,7 +170,7 @@ def first_item(goal: h.HeadGoal, spec: ServiceSpec, now: float) -> Item:
     return Item(was_ready=goal.resumed_attempt is not None, deadline=now + spec.within)
 
 
-def order_services(state: HeadState, turn: Turn) -> tuple[HeadState, tuple[HeadAction, ...]]:
+def order_services(state: HeadState, turn: Turn) -> Decision:
     """Order a reporting worker to start its services, once, when they are not blocked."""
     if not isinstance(turn.event, h.WorkerReported):
         return state, ()

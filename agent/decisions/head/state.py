@@ -614,6 +614,10 @@ FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 
 
+Decision = tuple[HeadState, tuple[HeadAction, ...]]
+"""A new state, and what is to be done."""
+
+
 class Turn(NamedTuple):
     """The input of one pass: the state before it, the event and the time."""
 
@@ -629,22 +633,14 @@ def snapshot_of(state: HeadState) -> AttemptSnapshot | None:
         return None
     is_stopping = state.phase is HeadPhase.STOPPING
     return AttemptSnapshot(
-        number=attempt.number,
-        submitted=attempt.submitted,
+        attempt=attempt.without_reports(),
         required=state.required,
-        checkpoint=attempt.checkpoint,
-        former_workers=attempt.former_workers,
-        lost_nodes=attempt.lost_nodes,
-        workers=attempt.workers,
-        lost_workers=attempt.lost_workers,
         dead_node_ids=state.fleet.dead_node_ids,
         last_loss=state.last_loss,
         last_loss_at=state.last_loss_at,
         below_required_since=state.below_required_since,
         end=state.verdict if is_stopping else None,
         stop_ordered_at=state.phase_since if is_stopping else 0.0,
-        signaled=attempt.signaled,
-        id=attempt.id,
     )
 
 

@@ -20,7 +20,7 @@ from agent.plan import waits as planned
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from agent.decisions.head.state import HeadEvent, Key, Turn
+    from agent.decisions.head.state import Decision, HeadEvent, Key, Turn
     from agent.work.services import ServiceSpec
 
 
@@ -33,7 +33,7 @@ def apply_hang(state: HeadState, event: h.RayHangs, now: float) -> HeadState:
     return replace(state, hang=event, hang_since=state.hang_since if lasts else now)
 
 
-def expire_hang(state: HeadState, turn: Turn) -> retry.Decision:
+def expire_hang(state: HeadState, turn: Turn) -> Decision:
     """Treat Ray as lost if it hangs too long while it is needed."""
     if state.hang is None or not _ray_is_needed(state) or turn.now < _hang_deadline(state):
         return state, ()
