@@ -56,6 +56,7 @@ JOBS = (
         loads_reward_model=True,
     ),
     KnownJob("search-r1-ppo", "search_r1", "search-r1"),
+    KnownJob("search-r1-grpo", "search_r1", "search-r1"),
     KnownJob("openrlhf-sft", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-rm", "openrlhf_train", "openrlhf", launcher="torchrun"),
     KnownJob("openrlhf-dpo", "openrlhf_train", "openrlhf", launcher="torchrun"),

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 FOLDER = Path(__file__).parent / "framework_defaults"
 RECIPES = [job.name for job in JOBS if job.framework]
-PLANNED = ["search-r1-grpo"]
-"""Recipes that are still to be written: their files have `planned = true`, and no `ours`."""
 ENVIRON = {
     "AGENT_MODEL": "Qwen/Qwen2.5-7B-Instruct",
     "AGENT_TRAIN_DATA": "/data/train.parquet",
@@ -126,11 +124,9 @@ def test_every_recipe_has_a_file() -> None:
     """Each recipe with a framework is compared with that framework's scripts."""
     assert RECIPES
     assert [name for name in RECIPES if not (FOLDER / f"{name}.toml").is_file()] == []
-    assert not set(PLANNED) & set(RECIPES), "has a recipe now: remove it from PLANNED"
-    assert all(load(name)["planned"] for name in PLANNED)
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
+@pytest.mark.parametrize("name", RECIPES)
 def test_sources(name: str) -> None:
     """A source is a file at a commit or in a package; rows refer to sources of the same file."""
     recipe = load(name)
@@ -153,7 +149,7 @@ def test_sources(name: str) -> None:
             assert set(one["in"]) <= set(ids), setting["name"]
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
+@pytest.mark.parametrize("name", RECIPES)
 def test_differences_have_reasons(name: str) -> None:
     """A setting that differs from a script has a reason, or the value that is wanted instead."""
     recipe = load(name)
@@ -200,7 +196,7 @@ def test_our_values_are_those_of_the_recipe(name: str) -> None:
     assert wrong == []
 
 
-@pytest.mark.parametrize("name", [*RECIPES, *PLANNED])
+@pytest.mark.parametrize("name", RECIPES)
 def test_rows_are_named_once(name: str) -> None:
     """No setting has two rows for the same release."""
     recipe = load(name)

@@ -1,7 +1,7 @@
-"""Search-R1: PPO on questions whose answers the model searches for; a frozen fork of verl.
+"""Search-R1: PPO and GRPO on questions whose answers the model searches for; a frozen fork of verl.
 
 It has no package: its keys are those of its sources at a14dc3a (2026), and its values those of its
-authors' scripts for several nodes.
+authors' scripts.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from agent.work.recipes.recipe import Version
 
 VERSIONS: tuple[Version, ...] = ()
-ABOUT = "Search-R1: PPO that learns to use a search engine; wants a retrieval server"
+ABOUT = "Search-R1: PPO or GRPO that learns to search; wants a retrieval server"
 
 _MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
 _CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"
@@ -61,27 +61,47 @@ _TRAINER = (
 
 `val_before_train` is read, but not in its configuration: the recipe adds it.
 """
+_CRITIC = "critic.model.fsdp_config"
+_OFFLOADED = (
+    *(f"{ACTOR}.fsdp_config.{part}_offload" for part in ("param", "grad", "optimizer")),
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
+)
+_CRITIC_OFFLOADED = tuple(f"{_CRITIC}.{part}_offload" for part in ("param", "grad", "optimizer"))
+"""What the authors' scripts for one node keep in the memory of the host."""
+_AGENTS = 5
+"""Answers to each prompt that GRPO compares."""
+_LARGE_RATES = ((60_000_000_000, "1e-7"), (25_000_000_000, "2e-7"))
+"""GRPO's learning rates from so many parameters on: those for 72B and 32B."""
 _AUTHORS_SETTINGS = (
     ("data.max_prompt_length", "4096"),
     ("data.max_response_length", "500"),
     ("data.max_start_length", "2048"),
     ("data.max_obs_length", "500"),
-    ("algorithm.adv_estimator", "gae"),
     (f"{MODEL}.enable_gradient_checkpointing", "True"),
     (f"{MODEL}.use_remove_padding", "True"),
     (f"{ACTOR}.optim.lr_warmup_steps_ratio", "0.285"),
     (f"{ACTOR}.state_masking", "True"),
     (f"{ROLLOUT}.name", "vllm"),
     (f"{ROLLOUT}.gpu_memory_utilization", "0.6"),
-    (f"{ROLLOUT}.top_p", "1.0"),
-    ("critic.model.enable_gradient_checkpointing", "True"),
-    ("critic.model.use_remove_padding", "True"),
-    ("critic.optim.lr_warmup_steps_ratio", "0.015"),
     ("trainer.total_epochs", "15"),
     ("trainer.total_training_steps", "1005"),
     ("max_turns", "4"),
     ("retriever.topk", "3"),
 )
+_ALGORITHM = {
+    "search-r1-ppo": (
+        ("algorithm.adv_estimator", "gae"),
+        (f"{ROLLOUT}.top_p", "1.0"),
+        ("critic.model.enable_gradient_checkpointing", "True"),
+        ("critic.model.use_remove_padding", "True"),
+        ("critic.optim.lr_warmup_steps_ratio", "0.015"),
+    ),
+    "search-r1-grpo": (
+        ("algorithm.adv_estimator", "grpo"),
+        (f"{ROLLOUT}.n_agent", str(_AGENTS)),
+        (f"{ACTOR}.use_kl_loss", "True"),
+    ),
+}
 
 
 def make(asked: RecipeInput) -> Command:
@@ -101,14 +121,17 @@ def make(asked: RecipeInput) -> Command:
         main="its main task",
     )
     placement.check(asked.nodes)
-    batches = _Batches.fit(groups.total, given)
+    grpo = asked.recipe == "search-r1-grpo"
+    batches = _Batches.fit(groups.total, given, _AGENTS if grpo else 1)
+    settings = (*_AUTHORS_SETTINGS, *_ALGORITHM[asked.recipe])
     rows: list[Row] = [
         *_model_and_data(asked),
         (NODES, groups.count, "groups of GPUs, each on one node"),
         (GPUS, groups.gpus, "groups have one size"),
         (TENSOR_PARALLEL, tensor_parallel, "AGENT_TENSOR_PARALLEL"),
-        *batches.rows(groups.total),
-        *((key, value, "as its authors run it") for key, value in _AUTHORS_SETTINGS),
+        *batches.rows(groups.total, critic=not grpo),
+        *((key, value, "as its authors run it") for key, value in settings),
+        *_by_size(asked),
         *_search_and_output(asked),
     ]
     arguments, why = merged_with_reasons(rows, users)
@@ -145,7 +168,7 @@ class _Batches(Value):
     micro: int
 
     @staticmethod
-    def fit(gpus: int, given: Mapping[str, str]) -> _Batches:
+    def fit(gpus: int, given: Mapping[str, str], agents: int) -> _Batches:
         """Return batches near its authors' 512, 256 and 64 that the GPUs divide."""
         unit = 4 * gpus if 4 * gpus <= _MINI_NEAR else gpus
         multiples = range(unit, _MINI_NEAR + 2 * unit, unit)
@@ -153,7 +176,7 @@ class _Batches(Value):
         train = whole(given, TRAIN_BATCH) or 2 * mini
         largest = max(part for part in range(1, 5) if mini // gpus % part == 0)
         micro = whole(given, _MICRO_BATCH) or largest * gpus
-        samples = train * (whole(given, f"{ROLLOUT}.n_agent") or 1)
+        samples = train * (whole(given, f"{ROLLOUT}.n_agent") or agents)
         for key, value in ((TRAIN_BATCH, samples), (MINI_BATCH, mini)):
             if value % gpus:
                 raise MisfitError(f"{key}: {value} samples cannot be divided by {gpus} GPUs")
@@ -172,7 +195,7 @@ class _Batches(Value):
                 raise MisfitError(f"{MINI_BATCH}={mini} is no multiple of {key}={size}")
         return _Batches(train, mini, micro)
 
-    def rows(self, gpus: int) -> Iterable[Row]:
+    def rows(self, gpus: int, *, critic: bool) -> Iterable[Row]:
         """Return the settings that follow, each with its reason."""
         even = f"divisible by {gpus} GPUs"
         needs = f"the data needs at least {self.train} rows"
@@ -182,7 +205,20 @@ class _Batches(Value):
         yield _MICRO_BATCH, self.micro, f"{self.micro // gpus} per GPU"
         for key in _LOG_PROB_BATCHES:
             yield key, 8 * gpus, "8 per GPU"
-        yield _CRITIC_MICRO_BATCH, gpus, "1 per GPU"
+        if critic:
+            yield _CRITIC_MICRO_BATCH, gpus, "1 per GPU"
+
+
+def _by_size(asked: RecipeInput) -> Iterable[Row]:
+    """Return the settings that depend on the nodes' memory and on the size of the model."""
+    if sum(1 for node in asked.nodes if node.gpus) == 1:
+        for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if asked.recipe == "search-r1-ppo" else ())):
+            yield key, "True", "as its authors run it on one node"
+    model = asked.basis.model
+    if asked.recipe == "search-r1-grpo" and model is not None:
+        rate = next((rate for size, rate in _LARGE_RATES if model.parameters >= size), "")
+        if rate:
+            yield f"{ACTOR}.optim.lr", rate, f"as its authors run models of {model.billions}"
 
 
 def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
@@ -197,7 +233,8 @@ def _model_and_data(asked: RecipeInput) -> Iterable[Row]:
         yield "data.val_files", texts(asked.train_data), f"no AGENT_EVAL_DATA: {unused}"
     yield "+trainer.val_before_train", "False", "an evaluation would delay the first step"
     yield f"{MODEL}.path", model, "AGENT_MODEL"
-    yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
+    if asked.recipe == "search-r1-ppo":
+        yield "critic.model.path", model, "PPO's critic starts from AGENT_MODEL"
 
 
 def _search_and_output(asked: RecipeInput) -> Iterable[Row]:
