@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import anyio
 from msgspec.structs import replace
 
+from agent.base import times
 from agent.base.outcome import Kind
 from agent.boot.diagnose import WorkerLogs, explain_end, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
@@ -30,7 +31,7 @@ from agent.boot.head_server import (
     wait_for_goodbyes,
 )
 from agent.boot.make_ready import prune_sessions
-from agent.boot.node_run import end_attempt, start_ray, stop_ray
+from agent.boot.node_run import kill_leftovers, start_ray, stop_ray
 from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
 from agent.boot.services import LocalWork
@@ -380,7 +381,9 @@ class HeadAgent:
             await self._link.stop_local(self._plan.budget.ray)
         elif self._plan.own_ray is not None:
             old, self._ray = self._ray, None
-            left = await end_attempt(ended, old, self._plan.budget.ray)
+            if old is not None:
+                await stop_ray(old, self._plan.budget.ray)
+            left = await kill_leftovers(f"attempt {ended.number}", times.LEFTOVERS_KILLED)
             await self._forget_ray()
         self._inbox.put(h.Cleared(ended.number, left))
 

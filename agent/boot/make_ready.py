@@ -235,62 +235,45 @@ def _sessions(temp_dir: Path) -> dict[str, float]:
 
 async def find_own_address(address: Address, addresses: tuple[str, ...], limit: float) -> str:
     """Return this node's address; wait until its names resolve to one of them."""
-    if address.ip is not None:
-        return address.ip
-
-    foreign: list[str] = []
-    began = time.monotonic()
+    is_foreign, began = False, time.monotonic()
 
     def log_wait(evidence: str) -> None:
         wait = Wait("address", "this node's own address", limit, evidence)
         say(wait.sentence(time.monotonic() - began))
 
     async def check() -> str | NotYet:
-        foreign.clear()
-        if address.route_to is not None:
-            return await _by_route(address.route_to)
-        return await _by_names(address, addresses, foreign)
+        nonlocal is_foreign
+        is_foreign, evidence, route = False, list[str](), address.route_to
+        for name in address.names if route is None else (route,):
+            found = await resolve(name)
+            if isinstance(found, str):
+                evidence.append(found)
+                continue
+            known = [one for one in found if one in addresses]
+            own = next(iter(known), None) if route is None else source_towards(found[0])
+            if own is not None:
+                return own
+            if route is not None:
+                evidence.append(f"no route to {name} ({found[0]})")
+                continue
+            evidence.append(f"{name} is {', '.join(found)}, no address of this node")
+            is_foreign = True
+            if address.must_be_own:
+                raise _not_ours(address, evidence[-1], addresses)
+        return NotYet("; ".join(evidence))
 
     try:
         return await until(check, limit, step=0.1, on_evidence=log_wait)
     except TimedOutError as error:
-        if foreign:
+        if is_foreign:
             raise _not_ours(address, error.evidence, addresses) from None
+        checked = "DNS" if address.route_to else "HEAD_POD_ID and DNS"
         raise UnavailableError(
             f"this node's address could not be found as {address.how}",
             why=error.evidence,
-            remedy="Check DNS, or set AGENT_NODE_IP"
-            if address.route_to
-            else "Check HEAD_POD_ID and DNS, or set AGENT_NODE_IP",
+            remedy=f"Check {checked}, or set AGENT_NODE_IP",
             culprit="DNS",
         ) from None
-
-
-async def _by_route(host: str) -> str | NotYet:
-    found = await resolve(host)
-    if isinstance(found, str):
-        return NotYet(found)
-    return source_towards(found[0]) or NotYet(f"no route to {host} ({found[0]})")
-
-
-async def _by_names(
-    address: Address, addresses: tuple[str, ...], foreign: list[str]
-) -> str | NotYet:
-    """Resolve own names; add those that resolve to other nodes to `foreign`."""
-    evidence = []
-    for name in address.names:
-        found = await resolve(name)
-        if isinstance(found, str):
-            evidence.append(found)
-            continue
-        mine = next((a for a in found if a in addresses), None)
-        if mine is not None:
-            return mine
-        evidence.append(f"{name} is {', '.join(found)}, no address of this node")
-        foreign.append(name)
-        if address.must_be_own:
-            raise _not_ours(address, evidence[-1], addresses)
-    return NotYet("; ".join(evidence))
 
 
 def _not_ours(address: Address, evidence: str, addresses: tuple[str, ...]) -> PreflightError:
@@ -334,7 +317,8 @@ async def start_head(
     ip = ""
     with stop_scope:
         limit = plan.settings.wait_head
-        ip = await find_own_address(plan.address, plan.facts.addresses(), limit)
+        known = plan.facts.addresses()
+        ip = plan.address.ip or await find_own_address(plan.address, known, limit)
     if not ip:
         return None
     placeholders = Placeholders(ip, ip, "0", str(run.folder.path))

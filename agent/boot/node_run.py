@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.outcome import Outcome
-    from agent.decisions.attempts import Attempt
     from agent.decisions.values import Item, LogLine, Wait
     from agent.plan.plan import Plan
     from agent.record.run_folder import OutageRecord, RunFolder
@@ -250,10 +249,6 @@ class NodeRun:
             self._phase = phase
             self.record(PhaseEntered(phase))
 
-    def record_child_end(self, child: Child) -> None:
-        """Record a child's end: its pid may be reused soon."""
-        self.node.remove_process(child.pid)
-
     def close(self) -> None:
         """Write the remaining records, and close the folder."""
         self._recorder.finish()
@@ -364,20 +359,13 @@ async def watch_until_end(
             tasks.start_soon(watch)
         code = await child.wait()
         tasks.cancel_scope.cancel()
-    run.record_child_end(child)
+    run.node.remove_process(child.pid)
     return await parts.end_sentence(code)
 
 
 async def stop_ray(child: Child, grace: float) -> None:
     """Stop this node's Ray."""
     await child.stop(grace, leader_ends_group=True)
-
-
-async def end_attempt(attempt: Attempt, ray: Child | None, grace: float) -> str:
-    """Stop an attempt's Ray and kill leftovers; return the evidence of those that remain."""
-    if ray is not None:
-        await stop_ray(ray, grace)
-    return await kill_leftovers(f"attempt {attempt.number}", times.LEFTOVERS_KILLED)
 
 
 async def kill_leftovers(whose: str, limit: float | None) -> str:

@@ -77,10 +77,7 @@ def read_services(settings: Settings, problems: list[Problem]) -> ServicesFile:
 
 def marker_disks(file: ServicesFile) -> dict[str, str]:
     """Return the disk of each prepare step's marker: nodes that share a disk take turns."""
-    markers = [step.once for step in file.steps if step.once is not None]
-    if not markers:
-        return {}
-    return {marker: disk_of(marker) for marker in markers}
+    return {step.once: disk_of(step.once) for step in file.steps if step.once is not None}
 
 
 _DEFAULT_TEMP = "/tmp"

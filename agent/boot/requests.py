@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ from agent.base import times
 from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
+from agent.boot.torchrun import remove_file, text_of
 from agent.checks.network import SLOW
 from agent.control.protocol import MAX_ANSWERS
 from agent.control.sample import download_sample
@@ -35,7 +35,6 @@ from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
@@ -50,7 +49,7 @@ async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) ->
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
     plan = run.plan
     out = run.folder.file(PREFLIGHT_RESULT)
-    await in_thread(partial(_remove, out))
+    await in_thread(partial(remove_file, out))
     here = replace(place, rank=str(seat.rank), log_dir=str(out.parent))
     gpus, process = ",".join(map(str, seat.gpus)), plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
@@ -63,24 +62,12 @@ async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) ->
     finally:
         with anyio.CancelScope(shield=True):
             await child.stop(times.ALL_REDUCE_STOP, leader_ends_group=True)
-        run.record_child_end(child)
-    words = await in_thread(partial(_text_of, out)) or ""
+        run.node.remove_process(child.pid)
+    words = await in_thread(partial(text_of, out)) or ""
     if plan.topology.is_head and words:
         return Answer(ALL_REDUCE, "", words=words)
     is_well = not plan.topology.is_head and _ended_well(words)
     return Answer(ALL_REDUCE, "", "" if is_well else await child.tail() or _NO_OUTPUT)
-
-
-def _remove(path: Path) -> None:
-    with suppress(OSError):  # writing the new result reports it
-        path.unlink(missing_ok=True)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except OSError:
-        return ""
 
 
 def _ended_well(words: str) -> bool:
@@ -95,7 +82,6 @@ def _ended_well(words: str) -> bool:
 _TRIES = 3
 _AT_ONCE = 64
 _SAMPLES = 3
-_PAUSE = times.SAMPLE_PAUSE
 _STEADY = 1.25
 """A slow link is equally slow each time; samples that differ more show a busy machine."""
 
@@ -106,15 +92,14 @@ class Prober:
     def __init__(self, run: NodeRun) -> None:
         self._run = run
         self._plan = run.plan
-        self._limiter: anyio.CapacityLimiter | None = None
+        self._slots = asyncio.Semaphore(_AT_ONCE)
         self._one_sample = asyncio.Lock()
 
     async def probe(
         self, probe: str, at: str, place: Placeholders, seat: ShareOrder | None = None
     ) -> Answer:
         """Run a probe; `at` is the other node's address, '' for the head."""
-        self._limiter = self._limiter or anyio.CapacityLimiter(_AT_ONCE)
-        async with self._limiter:
+        async with self._slots:
             made = await self._run.best_effort(
                 f"the probe {probe!r}", self._run_probe, probe, at, place, seat
             )
@@ -171,7 +156,7 @@ class Prober:
         before = 0.0
         for number in range(_SAMPLES):
             if number:
-                await anyio.sleep(_PAUSE)
+                await anyio.sleep(times.SAMPLE_PAUSE)
             async with self._one_sample:
                 left, port = until - anyio.current_time(), self._plan.ports.agent
                 if left <= 0:

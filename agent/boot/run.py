@@ -96,8 +96,10 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     configure(plan.settings.log, environ, redactor, topology.node_name)
     root, name = log_root(plan.settings), topology.node_name
     _refuse_a_stalled_disk(root)
-    if topology.owns_machine:
-        _refuse_another_run(root, name)
+    other = find_running_agent(root, name) if topology.owns_machine else ""
+    if other:  # refused before anything is changed
+        remedy = "Stop that agent (SIGTERM), or wait for its end"
+        raise PreflightError(other, remedy=remedy, culprit="run")
     if parent.former_agents():
         decided = former_verdict(root, name)
         if decided is not None:
@@ -154,15 +156,6 @@ def _refuse_a_stalled_disk(root: Path) -> None:
             why=f"a write to its disk takes longer than {times.RUN_FOLDER_DISK:g} s",
             remedy="Repair or remount that disk, or set AGENT_LOG_DIR to another",
             culprit="AGENT_LOG_DIR",
-        )
-
-
-def _refuse_another_run(root: Path, node: str) -> None:
-    """Refuse to run beside another agent on this node, before anything is changed."""
-    found = find_running_agent(root, node)
-    if found:
-        raise PreflightError(
-            found, remedy="Stop that agent (SIGTERM), or wait for its end", culprit="run"
         )
 
 
@@ -223,8 +216,9 @@ def bug(failure: Exception) -> Outcome:
 async def _run_in_loop(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     if keeper is not None:
         return await _run_head(node_run, keeper)
-    if node_run.plan.topology.is_idle:
-        return _idle(node_run.plan)
+    if node_run.plan.topology.is_idle:  # with 0: the container's next command must run
+        given = node_run.plan.topology.given_ray
+        return ends.IDLE_WORKER.outcome(owner="the platform" if given is None else given.owner)
     from agent.boot.worker import WorkerAgent  # noqa: PLC0415 - see `_run_head`
 
     async with anyio.create_task_group() as tasks:
@@ -270,13 +264,6 @@ async def _run_head(node_run: NodeRun, keeper: RunKeeper) -> Outcome:
             outcome = await head.run()
         tasks.cancel_scope.cancel()
     return outcome
-
-
-def _idle(plan: Plan) -> Outcome:
-    """Exit with 0 on a node that needs no agent: the container's next command must run."""
-    given = plan.topology.given_ray
-    owner = "the platform" if given is None else given.owner
-    return ends.IDLE_WORKER.outcome(owner=owner)
 
 
 def _agent_error_in(failure: BaseException) -> AgentError | None:

@@ -102,7 +102,7 @@ class LocalWork:
             with anyio.CancelScope(shield=True):
                 if child.running:
                     await child.stop(1.0)
-                self._run.record_child_end(child)
+                self._run.node.remove_process(child.pid)
                 self._run.stats.clear_progress(step.name)
         return "" if code == 0 else await child.end_sentence(code)
 
@@ -152,7 +152,7 @@ class LocalWork:
             tasks.start_soon(probe_until_dead)
             code = await child.wait()
             tasks.cancel_scope.cancel()
-        self._run.record_child_end(child)
+        self._run.node.remove_process(child.pid)
         why = dead or await child.end_sentence(code)
         self._send(ServiceGone(name, why, generation=generation))
 

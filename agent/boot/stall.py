@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,6 @@ from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE
 from agent.node.gpus import TOOLS
 from agent.plan.show import duration
-from agent.record.files import error_text
 from agent.record.log import say
 from agent.record.threads import in_thread
 from agent.runtime import driver as job
@@ -148,7 +148,7 @@ class StallWatch:
         number, lost = state.attempt.number if runs else None, bool(state.attempt.lost_nodes)
         quiet = quiet_period(self._quiet, number, now, lost_a_node=lost)
         if quiet is not None:
-            quiet = quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
+            quiet = self._with_output(quiet)
         if quiet is not None and quiet.needs_diagnostics(self._limit, now):
             quiet = await self._check_nodes(quiet, state)
         self._quiet = quiet
@@ -158,7 +158,7 @@ class StallWatch:
         answers = await self._ask_all(BUSY, times.STALL_BUSY, state)
         if any(answer != IDLE for answer in answers.values()):
             return quiet.with_work_at(self._run.now())
-        quiet = quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
+        quiet = self._with_output(quiet)
         if not quiet.is_stalled(self._limit, self._run.now()):
             return quiet
         if isinstance(self._link, RayLink):
@@ -172,12 +172,12 @@ class StallWatch:
 
     def _is_still_quiet(self, quiet: Quiet) -> bool:
         """Return whether the attempt still runs and wrote no output meanwhile."""
-        state, last_output = (
-            self._get_state(),
-            self._run.run_time(self._status.job_lines.last_output),
-        )
+        state = self._get_state()
         same = state.phase is HeadPhase.RUNNING and state.attempt.number == quiet.attempt
-        return same and quiet.with_work_at(last_output) == quiet
+        return same and self._with_output(quiet) == quiet
+
+    def _with_output(self, quiet: Quiet) -> Quiet:
+        return quiet.with_work_at(self._run.run_time(self._status.job_lines.last_output))
 
     async def _report(self, quiet: Quiet, state: HeadState) -> None:
         """Collect the stacks of all nodes, and log the finding."""
@@ -190,9 +190,16 @@ class StallWatch:
         for name, text in [*stacks.items()][:_MOST_IDLE_NODES]:
             log_stacks(name, text, f"in {path.name}")
         whole = "\n".join(f"--- {name}\n{text}\n" for name, text in stacks.items())
-        fault = await in_thread(lambda: _write(path.write_text, whole), times.STALL_DISK)
+
+        def write() -> bool:
+            with suppress(OSError):
+                path.write_text(whole, encoding="utf-8")
+                return True
+            return False
+
+        is_written = await in_thread(write, times.STALL_DISK)
         where = f"; the stacks of {listed([*stacks][:_MOST_IDLE_NODES])} are in {path}"
-        finding = Finding("stall", Level.WARN, f"{what}{'' if fault else where}", _REMEDY)
+        finding = Finding("stall", Level.WARN, f"{what}{where if is_written else ''}", _REMEDY)
         self._status.stalls = (*self._status.stalls, finding)
         say(finding.sentence(), "warning")
         if quiet.has_lost_node:
@@ -231,11 +238,3 @@ def _signs(run: NodeRun, state: HeadState, *, by_ray: bool) -> list[str]:
         gpus = any(facts.gpus for facts in (run.plan.facts, *state.fleet.facts.values()))
         signs.append("idle GPUs" if gpus else "idle processors")
     return signs
-
-
-def _write(write: Callable[[str], object], text: str) -> str:
-    try:
-        write(text)
-    except OSError as error:
-        return error_text(error)
-    return ""

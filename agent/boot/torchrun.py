@@ -142,14 +142,14 @@ class LocalShare:
         self, child: Child, attempt: int, attempt_id: str, errors: Path, output: OutputCopies
     ) -> None:
         code = await child.wait()
-        self._run.record_child_end(child)
+        self._run.node.remove_process(child.pid)
         if code != 0:  # a killed torchrun leaves its ranks, each in its own session
             for name in await anyio.to_thread.run_sync(
                 descendants.kill_marked, RANK_VARIABLE, attempt_id.__eq__
             ):
                 say(f"torchrun had left {name} running: killed", "warning")
         text = await self._read_output()
-        errors_text = await in_thread(partial(_text_of, errors)) or ""
+        errors_text = await in_thread(partial(text_of, errors)) or ""
         # Its findings are sent with the end, or before.
         await anyio.to_thread.run_sync(output.finish, times.SHARE_DISK)
         failure = None if code == 0 else first_failure(text, _time_of_day())
@@ -166,7 +166,7 @@ class LocalShare:
     async def _read_output(self) -> str:
         """Return the end of this attempt's output."""
         path, began = self._run.folder.file(LOG), self._began
-        return await in_thread(partial(_text_of, path, began)) or ""
+        return await in_thread(partial(text_of, path, began)) or ""
 
 
 async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> int:
@@ -177,9 +177,8 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
 
     def read_size() -> int:
         if former is not None:
-            with suppress(OSError):
-                former.unlink(missing_ok=True)
-        return size_of(log)
+            remove_file(former)
+        return log.stat().st_size if log.exists() else 0
 
     async def read_in_time() -> int:
         size = await in_thread(read_size, times.SHARE_DISK)
@@ -192,15 +191,14 @@ async def size_at_start(run: NodeRun, log: Path, former: Path | None = None) -> 
     return size if isinstance(size, int) else 0
 
 
-def size_of(path: Path) -> int:
-    """Return a file's size; 0 if there is none."""
-    try:
-        return path.stat().st_size
-    except OSError:
-        return 0
+def remove_file(path: Path) -> None:
+    """Remove a file if it is there; writing the new one reports an error of the disk."""
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
 
 
-def _text_of(path: Path, began: int = 0) -> str:
+def text_of(path: Path, began: int = 0) -> str:
+    """Return the end of a file from an offset on; '' if it cannot be read."""
     return (read_end(path, _LONGEST_END, began) or b"").decode(errors="replace")
 
 

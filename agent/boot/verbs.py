@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent import __version__
@@ -180,11 +181,7 @@ def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     findings = examine_machine(environ)
     failed = any(finding.level is Level.FAIL for finding in findings)
     if options.json:
-        rows = [
-            {"check": f.check, "level": f.level.value, "what": f.what, "remedy": f.remedy}
-            for f in findings
-        ]
-        print(json.dumps({"ok": not failed, "findings": rows}, indent=2))
+        print(json.dumps({"ok": not failed, "findings": to_builtins(findings)}, indent=2))
     else:
         print("\n".join(finding_line(finding) for finding in findings))
     return 78 if failed else 0

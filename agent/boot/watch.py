@@ -143,27 +143,22 @@ _NODES_AT_ONCE = 256
 
 
 async def probe_nodes(job_id: str, fleet: Fleet, send: Callable[[NodesAsked], None]) -> None:
-    """Probe all workers of a failed job, and send the silent ones."""
-    send(NodesAsked(job_id, await find_silent_nodes(fleet)))
-
-
-async def find_silent_nodes(fleet: Fleet) -> dict[str, str]:
-    """Probe each worker's raylets at the ports in GCS; return the silent ones with evidence.
+    """Probe all workers of a failed job at their raylets' ports, and send the silent ones.
 
     GCS needs 15 s to miss a node; the kernel of a live node answers at once.
     """
-    found: dict[str, str] = {}
+    silent: dict[str, str] = {}
     limiter = anyio.CapacityLimiter(_NODES_AT_ONCE)
 
     async def probe_port(ip: str, name: str, port: int) -> None:
         async with limiter:
             evidence = await port_answers(ip, port, times.PER_NODE_ASKED)
         if evidence:
-            found[name] = f"its Ray does not answer, {evidence}"
+            silent[name] = f"its Ray does not answer, {evidence}"
 
     with anyio.move_on_after(times.NODES_ASKED):
         async with anyio.create_task_group() as tasks:
             for ip, name in fleet.alive.items():
                 for port in fleet.raylet_ports.get(ip, ()):
                     tasks.start_soon(probe_port, ip, name, port)
-    return dict(found)
+    send(NodesAsked(job_id, dict(silent)))

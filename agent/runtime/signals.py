@@ -107,15 +107,9 @@ async def watch_signals(
                     say("second SIGINT: killing everything", "warning")
                     descendants.kill_descendants()
                     exit_now(128 + signal.SIGINT)
-                _dispatch(signum, stop, notify)
+                if signum == signal.SIGCHLD:
+                    descendants.reap()
+                else:
+                    (notify if signum in NOTICES else stop)(signum)
     finally:
         ignore_signals()
-
-
-def _dispatch(signum: int, stop: Callable[[int], None], notify: Callable[[int], None]) -> None:
-    if signum == signal.SIGCHLD:
-        descendants.reap()
-    elif signum in NOTICES:
-        notify(signum)
-    else:
-        stop(signum)

@@ -293,7 +293,7 @@ def test_what_is_slow_is_slow_each_time(
         return left.pop(0), 1.0
 
     monkeypatch.setattr(requests, "download_sample", look)
-    monkeypatch.setattr(requests, "_PAUSE", 0.01)
+    monkeypatch.setattr(times, "SAMPLE_PAUSE", 0.01)
     prober = prober_of(plan_of({}))
     answer = anyio.run(prober.probe, SAMPLE, "", Placeholders("127.0.0.1", "127.0.0.1", "1"))
     assert not left
