@@ -110,7 +110,7 @@ RECIPE_DOES_NOT_FIT = End(
     Kind.REFUSED,
     "{job} does not fit what joined ({nodes}): {error}",
     culprit="AGENT_JOB",
-    remedy="Change what it says, or bring other nodes",
+    remedy="Change its arguments, or use other nodes",
     phase=_SUBMITTING,
 )
 CHECKPOINTS_REFUSED = End(
@@ -256,7 +256,7 @@ NO_PROGRESS = End(
 SUPERSEDED = End(
     75,
     Kind.LOST,
-    "superseded: a later head of run {run} is at work ({evidence})",
+    "superseded: a later head of run {run} has taken over ({evidence})",
     culprit="head",
     remedy="Nothing, if that one was meant; else give only one node the head's name",
     is_superseded=True,

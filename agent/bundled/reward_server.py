@@ -73,15 +73,11 @@ class ScoredItem(NamedTuple):
     label: str | float | None
 
 
-class ScoreRequest(NamedTuple):
-    """A parsed request; `single` if the reply is one bare number."""
+def read_request(body: bytes) -> tuple[list[ScoredItem], bool]:
+    """Return the texts of a body, and whether the reply is one bare number.
 
-    items: list[ScoredItem]
-    single: bool = False
-
-
-def read_request(body: bytes) -> ScoreRequest:
-    """Parse a request's body, or raise an error that names the field."""
+    Raises BadRequestError, which names the field.
+    """
     try:
         fields = json.loads(body)
     except (ValueError, RecursionError) as problem:
@@ -89,8 +85,8 @@ def read_request(body: bytes) -> ScoreRequest:
     if not isinstance(fields, dict):
         raise BadRequestError(f"body: expected an object with `query`, got {_kind(fields)}")
     if fields.get("query") is None and fields.get("response") is not None:
-        return ScoreRequest([_one_item(fields)], single=True)
-    return ScoreRequest(_batch(fields))
+        return [_one_item(fields)], True
+    return _batch(fields), False
 
 
 def _one_item(fields: dict[str, Any]) -> ScoredItem:
@@ -163,15 +159,10 @@ class Scorer:
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="score")
-        self._pool = MathVerifyPool()
+        self.pool = MathVerifyPool()
 
-    @property
-    def has_math_verify(self) -> bool:
-        """Return whether math-verify is installed, so that items may be undecided."""
-        return self._pool.installed
-
-    async def read(self, body: bytes) -> ScoreRequest:
-        """Parse a body."""
+    async def read(self, body: bytes) -> tuple[list[ScoredItem], bool]:
+        """Parse a body, as `read_request` does."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, read_request, body)
 
     async def score(self, batch: list[ScoredItem]) -> list[Scored]:
@@ -187,8 +178,8 @@ class Scorer:
             grades, open_pairs = await loop.run_in_executor(self._threads, _grades, chunk)
             scored += map(Scored, grades)
             pairs |= {start + index: pair for index, pair in open_pairs.items()}
-        if pairs and self._pool.installed:
-            verdicts = await self._pool.decide(pairs.values(), deadline - loop.time())
+        if pairs and self.pool.installed:
+            verdicts = await self.pool.decide(pairs.values(), deadline - loop.time())
             for index, pair in pairs.items():
                 grade, verdict = scored[index].grade, verdicts[pair]
                 if verdict is Verdict.EQUAL:
@@ -198,7 +189,7 @@ class Scorer:
 
     async def close_pool(self, _app: web.Application) -> None:
         """End math-verify's processes; pending requests get a 503."""
-        await self._pool.close()
+        await self.pool.close()
 
     async def close(self, _app: web.Application) -> None:
         """End the threads."""
@@ -234,18 +225,17 @@ def make_app(path: str, max_body: int, limit: float, dialect: str = OPENRLHF) ->
 
     async def score(request: web.Request) -> web.Response:
         try:
-            asked = await scorer.read(await request.read())
+            items, is_single = await scorer.read(await request.read())
         except BadRequestError as problem:
             return error(400, str(problem))
         try:
-            scored = await scorer.score(asked.items)
+            scored = await scorer.score(items)
         except NoVerdictError as problem:
             message = f"no rewards yet, retry: {problem}"
             return error(503, message, {"Retry-After": str(_RETRY_AFTER)})
-        if asked.single:
+        if is_single:
             return web.json_response(scored[0].grade.reward)
-        undecided = scorer.has_math_verify
-        return web.json_response(reply_to(scored, dialect, undecided=undecided))
+        return web.json_response(reply_to(scored, dialect, undecided=scorer.pool.installed))
 
     app = web.Application(client_max_size=max_body, middlewares=[errors_as_json(path, max_body)])
     app.router.add_post(path, score)

@@ -59,7 +59,7 @@ def busy_amd(text: str) -> GpuUtilization:
 
 def _busy_amd_card(gpus: list[Any]) -> Iterator[tuple[int, int]]:
     for gpu in gpus:
-        with suppress(KeyError, TypeError, ValueError):  # one that does not tell says "N/A"
+        with suppress(KeyError, TypeError, ValueError):  # a GPU without a value has "N/A"
             yield int(gpu["gpu"]), int(gpu["usage"]["gfx_activity"]["value"])
 
 
@@ -89,7 +89,7 @@ def cards(text: str) -> dict[int, dict[str, str]]:
     }
 
 
-def json_in(text: str) -> Any:  # noqa: ANN401 - whatever a tool says
+def json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
     """Parse a tool's JSON, after possible warnings; raises ValueError without JSON."""
     begin = _JSON.search(text)
     if begin is None:
@@ -119,7 +119,7 @@ def ask_driver(
     try:
         gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
     except ValueError:
-        return Driver(tool, fault=f"it says {text.strip().splitlines()[:1]}, which is no list")
+        return Driver(tool, fault=f"its output is no list: {text.strip().splitlines()[:1]}")
     return Driver(tool, gpus)
 
 

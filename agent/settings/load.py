@@ -87,27 +87,17 @@ def _collect(
         if len(given) > 1:
             problems.append(Problem(" + ".join(given), "several forms of one secret", "only one"))
         elif forms:
-            _read_into(raw, secret, forms[0], environ[forms[0]], read_file, problems)
+            path = environ[forms[0]]
             origins[secret] = f"file named by {forms[0]}"
+            try:
+                raw[secret] = read_file(path).strip()
+            except (OSError, UnicodeDecodeError) as error:
+                got = f"{path} ({getattr(error, 'strerror', None) or 'not text'})"
+                problems.append(Problem(forms[0], got, f"a readable file that holds {secret}"))
         if secret in raw and not raw[secret].strip():
             problems.append(Problem(given[0], "nothing", "a secret; unset it to go without"))
             raw.pop(secret)
     return raw, origins
-
-
-def _read_into(  # noqa: PLR0913 - source, target and problems of one secret
-    raw: dict[str, str],
-    secret: str,
-    form: str,
-    path: str,
-    read_file: Callable[[str], str],
-    problems: list[Problem],
-) -> None:
-    try:
-        raw[secret] = read_file(path).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", None) or "not text"
-        problems.append(Problem(form, f"{path} ({why})", f"a readable file that holds {secret}"))
 
 
 def _check_names(environ: Mapping[str, str], problems: list[Problem]) -> list[str]:
@@ -146,53 +136,27 @@ def nearly_equal(one: str, other: str) -> bool:
 
 
 def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
-    """Read each value by itself, so that one bad value does not hide the next."""
     fields: dict[str, Any] = {}
     for name, text in raw.items():
-        problem = _read_text(name, text, fields)
-        if problem is not None:
-            problems.append(problem)
+        try:
+            text.encode()
+            fields[FIELD_OF[name]] = VARIABLES[name].read(text)
+        except ValueError as error:  # noqa: PERF203 - one bad value does not hide the next
+            is_text = not isinstance(error, UnicodeEncodeError)
+            got = "a secret that cannot be one" if name in SECRETS else repr(text)
+            problems.append(Problem(name, got, str(error) if is_text else "text in UTF-8"))
     return Settings(**fields)
-
-
-def _read_text(name: str, text: str, into: dict[str, Any]) -> Problem | None:
-    try:
-        text.encode()
-        into[FIELD_OF[name]] = VARIABLES[name].read(text)
-    except UnicodeEncodeError:
-        got = "a secret that is not text" if name in SECRETS else repr(text)
-        return Problem(name, got, "text in UTF-8")
-    except ValueError as error:
-        got = "a secret that cannot be one" if name in SECRETS else repr(text)
-        return Problem(name, got, str(error))
-    return None
-
-
-def current_value(name: str, loaded: Loaded, environ: Mapping[str, str]) -> tuple[str, str]:
-    """Return a variable's value, masked if secret, and its origin."""
-    origin = loaded.origins.get(name, "default")
-    if origin.startswith("default"):
-        return "", origin
-    if name in SECRETS:
-        return "********", origin
-    return environ[name], origin
 
 
 def text_table(loaded: Loaded, environ: Mapping[str, str]) -> str:
     """Render the table of `pod-agent env`: each variable, its value and origin, its meaning."""
     lines = []
     for name, about in VARIABLES.items():
-        value, origin = current_value(name, loaded, environ)
+        origin = loaded.origins.get(name, "default")
+        value = "********" if name in SECRETS else environ.get(name, "")
+        if origin.startswith("default"):
+            value = ""
         now = f"{name}={value}" if value else name
         lines.append(f"{now}  [{origin}]")
         lines.append(f"    {about.meaning}; default: {about.default_text or 'none'}")
     return "\n".join(lines)
-
-
-def markdown_table() -> str:
-    """Render the table for docs/reference/env.md."""
-    rows = ["| variable | meaning | default |", "| --- | --- | --- |"]
-    for name, about in VARIABLES.items():
-        extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""
-        rows.append(f"| `{name}`{extra} | {about.meaning} | {about.default_text} |")
-    return "\n".join(rows)

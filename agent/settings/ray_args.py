@@ -17,7 +17,7 @@ OBJECT_STORE = "--object-store-memory"
 PLASMA = "--plasma-directory"
 MEMORY = "--memory"
 
-_ROLE = "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which tell head from workers"
+_ROLE = "RAY_WORKER, HEAD_POD_ID or AGENT_HEAD, which choose the head"
 _PORT = "AGENT_PORT, which Ray's inner ports follow"
 _ARGV = "nothing: a secret would be visible in the process list; RAY_AUTH_TOKEN guards Ray"
 _HELP = "nothing: run `ray start --help` yourself"

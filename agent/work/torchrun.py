@@ -126,8 +126,8 @@ def gpus_of(settings: Settings, seen: int, environ: Mapping[str, str]) -> int:
     """Return the number of a node's GPUs that are visible to its processes."""
     if settings.num_gpus is not None:
         return settings.num_gpus
-    shown = [environ[name] for name in _VISIBLE if name in environ]
-    return min([seen, *(len([one for one in text.split(",") if one.strip()]) for text in shown)])
+    visible = [environ[name] for name in _VISIBLE if name in environ]
+    return min([seen, *(len([one for one in text.split(",") if one.strip()]) for text in visible)])
 
 
 def processes(gpus: int, settings: Settings) -> int:

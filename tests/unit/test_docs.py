@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from agent.settings.jobs import BY_NAME
-from agent.settings.load import markdown_table
 from agent.settings.model import KNOWN_NAMES
+from agent.settings.model import VARIABLES as SETTINGS
 from import_map.__main__ import main, wanted
 from import_map.imports import House, read_house
 from import_map.picture import draw
@@ -123,7 +123,11 @@ def test_the_table_of_variables_is_generated() -> None:
     text = VARIABLES.read_text()
     found = re.search(r"<!-- env -->\n(.*?)<!-- /env -->", text, re.DOTALL)
     assert found
-    table = markdown_table() + "\n"
+    rows = ["| variable | meaning | default |", "| --- | --- | --- |"]
+    for name, about in SETTINGS.items():
+        extra = " (or `RAY_AUTH_TOKEN_PATH`)" if name == "RAY_AUTH_TOKEN" else ""
+        rows.append(f"| `{name}`{extra} | {about.meaning} | {about.default_text} |")
+    table = "\n".join(rows) + "\n"
     if os.environ.get("POD_AGENT_UPDATE_DOCS") == "1":
         VARIABLES.write_text(text.replace(found[1], table))
         return

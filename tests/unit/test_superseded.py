@@ -41,7 +41,7 @@ def test_a_head_makes_room(of: h.HeadGoal, history: History, deeds: list[h.HeadA
     assert story.deeds[:-1] == deeds
     (end,) = story.ends
     assert (end.kind, end.exit_code, end.is_superseded) == (Kind.LOST, 75, True)
-    assert "superseded: a later head of run run is at work (pod2 follows it)" in end.reason
+    assert "superseded: a later head of run run has taken over (pod2 follows it)" in end.reason
     assert not end.holds_pod
     assert story.state.verdict_for_workers is None
 
