@@ -39,6 +39,16 @@ def mib(size: int) -> str:
     return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"
 
 
+def duration_text(seconds: float) -> str:
+    """Format a duration in its two largest units, as the page does."""
+    whole = max(0, round(seconds))
+    if whole < 120:
+        return f"{whole} s"
+    if whole < 7200:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
 def without_controls(text: str) -> str:
     """Return a text without terminal escape sequences and control characters."""
     return _CONTROLS.sub("", text)

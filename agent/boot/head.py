@@ -249,7 +249,7 @@ class HeadAgent:
             case h.ProbeNode(node, probe, at, share) if node == HERE:
                 start(self._probe, probe, at, share)
             case h.ProbeNode(node, probe, at, share):
-                order(node, OrderKind.PROBE, probe, at=at, seat=share)
+                order(node, OrderKind.PROBE, probe, at=at, share=share)
             case h.AdoptRun(run_id, attempts, epoch):
                 self._adopt_run(run_id, attempts, epoch)
                 await self._keeper.flush()

@@ -251,7 +251,7 @@ class TorchrunLink:
             if key != HERE:
                 self._others[key] = number
                 seat = ShareOrder(rank, nodes, reward_ip, basis)
-                reports.order(key, OrderKind.RUN_SHARE, "job", number, seat=seat)
+                reports.order(key, OrderKind.RUN_SHARE, "job", number, share=seat)
         log = self._run.folder.file(LOG)
         begins = await size_at_start(self._run, log)
         output = OutputCopies(log, PreambleFilter.disabled())

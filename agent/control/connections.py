@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-HEADER_SECONDS = times.HEADER
-IDLE_SECONDS = times.CONNECTION_IDLE
 MAX_OPEN = 16_384
 """Limit of open connections, where half the limit of open files is more."""
 MAX_UNTRUSTED_PER_ADDRESS = 1024
@@ -129,7 +127,7 @@ class Connection(asyncio.Protocol):
         if not self._is_admitted:
             self._transport.abort()
             return
-        self._wait(HEADER_SECONDS)
+        self._wait(times.HEADER)
         self._protocol.connection_made(transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -173,7 +171,7 @@ class Connection(asyncio.Protocol):
         finally:
             if not self._transport.is_closing():
                 self._unsent = math.inf
-                self._wait(IDLE_SECONDS)
+                self._wait(times.CONNECTION_IDLE)
 
     def _wait(self, seconds: float) -> None:
         self._timer = asyncio.get_running_loop().call_later(seconds, self._overdue)
@@ -187,7 +185,7 @@ class Connection(asyncio.Protocol):
         unsent = self._transport.get_write_buffer_size()
         if 0 < unsent < self._unsent:
             self._unsent = unsent
-            self._wait(IDLE_SECONDS)
+            self._wait(times.CONNECTION_IDLE)
         else:
             self.close()
 

@@ -180,7 +180,7 @@ class Reports:
         kind: OrderKind,
         name: str = "",
         generation: int = 1,
-        seat: ShareOrder | None = None,
+        share: ShareOrder | None = None,
         at: str = "",
     ) -> None:
         """Send an order to one worker; ignored for an agent that was forgotten."""
@@ -188,7 +188,7 @@ class Reports:
         if agent is None:
             return
         self._order_count += 1  # one count for all agents, since a forgotten one may register again
-        agent.orders.append(Order(self._id, self._order_count, kind, name, generation, seat, at))
+        agent.orders.append(Order(self._id, self._order_count, kind, name, generation, share, at))
         if kind is OrderKind.SEND_LOG:
             agent.asked_logs.add(name)
         agent.wake.set()

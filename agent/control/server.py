@@ -47,8 +47,6 @@ _CLUSTER_SUFFIXES = (".svc", ".svc.cluster.local")
 
 MAX_READERS = 16
 """Readers at a time; each costs memory and CPU time."""
-KEEPALIVE_INTERVAL = times.STATUS_REPEATED
-WRITE_LIMIT = times.READER_STALLED
 _LOOP_SHARE = 50.0
 """Reading the status takes at most one fiftieth of the loop's time."""
 ASSETS = {
@@ -64,7 +62,6 @@ POLICY = (
 )
 """Content-Security-Policy: own files, requests to this server, and its form only."""
 COOKIE = "pod_agent"
-BODY_SECONDS = times.BODY
 SECURITY_HEADERS = {
     "Cache-Control": "no-store",
     "Content-Security-Policy": POLICY,
@@ -168,13 +165,8 @@ def _is_link_navigation(headers: Mapping[str, str]) -> bool:
 class StatusStream:
     """Reads the status once for all readers; each is sent the newest, never a queue."""
 
-    def __init__(
-        self,
-        read_status: Callable[[], Mapping[str, object]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, read_status: Callable[[], Mapping[str, object]]) -> None:
         self._read_status = read_status
-        self._clock = clock
         self._readers = 0
         self._next_read = 0.0
         self._status: Mapping[str, object] = {}
@@ -213,18 +205,20 @@ class StatusStream:
         while True:
             with suppress(TimedOutError):
                 await until(
-                    is_new, KEEPALIVE_INTERVAL, step=times.STATUS_READ, longest=times.STATUS_READ
+                    *(is_new, times.STATUS_REPEATED),
+                    step=times.STATUS_READ,
+                    longest=times.STATUS_READ,
                 )
             sent = self._number
             try:
-                with anyio.fail_after(WRITE_LIMIT):
+                with anyio.fail_after(times.READER_STALLED):
                     await answer.write(f"data: {self._newest()}\n\n".encode())
             except (TimeoutError, ConnectionError):
                 return
 
     def _refresh(self) -> None:
         """Read the status, unless the last read is too recent."""
-        began = self._clock()
+        began = time.monotonic()
         if began < self._next_read:
             return
         self._status, self._text = self._read_status(), ""
@@ -232,7 +226,7 @@ class StatusStream:
         if content != self._without_clocks:
             self._without_clocks = content
             self._number += 1
-        self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (self._clock() - began))
+        self._next_read = began + max(times.STATUS_READ, _LOOP_SHARE * (time.monotonic() - began))
 
     def _newest(self) -> str:
         """Return the last status as JSON, encoded once for all readers."""
@@ -436,7 +430,7 @@ class AgentServer:
         if request.content_type != _FORM:
             return _error(415, f"Content-Type: expected {_FORM}")
         if await _read_body(request) is None:
-            return _error(408, f"no body within {BODY_SECONDS:g} s")
+            return _error(408, f"no body within {times.BODY:g} s")
         given = (await request.post()).get("token", "")
         token = self._token
         if token is None or not isinstance(given, str) or not _equal_secrets(given.strip(), token):
@@ -485,7 +479,7 @@ class AgentServer:
             return _error(409, "this node is a worker")
         body = await _read_body(request)
         if body is None:
-            return _error(408, f"no body within {BODY_SECONDS:g} s")
+            return _error(408, f"no body within {times.BODY:g} s")
         try:
             data = json.loads(body)
             refusal = protocol_mismatch(data, "this worker")
@@ -521,7 +515,7 @@ async def _set_security_headers(_request: web.Request, response: web.StreamRespo
 async def _read_body(request: web.Request) -> bytes | None:
     """Read a request's body; None after the timeout."""
     try:
-        with anyio.fail_after(BODY_SECONDS):
+        with anyio.fail_after(times.BODY):
             return await request.read()
     except TimeoutError:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent.base.text import duration_text
 from agent.record.log import printable
 
 if TYPE_CHECKING:
@@ -247,16 +248,6 @@ def short_name(name: str) -> str:
     if len(name) <= _MAX_NAME:
         return name
     return f"{name[: _MAX_NAME // 2 - 1]}…{name[-_MAX_NAME // 2 :]}"
-
-
-def duration_text(seconds: float) -> str:
-    """Format a duration, as the page does."""
-    whole = max(0, round(seconds))
-    if whole < 120:
-        return f"{whole} s"
-    if whole < 7200:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
 def latency_text(seconds: float) -> str:

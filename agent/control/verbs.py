@@ -15,10 +15,9 @@ from urllib3.exceptions import HTTPError
 
 from agent.base import times
 from agent.base.ports import port_map
-from agent.base.text import all_escaped, escaped, in_url
+from agent.base.text import all_escaped, duration_text, escaped, in_url
 from agent.checks.finding import Finding, Level, node_list
 from agent.control.status import (
-    duration_text,
     lines_by_content,
     one_line,
     status_lines,
@@ -39,7 +38,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 HEAD = "head"
-OUTAGE_LIMIT = times.AGENT_RESTARTS
 _JOB, _AGENT = "job", "agent"
 
 
@@ -341,9 +339,9 @@ def _follow_log(part: dict[str, Any], head: FoundHead, path: str, log_root: Path
             return 0
         now = time.monotonic()
         silent_since = now if silent_since is None else silent_since
-        if now >= silent_since + OUTAGE_LIMIT:
+        if now >= silent_since + times.AGENT_RESTARTS:
             why = _failure_reason(answer, "logs are shown")
-            what = f"the head's agent sent no log and no verdict for {OUTAGE_LIMIT:g} s"
+            what = f"the head's agent sent no log and no verdict for {times.AGENT_RESTARTS:g} s"
             print(f"pod-agent: {head.where}: {what}: giving up ({why})", file=sys.stderr)
             return 69
         time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it

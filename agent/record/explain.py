@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base import times
 from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
-from agent.base.text import listed
+from agent.base.text import duration_text, escaped, listed
 from agent.base.value import Value
 from agent.decisions.head.state import HeadPhase, WorkerReplaced, WorkerReported, WorkerSilent
 from agent.decisions.values import HERE
@@ -110,7 +110,7 @@ def explain(folder: Path) -> list[str]:
         *_end(first),
     ]
     short = lines if len(lines) <= _MOST_LINES else [*lines[: _MOST_LINES - 2], *lines[-2:]]
-    return [_printable(line) for line in short]
+    return [escaped(" ".join(line.split())) for line in short]
 
 
 class AgentEvents(Value):
@@ -174,11 +174,6 @@ def _by_agent(events: Iterable[RecordedEvent]) -> tuple[AgentEvents, ...]:
         elif agents:
             agents[-1].events.append(event)
     return tuple(agents)
-
-
-def _printable(line: str) -> str:
-    """Make one printable line of any recorded text."""
-    return "".join(sign if sign.isprintable() else " " for sign in " ".join(line.split()))
 
 
 def _opening(node: NodeHistory, record: RunRecord | NoRecord) -> str:
@@ -306,10 +301,4 @@ def _end(node: NodeHistory) -> list[str]:
 
 
 def _time(seconds: float) -> str:
-    """Return a duration in its two largest units."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest} s"
-    return f"{minutes // 60} h {minutes % 60} min"
+    return f"{seconds:.1f} s" if seconds < 60 else duration_text(seconds)

@@ -21,9 +21,8 @@ if TYPE_CHECKING:
 class KnownLines:
     """Logs known lines of the job's output; one thread scans, others read the results."""
 
-    def __init__(self, clean: Callable[[str], str], log: Callable[[str, str], None] = say) -> None:
+    def __init__(self, clean: Callable[[str], str]) -> None:
         self._clean = clean
-        self._log = log
         self._is_over = False
         self._logged: tuple[Known, ...] = ()
         self._remote_keys: frozenset[str] = frozenset()
@@ -43,7 +42,7 @@ class KnownLines:
         for known in find_known_lines(lines, remote.union(one.key for one in self._logged)):
             cleaned = self._cleaned(known)
             self._logged = (*self._logged, cleaned)
-            self._log(cleaned.sentence(), "info" if known.is_noise else "warning")
+            say(cleaned.sentence(), "info" if known.is_noise else "warning")
 
     def add_from_node(self, node: str, attempt: int, found: Sequence[Known]) -> None:
         """Add the lines that another node found in its output; called from another thread."""
@@ -57,7 +56,7 @@ class KnownLines:
                 continue
             cleaned = self._cleaned(known)
             self._remote = (*self._remote, (node, cleaned))
-            self._log(cleaned.sentence(node), "warning")
+            say(cleaned.sentence(node), "warning")
 
     def last_from_node(self, node: str, attempt: int) -> str:
         """Return the last sentence logged about a node in an attempt, or ''."""

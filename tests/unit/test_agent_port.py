@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import anyio
 import pytest
 
+from agent.base import times
 from agent.control import server as control_server
 from agent.control import verbs
 from agent.control.protocol import Hello, Reply, Report
@@ -355,7 +356,7 @@ def test_a_body_that_does_not_come_holds_nobody(
     bare: Port, guarded: Port, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller who stalls is told so when its time is up, and others are served meanwhile."""
-    monkeypatch.setattr(control_server, "BODY_SECONDS", 0.5)
+    monkeypatch.setattr(times, "BODY", 0.5)
     for port, path, kind in ((bare, "/report", JSON), (guarded, "/login", FORM)):
         with socket.create_connection(("127.0.0.1", port.number), SECONDS) as stalled:
             head = f"POST {path} HTTP/1.1\r\nHost: {port.here}\r\nContent-Length: 9\r\n"

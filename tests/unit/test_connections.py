@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from agent.base import times
 from agent.boot.make_ready import raise_open_files
 from agent.control import connections
 from agent.control.connections import MAX_UNTRUSTED_PER_ADDRESS
@@ -98,14 +99,14 @@ def status_on(one: socket.socket, request: bytes = b"") -> int:
 @pytest.mark.parametrize("said", [b"", b"GET", HALF])
 def test_a_header_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection without a complete first header is closed."""
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(times, "HEADER", 0.5)
     with served(None) as port, connected(port.number, said=said) as (one,):
         assert is_closed(one)
 
 
 def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """The deadline counts from the start of the connection, not from the last byte."""
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(times, "HEADER", 1.0)
     with served(None) as port, connected(port.number, said=HALF) as (one,):
         sent = 0
         while sent < 200 and not select.select([one], [], [], 0.1)[0]:
@@ -118,7 +119,7 @@ def test_a_slow_header_has_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("said", [b"", HALF])
 def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     """After an answer the next complete header has its deadline; until then it may be reused."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
     with served(None) as port, connected(port.number) as (one,):
         for _ in range(3):
             assert status_on(one, LIVEZ) == 200
@@ -128,8 +129,8 @@ def test_an_idle_connection_has_a_deadline(said: bytes, monkeypatch: pytest.Monk
 
 def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the deadlines are, `/events` goes on."""
-    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.5)
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 0.5)
+    monkeypatch.setattr(times, "HEADER", 0.5)
+    monkeypatch.setattr(times, "CONNECTION_IDLE", 0.5)
     with a_head(SECRET) as head, reading(head, BY_TOKEN) as answer:
         for number in range(5):  # the head looks at its status every half second
             head.status["phase"] = f"phase {number}"
@@ -139,7 +140,7 @@ def test_a_stream_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_slow_reader_gets_its_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """A long answer may take longer than a connection may be idle."""
-    monkeypatch.setattr(connections, "IDLE_SECONDS", 1.0)
+    monkeypatch.setattr(times, "CONNECTION_IDLE", 1.0)
     with a_head() as head:
         head.status["text"] = "x" * LONG
         with connected(head.port) as (one,):
@@ -165,11 +166,11 @@ FEW_FILES = 300
 PROCESS = """
 import os, resource, sys
 import anyio
-from agent.control import connections
+from agent.base import times
 from agent.control.server import AgentServer
 from agent.control.sockets import bind
 
-connections.HEADER_SECONDS = 600.0
+times.HEADER = 600.0
 
 def status():
     return {"open": len(os.listdir("/proc/self/fd"))}

@@ -136,7 +136,7 @@ def test_an_agent_that_was_started_again(tmp_path: Path) -> None:
     write(tmp_path / "pod0", (7.0, e.PhaseEntered("running")))
     write(tmp_path / "pod0", (3.0, e.PhaseEntered("running")), start="2026-11-22T06:49:25.000Z")
     first = explain(tmp_path)[0]
-    assert first.endswith("lasted 1 min 3 s; its agent was started 2 times")
+    assert first.endswith("lasted 63 s; its agent was started 2 times")
 
 
 def test_it_is_never_more_than_ten_printable_lines(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from agent.decisions import head
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.remedies import CAUSES, LIVE, NOISE, find_known_lines
 from agent.decisions.values import HERE
+from agent.record import job_lines
 from agent.record.job_lines import JobLines, KnownLines
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import MASK, Redactor
@@ -130,10 +131,11 @@ def test_all_ordinary_lines_tell_nothing() -> None:
     assert told([before + line for before in PREFIXES for line in ORDINARY]) == []
 
 
-def test_each_cause_is_told_once_in_an_attempt() -> None:
+def test_each_cause_is_told_once_in_an_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     """However often it is printed; another attempt's is told again."""
     said: list[tuple[str, str]] = []
-    lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
+    lines = KnownLines(Redactor((SECRET,)).clean)
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     full = b"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
     noise = b"metric_exporter.cc:206: Export metrics to agent failed: IOError:14"
     for _ in range(3):
@@ -155,10 +157,13 @@ FILES = b"OSError: [Errno 24] Too many open files: 'x'"
 OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"
 
 
-def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node() -> None:
+def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Not once for each node, nor where the head's own share told it, nor without a secret."""
     said: list[tuple[str, str]] = []
-    lines = KnownLines(Redactor((SECRET,)).clean, lambda *one: said.append(one))
+    lines = KnownLines(Redactor((SECRET,)).clean)
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     full, files = f"{OOM} {SECRET}".encode(), FILES
     (memory,), (handles,) = find_known_lines([full]), find_known_lines([files])
     lines.add_from_node("podb", 1, (memory,))
@@ -178,10 +183,13 @@ def test_what_other_nodes_found_is_told_once_in_an_attempt_with_the_node() -> No
     assert lines.last_from_node("podc", 1) == ""
 
 
-def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one() -> None:
+def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Nor is it a warning beside what the later one tells; the same cause is told again there."""
     said: list[tuple[str, str]] = []
-    lines = KnownLines(str, lambda *one: said.append(one))
+    lines = KnownLines(str)
+    monkeypatch.setattr(job_lines, "say", lambda *one: said.append(one))
     (memory,) = find_known_lines([OOM.encode()])
     lines.add_from_node("podb", 1, (memory,))
     lines.add_from_node("podb", 2, ())  # its share begins
@@ -196,10 +204,11 @@ def test_what_a_node_found_in_an_earlier_attempt_explains_no_later_one() -> None
     assert len(said) == 3
 
 
-def test_no_secret_and_no_control_character_is_told() -> None:
+def test_no_secret_and_no_control_character_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor a part of a secret, where the line is cut."""
     said: list[str] = []
-    lines = KnownLines(Redactor((SECRET,)).clean, lambda sentence, _level: said.append(sentence))
+    lines = KnownLines(Redactor((SECRET,)).clean)
+    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
     start = "OSError: [Errno 28] No space left on device: \x1b[31m"
     for length in range(80, 160):
         lines.scan([f"{start}{'x' * length}{SECRET}\x07".encode()])
@@ -210,11 +219,12 @@ def test_no_secret_and_no_control_character_is_told() -> None:
     assert all(SECRET[:8] not in one["what"] for one in lines.warnings())
 
 
-def test_pieces_of_the_output_do_not_matter() -> None:
+def test_pieces_of_the_output_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A line that comes in two pieces, or without an end, is looked at all the same."""
     said: list[str] = []
     lines = JobLines(Redactor(()).clean)
-    lines.known = KnownLines(Redactor(()).clean, lambda sentence, _level: said.append(sentence))
+    lines.known = KnownLines(Redactor(()).clean)
+    monkeypatch.setattr(job_lines, "say", lambda line, _level: said.append(line))
     for piece in (b"hello\nOSError: [Errno 24] Too ma", b"ny open files: 'x'\nstep 2\n"):
         lines.write(piece, lambda _pause: False)
     assert len(said) == 1

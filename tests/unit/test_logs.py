@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from agent.base import times
 from agent.boot.head_server import HeadLogs
 from agent.boot.node_run import NodeRun
 from agent.cli import main
@@ -151,7 +152,7 @@ def test_following_ends_when_the_agent_stays_away(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a verdict nobody knows whether the run has ended: that is said, and is no success."""
-    monkeypatch.setattr(verbs, "OUTAGE_LIMIT", 1.0)
+    monkeypatch.setattr(times, "AGENT_RESTARTS", 1.0)
     output = Output()
     monkeypatch.setattr(sys, "stdout", output)
     leave_key(tmp_path, KEY)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import anyio
 import pytest
 
+from agent.base import times
 from agent.control import server
 from agent.control.server import COOKIE, AgentServer, Control
 from agent.control.sockets import bind
@@ -86,7 +87,7 @@ def told(answer: http.client.HTTPResponse) -> dict[str, Any]:
 
 def test_changed_statuses_are_sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first status at once, then each that differs in more than its clocks, or a repeat."""
-    monkeypatch.setattr(server, "KEEPALIVE_INTERVAL", 3.0)
+    monkeypatch.setattr(times, "STATUS_REPEATED", 3.0)
     with a_head() as head, reading(head, BY_KEY) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"] == "text/event-stream"
@@ -178,7 +179,7 @@ def test_readers_are_limited() -> None:
 
 def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reader that accepts nothing is disconnected; others are served, and the port closes."""
-    monkeypatch.setattr(server, "WRITE_LIMIT", 1.0)
+    monkeypatch.setattr(times, "READER_STALLED", 1.0)
     with a_head() as head:
         head.status["padding"] = "x" * 8_000_000
         with socket.create_connection(("127.0.0.1", head.port), SECONDS) as lazy:
@@ -196,7 +197,7 @@ def test_a_slow_reader_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
             assert not head.site._stream._readers  # noqa: SLF001 - same
 
 
-def test_a_slow_status_is_read_less_often() -> None:
+def test_a_slow_status_is_read_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reading the status takes a small share of the loop's time."""
     now = [0.0]
 
@@ -204,6 +205,7 @@ def test_a_slow_status_is_read_less_often() -> None:
         now[0] += 0.2
         return {}
 
-    made = server.StatusStream(look, lambda: now[0])
+    made = server.StatusStream(look)
+    monkeypatch.setattr("agent.control.server.time.monotonic", lambda: now[0])
     made._refresh()  # noqa: SLF001 - its pace is its own affair
     assert made._next_read == pytest.approx(10.0)  # noqa: SLF001 - same

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
+from agent.base.text import duration_text
 from agent.control.rich_view import rich_view
 from agent.control.status import (
     Section,
     bar,
-    duration_text,
     lines_by_content,
     sections,
     status_lines,

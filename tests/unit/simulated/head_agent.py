@@ -242,7 +242,7 @@ class HeadAgent(Agent):
             case h.ProbeNode(node, probe, at) if node == HERE:
                 self.go(self._probe(probe, at))
             case h.ProbeNode(node, probe, at, seat):
-                self.reports.order(node, OrderKind.PROBE, probe, at=at, seat=seat)
+                self.reports.order(node, OrderKind.PROBE, probe, at=at, share=seat)
             case h.AdoptRun(run_id, attempts, epoch):
                 self.keeper.adopt_run(run_id, attempts, epoch)
                 self.node.update(run_id=run_id)
@@ -274,7 +274,7 @@ class HeadAgent(Agent):
         for rank, key in enumerate(state.shares.by_node):
             if key != HERE:
                 self.reports.order(
-                    key, OrderKind.RUN_SHARE, "job", number, seat=ShareOrder(rank, nodes, "")
+                    key, OrderKind.RUN_SHARE, "job", number, share=ShareOrder(rank, nodes, "")
                 )
         self.world.start_share(self.machine, number, len(nodes))
         self.inbox.put(h.Submitted(job))
