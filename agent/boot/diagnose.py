@@ -243,11 +243,8 @@ class WorkerLogs:
         if isinstance(event, h.WorkerReported):
             for name in self._logs_to_request(event.worker):
                 reports.order(event.worker.key, OrderKind.SEND_LOG, name)
-        if (
-            state.phase is HeadPhase.STOPPING
-            and before is not HeadPhase.STOPPING
-            and _has_failed(state)
-        ):
+        begins_to_stop = state.phase is HeadPhase.STOPPING and before is not HeadPhase.STOPPING
+        if begins_to_stop and state.verdict is not None and state.verdict.is_failure:
             present = (worker for worker in state.fleet.workers.values() if not worker.has_left)
             for worker in islice(present, _MOST_ASKED):
                 for name in ("agent", *self._ray_logs):
@@ -263,9 +260,8 @@ class WorkerLogs:
         errors = (worker.error, *(f"{item.name}: {item.evidence}" for item in lost))
         complaint = re.sub(r"\d+", "", "; ".join(filter(None, errors)))
         known = self._complaints.setdefault(worker.key, [])
-        if worker.has_left or not complaint or complaint in known:
-            return ()
-        if len(known) >= _MOST_COMPLAINTS:
+        is_new = bool(complaint) and complaint not in known and len(known) < _MOST_COMPLAINTS
+        if worker.has_left or not is_new:
             return ()
         known.append(complaint)
         return ("agent", *(self._ray_logs if worker.error else ()), *(item.name for item in lost))
@@ -317,10 +313,6 @@ def last_report_text(worker: Worker, state: NodeState, now: float, bye: Bye | No
     if worker.share is not None:
         lines["share of the job"] = f"{worker.share.end}"
     return "\n".join(f"{name}: {text}" for name, text in lines.items() if text) + "\n"
-
-
-def _has_failed(state: HeadState) -> bool:
-    return state.verdict is not None and state.verdict.is_failure
 
 
 def _to_json(data: Mapping[str, object]) -> str:

@@ -44,19 +44,18 @@ class EventFilter:
                 return False
             self._complaints.append(event)
             return True
-        if isinstance(event, Tick) or self._is_repeated(event, fleet):
+        if isinstance(event, Tick):
             return False
-        self._complaints.clear()
-        return True
-
-    def _is_repeated(self, event: h.HeadEvent, fleet: Fleet) -> bool:
         if isinstance(event, h.WorkerReported):
             known = fleet.workers.get(event.worker.key)
-            return known is not None and _reported_state(known) == _reported_state(event.worker)
-        if not isinstance(event, _POLLED):
-            return False
-        last, self._states[type(event)] = self._states.get(type(event)), event
-        return event == last
+            if known is not None and _reported_state(known) == _reported_state(event.worker):
+                return False
+        elif isinstance(event, _POLLED):
+            last, self._states[type(event)] = self._states.get(type(event)), event
+            if event == last:
+                return False
+        self._complaints.clear()
+        return True
 
 
 def recorded_form(event: h.HeadEvent) -> object:

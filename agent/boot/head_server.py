@@ -161,7 +161,7 @@ class RunStatus:
         }
 
     def _nodes(self, state: HeadState, now: float) -> list[dict[str, object]]:
-        alive, workers = state.fleet.alive, state.fleet.workers.values()
+        alive, workers = state.fleet.alive, self.workers()
         ordered = sorted(workers, key=lambda worker: (worker.rank or 0, worker.name))
         known = {worker.ip for worker in workers}
         without_agent: dict[str, object] = {

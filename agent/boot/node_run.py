@@ -330,8 +330,7 @@ class NodeRun:
             return
         contents = (outcome, attempts, self.outages, self.bundle or "")
         run_within(times.DISK_AT_END, partial(write_outcome, self.folder.path, *contents))
-        say(outcome.sentence())
-        say("holding the pod, which would be started again: stop it when you have what you need")
+        say_held(outcome)
         while not isinstance(await next_event(), StopAsked):
             continue
 
@@ -339,6 +338,12 @@ class NodeRun:
         """Stop every remaining descendant process."""
         for name in await descendants.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
+
+
+def say_held(outcome: Outcome) -> None:
+    """Log the outcome of a pod that is kept."""
+    say(outcome.sentence())
+    say("holding the pod, which would be started again: stop it when you have what you need")
 
 
 async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:

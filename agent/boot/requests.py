@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 _NO_OUTPUT = "its ranks ended without output"
 
 
-async def run_all_reduce(run: NodeRun, seat: ShareOrder, place: Placeholders) -> Answer:
+async def run_all_reduce(run: NodeRun, share: ShareOrder, place: Placeholders) -> Answer:
     """Run this node's ranks of the all-reduce; only the head's answer has the result."""
     plan = run.plan
     out = run.folder.file(PREFLIGHT_RESULT)
     await in_thread(partial(remove_file, out))
-    here = replace(place, rank=str(seat.rank), log_dir=str(out.parent))
-    gpus, process = ",".join(map(str, seat.gpus)), plan.process(PROCESS)
+    here = replace(place, rank=str(share.rank), log_dir=str(out.parent))
+    gpus, process = ",".join(map(str, share.gpus)), plan.process(PROCESS)
     argv = [word.replace(GPUS, gpus) for word in process.command(here)]
     full = plan.environment(place.node_ip, place.head_ip)
     env = environment.for_service(full, plan.settings)
@@ -96,21 +96,21 @@ class Prober:
         self._one_sample = asyncio.Lock()
 
     async def probe(
-        self, probe: str, at: str, place: Placeholders, seat: ShareOrder | None = None
+        self, probe: str, at: str, place: Placeholders, share: ShareOrder | None = None
     ) -> Answer:
         """Run a probe; `at` is the other node's address, '' for the head."""
         async with self._slots:
             made = await self._run.best_effort(
-                f"the probe {probe!r}", self._run_probe, probe, at, place, seat
+                f"the probe {probe!r}", self._run_probe, probe, at, place, share
             )
         made = Answer(probe, at, made.reason) if isinstance(made, Failure) else made
         return replace(made, evidence=self._run.redactor.clean(made.evidence))
 
     async def _run_probe(
-        self, probe: str, at: str, place: Placeholders, seat: ShareOrder | None
+        self, probe: str, at: str, place: Placeholders, share: ShareOrder | None
     ) -> Answer:
-        if probe == ALL_REDUCE and seat is not None:
-            return await run_all_reduce(self._run, seat, place)
+        if probe == ALL_REDUCE and share is not None:
+            return await run_all_reduce(self._run, share, place)
         if probe == SAMPLE:
             return await self._sample(at, place)
         return await (self._score(at, place) if probe == SCORE else self._reach(at))
@@ -214,20 +214,20 @@ class HeadRequests:
         at: str,
         place: Placeholders,
         report_now: Callable[[], None],
-        seat: ShareOrder | None = None,
+        share: ShareOrder | None = None,
     ) -> None:
         """Run a probe that the head ordered."""
         if probe == ALL_REDUCE:
-            answer = await self._replace_all_reduce(place, seat)
+            answer = await self._replace_all_reduce(place, share)
         else:
-            answer = await self._prober.probe(probe, at, place, seat)
+            answer = await self._prober.probe(probe, at, place, share)
         if answer is None:
             return
         self._answers.append(answer)  # to the current list: other answers may have been added
         report_now()
 
     async def _replace_all_reduce(
-        self, place: Placeholders, seat: ShareOrder | None
+        self, place: Placeholders, share: ShareOrder | None
     ) -> Answer | None:
         """Run the all-reduce after canceling an earlier one, whose head is gone.
 
@@ -241,7 +241,7 @@ class HeadRequests:
         self._answers = [one for one in self._answers if one.probe != ALL_REDUCE]
         try:
             with now[0]:
-                return await self._prober.probe(ALL_REDUCE, "", place, seat)
+                return await self._prober.probe(ALL_REDUCE, "", place, share)
             return None
         finally:
             now[1].set()

@@ -13,7 +13,7 @@ import anyio
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
 from agent.boot import make_ready, plan_input
-from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes
+from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes, say_held
 from agent.boot.run_keeper import RunKeeper
 from agent.checks.finding import Level
 from agent.decisions.values import StopAsked
@@ -71,8 +71,7 @@ async def _hold_until_stopped(outcome: Outcome) -> None:
             signals.watch_signals, lambda _signum: stopped.set(), lambda _signum: None
         )
         say(_VERDICT_STANDS, "warning")
-        say(outcome.sentence())
-        say("holding the pod, which would be started again: stop it when you have what you need")
+        say_held(outcome)
         await stopped.wait()
         tasks.cancel_scope.cancel()
 

@@ -65,7 +65,7 @@ class LocalShare:
         self,
         tasks: anyio.abc.TaskGroup,
         attempt: int,
-        seat: ShareOrder,
+        share: ShareOrder,
         place: Placeholders,
         run_id: str,
     ) -> None:
@@ -79,13 +79,13 @@ class LocalShare:
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         recipe, words, own = plan.job.recipe, plan.job.argv, {}
         if recipe is not None:  # the head checked that it fits
-            command = recipe.command(seat.nodes, run_id, seat.basis)
+            command = recipe.command(share.nodes, run_id, share.basis)
             words, own = command.argv, {**command.env}
-        argv = self._argv(words, attempt, seat, place, attempt_id)
+        argv = self._argv(words, attempt, share, place, attempt_id)
         full = {**own, **plan.environment(place.node_ip, place.head_ip)}
         env = plan.torchrun.environment(full, attempt, str(errors))
         self._is_stopped = False
-        say(f"starting torchrun: node rank {seat.rank} of {len(seat.nodes)}")
+        say(f"starting torchrun: node rank {share.rank} of {len(share.nodes)}")
         output = self._scan_output(attempt)
         self._child = await run.start(TORCHRUN, argv, env, LOG)
         tasks.start_soon(self._watch, self._child, attempt, attempt_id, errors, output)
@@ -102,25 +102,25 @@ class LocalShare:
         self,
         words: tuple[str, ...],
         attempt: int,
-        seat: ShareOrder,
+        share: ShareOrder,
         place: Placeholders,
         attempt_id: str,
     ) -> list[str]:
         plan = self._run.plan
         assert plan.job is not None  # noqa: S101 - every node has one where torchrun starts it
         assert plan.torchrun is not None  # noqa: S101 - same
-        nodes, least, total = sizes(seat.gpus)
+        nodes, least, total = sizes(share.gpus)
         joined = JobPlaceholders(
             nodes=nodes,
             gpus_per_node=least,
             total_gpus=total,
             head_ip=place.head_ip,
-            reward_url=reward_url(plan.all_services, replace(place, node_ip=seat.reward_ip)),
+            reward_url=reward_url(plan.all_services, replace(place, node_ip=share.reward_ip)),
             log_dir=place.log_dir,
             attempt=attempt,
             checkpoints=plan.job.checkpoints,
         )
-        return plan.torchrun.share_command(fill(words, joined), seat, attempt_id, place.head_ip)
+        return plan.torchrun.share_command(fill(words, joined), share, attempt_id, place.head_ip)
 
     async def stop(self, grace: float) -> None:
         """Stop the share: torchrun forwards the signal to its ranks.
@@ -250,8 +250,8 @@ class TorchrunLink:
         for rank, key in enumerate(state.shares.by_node):
             if key != HERE:
                 self._others[key] = number
-                seat = ShareOrder(rank, nodes, reward_ip, basis)
-                reports.order(key, OrderKind.RUN_SHARE, "job", number, share=seat)
+                share = ShareOrder(rank, nodes, reward_ip, basis)
+                reports.order(key, OrderKind.RUN_SHARE, "job", number, share=share)
         log = self._run.folder.file(LOG)
         begins = await size_at_start(self._run, log)
         output = OutputCopies(log, PreambleFilter.disabled())

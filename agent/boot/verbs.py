@@ -245,7 +245,7 @@ def _print_clean(environ: Mapping[str, str], text: str) -> int:
 
 
 _PYTHON = "python3"
-"""First word of the shown command, valid on any machine."""
+"""First word of the printed command, valid on any machine."""
 _LARGEST = 100_000
 _MOST_GPU_MEMORY = 10_000
 

@@ -176,11 +176,7 @@ class RayLink:
                 self._last_finished = data["finished"]
                 self._tasks_received.set()
             else:
-                if data["event"] == "submitted":
-                    self._log_upload_end(str(data["id"]))
+                if data["event"] == "submitted" and data["id"] in self._uploads:
+                    upload, began = self._uploads.pop(data["id"])
+                    say(f"uploaded {upload}, in {time.monotonic() - began:.2g} s")
                 self._emit(convert(data, _EVENTS[data["event"]]))
-
-    def _log_upload_end(self, job_id: str) -> None:
-        if job_id in self._uploads:
-            upload, began = self._uploads.pop(job_id)
-            say(f"uploaded {upload}, in {time.monotonic() - began:.2g} s")

@@ -100,19 +100,19 @@ def reason(error: BaseException) -> str:
 
 def check_reward_reply(status: int, body: bytes) -> str:
     """Return '' for a valid scoring reply, else what is wrong with it."""
-    shown = body[:120].decode(errors="replace").strip()
+    excerpt = body[:120].decode(errors="replace").strip()
     if status != 200:
-        return f"it answered {status}: {shown}"
+        return f"it answered {status}: {excerpt}"
     try:
         data = json.loads(body)
     except (ValueError, RecursionError):
-        return f"its reply is not JSON: {shown}"
+        return f"its reply is not JSON: {excerpt}"
     rewards = data.get("rewards") if isinstance(data, dict) else None
     if not isinstance(rewards, list) or len(rewards) != 1:
-        return f'its reply has no "rewards" list of one number: {shown}'
+        return f'its reply has no "rewards" list of one number: {excerpt}'
     value = rewards[0]
     if not _is_finite(value):
-        return f"its reward is not a finite number: {shown}"
+        return f"its reward is not a finite number: {excerpt}"
     return ""
 
 
@@ -137,11 +137,11 @@ async def reply_evidence(url: str, body: str | None, expect: str, limit: float =
     if isinstance(reply, str):
         return reply
     status, text = reply
-    shown = text[:120].decode(errors="replace").strip()
+    excerpt = text[:120].decode(errors="replace").strip()
     if not 200 <= status < 300:
-        return f"it answered {status}: {shown}"
+        return f"it answered {status}: {excerpt}"
     if expect and expect not in text.decode(errors="replace"):
-        return f"its reply lacks {expect!r}: {shown}"
+        return f"its reply lacks {expect!r}: {excerpt}"
     return ""
 
 
@@ -239,21 +239,20 @@ class ThreadResolver(AbstractResolver):
         found = await resolve(host, self._limit)
         if isinstance(found, str):
             raise OSError(found)
-        return [_resolve_result(host, address, port) for address in found]
+        return [
+            {
+                "hostname": host,
+                "host": address,
+                "port": port,
+                "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
+                "proto": 0,
+                "flags": socket.AI_NUMERICHOST,
+            }
+            for address in found
+        ]
 
     async def close(self) -> None:
         """Do nothing."""
-
-
-def _resolve_result(host: str, address: str, port: int) -> ResolveResult:
-    return {
-        "hostname": host,
-        "host": address,
-        "port": port,
-        "family": socket.AF_INET6 if ":" in address else socket.AF_INET,
-        "proto": 0,
-        "flags": socket.AI_NUMERICHOST,
-    }
 
 
 class MissCounter:

@@ -287,10 +287,7 @@ class Child:
         """
         self._keep_group, self.is_stopping = False, True
         try:
-            if leader_ends_group:
-                self._signal(os.kill, signal.SIGTERM)
-            else:
-                self._signal(os.killpg, signal.SIGTERM)
+            self._signal(os.kill if leader_ends_group else os.killpg, signal.SIGTERM)
             with anyio.move_on_after(grace):
                 await self._ended.wait()
         finally:
@@ -304,8 +301,7 @@ class Child:
     async def end_sentence(self, code: int) -> str:
         """Return a sentence with its exit code and the end of its log."""
         tail = await self.tail()
-        text = f"exit code {name_of_code(code)}"
-        return f"{text}; its last words: {tail}" if tail else text
+        return f"exit code {name_of_code(code)}" + (f"; its last words: {tail}" if tail else "")
 
     async def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""
@@ -346,20 +342,16 @@ class Child:
             loop.remove_reader(self._pidfd)
         loop.call_later(times.PROCESS_POLL, self._check_end)
 
-    def _stop_watching(self) -> None:
-        """Close the pidfd."""
-        if self._pidfd >= 0:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = -1
-
     def _close(self, code: int) -> None:
         """Finish after its end, once its log is written."""
         self._is_over = True
         if self._popen is not None:
             self._popen.returncode = code  # also where another process reaped it
         descendants.forget(self.pid)
-        self._stop_watching()
+        if self._pidfd >= 0:
+            asyncio.get_running_loop().remove_reader(self._pidfd)
+            os.close(self._pidfd)
+            self._pidfd = -1
         self._output.read_rest()
         if not self._keep_group:
             self._output.close()

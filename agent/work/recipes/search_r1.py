@@ -1,4 +1,4 @@
-"""Search-R1: PPO and GRPO on questions whose answers the model searches for; a frozen fork of verl.
+"""Search-R1: PPO and GRPO on questions that the model answers by search; a frozen verl fork.
 
 It has no package: its keys are those of its sources at a14dc3a (2026), and its values those of its
 authors' scripts.
