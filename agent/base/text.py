@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +115,12 @@ _SHELL_SPECIAL = re.compile(r"""[\s|&;()<>$`\\"'*?]|\{[^}]*(?:,|\.\.)[^}]*\}""")
 
 
 def own_command(python: str, *arguments: str) -> list[str]:
-    """Return an argv that runs this agent by its file, since `-m` searches the cwd first."""
-    return [python, str(Path(__file__).parents[1] / "__main__.py"), *arguments]
+    """Return an argv that runs this agent by its file, since `-m` searches the cwd first.
+
+    An agent that runs isolated from PYTHONPATH and user packages starts its own Python so too.
+    """
+    options = ["-I"] if sys.flags.isolated and python == sys.executable else []
+    return [python, *options, str(Path(__file__).parents[1] / "__main__.py"), *arguments]
 
 
 def needs_shell_quoting(path: str) -> bool:

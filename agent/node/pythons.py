@@ -27,14 +27,24 @@ RAY_PROGRAM = "ray-facts"
 """The verb that prints the facts of another Python."""
 RECORD = "ray-python"
 """A file in our virtual environment with the Python that has Ray; the image's build writes it."""
+STARTED_BY = "started-by"
+"""A file in our virtual environment with the Python that unpacked it; the one file writes it."""
 
 
 def find_ray(path: str | None) -> RayPython:
-    """Find the Python with Ray: this one, the recorded one, or that of `ray` on PATH."""
+    """Find the Python with Ray.
+
+    It is this one, the recorded one, that of `ray` on PATH, or the one that started the one file.
+    """
     here = ray_here()
     if here.version is not None:
         return here
-    other = recorded_python(Path(sys.prefix) / RECORD) or of_command("ray", path)
+    ours = Path(sys.prefix)
+    other = (
+        recorded_python(ours / RECORD)
+        or of_command("ray", path)
+        or recorded_python(ours / STARTED_BY)
+    )
     return here if other is None or other == sys.executable else ask_python(other)
 
 
@@ -118,9 +128,10 @@ def _torch_candidates(path: str | None, named: str | None) -> Iterator[str]:
         found = shutil.which(name, path=path)
         if found is not None:
             yield found
-    recorded = recorded_python(Path(sys.prefix) / RECORD)
-    if recorded is not None:
-        yield recorded
+    for name in (RECORD, STARTED_BY):
+        recorded = recorded_python(Path(sys.prefix) / name)
+        if recorded is not None:
+            yield recorded
     yield sys.executable
 
 
