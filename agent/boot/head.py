@@ -180,11 +180,6 @@ class HeadAgent:
         """Record a worker's goodbye; the decisions get its leaving with the report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
 
-    def _adopt_run(self, run_id: str, attempts: int, epoch: int) -> None:
-        self._keeper.adopt_run(run_id, attempts, epoch)
-        self._run.join_run(run_id)
-        self._placeholders = replace(self._placeholders, log_dir=str(self._run.folder.path))
-
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
         while True:
@@ -251,7 +246,10 @@ class HeadAgent:
             case h.ProbeNode(node, probe, at, share):
                 order(node, OrderKind.PROBE, probe, at=at, share=share)
             case h.AdoptRun(run_id, attempts, epoch):
-                self._adopt_run(run_id, attempts, epoch)
+                self._keeper.adopt_run(run_id, attempts, epoch)
+                self._run.join_run(run_id)
+                folder = str(self._run.folder.path)
+                self._placeholders = replace(self._placeholders, log_dir=folder)
                 await self._keeper.flush()
             case h.Retry(ended):
                 await self._clean_up_attempt(ended)

@@ -45,32 +45,17 @@ if TYPE_CHECKING:
     from agent.settings.redact import Redactor
 
 
-_VERDICT_STANDS = "the agent was killed when its run was over: its verdict stands"
-
-
 def former_verdict(root: Path, node: str) -> Outcome | None:
     """Return the verdict of the killed agent that this one replaces; None if it had none."""
     folder = folder_of(root, node, parent.former_agents())
     return None if folder is None else read_outcome(folder)
 
 
-def resume_hold(outcome: Outcome, *, stays: bool) -> Outcome:
-    """End with that verdict, or hold the pod until a stop request."""
-    if stays and outcome.holds_pod:
-        anyio.run(_hold_until_stopped, outcome)
-    else:
-        say(_VERDICT_STANDS, "warning")
-    return outcome
-
-
 async def _hold_until_stopped(outcome: Outcome) -> None:
     """Handle signals before logging that the pod is held: a stop may follow at once."""
     stopped = anyio.Event()
     async with anyio.create_task_group() as tasks:
-        await tasks.start(
-            signals.watch_signals, lambda _signum: stopped.set(), lambda _signum: None
-        )
-        say(_VERDICT_STANDS, "warning")
+        await tasks.start(signals.watch_signals, lambda _: stopped.set(), lambda _: None)
         say_held(outcome)
         await stopped.wait()
         tasks.cancel_scope.cancel()
@@ -102,7 +87,10 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     if parent.former_agents():
         decided = former_verdict(root, name)
         if decided is not None:
-            return resume_hold(decided, stays=plan.on_done == "hold")
+            say("the agent was killed when its run was over: its verdict stands", "warning")
+            if plan.on_done == "hold" and decided.holds_pod:
+                anyio.run(_hold_until_stopped, decided)
+            return decided
     names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
         chosen, own = _chosen_run(root, plan, redactor)
