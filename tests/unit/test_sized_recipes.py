@@ -25,8 +25,14 @@ ENVIRON = {
     "AGENT_REWARD": "http://rewards:5000/get_reward",
     "PATH": "/usr/bin:/bin",
 }
+SIZED = {"openrlhf", "openrlhf-m", "verl", "search-r1"}
 TP, SHARE = "vllm.tensor_parallel_size", "vllm.gpu_memory_utilization"
 TOKENS, STAGE, OFFLOAD = "train.max_tokens_per_gpu", "ds.zero_stage", "ds.adam_offload"
+
+VERL_TP = "actor_rollout_ref.rollout.tensor_model_parallel_size"
+VERL_SHARE = "actor_rollout_ref.rollout.gpu_memory_utilization"
+VERL_TOKENS = "actor_rollout_ref.actor.ppo_max_token_len_per_gpu"
+FSDP = "actor_rollout_ref.actor.fsdp_config"
 
 
 def shown(recipe: str, shape: str, size: str, **environ: str) -> Command:
@@ -52,6 +58,17 @@ def shown(recipe: str, shape: str, size: str, **environ: str) -> Command:
         ("openrlhf-sft", "2x8x80", "32B", {STAGE: "3", OFFLOAD: None}),
         ("openrlhf-sft", "1x8x80", "32B", {STAGE: "3", OFFLOAD: "on"}),
         ("openrlhf-dpo", "1x8x80", "14B", {STAGE: "3", OFFLOAD: None}),
+        ("verl-grpo", "1x8x80", "7B", {VERL_TP: "1", VERL_SHARE: "0.6", VERL_TOKENS: "24576"}),
+        ("verl-grpo", "1x8x80", "7B", {f"{FSDP}.param_offload": None, f"{FSDP}.fsdp_size": None}),
+        ("verl-grpo", "4x8x80", "72B", {VERL_TP: "8", VERL_SHARE: "0.55", VERL_TOKENS: "11264"}),
+        ("verl-grpo", "1x2x80", "7B", {f"{FSDP}.param_offload": "True", VERL_SHARE: "0.6"}),
+        ("verl-grpo", "1x4x24", "7B", {f"{FSDP}.offload_policy": "True", VERL_TP: "4"}),
+        ("verl-grpo", "1x4x24", "7B", {"actor_rollout_ref.actor.strategy": "fsdp2"}),
+        ("verl-ppo", "2x8x80", "32B", {"critic.fsdp.optimizer_offload": "True", VERL_TP: "4"}),
+        ("search-r1-ppo", "2x8x80", "7B", {VERL_TP: "1", f"{FSDP}.grad_offload": None}),
+        ("search-r1-ppo", "1x8x80", "7B", {VERL_SHARE: "0.6", f"{FSDP}.grad_offload": "True"}),
+        ("search-r1-grpo", "4x8x80", "32B", {VERL_TP: "4", f"{FSDP}.param_offload": None}),
+        ("verl-ppo", "1x8x80", "8B", {"critic.fsdp.optimizer_offload": None, VERL_SHARE: "0.55"}),
     ],
 )
 def test_settings_follow_from_memory(
@@ -83,6 +100,9 @@ def test_reasons_have_figures(recipe: str, shape: str, size: str, why: str) -> N
         ("openrlhf-ppo", "1x8x24", "72B", "from 21×8 on"),
         ("openrlhf-grpo", "1x1x24", "7B", "from 1×4 on, or with GPUs of 80 GB"),
         ("openrlhf-sft", "1x1x24", "8B", "from 1×4 on"),
+        ("verl-grpo", "1x8x80", "72B", "from 2×8 on"),
+        ("verl-ppo", "1x8x24", "72B", "from 3×8 on"),
+        ("search-r1-ppo", "1x8x80", "72B", "from 3×8 on"),
     ],
 )
 def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: str) -> None:
@@ -121,14 +141,43 @@ def test_the_command_line(
         assert caught.value.code == 2
 
 
-@pytest.mark.parametrize("name", [job.name for job in JOBS if job.name.startswith("openrlhf")])
+@pytest.mark.parametrize("name", [job.name for job in JOBS if job.framework in SIZED])
 def test_an_unknown_model_is_said(name: str) -> None:
     """Without a size the recipe keeps its defaults, and says what it assumed."""
     known = next(job for job in JOBS if job.name == name)
     recipe = recipe_of(known)
     given: dict[str, Any] = {"scores": True, "checkpoints": "/c", "basis": JobBasis()}
     sizes = node_sizes(1, [8], None, 80)
-    asked = RecipeInput(name, sizes, recipe.VERSIONS[-1], "org/a-model", "/data", **given)
+    asked = RecipeInput(
+        name, sizes, (recipe.VERSIONS or ((),))[-1], "org/a-model", "/data", **given
+    )
     command = recipe.make(asked)
     assert "the model's size is not known" in "\n".join(command.notes)
     assert command.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("recipe", "settings"),
+    [
+        ("verl-grpo", {f"{FSDP}.fsdp_size": "8"}),
+        ("verl-ppo", {f"{FSDP}.fsdp_size": "8", "critic.fsdp.fsdp_size": "8"}),
+        ("openrlhf-grpo", {"ds.zpg": "8"}),
+        ("openrlhf-sft", {"ds.zpg": None, STAGE: "2"}),  # ZeRO-2 gathers no weights
+    ],
+)
+def test_slow_networks(recipe: str, settings: dict[str, str | None]) -> None:
+    """Weights are gathered within nodes where the measured network is slow."""
+    known = next(job for job in JOBS if job.name == recipe)
+    given: dict[str, Any] = {"scores": True, "checkpoints": "/c"}
+    sizes = node_sizes(2, [8], None, 80)
+    make, version = recipe_of(known).make, recipe_of(known).VERSIONS[-1]
+    for link in (None, 5e9, 1e8):
+        basis = JobBasis(model_size("7B"), link)
+        command = make(RecipeInput(recipe, sizes, version, "m", "/data", basis=basis, **given))
+        found = parsed(command)
+        slow = link == 1e8
+        expected = settings if slow else {name: None for name in settings if name != STAGE}
+        assert {name: found.get(name) for name in expected} == expected
+        assert ("slow (100 Mbit/s)" in " ".join(command.why.values())) == (
+            slow and "sft" not in recipe
+        )

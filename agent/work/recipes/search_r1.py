@@ -1,7 +1,7 @@
-"""Search-R1: PPO and GRPO on questions that the model answers by search; a frozen verl fork.
+"""Search-R1: PPO and GRPO on questions whose answers the model searches for.
 
-It has no package: its keys are those of its sources at a14dc3a (2026), and its values those of its
-authors' scripts.
+It is a frozen fork of verl without a package: its keys are those of its sources at a14dc3a (2026),
+and its values those of its authors' scripts.
 """
 
 from __future__ import annotations
@@ -11,9 +11,17 @@ from typing import TYPE_CHECKING
 from agent.base.value import Value
 from agent.work.recipes.arguments import merged_with_reasons, quoted, read, texts, whole
 from agent.work.recipes.recipe import NAMED_BY, Command, MisfitError, RecipeInput, engines_text
+from agent.work.recipes.sizing import (
+    SEARCH_R1,
+    SEARCH_R1_OFFLOAD,
+    Sizing,
+    Workload,
+    sizing_for,
+)
 from agent.work.recipes.verl import (
     ACTOR,
     GPUS,
+    MEMORY_KEYS,
     MINI_BATCH,
     MODEL,
     NODES,
@@ -72,9 +80,11 @@ _AGENTS = 5
 """Answers to each prompt that GRPO compares."""
 _LARGE_RATES = ((60_000_000_000, "1e-7"), (25_000_000_000, "2e-7"))
 """GRPO's learning rates from so many parameters on: those for 72B and 32B."""
+_SHARE = 0.6
+"""The engines' usual part of each GPU."""
+_LENGTHS = (("data.max_prompt_length", 4096), ("data.max_response_length", 500))
 _AUTHORS_SETTINGS = (
-    ("data.max_prompt_length", "4096"),
-    ("data.max_response_length", "500"),
+    *((key, str(length)) for key, length in _LENGTHS),
     ("data.max_start_length", "2048"),
     ("data.max_obs_length", "500"),
     (f"{MODEL}.enable_gradient_checkpointing", "True"),
@@ -82,7 +92,6 @@ _AUTHORS_SETTINGS = (
     (f"{ACTOR}.optim.lr_warmup_steps_ratio", "0.285"),
     (f"{ACTOR}.state_masking", "True"),
     (f"{ROLLOUT}.name", "vllm"),
-    (f"{ROLLOUT}.gpu_memory_utilization", "0.6"),
     ("trainer.total_epochs", "15"),
     ("trainer.total_training_steps", "1005"),
     ("max_turns", "4"),
@@ -108,7 +117,8 @@ def make(asked: RecipeInput) -> Command:
     """Make the command for the nodes that joined."""
     users = [_checked(read(argument)) for argument in asked.args]
     given = {one.key: one.value for one in users if one.prefix != "~"}
-    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel or 1
+    sizing = _sizing(asked, given)
+    tensor_parallel = sizing.tensor_parallel
     groups = groups_of(
         asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
     )
@@ -128,10 +138,10 @@ def make(asked: RecipeInput) -> Command:
         *_model_and_data(asked),
         (NODES, groups.count, "groups of GPUs, each on one node"),
         (GPUS, groups.gpus, "groups have one size"),
-        (TENSOR_PARALLEL, tensor_parallel, "AGENT_TENSOR_PARALLEL"),
+        (TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
         *batches.rows(groups.total, critic=not grpo),
         *((key, value, "as its authors run it") for key, value in settings),
-        *_by_size(asked),
+        *_by_size(asked, sizing),
         *_search_and_output(asked),
     ]
     arguments, why = merged_with_reasons(rows, users)
@@ -145,8 +155,29 @@ def make(asked: RecipeInput) -> Command:
             "VLLM_ATTENTION_BACKEND": "XFORMERS",
         },
         why=why,
-        notes=(f"{engines}; {sizes}", *placement.notes(asked.nodes), *_notes(asked, given)),
+        notes=(
+            f"{engines}; {sizes}",
+            *placement.notes(asked.nodes),
+            *_notes(asked, given),
+            *sizing.notes,
+        ),
+        warnings=sizing.warnings,
     )
+
+
+def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
+    """Size the models and the engines, which share all GPUs; on one node states are offloaded."""
+    tokens = (whole(given, key) or default for key, default in _LENGTHS)
+    load = Workload(
+        nodes=asked.gpu_nodes,
+        layouts=SEARCH_R1[1:] if len(asked.gpu_nodes) == 1 else SEARCH_R1,
+        tokens=sum(tokens),
+        trained=2 if asked.recipe == "search-r1-ppo" else 1,
+        frozen=1,
+        share=_SHARE,
+        tensor_parallel=whole(given, TENSOR_PARALLEL),
+    )
+    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
 
 
 def _checked(override: Override) -> Override:
@@ -209,11 +240,15 @@ class _Batches(Value):
             yield _CRITIC_MICRO_BATCH, gpus, "1 per GPU"
 
 
-def _by_size(asked: RecipeInput) -> Iterable[Row]:
+def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
     """Return the settings that depend on the nodes' memory and on the size of the model."""
-    if sum(1 for node in asked.nodes if node.gpus) == 1:
-        for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if asked.recipe == "search-r1-ppo" else ())):
-            yield key, "True", "as its authors run it on one node"
+    why = sizing.why.get("share", "as its authors run it")
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", why
+    critic = asked.recipe == "search-r1-ppo"
+    if sizing.layout == SEARCH_R1_OFFLOAD:
+        why = sizing.why.get("layout", "as its authors run it on one node")
+        for key in (*_OFFLOADED, *(_CRITIC_OFFLOADED if critic else ())):
+            yield key, "True", why
     model = asked.basis.model
     if asked.recipe == "search-r1-grpo" and model is not None:
         rate = next((rate for size, rate in _LARGE_RATES if model.parameters >= size), "")

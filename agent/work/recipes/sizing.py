@@ -73,7 +73,7 @@ class Layout(Value):
     copy: float | None = 0.0
     """Of a copy in each node that keeps the gathering of weights within nodes.
 
-    0: the shards themselves stay within nodes, instead; None: weights are not gathered.
+    0: the shards themselves stay within nodes, instead; None: no setting does so.
     """
 
     def for_adapters(self) -> Layout:
@@ -97,8 +97,8 @@ ZERO3_OFFLOAD = replace(
 )
 ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=14)
 """OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
-SEARCH_R1_RESIDENT = replace(VERL_RESIDENT, frozen=2)
-SEARCH_R1_OFFLOAD = replace(VERL_OFFLOAD, host=16)
+SEARCH_R1_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
+SEARCH_R1_OFFLOAD = replace(VERL_OFFLOAD, host=16, copy=None)
 VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
 SEARCH_R1 = (SEARCH_R1_RESIDENT, SEARCH_R1_OFFLOAD)
 OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)

@@ -5,6 +5,7 @@ Search-R1, a fork of an early verl, shares the placement and the keys.
 
 from __future__ import annotations
 
+from math import gcd
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,14 @@ from agent.work.recipes.recipe import (
     count_of,
     engines_text,
     version_text,
+)
+from agent.work.recipes.sizing import (
+    VERL,
+    VERL_CPU,
+    VERL_OFFLOAD,
+    Sizing,
+    Workload,
+    sizing_for,
 )
 from agent.work.recipes.verl_keys import chooses_another_tree, complaint
 
@@ -48,6 +57,19 @@ _PROMPT_TOKENS, _ANSWER_TOKENS = 1024, 2048
 _ACTOR_TOKENS, _CRITIC_TOKENS = 24576, 32768
 """Tokens of a batch on each GPU: the actor's as in the scripts, the critic's by default."""
 _REF = "actor_rollout_ref.ref"
+_SHARE = 0.6
+"""The engines' usual part of each GPU, as in the scripts."""
+_STRATEGY = f"{ACTOR}.strategy"
+_FSDP_SIZE, _DTYPE = f"{ACTOR}.fsdp_config.fsdp_size", f"{ACTOR}.fsdp_config.model_dtype"
+"""The keys on which the format of checkpoints depends; the critic's are as the actor's."""
+_ALL_GPUS = "-1"
+MEMORY_KEYS = (
+    *(NODES, GPUS, TENSOR_PARALLEL, _STRATEGY, f"{ACTOR}.fsdp_config", "critic.fsdp"),
+    *("critic.model.fsdp_config", "critic.strategy", f"{_REF}.fsdp_config"),
+    *(f"{ROLLOUT}.gpu_memory_utilization", f"{ROLLOUT}.free_cache_engine"),
+    *(f"{ACTOR}.ulysses", f"{MODEL}.enable_", f"{ROLLOUT}.quantization", "model_engine"),
+)
+"""Beginnings of keys that change the memory that a model takes."""
 
 _SETTINGS: tuple[Row, ...] = (
     ("data.filter_overlong_prompts", "True", "one long prompt would end the job"),
@@ -278,11 +300,13 @@ def make(asked: RecipeInput) -> Command:
     users = [read(argument) for argument in asked.args]
     _check_keys(users, asked.version)
     given = {one.key: one.value for one in users if one.prefix != "~"}
-    sizes, notes = _sizes(asked, given)
+    sizing = _sizing(asked, given)
+    sizes, notes = _sizes(asked, given, sizing)
     rows = (
         *_model_and_data(asked, given),
         *sizes,
-        *_batches_by_tokens(asked, given),
+        *_memory(asked, sizing),
+        *_batches_by_tokens(asked, given, sizing),
         *_reward(asked, given),
         *_output(asked),
     )
@@ -291,8 +315,61 @@ def make(asked: RecipeInput) -> Command:
         argv=(asked.python, "-m", "verl.trainer.main_ppo", *arguments),
         env={"HYDRA_FULL_ERROR": "1"},
         why=why,
-        notes=(*notes, *_notes(asked)),
+        notes=(*notes, *_notes(asked), *sizing.notes),
+        warnings=sizing.warnings,
+        format=_format(asked, given, sizing),
     )
+
+
+def _sizing(asked: RecipeInput, given: Mapping[str, str]) -> Sizing:
+    """Size the actor, the critic and the engines, which share all GPUs."""
+    kept = asked.basis.kept
+    is_fsdp2 = kept.get(_STRATEGY) == "fsdp2"
+    layouts = tuple(one for one in VERL if not kept or (one == VERL_CPU) == is_fsdp2)
+    load = Workload(
+        nodes=asked.gpu_nodes,
+        layouts=layouts,
+        tokens=_longest(given),
+        trained=1 if asked.recipe == "verl-grpo" else 2,
+        share=_SHARE,
+        tensor_parallel=whole(given, TENSOR_PARALLEL),
+        adapters=f"{MODEL}.lora_rank" in given,
+        within=kept[_FSDP_SIZE] != _ALL_GPUS if _FSDP_SIZE in kept else None,
+    )
+    return sizing_for(asked, [key for key in given if key.startswith(MEMORY_KEYS)], load)
+
+
+def _memory(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:
+    """Return the settings that follow from the memory of the GPUs."""
+    why = sizing.why.get("share", "training shares the GPUs; the default is 0.5")
+    yield f"{ROLLOUT}.gpu_memory_utilization", f"{sizing.share:g}", why
+    critic = "critic.fsdp" if asked.version >= (0, 8) else "critic.model.fsdp_config"
+    for part, sharding in ((ACTOR, f"{ACTOR}.fsdp_config"), ("critic", critic)):
+        if part == "critic" and asked.recipe == "verl-grpo":
+            continue
+        if sizing.layout == VERL_OFFLOAD:
+            yield f"{sharding}.param_offload", "True", sizing.why["layout"]
+            yield f"{sharding}.optimizer_offload", "True", sizing.why["layout"]
+        elif sizing.layout == VERL_CPU:
+            yield f"{part}.strategy", "fsdp2", "it alone trains with offloaded states"
+            yield f"{sharding}.offload_policy", "True", sizing.why["layout"]
+        if sizing.within_nodes:
+            yield f"{sharding}.fsdp_size", _fsdp_size(asked, sizing), sizing.why["within_nodes"]
+
+
+def _fsdp_size(asked: RecipeInput, sizing: Sizing) -> str:
+    """Return the GPUs over which states are sharded."""
+    gpus = gcd(*(node.gpus for node in asked.gpu_nodes))
+    return str(gpus) if sizing.within_nodes else _ALL_GPUS
+
+
+def _format(asked: RecipeInput, given: Mapping[str, str], sizing: Sizing) -> dict[str, str]:
+    """Return the settings on which the format of checkpoints depends."""
+    return {
+        _STRATEGY: given.get(_STRATEGY, "fsdp2" if sizing.layout == VERL_CPU else "fsdp"),
+        _FSDP_SIZE: given.get(_FSDP_SIZE, _fsdp_size(asked, sizing)),
+        _DTYPE: given.get(_DTYPE, "fp32"),
+    }
 
 
 def reward_function() -> str:
@@ -309,10 +386,12 @@ def _check_keys(users: list[Override], version: Version) -> None:
         raise MisfitError(f"AGENT_JOB_ARGS: {'; '.join(complaints)}")
 
 
-def _sizes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[list[Row], list[str]]:
+def _sizes(
+    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
+) -> tuple[list[Row], list[str]]:
     """Return the settings that follow from the nodes, and notes on them."""
     version, grpo = asked.version, asked.recipe == "verl-grpo"
-    tensor_parallel = whole(given, TENSOR_PARALLEL) or asked.tensor_parallel or 1
+    tensor_parallel = sizing.tensor_parallel
     samples = whole(given, _SAMPLES) or (_GROUP_SIZE if grpo else 1)
     groups = groups_of(
         asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
@@ -349,7 +428,7 @@ def _sizes(asked: RecipeInput, given: Mapping[str, str]) -> tuple[list[Row], lis
             groups.gpus,
             f"{groups.total} GPUs in {groups.count} equal groups, each on one node",
         ),
-        (TENSOR_PARALLEL, tensor_parallel, f"AGENT_TENSOR_PARALLEL; {engines}"),
+        (TENSOR_PARALLEL, tensor_parallel, f"{sizing.why['tensor_parallel']}; {engines}"),
         (_SAMPLES, samples, "GRPO compares the answers to a prompt" if grpo else "PPO needs one"),
         (TRAIN_BATCH, train, f"near 1024, and {even}; the data needs at least {train} rows"),
         (MINI_BATCH, mini, f"near 256, a part of the batch, and {even}"),
@@ -402,7 +481,9 @@ def _longest(given: Mapping[str, str]) -> int:
     return prompt + (whole(given, _ANSWER) or _ANSWER_TOKENS)
 
 
-def _batches_by_tokens(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
+def _batches_by_tokens(
+    asked: RecipeInput, given: Mapping[str, str], sizing: Sizing
+) -> Iterable[Row]:
     """Form batches by tokens, except where the user sets micro batches, which it would ignore."""
     micro = [key for key, size in _DYNAMIC.items() if size in given or f"{size}_per_gpu" in given]
     grpo, longest = asked.recipe == "verl-grpo", _longest(given)
@@ -411,10 +492,12 @@ def _batches_by_tokens(asked: RecipeInput, given: Mapping[str, str]) -> Iterable
             yield key, "False", "your micro batches, which it would ignore"
         elif key == f"{ACTOR}.use_dynamic_bsz" or (micro and not (grpo and "critic" in key)):
             yield key, "True", "batches by tokens; without it verl requires micro batches"
-    tokens = "at least the longest prompt and answer"
-    yield f"{ACTOR}.ppo_max_token_len_per_gpu", max(_ACTOR_TOKENS, longest), tokens
-    if not grpo and longest > _CRITIC_TOKENS:
-        yield "critic.ppo_max_token_len_per_gpu", longest, tokens
+    fitting = sizing.tokens or _ACTOR_TOKENS
+    parts = ("at least the longest prompt and answer", sizing.why.get("tokens"))
+    tokens = "; ".join(filter(None, parts))
+    yield f"{ACTOR}.ppo_max_token_len_per_gpu", max(min(_ACTOR_TOKENS, fitting), longest), tokens
+    if not grpo and (longest > _CRITIC_TOKENS or fitting < _ACTOR_TOKENS):
+        yield "critic.ppo_max_token_len_per_gpu", max(fitting, longest), tokens
 
 
 def _reward_model(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Row]:
