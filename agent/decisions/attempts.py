@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from agent.base import ends, times
 from agent.base.outcome import Kind, Outcome, name_of_code, shell_code
 from agent.base.value import Value
+from agent.decisions.values import HeadEvent
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -197,7 +198,7 @@ class AttemptSnapshot(Value):
         )
 
 
-class DriverSignaled(Value):
+class DriverSignaled(HeadEvent):
     """The agent sent SIGTERM to an attempt's driver, since Ray did not accept the stop."""
 
     id: str
@@ -271,7 +272,7 @@ _ORDINARY = (
 """Files in the stack of a thread that is of no interest."""
 
 
-class StalledSinceLoss(Value):
+class StalledSinceLoss(HeadEvent):
     """An attempt that lost a node has made no progress since, for AGENT_STALL."""
 
     attempt: int

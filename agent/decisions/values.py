@@ -52,18 +52,38 @@ class Wait(Value):
         return now >= self.deadline
 
 
-class LogLine(Value):
+class HeadEvent(Value):
+    """Something that happened, as an input of the head's decisions."""
+
+
+class LocalWorkerEvent(Value):
+    """Something that happened, as an input of a worker's decisions."""
+
+
+class SharedEvent(HeadEvent, LocalWorkerEvent):
+    """An event of either role."""
+
+
+class HeadAction(Value):
+    """Something that the head is to do."""
+
+
+class WorkerAction(Value):
+    """Something that a worker is to do."""
+
+
+class LogLine(HeadAction, WorkerAction):
     """A line for the log."""
 
     sentence: str
     level: str = "info"
 
 
-class Tick(Value):
+class Tick(SharedEvent):
     """Time has passed."""
 
 
-class StopAsked(Value):
+class StopAsked(SharedEvent):
     """A signal asks this node to stop."""
 
     signum: int
@@ -98,7 +118,7 @@ class Order(Value, rename={"share": "seat"}):
     """The address of the node to probe; '' for the head."""
 
 
-class Refused(Value):
+class Refused(SharedEvent):
     """This node's checks forbid the run, or the job does not fit the nodes that joined."""
 
     outcome: Outcome
@@ -191,7 +211,7 @@ class ItemReport(Value):
     generation: Count = 1
 
 
-class ServiceReady(Value):
+class ServiceReady(SharedEvent):
     """A service answered a real request; a `generation` of None stands for the current one."""
 
     name: str
@@ -199,7 +219,7 @@ class ServiceReady(Value):
     generation: int | None = None
 
 
-class ServiceWaits(Value):
+class ServiceWaits(SharedEvent):
     """A service does not answer correctly yet."""
 
     name: str
@@ -208,7 +228,7 @@ class ServiceWaits(Value):
     generation: int | None = None
 
 
-class ServiceGone(Value):
+class ServiceGone(SharedEvent):
     """A service's process ended."""
 
     name: str
@@ -217,7 +237,7 @@ class ServiceGone(Value):
     generation: int | None = None
 
 
-class StepOver(Value):
+class StepOver(SharedEvent):
     """A prepare step ended; `failure` is '' on success."""
 
     name: str
@@ -252,7 +272,7 @@ class Answer(Value):
     """More about the result; only for probes of the head itself."""
 
 
-class Answered(Value):
+class Answered(HeadEvent):
     """The head's own node finished a probe."""
 
     answer: Answer

@@ -54,13 +54,16 @@ def for_node(
 
 def for_children(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
     """Return what every child inherits: the user's variables, secrets, auth and debugger."""
+    # Ray's token mode is always set: its default differs between versions
+    chosen = {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
     dropped = {*_NEVER_INHERITED}
     if settings.debug_ray in _DEBUGGERS:
         dropped |= {name for name, _ in _DEBUGGERS.values()}
+        chosen |= [_DEBUGGERS[settings.debug_ray]]
     if settings.wandb_api_key is None:
         dropped.add(_WANDB)  # an empty key
     inherited = {k: text for k, text in environ.items() if k not in dropped}
-    return {**inherited, **_secrets(settings), **auth(settings), **debug(settings)}
+    return {**inherited, **_secrets(settings), **chosen}
 
 
 def for_head(
@@ -80,8 +83,8 @@ def for_torchrun(
     It lacks the token, which then guards only the agent's port.
     """
     found = for_node(environ, settings, facts, node_ip, head_ip)
-    of_ray = {name for name in _own_ray_defaults() if name not in environ}
-    kept = {name: text for name, text in found.items() if name not in (*of_ray, *_CLUSTER_AUTH)}
+    of_ray = {*_CLUSTER_AUTH, *(_OWN_RAY.keys() - environ.keys())}
+    kept = {name: text for name, text in found.items() if name not in of_ray}
     return _without(kept, settings.ray_auth_token)
 
 
@@ -152,33 +155,19 @@ def _secrets(settings: Settings) -> dict[str, str]:
     return {name: s.reveal() for name, s in found.items() if s is not None}
 
 
-def auth(settings: Settings) -> dict[str, str]:
-    """Return Ray's token mode, always set: its default differs between versions."""
-    return {TOKEN_MODE: "disabled" if settings.ray_auth_token is None else "token"}
-
-
+_OWN_RAY = {
+    # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
+    "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
+    # Ray starts an idle worker for each of the head's CPUs before the job; two of them cost a
+    # CPU-second just as the job starts (Ray 2.60).
+    "RAY_prestart_worker_first_driver": "0",
+}
 _DEBUGGERS = {"1": ("RAY_DEBUG", "legacy"), "post-mortem": ("RAY_DEBUG_POST_MORTEM", "1")}
 """The variable of each debugger, by DEBUG_RAY; Ray accepts only one of them."""
 
 
-def debug(settings: Settings) -> dict[str, str]:
-    """Return the variable of the chosen debugger."""
-    chosen = _DEBUGGERS.get(settings.debug_ray)
-    return {} if chosen is None else dict([chosen])
-
-
-def _own_ray_defaults() -> dict[str, str]:
-    return {
-        # Ray waits 30 s for busy actors; the job has ended before Ray is stopped.
-        "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "0",
-        # Ray starts an idle worker for each of the head's CPUs before the job; two of them cost a
-        # CPU-second just as the job starts (Ray 2.60).
-        "RAY_prestart_worker_first_driver": "0",
-    }
-
-
 def _training(facts: Facts, node_ip: str, settings: Settings) -> dict[str, str]:
-    chosen = {"VLLM_HOST_IP": node_ip, **_own_ray_defaults()}
+    chosen = {"VLLM_HOST_IP": node_ip, **_OWN_RAY}
     interface = facts.interface_of(node_ip)
     if interface is not None:
         chosen |= {"NCCL_SOCKET_IFNAME": interface, "GLOO_SOCKET_IFNAME": interface}

@@ -208,7 +208,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
             *_preflight(settings, topology, facts, ports),
         ),
         budget=stop_budget(settings.stop_grace),
-        waits=planned_waits(settings, topology, all_steps, services, job),
+        waits=tuple(planned_waits(settings, topology, all_steps, services, job)),
         listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),
         findings=(
             *run_checks(facts, settings, topology),

@@ -47,27 +47,26 @@ def address_of(  # noqa: PLR0911 - an ordered list, the first that applies wins
     topology: Topology, settings: Settings, facts: Facts
 ) -> Address:
     """Choose the address, or how to find it."""
+    named, platform = topology.head_host, topology.platform
     if settings.node_ip is not None:
         return Address(settings.node_ip, "AGENT_NODE_IP")
     if not topology.is_head:
-        return Address(None, f"the source address of the route to {topology.head_host}")
+        return Address(None, f"the source address of the route to {named}")
     given = topology.given_ray
     if given is not None and given.session is None:
         how = f"the source address of the route to {given.gcs_host}"
         return Address(None, how, route_to=given.gcs_host)
     if topology.must_own_head_host:
-        how = f"{topology.head_host}, which must be this node"
-        return Address(None, how, topology.platform.own_names, must_be_own=True)
-    named = topology.head_host
-    own = facts.own_address_of(named, topology.platform.reported_address) if named else None
+        how = f"{named}, which must be this node"
+        return Address(None, how, platform.own_names, must_be_own=True)
+    own = facts.own_address_of(named, platform.reported_address) if named else None
     if own is not None:  # first, since other nodes connect to it
-        return Address(own, f"{topology.head_host} is an address of this node")
-    between = facts.interfaces.get(topology.platform.interface or "", ())
-    if between and topology.head_host is not None:
-        return Address(between[0], f"interface {topology.platform.interface}")
-    names = (topology.head_host,) if topology.head_host else ()
-    if names:
-        return Address(None, f"what {names[0]} resolves to", names)
+        return Address(own, f"{named} is an address of this node")
+    between = facts.interfaces.get(platform.interface or "", ())
+    if between and named is not None:
+        return Address(between[0], f"interface {platform.interface}")
+    if named:
+        return Address(None, f"what {named} resolves to", (named,))
     if facts.default_source is not None:
         return Address(facts.default_source, "the source address of the default route")
     return Address(next(iter(facts.addresses()), "127.0.0.1"), "the only address found")

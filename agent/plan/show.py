@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
     from agent.work.job import Job
-    from agent.work.services import ServiceSpec
     from agent.work.torchrun import Torchrun
 
 _SIGN = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
@@ -37,7 +36,8 @@ def render(plan: Plan, redactor: Redactor) -> str:
             "ports", (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners)
         ),
         *_section(
-            "waits, from the start", (_wait(w.what, w.seconds, w.variable) for w in plan.waits)
+            "waits, from the start",
+            (f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits),
         ),
         *_section("checks of this machine", (finding_line(f) for f in plan.findings)),
         *_section("notes", plan.notes),
@@ -120,17 +120,16 @@ def _commands(plan: Plan) -> Iterator[str]:
 def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
     """Show the services that this node runs or may run, and on the head all others."""
     for spec in plan.all_services:
+        where = f"{spec.where.sentence()}{', which joins no Ray' if spec.alone else ''}"
         if spec not in plan.possible_services:
             if plan.topology.is_head:
-                yield f"{spec.name}: on {spec.where.sentence()}{_joins_no_ray(spec)}"
+                yield f"{spec.name}: on {where}"
             continue
         own = shlex.join(spec.command(place)) if spec.argv else "external, only probed"
         if spec not in plan.services:
-            own = (
-                f"{own} (if the head makes this node {spec.where.sentence()}{_joins_no_ray(spec)})"
-            )
+            own = f"{own} (if the head makes this node {where})"
         elif spec.where.kind != "head":
-            own = f"{own} (on {spec.where.sentence()}{_joins_no_ray(spec)})"
+            own = f"{own} (on {where})"
         yield f"{spec.name}: {own}"
         again = f"; restarted up to {spec.restarts} times" if spec.argv else ""
         yield f"  {spec.ready.sentence(place)}{again}"
@@ -142,10 +141,6 @@ def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
     names = plan.names_in_this_run(after)
     if names:
         yield f"  starts after {listed(names)}"
-
-
-def _joins_no_ray(spec: ServiceSpec) -> str:
-    return ", which joins no Ray" if spec.alone else ""
 
 
 def _by_torchrun(plan: Plan, torchrun: Torchrun) -> Iterator[str]:
@@ -213,8 +208,3 @@ def _environment(plan: Plan) -> Iterator[str]:
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         }
     yield from (f"{name}={text}" for name, text in sorted(chosen.items()))
-
-
-def _wait(what: str, seconds: float, variable: str) -> str:
-    """Render one wait; `fixed` ones have no variable."""
-    return f"{duration(seconds):<8} {what} ({variable})"

@@ -73,30 +73,31 @@ def planned_waits(
     steps: tuple[PrepareStep, ...],
     services: tuple[ServiceSpec, ...],
     job: Job | None,
-) -> tuple[PlannedWait, ...]:
-    """Return the waits of this node, in the order of a run.
+) -> Iterator[PlannedWait]:
+    """Yield the waits of this node, in the order of a run.
 
     `steps` and `services` are those of the whole run, since local ones may wait for others.
     """
     if topology.is_idle:
-        return ()
-    return tuple(
-        _on_the_head(settings, topology, steps, services, job)
-        if topology.is_head
-        else _on_a_worker(settings, topology, steps, services)
-    )
+        return
+    before = longest_waits((*steps, *services))
+    if topology.is_head:
+        yield from _on_the_head(settings, topology, steps, services, job, before)
+    else:
+        yield from _on_a_worker(settings, topology, steps, before)
+    yield PlannedWait(STOP, "a stop in total", settings.stop_grace, "AGENT_STOP_GRACE")
 
 
-def _on_the_head(
+def _on_the_head(  # noqa: PLR0913 - what a run may wait for
     settings: Settings,
     topology: Topology,
     steps: tuple[PrepareStep, ...],
     services: tuple[ServiceSpec, ...],
     job: Job | None,
+    before: Mapping[str, float],
 ) -> Iterator[PlannedWait]:
     given = topology.given_ray
     by_torchrun = launcher(settings, None) == "torchrun"
-    before = longest_waits((*steps, *services))
     owner = "the head's" if given is None else f"{given.owner}'s"
     if not by_torchrun:
         yield PlannedWait(HEAD, f"{owner} Ray", settings.wait_head, "AGENT_WAIT_HEAD")
@@ -127,19 +128,18 @@ def _on_the_head(
         what = "progress of the job, or its stacks are logged"
         yield PlannedWait(STALL, what, settings.stall, "AGENT_STALL")
     yield PlannedWait(NODE, "a lost node", settings.node_grace, "AGENT_NODE_GRACE")
-    yield _stop(settings)
 
 
 def _on_a_worker(
     settings: Settings,
     topology: Topology,
     steps: tuple[PrepareStep, ...],
-    services: tuple[ServiceSpec, ...],
+    before: Mapping[str, float],
 ) -> Iterator[PlannedWait]:
     here = tuple(step for step in steps if step.where.kind == ON_EVERY.kind)
     head = f"the head {topology.head_host}"
     yield PlannedWait(HEAD, head, settings.wait_head, "AGENT_WAIT_HEAD")
-    yield from _of_steps(settings, here, longest_waits((*steps, *services)))
+    yield from _of_steps(settings, here, before)
     if launcher(settings, None) != "torchrun":
         yield PlannedWait(JOIN, "Ray on this node to join, per join", times.RAY_JOINS, FIXED)
     out_of_reach = "head and GCS out of reach, until all here is stopped"
@@ -148,7 +148,6 @@ def _on_a_worker(
     )
     grace = settings.head_grace
     yield PlannedWait(SILENT_HEAD, "a silent head", grace, "AGENT_HEAD_GRACE")
-    yield _stop(settings)
 
 
 def _of_steps(
@@ -166,7 +165,3 @@ def _of_steps(
         longest = max(before.values()) + settings.wait_head + settings.wait_workers
         what = "all that a step or service waits for before it starts"
         yield PlannedWait(BEFORE, what, longest, "the sum of theirs")
-
-
-def _stop(settings: Settings) -> PlannedWait:
-    return PlannedWait(STOP, "a stop in total", settings.stop_grace, "AGENT_STOP_GRACE")

@@ -83,11 +83,18 @@ def instances(kind: type[Value]) -> st.SearchStrategy[Any]:
     return st.fixed_dictionaries(fields).map(lambda made: kind(**made))
 
 
+def leaves(base: type[Value]) -> set[type[Value]]:
+    """Return all classes that derive from this one and have no further ones."""
+    found = base.__subclasses__()
+    return {base} if not found else {one for kind in found for one in leaves(kind)}
+
+
 def kinds_on(role: e.Role) -> dict[str, type[Value]]:
     """Return all events of a role by their names in files."""
-    union = HeadEvent if role == "head" else WorkerEvent
+    bases = (HeadEvent,) if role == "head" else get_args(WorkerEvent)
+    named = {kind for base in bases for kind in leaves(base)}
     own = [one for one in vars(e).values() if isinstance(one, type) and issubclass(one, Value)]
-    kinds = {*get_args(union), *(one for one in own if one.__module__ == e.__name__)}
+    kinds = {*named, *(one for one in own if one.__module__ == e.__name__)}
     found = {wire_name(kind): kind for kind in kinds}
     assert len(found) == len(kinds), "two events have one name"
     return found

@@ -12,37 +12,25 @@ from msgspec.structs import replace
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.checks.finding import Finding
-from agent.decisions.attempts import (
-    Attempt,
-    AttemptSnapshot,
-    DriverSignaled,
-    JobReport,
-    LostAttempt,
-    StalledSinceLoss,
-)
+from agent.decisions.attempts import Attempt, AttemptSnapshot, JobReport, LostAttempt
 from agent.decisions.head.fleet import Fleet, RayNode, Worker
 from agent.decisions.values import (
     HERE,
-    Answered,
+    HeadAction,
+    HeadEvent,
     Item,
-    LogLine,
     Outage,
     Preflight,
     Probes,
-    Refused,
-    ServiceGone,
-    ServiceReady,
-    ServiceWaits,
     Step,
-    StepOver,
-    StopAsked,
-    Tick,
 )
 from agent.node.facts import Facts
 from agent.work.prepare import PrepareStep
 from agent.work.recipes.recipe import NodeSize
 from agent.work.services import ServiceSpec
 from agent.work.torchrun import ShareEnd, ShareOrder, ShareOver
+
+__all__ = ["HeadAction", "HeadEvent"]
 
 OUR_RAY = "Ray on this node"
 RAY_RESTARTS = 2
@@ -176,41 +164,41 @@ class JobShares(Value):
         return tuple(share.size for share in self.by_node.values())
 
 
-class SubmitJob(Value):
+class SubmitJob(HeadAction):
     """Submit the job to Ray under this id, once per attempt."""
 
     id: str
 
 
-class FollowJob(Value):
+class FollowJob(HeadAction):
     """Follow the job that a killed agent submitted under this id; do not submit."""
 
     id: str
 
 
-class SaveSnapshot(Value):
+class SaveSnapshot(HeadAction):
     """Save the snapshot that the next agent starts from, before any other action."""
 
     snapshot: AttemptSnapshot
 
 
-class StopJob(Value):
+class StopJob(HeadAction):
     """Ask Ray to stop an attempt."""
 
     id: str
 
 
-class AskNodes(Value):
+class AskNodes(HeadAction):
     """Ask each node whether it still runs this attempt."""
 
     id: str
 
 
-class RestartRay(Value):
+class RestartRay(HeadAction):
     """Restart this node's Ray."""
 
 
-class StartService(Value):
+class StartService(HeadAction):
     """Start a service here or, by order, on a worker; `generation` counts its starts."""
 
     name: str
@@ -218,14 +206,14 @@ class StartService(Value):
     generation: int = 1
 
 
-class OrderStep(Value):
+class OrderStep(HeadAction):
     """Order a node to run a prepare step of its plan."""
 
     name: str
     node: str
 
 
-class ProbeNode(Value):
+class ProbeNode(HeadAction):
     """Order a node to probe the reward server, another node, or all nodes together."""
 
     node: str
@@ -235,14 +223,14 @@ class ProbeNode(Value):
     """Its share of a probe that all nodes run together."""
 
 
-class Retry(Value):
+class Retry(HeadAction):
     """Record the end of an attempt, stop what is left of it, and begin the next."""
 
     ended: Attempt
     next: Attempt
 
 
-class AdoptRun(Value):
+class AdoptRun(HeadAction):
     """Continue a run of which this head had no record, after this many attempts."""
 
     run_id: str
@@ -251,27 +239,10 @@ class AdoptRun(Value):
     """The former head's epoch, if it is higher than ours; else 0."""
 
 
-class EndRun(Value):
+class EndRun(HeadAction):
     """Send the verdict to the workers, stop everything, exit."""
 
     outcome: Outcome
-
-
-HeadAction = (
-    LogLine
-    | SubmitJob
-    | FollowJob
-    | SaveSnapshot
-    | StopJob
-    | AskNodes
-    | RestartRay
-    | StartService
-    | OrderStep
-    | ProbeNode
-    | Retry
-    | AdoptRun
-    | EndRun
-)
 
 
 class HeadPhase(str, Enum):
@@ -441,7 +412,7 @@ class HeadState(Value):
         return self.attempt.began + self.goal.limits[key]
 
 
-class RayGone(Value):
+class RayGone(HeadEvent):
     """The head's `ray start --block` exited."""
 
     evidence: str
@@ -449,7 +420,7 @@ class RayGone(Value):
     """What the kernel did a moment before for want of memory, or ''."""
 
 
-class RayHangs(Value):
+class RayHangs(HeadEvent):
     """Ray's dashboard or an agent of Ray on this node is stopped; evidence '': none is."""
 
     evidence: str = ""
@@ -457,23 +428,23 @@ class RayHangs(Value):
     """True if the driver of any job runs on this node."""
 
 
-class HeadRaySilent(Value):
+class HeadRaySilent(HeadEvent):
     """Ray does not answer correctly; the deadline of the current wait decides."""
 
     evidence: str
 
 
-class GcsOpen(Value):
+class GcsOpen(HeadEvent):
     """GCS accepts connections on this node."""
 
 
-class RayNodes(Value):
+class RayNodes(HeadEvent):
     """GCS's current list of nodes."""
 
     nodes: tuple[RayNode, ...]
 
 
-class WorkerIntroduced(Value):
+class WorkerIntroduced(HeadEvent):
     """A worker's agent sent the facts of its machine, once per agent."""
 
     key: str
@@ -483,7 +454,7 @@ class WorkerIntroduced(Value):
     """The findings of its own checks."""
 
 
-class RunRemembered(Value):
+class RunRemembered(HeadEvent):
     """A worker's agent that outlived the former head reports the run and its last attempt."""
 
     run_id: str
@@ -492,21 +463,21 @@ class RunRemembered(Value):
     """The epoch of the head that it followed, if higher than ours; else 0."""
 
 
-class LaterHead(Value):
+class LaterHead(HeadEvent):
     """Another head with a higher epoch serves this run."""
 
     epoch: int
     told_by: str
 
 
-class Cleared(Value):
+class Cleared(HeadEvent):
     """The leftovers of an attempt on this node were stopped; `left` names what still runs."""
 
     attempt: int
     left: str = ""
 
 
-class CheckpointSeen(Value):
+class CheckpointSeen(HeadEvent):
     """The newest checkpoint after an attempt, or after earlier heads (attempt 0)."""
 
     attempt: int
@@ -515,13 +486,13 @@ class CheckpointSeen(Value):
     """The checkpoint that the recipe resumes from."""
 
 
-class WorkerReported(Value):
+class WorkerReported(HeadEvent):
     """A worker's agent sent a report."""
 
     worker: Worker
 
 
-class WorkerSilent(Value):
+class WorkerSilent(HeadEvent):
     """A worker's agent stopped reporting and answers no probe."""
 
     key: str
@@ -530,25 +501,25 @@ class WorkerSilent(Value):
     """False if its Ray does not answer either: the node is lost."""
 
 
-class WorkerReplaced(Value):
+class WorkerReplaced(HeadEvent):
     """An agent ended: its node has a new one, or it left and nothing needs its state."""
 
     key: str
 
 
-class Submitted(Value):
+class Submitted(HeadEvent):
     """Ray accepted an attempt."""
 
     id: str
 
 
-class NeverSubmitted(Value):
+class NeverSubmitted(HeadEvent):
     """Ray has no job of an attempt that a killed agent was about to submit."""
 
     id: str
 
 
-class SubmitWaits(Value):
+class SubmitWaits(HeadEvent):
     """Ray does not accept an attempt yet, or refuses it for good (`final`)."""
 
     id: str
@@ -558,14 +529,14 @@ class SubmitWaits(Value):
     """True if the attempt was to be stopped and Ray has no such job."""
 
 
-class JobHeard(Value):
+class JobHeard(HeadEvent):
     """Ray returned the status of an attempt."""
 
     id: str
     report: JobReport
 
 
-class NodesAsked(Value):
+class NodesAsked(HeadEvent):
     """All nodes were asked whether they still run an attempt; `silent` ones did not answer."""
 
     id: str
@@ -573,43 +544,12 @@ class NodesAsked(Value):
     """By node name: the evidence."""
 
 
-class OwnShareOver(Value):
+class OwnShareOver(HeadEvent):
     """The head's own share of an attempt ended."""
 
     over: ShareOver
 
 
-HeadEvent = (
-    Tick
-    | StopAsked
-    | RayGone
-    | RayHangs
-    | GcsOpen
-    | Refused
-    | HeadRaySilent
-    | RayNodes
-    | ServiceReady
-    | ServiceWaits
-    | ServiceGone
-    | StepOver
-    | WorkerIntroduced
-    | RunRemembered
-    | LaterHead
-    | Cleared
-    | CheckpointSeen
-    | WorkerReported
-    | WorkerSilent
-    | WorkerReplaced
-    | Answered
-    | Submitted
-    | NeverSubmitted
-    | SubmitWaits
-    | JobHeard
-    | DriverSignaled
-    | NodesAsked
-    | OwnShareOver
-    | StalledSinceLoss
-)
 FROM_OUTSIDE = (WorkerIntroduced, WorkerReported, RunRemembered, LaterHead)
 """Events that carry data of other nodes."""
 

@@ -11,22 +11,20 @@ from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.decisions.values import (
     Item,
-    LogLine,
+    LocalWorkerEvent,
     Order,
-    Refused,
     ServiceGone,
     ServiceReady,
     ServiceWaits,
     Step,
     StepOver,
-    StopAsked,
-    Tick,
+    WorkerAction,
 )
 from agent.work.prepare import PrepareStep
 from agent.work.services import ServiceSpec
 from agent.work.torchrun import ShareOrder, ShareOver
 
-__all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver"]
+__all__ = ["ServiceGone", "ServiceReady", "ServiceWaits", "ShareOver", "StepOver", "WorkerAction"]
 
 
 class WorkerPhase(str, Enum):
@@ -182,10 +180,7 @@ class WorkerState(Value):
         return any(item.step is Step.PENDING for item in self.steps.values())
 
 
-# --- what can happen ---------------------------------------------------------------------------
-
-
-class HeadSpoke(Value):
+class HeadSpoke(LocalWorkerEvent):
     """The head's agent replied; without an agent, GCS answered (`epoch` is None then)."""
 
     ip: str
@@ -204,99 +199,82 @@ class HeadSpoke(Value):
     """Its run id; '' before it has this node's run id."""
 
 
-class HeadSilent(Value):
+class HeadSilent(LocalWorkerEvent):
     """The head could not be resolved or reached."""
 
     evidence: str
 
 
-class WorkerRaySilent(Value):
+class WorkerRaySilent(LocalWorkerEvent):
     """This node's raylet does not listen yet."""
 
     evidence: str
 
 
-class RayUp(Value):
+class RayUp(LocalWorkerEvent):
     """This node's raylet listens."""
 
 
-class RayExited(Value):
+class RayExited(LocalWorkerEvent):
     """This node's `ray start --block` exited."""
 
     evidence: str
 
 
-class Ordered(Value):
+class Ordered(LocalWorkerEvent):
     """An order from the head arrived."""
 
     order: Order
 
 
-WorkerEvent = (
-    Tick
-    | StopAsked
-    | Refused
-    | HeadSpoke
-    | HeadSilent
-    | WorkerRaySilent
-    | RayUp
-    | RayExited
-    | StepOver
-    | Ordered
-    | ServiceReady
-    | ServiceWaits
-    | ServiceGone
-    | ShareOver
-)
+WorkerEvent = LocalWorkerEvent | ShareOver  # reports send ShareOver as well
 FROM_OUTSIDE = (HeadSpoke, Ordered)
 """Events that carry data of the head."""
 
-# --- what can be done --------------------------------------------------------------------------
 
-
-class StartRay(Value):
+class StartRay(WorkerAction):
     """Start Ray here and join it to the head at this address."""
 
     head_ip: str
 
 
-class StopRay(Value):
+class StopRay(WorkerAction):
     """Stop this node's Ray; RayExited follows."""
 
 
-class StopServices(Value):
+class StopServices(WorkerAction):
     """Stop all services here; ServiceGone follows for each."""
 
 
-class StartOwnService(Value):
+class StartOwnService(WorkerAction):
     """Start a service of this node's plan."""
 
     name: str
     generation: int
 
 
-class StopSteps(Value):
+class StopSteps(WorkerAction):
     """Stop all prepare steps here; no event follows."""
 
 
-class RunOwnStep(Value):
+class RunOwnStep(WorkerAction):
     """Run a prepare step of this node's plan."""
 
     name: str
 
 
-class StartShare(Value):
+class StartShare(WorkerAction):
     """Start this node's share of an attempt."""
 
     attempt: int
     share: ShareOrder
 
 
-class StopShare(Value):
+class StopShare(WorkerAction):
     """Stop this node's share; ShareOver follows."""
 
 
-class RunProbe(Value):
+class RunProbe(WorkerAction):
     """Run a probe and report the result to the head."""
 
     probe: str
@@ -304,31 +282,15 @@ class RunProbe(Value):
     share: ShareOrder | None = None
 
 
-class SendLog(Value):
+class SendLog(WorkerAction):
     """Send the end of one of this node's logs with the next report."""
 
     name: str
 
 
-class EndWorker(Value):
+class EndWorker(WorkerAction):
     """Stop everything, report the end to the head, exit."""
 
     outcome: Outcome
     must_report: bool = False
     """True if the head must get the report: the failure is this node's own."""
-
-
-WorkerAction = (
-    LogLine
-    | StartRay
-    | StopRay
-    | StopServices
-    | StartOwnService
-    | StopSteps
-    | RunOwnStep
-    | StartShare
-    | StopShare
-    | SendLog
-    | RunProbe
-    | EndWorker
-)
