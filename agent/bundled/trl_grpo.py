@@ -30,6 +30,20 @@ else:  # by its path, since the agent's package may be missing in this Python
 _SETTINGS_WRONG = 78
 _AT_ONCE = 64
 """Answers per request: a server that needs a second for each still replies in time."""
+_FSDP = {
+    "ACCELERATE_USE_FSDP": "true",
+    "FSDP_VERSION": "2",
+    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
+    "FSDP_RESHARD_AFTER_FORWARD": "true",
+    "FSDP_STATE_DICT_TYPE": "SHARDED_STATE_DICT",
+    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
+}
+_SHARDS: dict[str, dict[str, str]] = {
+    "none": {},
+    "fsdp": _FSDP,
+    "offload": {**_FSDP, "FSDP_OFFLOAD_PARAMS": "true"},
+}
+"""What `accelerate launch` sets for TRL's own configuration fsdp2.yaml."""
 _FILES = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 
 
@@ -68,8 +82,13 @@ def parser() -> argparse.ArgumentParser:
     add(
         "--vllm-tensor-parallel-size", type=int, default=0, help="GPUs of a vLLM engine; 0: no vLLM"
     )
+    add("--vllm-gpu-memory-utilization", type=float, default=0.3, help="vLLM's share of a GPU")
+    add("--vllm-prompt-tokens", type=int, default=4096, help="longest prompt for vLLM")
+    help_text = "fsdp: divide weights, gradients and optimizer; offload: in the host's memory too"
+    add("--shard", choices=_SHARDS, default="none", help=help_text)
     add("--cpu", action="store_true", help="train on CPUs, by gloo")
     add("--wandb", action="store_true", help="log to W&B, with the environment's WANDB_API_KEY")
+    add("--run-name", default="", help="name of the run in W&B")
     add("--config", nargs="*", default=[], help="any other field of GRPOConfig: NAME=VALUE …")
     return made
 
@@ -77,6 +96,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Train to the end, or exit with the reason."""
     options = parser().parse_args(argv)
+    os.environ.update(_SHARDS[options.shard])
     try:
         _record(train)(options)
     except TrainerSetupError as error:
@@ -107,6 +127,9 @@ def train(options: argparse.Namespace) -> None:
     if trainer.accelerator.is_main_process:
         print(f"{start}, {config.world_size} processes", flush=True)
     trainer.train(resume_from_checkpoint=last)
+    plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
+    if plugin is not None:  # otherwise each process would save its own part
+        plugin.set_state_dict_type("FULL_STATE_DICT")
     trainer.save_model(str(Path(options.checkpoints) / "model"))
 
 
@@ -127,6 +150,7 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         "logging_steps": 1,
         "disable_tqdm": True,
         "report_to": ["wandb"] if options.wandb else [],
+        "run_name": options.run_name or None,
     }
     if options.cpu:
         fields |= {"use_cpu": True, "bf16": False, "ddp_backend": "gloo"}
@@ -134,8 +158,20 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         fields |= {"eval_strategy": "steps", "eval_steps": options.eval_steps, "do_eval": True}
         fields |= {"per_device_eval_batch_size": options.num_generations}
     if options.vllm_tensor_parallel_size:
-        fields |= {"use_vllm": True, "vllm_mode": "colocate"}
-        fields |= {"vllm_tensor_parallel_size": options.vllm_tensor_parallel_size}
+        if importlib.util.find_spec("vllm") is None:
+            raise TrainerSetupError(
+                "vLLM is not installed: pip install 'trl[vllm]', or leave out "
+                "--vllm-tensor-parallel-size, and transformers generates, slowly"
+            )
+        fields |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+        fields |= {
+            "vllm_tensor_parallel_size": options.vllm_tensor_parallel_size,
+            "vllm_gpu_memory_utilization": options.vllm_gpu_memory_utilization,
+            "vllm_max_model_length": options.vllm_prompt_tokens + options.max_completion_length,
+        }
+    if options.shard != "none" and not options.cpu:
+        # FSDP keeps float32 for the optimizer; every process loads half as much
+        fields |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     if options.wandb and importlib.util.find_spec("wandb") is None:
         raise TrainerSetupError(
             "--wandb needs the package wandb: pip install wandb, or leave out --wandb"

@@ -255,7 +255,7 @@ SEEDS = load("seeds")["seed"]
 PROBES = [
     pytest.param(seed, probe, id=f"{seed['id']}-{number}")
     for seed in SEEDS
-    for number, probe in enumerate(seed.get("today", []))
+    for number, probe in enumerate(seed.get("check", []))
 ]
 
 
@@ -270,9 +270,7 @@ def test_seeds() -> None:
 
 
 @pytest.mark.parametrize(("seed", "probe"), PROBES)
-def test_what_the_seeds_give_today(
-    tmp_path: Path, seed: dict[str, Any], probe: dict[str, Any]
-) -> None:
+def test_what_the_seeds_give(tmp_path: Path, seed: dict[str, Any], probe: dict[str, Any]) -> None:
     """A row's command or refusal is the program's own, as long as the row stands."""
     ours = seed["ours"]
     own = dict(probe.get("environment", {}))
@@ -301,7 +299,7 @@ def test_what_the_seeds_give_today(
 @pytest.mark.parametrize("seed", SEEDS, ids=lambda seed: seed["id"])
 def test_the_job_of_a_seed(seed: dict[str, Any]) -> None:
     """Each flag or key of the document's job comes out as typed, or `differs` gives the reason."""
-    full = [one for one in seed.get("today", []) if one["exit"] == 0 and not one.get("only")]
+    full = [one for one in seed.get("check", []) if one["exit"] == 0 and not one.get("only")]
     if not full:
         return
     ours = seed["ours"]

@@ -71,7 +71,10 @@ def test_every_shape(shape: str) -> None:
     taken = trl_grpo.parser().parse_args(command.argv[2:])
     assert told in command.notes[0]
     assert taken.cpu == (not any(gpus))
-    assert taken.vllm_tensor_parallel_size == (0 if tensor_parallel == 1 else tensor_parallel)
+    assert taken.vllm_tensor_parallel_size == (tensor_parallel if any(gpus) else 0)
+    assert taken.shard == ("fsdp" if sum(gpus) > 1 else "none")
+    assert taken.chat
+    assert taken.run_name == "trl-grpo-Qwen2.5-0.5B-{run_id}"
     assert (taken.reward_url, taken.checkpoints) == ("{reward_url}", "/ckpt")
     assert taken.wandb
     assert set(command.why) == {f"--{flag}" for flag in flags_of(command, after=2)}
@@ -128,3 +131,28 @@ def test_an_update_is_whole_groups(gpus: list[int], group: int, each: int | None
     taken = trl_grpo.parser().parse_args(command.argv[2:])
     batch = taken.per_device_train_batch_size * taken.gradient_accumulation_steps * sum(gpus)
     assert batch % group == 0
+
+
+@pytest.mark.parametrize(
+    ("columns", "needs_labels", "label"),
+    [
+        (None, False, "label"),
+        ({"input": True, "label": False}, True, "label"),
+        ({"input": True}, False, ""),
+    ],
+)
+def test_a_label_is_asked_for_where_the_data_have_one(
+    columns: dict[str, bool] | None, label: str, *, needs_labels: bool
+) -> None:
+    """Without labels the server is sent none."""
+    what = replace(asked((8,)), columns=columns, needs_labels=needs_labels)
+    assert trl_grpo.parser().parse_args(trl.make(what).argv[2:]).label_key == label
+
+
+def test_data_without_the_columns_are_refused() -> None:
+    """The refusal names the columns that there are."""
+    what = replace(asked((8,)), columns={"question": False}, needs_labels=True)
+    with pytest.raises(
+        MisfitError, match="--prompt-key input and --label-key label, only question"
+    ):
+        trl.make(what)

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.work.recipes.arguments import Arguments, Program
-from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes, version_text
+from agent.work.recipes.recipe import (
+    NAMED_BY,
+    Command,
+    MisfitError,
+    check_columns,
+    count_of,
+    gpu_processes,
+    version_text,
+)
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version
@@ -24,12 +32,13 @@ ABOUT = "GRPO with TRL, one process a GPU, or on CPUs, by torchrun"
 
 _TEXT = (
     *("model", "data", "split", "eval-data", "eval-split", "prompt-key", "label-key"),
-    *("reward-url", "checkpoints"),
+    *("reward-url", "checkpoints", "run-name", "shard"),
 )
 _WHOLE = (
     *("save-steps", "save-total-limit", "eval-steps", "num-generations"),
     *("per-device-train-batch-size", "gradient-accumulation-steps"),
     *("max-completion-length", "max-steps", "seed", "vllm-tensor-parallel-size"),
+    "vllm-prompt-tokens",
 )
 FLAGS = {
     **dict.fromkeys(("chat", "cpu", "wandb"), "0"),
@@ -38,6 +47,7 @@ FLAGS = {
     **dict.fromkeys(
         ("reward-seconds", "num-train-epochs", "learning-rate", "temperature", "beta"), "1f"
     ),
+    "vllm-gpu-memory-utilization": "1f",
     "config": "*",
 }
 """The flags of bundled/trl_grpo.py, each with the words that it takes (see `Program.flags`)."""
@@ -56,7 +66,15 @@ def make(asked: RecipeInput) -> Command:
     arguments.add("model", asked.model, why="AGENT_MODEL")
     arguments.add("data", asked.train_data, why="AGENT_TRAIN_DATA")
     arguments.add("prompt-key", "input", why="column of the prompt")
-    arguments.add("label-key", "label", why="column of the right answer; '' for none")
+    label = "label" if asked.has_column("label") or asked.needs_labels else ""
+    arguments.add("label-key", label, why="column of the right answer; '' for none")
+    keys = {
+        "--prompt-key": arguments.word("prompt-key"),
+        "--label-key": arguments.word("label-key"),
+    }
+    wanted = {flag: column for flag, column in keys.items() if column}
+    check_columns(asked, wanted, "name its columns by these flags in AGENT_JOB_ARGS")
+    arguments.add("chat", why="text prompts are sent as the user's message; --no-chat: as they are")
     if asked.eval_data:
         arguments.add("eval-data", asked.eval_data, why="AGENT_EVAL_DATA")
     if asked.scores:
@@ -69,11 +87,21 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("cpu", why="no node has a GPU")
     if arguments.holds("cpu"):
         _check_cpus(asked.version)
+    else:
+        _add_gpus(arguments, world)
     _engines(arguments, asked)
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
+        arguments.add("run-name", asked.named, why=NAMED_BY)
     script = str(Path(__file__).parents[2] / "bundled" / "trl_grpo.py")
     return Command((asked.python, script, *arguments.argv()), {}, arguments.why(), (sizes,))
+
+
+def _add_gpus(arguments: Arguments, world: int) -> None:
+    """Shard the model by the GPUs."""
+    if world > 1:
+        why = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
+        arguments.add("shard", "fsdp", why=why)
 
 
 def _check_cpus(version: Version) -> None:
@@ -114,9 +142,9 @@ def _batch(arguments: Arguments, world: int) -> str:
 
 
 def _engines(arguments: Arguments, asked: RecipeInput) -> None:
-    """Use vLLM for AGENT_TENSOR_PARALLEL above 1."""
+    """Have vLLM generate on the training GPUs."""
     size = asked.tensor_parallel or 1
-    if size == 1:
+    if size == 1 and arguments.holds("cpu"):
         return
     counts = sorted({node.gpus for node in asked.nodes})
     if any(count == 0 or count % size for count in counts):
@@ -124,4 +152,5 @@ def _engines(arguments: Arguments, asked: RecipeInput) -> None:
             f"engines of {size} GPUs do not fit nodes of {' and '.join(map(str, counts))}: "
             "set AGENT_TENSOR_PARALLEL to a number that divides them"
         )
-    arguments.add("vllm-tensor-parallel-size", size, why="AGENT_TENSOR_PARALLEL, by vLLM")
+    why = "vLLM generates, and sleeps while the model trains; AGENT_TENSOR_PARALLEL"
+    arguments.add("vllm-tensor-parallel-size", size, why=why)
