@@ -16,10 +16,10 @@ from agent.base import times
 from agent.base.outcome import Kind
 from agent.base.text import listed
 from agent.boot.events import without_addresses
+from agent.decisions.causes.weigh import Log, weigh
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
-from agent.decisions.remedies import explain
 from agent.decisions.values import OrderKind, Step
 from agent.node.read import free_at
 from agent.plan.plan import AGENT_LOG, BRIDGE, JOB_LOG, RAY_LOG
@@ -56,23 +56,27 @@ RAY_LOGS = (
 """Ray's log files that may show why it ended."""
 
 
-async def explain_end(run: NodeRun, outcome: Outcome, remote_remedy: str = "") -> Outcome:
-    """Add the remedy found in this node's logs, or else `remote_remedy`, to an outcome."""
+async def explain_end(run: NodeRun, outcome: Outcome, others: Sequence[Log] = ()) -> Outcome:
+    """Add the cause in this node's logs, and in those of `others`, to an outcome as its remedy."""
     if outcome.kind not in _EXPLAINED_KINDS:
         return outcome
+    has_failed = outcome.kind is Kind.JOB_FAILED
     files = list(_logs(run, outcome))
+    job_log = run.folder.file(JOB_LOG)
+
+    def tail(path: Path) -> str:
+        begins = run.output_begins if path == job_log else 0
+        return (read_end(path, _TAIL, begins) or b"").decode(errors="replace")
 
     def search() -> str:
-        tails = ((path.name, read_end(path, _TAIL) or b"") for path in files)
-        found = explain(tuple((name, tail.decode(errors="replace")) for name, tail in tails))
-        remedy = "" if found is None else found[1].remedy(found[0])
-        if found is not None and found[1].key != "disk full":
+        logs = [Log("", path.name, tail(path), path != job_log) for path in files]
+        found = weigh([*logs, *(others if has_failed else ())])
+        remedy = found.remedy() if found.is_known or has_failed else ""
+        if found.is_known and found.key != "disk full":
             return remedy
-        return _full_disk(run.plan, outcome.kind, of_a_job=bool(remedy)) or remedy
+        return _full_disk(run.plan, outcome.kind, of_a_job=found.is_known) or remedy
 
     remedy = run.redactor.clean(await in_thread(search, times.CAUSE_SEARCH) or "")
-    if not remedy and outcome.kind is Kind.JOB_FAILED:
-        remedy = remote_remedy
     if not remedy or remedy in outcome.remedy:
         return outcome
     return replace(outcome, remedy=". ".join(filter(None, (remedy, outcome.remedy))))

@@ -36,7 +36,7 @@ from agent.boot.requests import Prober
 from agent.boot.run_keeper import make_goal, on_recalled_run, watch_for_later_head
 from agent.boot.services import LocalWork
 from agent.boot.stall import StallWatch
-from agent.boot.torchrun import TorchrunLink
+from agent.boot.torchrun import TorchrunLink, size_at_start
 from agent.boot.watch import SilenceWatch, probe_nodes, watch_gcs, watch_ray
 from agent.bridge.link import RayLink
 from agent.control.reports import RankAssignment, Reports, agent_limit
@@ -54,7 +54,7 @@ from agent.decisions.values import (
     StopAsked,
 )
 from agent.plan import environment
-from agent.plan.plan import BRIDGE
+from agent.plan.plan import BRIDGE, JOB_LOG
 from agent.record.events import AttemptOver, ByeHeard
 from agent.record.log import say
 from agent.runtime import driver
@@ -337,6 +337,7 @@ class HeadAgent:
             return
         # A killed agent passed on an earlier attempt's output.
         self._run.node.update(passed_on=0, copied=0)
+        await self._find_output_start()
         self._output, mirror = start_job_output(
             self._run, job_id, made.entrypoint, self._status.job_lines
         )
@@ -346,8 +347,14 @@ class HeadAgent:
         """Follow a job that an earlier agent submitted."""
         made = await self._make_submission(self._placeholders.node_ip, is_followed=True)
         line = made.entrypoint if isinstance(made, Submission) else ""
+        await self._find_output_start()
         self._output, mirror = start_job_output(self._run, job_id, line, self._status.job_lines)
         await self._link.follow(job_id, mirror)
+
+    async def _find_output_start(self) -> None:
+        """Find where the output of the attempt begins in job.log."""
+        size = await size_at_start(self._run, self._run.folder.file(JOB_LOG))
+        self._run.output_begins = max(0, size - self._run.node.record.copied)
 
     async def _make_submission(
         self, reward: str, *, is_followed: bool = False
@@ -401,7 +408,7 @@ class HeadAgent:
         """Send the verdict to the workers and stop everything, within the grace."""
         self._keeper.record_outcome(outcome)
         await self._finish_output()
-        outcome = await explain_end(self._run, outcome, self._status.first_failure_cause())
+        outcome = await explain_end(self._run, outcome, self._status.logs_of_nodes())
         self._keeper.record_end(outcome)
         await self._keeper.flush()
         self._run.outages = self._status.outages()

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from agent.checks.finding import Finding
     from agent.control.protocol import WorkerStats
     from agent.control.reports import Reports
+    from agent.decisions.causes.weigh import Log
     from agent.decisions.head.fleet import Worker
     from agent.decisions.head.state import HeadEvent, HeadState, Key
     from agent.decisions.values import Item
@@ -120,11 +121,12 @@ class RunStatus:
         """Return whether the run has its verdict."""
         return self._get_state().phase is HeadPhase.LEAVING
 
-    def first_failure_cause(self) -> str:
-        """Return the known cause in the output of the node share that failed first, or ''."""
+    def logs_of_nodes(self) -> tuple[Log, ...]:
+        """Return what other nodes' shares printed about a cause, the first that failed first."""
         state = self._get_state()
-        failed, known = state.shares.first_failed, self.job_lines.known
-        return known.last_from_node(failed.node, state.attempt.number) if failed else ""
+        failed = state.shares.first_failed
+        first = "" if failed is None else failed.node
+        return self.job_lines.known.logs_of_nodes(state.attempt.number, first)
 
     def status(self) -> dict[str, object]:
         """Return the status that needs no token."""

@@ -192,6 +192,8 @@ class NodeRun:
         """Outages of services, for outcome.json."""
         self.bundle: str | None = None
         """The failure bundle's file name, '' if writing it failed."""
+        self.output_begins = 0
+        """Offset in job.log of the current attempt's output."""
         self._phase = ""
         self.surviving = left
         """The processes of a killed agent that this one replaces."""

@@ -253,7 +253,7 @@ class TorchrunLink:
                 share = ShareOrder(rank, nodes, reward_ip, basis)
                 reports.order(key, OrderKind.RUN_SHARE, "job", number, share=share)
         log = self._run.folder.file(LOG)
-        begins = await size_at_start(self._run, log)
+        begins = self._run.output_begins = await size_at_start(self._run, log)
         output = OutputCopies(log, PreambleFilter.disabled())
         output.to_stdout(begins, self._run.node.set_passed_on)
         output.to_watcher(self._watcher, begins)

@@ -323,6 +323,12 @@ class Probes(Value):
 _SHOWN = 160
 
 
+def place(node: str, rank: int | None, preposition: str = "on") -> str:
+    """Return ` on NODE (rank N)` as far as both are known."""
+    where = f" {preposition} {node}" if node else ""
+    return where if rank is None else f"{where} (rank {rank})"
+
+
 class Known(Value):
     """A known line that was found in the job's output."""
 
@@ -331,17 +337,17 @@ class Known(Value):
     cause: str
     what_to_do: str
     is_noise: bool = False
+    is_symptom: bool = False
+    """Whether the line only shows that another rank failed."""
+    rank: int | None = None
 
     def sentence(self, node: str = "") -> str:
         """Return the message, with the name of another node."""
         if self.is_noise:
             return f"noise in the job's output, to be ignored ({self.shown!r}): {self.cause}"
-        where = f" on {node}" if node else ""
-        return f"the job's output{where} shows: {self.cause} ({self.shown!r}). {self.what_to_do}"
-
-    def remedy(self, log: str) -> str:
-        """Return it as the remedy of an outcome, with the name of its log."""
-        return f"{log} shows why: {self.cause}. {self.what_to_do}"
+        where = place(node, self.rank)
+        what = "shows a symptom" if self.is_symptom else "shows"
+        return f"the job's output{where} {what}: {self.cause} ({self.shown!r}). {self.what_to_do}"
 
     @property
     def shown(self) -> str:

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
-from agent.decisions.remedies import KEYS, find_known_lines
+from agent.decisions.causes.lines import LONGEST, NEAR, plain_lines
+from agent.decisions.causes.table import KEYS, find_known_lines
+from agent.decisions.causes.weigh import Log
 from agent.record.log import printable, say
 
 if TYPE_CHECKING:
@@ -33,16 +35,22 @@ class KnownLines:
         """The latest attempt with a report of another node."""
         self._ended_attempt = 0
         """The attempt of which no report counts any more: its output has ended."""
+        self._before: list[str] = []
+        """The lines before those that are scanned next."""
 
     def scan(self, lines: Sequence[bytes]) -> None:
         """Scan whole lines."""
         if self._is_over:
             self._is_over, self._logged, self._ended_attempt = False, (), self._attempt
+            self._before = []
         remote = self._remote_keys if self._attempt > self._ended_attempt else frozenset()
-        for known in find_known_lines(lines, remote.union(one.key for one in self._logged)):
+        reported, before = remote.union(one.key for one in self._logged), self._before
+        for known in find_known_lines(lines, reported, before):
             cleaned = self._cleaned(known)
             self._logged = (*self._logged, cleaned)
             say(cleaned.sentence(), "info" if known.is_noise else "warning")
+        last = b"\n".join(line[:LONGEST] for line in lines[-NEAR:])
+        self._before = [*before, *plain_lines(last.decode(errors="replace"))][-NEAR:]
 
     def add_from_node(self, node: str, attempt: int, found: Sequence[Known]) -> None:
         """Add the lines that another node found in its output; called from another thread."""
@@ -58,12 +66,15 @@ class KnownLines:
             self._remote = (*self._remote, (node, cleaned))
             say(cleaned.sentence(node), "warning")
 
-    def last_from_node(self, node: str, attempt: int) -> str:
-        """Return the last sentence logged about a node in an attempt, or ''."""
+    def logs_of_nodes(self, attempt: int, first: str = "") -> tuple[Log, ...]:
+        """Return the lines that other nodes reported in an attempt, those of one node first."""
         if attempt != self._attempt:
-            return ""
-        sentences = [known.sentence(where) for where, known in self._remote if where == node]
-        return sentences[-1] if sentences else ""
+            return ()
+        nodes = dict.fromkeys(node for node, _ in self._remote)
+        return tuple(
+            Log(node, "the job's output", "\n".join(k.line for at, k in self._remote if at == node))
+            for node in sorted(nodes, key=lambda name: name != first)
+        )
 
     def _cleaned(self, known: Known) -> Known:
         """Mask secrets before the line is shortened, since that could cut a secret in two."""

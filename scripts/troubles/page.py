@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
-from agent.decisions.remedies import CAUSES, NOISE
+from agent.decisions.causes.row import Again
+from agent.decisions.causes.table import CAUSES, NOISE, SYMPTOMS
 from troubles.bad_machine import findings
 from troubles.pains import PAINS
 
@@ -14,9 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from agent.decisions.remedies import Remedy
+    from agent.decisions.causes.row import Cause
 
-KNOWN_LINES = "tests/unit/known_lines.txt"
 MESSAGES = "scripts/troubles/messages.md"
 _LONGEST, _BEFORE = 110, 20
 _TOP = """# When something goes wrong
@@ -69,20 +68,9 @@ _IN_A_BUNDLE = (
 
 def page(root: Path) -> str:
     """Return the whole page."""
-    known = dict(reversed([_parted(line) for line in _known_lines(root)]))
     messages = (root / MESSAGES).read_text(encoding="utf-8")
-    parts = (_TOP, messages, *_bundle(), *_logs(known), *_checks(), *_pains())
+    parts = (_TOP, messages, *_bundle(), *_logs(), *_checks(), *_pains())
     return "\n".join(parts) + "\n"
-
-
-def _known_lines(root: Path) -> list[str]:
-    lines = (root / KNOWN_LINES).read_text(encoding="utf-8").splitlines()
-    return [line for line in lines if not line.startswith("#")]
-
-
-def _parted(line: str) -> tuple[str, str]:
-    key, _, text = line.partition(" :: ")
-    return key, text
 
 
 def _bundle() -> Iterator[str]:
@@ -104,26 +92,38 @@ def _bundle() -> Iterator[str]:
     yield ""
 
 
-def _logs(known: dict[str, str]) -> Iterator[str]:
+def _logs() -> Iterator[str]:
     yield "## What a log says"
     yield ""
-    yield "When a run fails, the ends of the job's, the services' and Ray's logs are looked"
-    yield "through, and the first of these rows that fits becomes the outcome's remedy. Words in"
-    yield "braces come from the line. Those marked *live* are told while the job runs, once an"
-    yield "attempt: in the head's log and among the warnings of its status and page."
+    yield "When a run fails, the ends of the job's, the services' and Ray's logs are searched for"
+    yield "these rows, on all nodes together: a cause counts before what it leads to (a service"
+    yield "that does not answer, a killed process), the first line before the later ones, and an"
+    yield "error that was tried again, or that steps followed, does not count. The row becomes the"
+    yield "outcome's remedy, with the line, the node and the rank. Where no row matches, the"
+    yield "remedy is the first error's own line. Words in braces come from the line. Rows marked"
+    yield "*live* are reported while the job runs, once an attempt: in the head's log and among the"
+    yield "warnings of its status and page. `./scripts/causes` measures how often that is right."
+    yield "*Again*: whether another try may help; ? means that the log does not show it."
     yield ""
-    yield "| a line such as | cause | do |"
-    yield "| --- | --- | --- |"
+    yield "| a line such as | cause | do | again |"
+    yield "| --- | --- | --- | --- |"
     for row in CAUSES:
-        live = " *live*" if row.signs else ""
-        yield _row(f"`{_telling(row, known)}`{live}", _plain(row.cause), _plain(row.what_to_do))
+        live = " *live*" if row.is_live else ""
+        again = {Again.YES: "yes", Again.NO: "no", Again.EITHER: "?"}[row.again]
+        yield _row(f"`{_example(row)}`{live}", _plain(row.cause), _plain(row.what_to_do), again)
     yield ""
-    yield "These alarm and mean nothing; they are never taken for a cause, and said to be noise"
+    yield "These lines show only that another rank has failed:"
+    yield ""
+    yield "| a line such as | means | do |"
+    yield "| --- | --- | --- |"
+    yield from (_row(f"`{_example(row)}`", row.cause, row.what_to_do) for row in SYMPTOMS)
+    yield ""
+    yield "These alarm and mean nothing; they are never taken for a cause, and reported as noise"
     yield "while the job runs, once an attempt:"
     yield ""
     yield "| matches | is |"
     yield "| --- | --- |"
-    yield from (_row(f"`{_matched(row)}`", row.cause) for row in NOISE)
+    yield from (_row(f"`{row.words[0].text}`", row.cause) for row in NOISE)
     yield ""
 
 
@@ -168,11 +168,10 @@ def _row(*cells: str) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def _telling(row: Remedy, known: dict[str, str]) -> str:
-    """Return the part of a known line by which it is known, with some words around it."""
-    line = known[row.key].replace("`", "'")
-    match = re.search(row.pattern, line)
-    start = max(0, match.start() - _BEFORE) if match is not None else 0
+def _example(row: Cause) -> str:
+    """Return the part of a row's first example that matches, with some words around it."""
+    line, sign = row.words[0].example.replace("`", "'"), row.words[0].sign.replace("`", "'")
+    start = max(0, line.find(sign) - _BEFORE)
     text = line[start : start + _LONGEST].strip()
     return ("…" if start else "") + text + ("…" if start + _LONGEST < len(line) else "")
 
@@ -180,7 +179,3 @@ def _telling(row: Remedy, known: dict[str, str]) -> str:
 def _plain(text: str) -> str:
     """Return a text as it reads once it is filled in: doubled braces are single ones."""
     return text.replace("{{", "{").replace("}}", "}").replace("!r}", "}")
-
-
-def _matched(row: Remedy) -> str:
-    return row.pattern.replace(r"(?:event\+)?", "")

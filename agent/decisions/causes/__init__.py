@@ -1,0 +1,1 @@
+"""Rows for the causes of failures, and the search for them in logs."""

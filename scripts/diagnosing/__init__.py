@@ -1,0 +1,1 @@
+"""Measure how well the agent names the causes of failed runs."""

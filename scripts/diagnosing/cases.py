@@ -1,0 +1,71 @@
+"""Cases of failed runs with their true cause, and whether an answer is right."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from enum import Enum
+from typing import TYPE_CHECKING, Any
+
+from agent.decisions.causes.lines import NEAR, plain_lines
+from agent.decisions.causes.row import Cause, Weight
+from agent.decisions.causes.table import CAUSES, find_known_lines
+from agent.decisions.causes.weigh import Diagnosis, Log, weigh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+UNKNOWN = "unknown"
+ROWS: Mapping[str, Cause] = {row.key: row for row in CAUSES}
+
+
+class Result(Enum):
+    """How good an answer is."""
+
+    RIGHT = "right"
+    WRONG = "wrong"
+    SILENT = "silent"
+
+
+def load(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the cases of a folder's files, each with its file's name."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    for path in sorted(folder.glob("*.toml")):
+        for case in toml.loads(path.read_text(encoding="utf-8"))["case"]:
+            yield path.stem, case
+
+
+def diagnosis(case: Mapping[str, Any]) -> Diagnosis:
+    """Return the answer to a case once its run is over."""
+    logs = [Log(node, "job.log", "\n".join(lines)) for node, lines in case["logs"].items()]
+    return weigh(logs)
+
+
+def live_answer(case: Mapping[str, Any]) -> Diagnosis:
+    """Return what is reported while the job runs: its logs line by line, without their end."""
+    best = Diagnosis()
+    for node, lines in case["logs"].items():
+        before: Sequence[str] = ()
+        for line in lines:
+            for known in find_known_lines([line.encode()], (), before):
+                row = ROWS.get(known.key)
+                if row is None:
+                    continue
+                if not best.is_known or row.weight > ROWS[best.key].weight > Weight.LAST:
+                    best = Diagnosis(known.line, node=node, key=row.key, labels=row.labels)
+            before = [*before, *plain_lines(line)][-NEAR:]
+    return best
+
+
+def judge(case: Mapping[str, Any], answer: Diagnosis) -> Result:
+    """Return whether an answer is right: see tests/causes/README.md."""
+    right = {case["cause"], *case["also_acceptable"]}
+    if answer.is_known:
+        is_right = bool(answer.labels) and right.issuperset(answer.labels)
+        return Result.RIGHT if is_right else Result.WRONG
+    if case["cause"] == UNKNOWN:
+        evidence = case["evidence"].strip()
+        has_line = bool(answer.line) and (evidence in answer.line or answer.line in evidence)
+        return Result.RIGHT if has_line else Result.SILENT
+    return Result.RIGHT if UNKNOWN in right else Result.SILENT
