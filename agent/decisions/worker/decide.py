@@ -213,14 +213,14 @@ Decision = tuple[WorkerState, tuple[WorkerAction, ...]]
 
 
 def first_state(
-    goal: WorkerGoal, kept: SurvivingRay | None = None, *, has_agent: bool = False
+    goal: WorkerGoal, surviving: SurvivingRay | None = None, *, has_agent: bool = False
 ) -> WorkerState:
     """Return the state in which the worker starts; with a surviving Ray it follows at once.
 
     Its node never left the cluster: the head must count it neither as lost nor as cleared.
     `has_agent` if a head's agent had answered the killed agent.
     """
-    if kept is None:
+    if surviving is None:
         awaiting = frozenset(step.name for step in ordered_steps(goal.steps))
         steps = {step.name: Item(deadline=step.within) for step in goal.steps}
         state = WorkerState(goal, steps=steps, awaiting_order=awaiting, has_agent=has_agent)
@@ -229,15 +229,17 @@ def first_state(
         goal,
         phase=WorkerPhase.FOLLOWING,
         evidence="not asked yet by the agent that goes on",
-        head_ip=kept.head_ip,
-        epoch=kept.epoch,
+        head_ip=surviving.head_ip,
+        epoch=surviving.epoch,
         has_agent=True,
         steps={step.name: Item().ready() for step in goal.steps},  # they are done before a join
         ray=RayStep.UP,
-        run_id=kept.run_id,
-        ray_attempt=kept.attempt,
-        last_reached_at=-times.REPLY_AGE if kept.unreached_since is None else kept.unreached_since,
-        unreached_since=kept.unreached_since,
+        run_id=surviving.run_id,
+        ray_attempt=surviving.attempt,
+        last_reached_at=-times.REPLY_AGE
+        if surviving.unreached_since is None
+        else surviving.unreached_since,
+        unreached_since=surviving.unreached_since,
         has_joined_before=True,
     )
 
@@ -262,7 +264,7 @@ def decide(state: WorkerState, event: WorkerEvent, now: float) -> Decision:
     if isinstance(event, StopAsked):
         return _leave(state, ends.stopped(event.signum, expected=state.goal.without_job))
     if isinstance(event, Refused):
-        return _leave(state, event.outcome, head_must_hear=True)
+        return _leave(state, event.outcome, must_report=True)
     if isinstance(event, Ordered):
         return _carry_out(state, event, now)
     before, state = state, apply_event(state, event, now)
@@ -416,14 +418,14 @@ def _end_in_any_phase(state: WorkerState, event: WorkerEvent, now: float) -> Dec
     for name, item in state.steps.items():
         if item.step is Step.LOST:
             end = ends.STEP_FAILED.outcome(name=name, evidence=item.evidence)
-            return _leave(state, end, head_must_hear=True)
+            return _leave(state, end, must_report=True)
         if name in state.awaiting_order:
             if now < _turn_deadline(state):
                 continue
             return _leave(state, ends.NOT_IN_TIME.outcome(what=name, evidence=state.evidence))
         if name in state.running_steps and now >= item.deadline:
             end = ends.NOT_IN_TIME.outcome(what=name, evidence="it still runs")
-            return _leave(state, end, head_must_hear=True)
+            return _leave(state, end, must_report=True)
     return None
 
 
@@ -666,9 +668,9 @@ def _has_services(state: WorkerState) -> bool:
     return any(item.step is not Step.LOST for item in state.services.values())
 
 
-def _leave(state: WorkerState, outcome: Outcome, *, head_must_hear: bool = False) -> Decision:
+def _leave(state: WorkerState, outcome: Outcome, *, must_report: bool = False) -> Decision:
     outcome = outcome if outcome.phase else replace(outcome, phase=state.phase.value)
-    leave = EndWorker(outcome, head_must_hear)
+    leave = EndWorker(outcome, must_report)
     return replace(state, phase=WorkerPhase.LEAVING, verdict=outcome), (leave,)
 
 
