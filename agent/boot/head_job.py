@@ -178,6 +178,12 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
     if job.recipe is None:
         command_line = entrypoint(fill(job.argv, joined), joined.attempt)
         return Submission(command_line, job.runtime_env, upload=_upload(job))
+    held: checkpoints.FolderContents | None = None
+    framework = job.recipe.known.framework
+    if framework and not is_followed:
+        held = await _read_checkpoints(job.checkpoints)
+        kept = {} if held is None else checkpoints.kept_settings(held, framework)
+        basis = replace(basis, kept=kept)
     try:
         command = job.recipe.command(nodes, run_id, basis)
     except MisfitError as error:
@@ -185,9 +191,9 @@ async def make_submission(  # noqa: PLR0913 - all that it rests on
         return _misfit(end, state.attempt.number)
     messages = [LogLine(text, "warning") for text in command.warnings]
     messages += [LogLine(note) for note in command.notes]
-    if job.recipe.known.framework and not is_followed:
-        ours = checkpoint_owner(job.recipe, world_size(nodes))
-        found = await _checkpoints(job.checkpoints, ours, state.attempt.number)
+    if framework and not is_followed:
+        ours = checkpoint_owner(job.recipe, world_size(nodes), command.format)
+        found = await _take_checkpoints(job.checkpoints, held, ours, state.attempt.number)
         if isinstance(found, Outcome):
             return found
         messages += [*found, *_on_several_disks(plan, state, job.checkpoints)]
@@ -214,26 +220,36 @@ def _with_env(
     return {**runtime_env, "env_vars": {**missing, **(given if isinstance(given, dict) else {})}}
 
 
-async def _checkpoints(
-    folder: str, ours: checkpoints.CheckpointOwner, attempt: int
-) -> Outcome | list[LogLine]:
-    """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
-    held: checkpoints.FolderContents | None = None
-    fault = "it does not answer"
+async def _read_checkpoints(folder: str) -> checkpoints.FolderContents | None:
+    """Return the contents of the checkpoint folder; None if its disk does not answer."""
     with anyio.move_on_after(times.CHECKPOINT_DISK):
-        held = await anyio.to_thread.run_sync(
+        return await anyio.to_thread.run_sync(
             run_folder.read_checkpoints, folder, abandon_on_cancel=True
         )
-        why = checkpoints.why_unusable(held, ours)
-        if why:
-            return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
-        why = checkpoints.why_not_resumable(held, ours)
-        if why:
-            return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
+    return None
+
+
+async def _take_checkpoints(
+    folder: str,
+    held: checkpoints.FolderContents | None,
+    ours: checkpoints.CheckpointOwner,
+    attempt: int,
+) -> Outcome | list[LogLine]:
+    """Resume from the checkpoints in the folder, or refuse; never start over unasked."""
+    fault = "it does not answer"
+    if held is None:
+        return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=fault)
+    why = checkpoints.why_unusable(held, ours)
+    if why:
+        return ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why)
+    why = checkpoints.why_not_resumable(held, ours)
+    if why:
+        return _misfit(ends.CHECKPOINTS_REFUSED.outcome(folder=folder, why=why), attempt)
+    with anyio.move_on_after(times.CHECKPOINT_DISK):
         fault = await anyio.to_thread.run_sync(
             run_folder.write_mark, folder, ours, abandon_on_cancel=True
         )
-    if fault or held is None:
+    if fault:
         return ends.CHECKPOINTS_NOT_WRITABLE.outcome(folder=folder, error=fault)
     return _about_resuming(folder, held, ours)
 
@@ -250,6 +266,10 @@ def _about_resuming(
     found = [LogLine(f"resumes from {folder}/{step}")]
     if held.owner is not None and held.owner.version != ours.version:
         found.append(LogLine(f"it was written by {ours.framework} {held.owner.version}"))
+    kept = checkpoints.kept_settings(held, ours.framework)
+    if kept:
+        listed = ", ".join(f"{name} {value}" for name, value in kept.items())
+        found.append(LogLine(f"keeps the settings of the checkpoints: {listed}"))
     return found
 
 

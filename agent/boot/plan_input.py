@@ -41,9 +41,10 @@ from agent.settings.jobs import TORCHRUN, known_job, launcher
 from agent.settings.model import Settings
 from agent.settings.redact import secrets_in
 from agent.topology.resolve import Topology, detect_platform, resolve
-from agent.work.checkpoints import why_not_resumable, why_unusable
+from agent.work.checkpoints import kept_settings, why_not_resumable, why_unusable
 from agent.work.job import checkpoint_owner, world_size
 from agent.work.recipes.model_shape import shape_of
+from agent.work.recipes.recipe import JobBasis
 from agent.work.services import NO_FILE
 from agent.work.services_file import parse
 from agent.work.torchrun import command_fault, leading_python, runs_a_program, torchrun_problems
@@ -269,6 +270,16 @@ def read_shape(model: str | None, environ: Mapping[str, str]) -> ModelShape | No
     return shape_of(model, run_within(times.START_DISK, lambda: model_config(model, environ)))
 
 
+def read_kept(loaded: Loaded) -> Mapping[str, str]:
+    """Return the settings that the recipe has to keep to resume from its checkpoints."""
+    known = known_job(loaded.settings, loaded.command)
+    if known is None or not known.framework:
+        return {}
+    folder = checkpoint_folder(loaded.settings, loaded.command)
+    held = run_within(times.START_DISK, lambda: read_checkpoints(folder))
+    return {} if held is None else kept_settings(held, known.framework)
+
+
 def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     """Return a finding if the job cannot use its checkpoint folder."""
     job = plan.job
@@ -277,7 +288,9 @@ def check_checkpoints(plan: Plan) -> tuple[Finding, ...]:
     held = run_within(times.START_DISK, lambda: read_checkpoints(job.checkpoints))
     if held is None:
         return ()
-    ours = checkpoint_owner(job.recipe, world_size(job.recipe.input.nodes))
+    recipe, expected = job.recipe, job.recipe.expected_command
+    settings = recipe.input.basis.kept if expected is None else expected.format
+    ours = checkpoint_owner(recipe, world_size(recipe.input.nodes), settings)
     why, level = why_unusable(held, ours), Level.FAIL
     if not why:  # the nodes that join decide
         why, level = why_not_resumable(held, ours), Level.WARN
@@ -327,8 +340,8 @@ def plan_from_environment(
         model_is_here=Path(loaded.settings.model or "/").exists(),
     )
     facts = add_job_facts(facts, loaded, topology)
-    model = read_shape(loaded.settings.model, environ)
-    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, model)
+    basis = JobBasis(read_shape(loaded.settings.model, environ), kept=read_kept(loaded))
+    plan = make_plan(loaded, topology, facts, environ, runtime_env, file, upload, basis)
     return replace(plan, findings=(*plan.findings, *check_checkpoints(plan)))
 
 

@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
     from agent.topology.resolve import Topology
     from agent.work.prepare import PrepareStep
-    from agent.work.recipes.model_shape import ModelShape
     from agent.work.services import ServicesFile, ServiceSpec
     from agent.work.where import Where
 
@@ -76,7 +75,7 @@ def _size_of(settings: Settings, topology: Topology, facts: Facts) -> NodeSize:
 
 
 def _planned_recipe(
-    loaded: Loaded, topology: Topology, facts: Facts, model: ModelShape | None
+    loaded: Loaded, topology: Topology, facts: Facts, basis: JobBasis
 ) -> RecipeJob | None:
     """Plan the recipe for the expected nodes; raises SettingsError if no cluster fits it.
 
@@ -92,7 +91,6 @@ def _planned_recipe(
     folder = checkpoint_folder(settings, loaded.command)
     nodes = (_size_of(settings, topology, facts),) * (topology.expected_workers + 1)
     given = recipe_input(known, settings, version, folder, facts.job_python, nodes)
-    basis = JobBasis(model)
     seen = replace(given, columns=facts.data_columns, infiniband=facts.infiniband, basis=basis)
     return plan_recipe(known, seen)
 
@@ -154,9 +152,9 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     runtime_env: dict[str, object],
     file: ServicesFile = NO_FILE,
     upload: UploadSize | None = None,
-    model: ModelShape | None = None,
+    basis: JobBasis = JobBasis(),  # noqa: B008 - a value
 ) -> Plan:
-    """Make the plan of this node; `model` is the shape of AGENT_MODEL, if known."""
+    """Make the plan of this node; `basis` is what its recipe is sized by."""
     settings, platform = loaded.settings, topology.platform
     services = () if topology.is_idle else all_services(settings, loaded.command, file)
     topology = without_service_nodes(topology, settings, services)
@@ -179,7 +177,7 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
     launch: Launch = topology.given_ray or torchrun or ray
     effective = replace(loaded, settings=with_reward(settings, file))
     is_restarted = platform.restarts_containers and facts.is_first_process
-    recipe = _planned_recipe(effective, topology, facts, model)
+    recipe = _planned_recipe(effective, topology, facts, basis)
     job = _planned_job(effective, topology, recipe, runtime_env, upload)
     for_recipe: tuple[Finding, ...] = ()
     recipe_notes: tuple[str, ...] = ()

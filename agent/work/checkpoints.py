@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import field
 from msgspec.structs import asdict
 
 from agent.base.value import Value
@@ -47,6 +49,8 @@ class CheckpointOwner(Value):
     model: str
     world_size: int
     tensor_parallel: int
+    settings: Mapping[str, str] = field(default_factory=dict)
+    """The settings on which the format of its checkpoints depends, by name."""
 
     def text(self) -> str:
         """Return the text of the file."""
@@ -86,6 +90,34 @@ def why_unusable(found: FolderContents, own_job: CheckpointOwner) -> str:
     return ""
 
 
+_BEFORE_SETTINGS = {
+    "openrlhf": {"ZeRO stage": "3"},
+    "openrlhf-m": {"ZeRO stage": "3"},
+}
+"""What the recipes of an agent set whose file has no settings, by framework."""
+
+
+def kept_settings(found: FolderContents, framework: str) -> Mapping[str, str]:
+    """Return the settings that a job which resumes from the folder has to keep."""
+    if found.owner is None or not resumes_from(found, framework):
+        return {}
+    return found.owner.settings or _BEFORE_SETTINGS.get(framework, {})
+
+
+def why_another_format(found: FolderContents, own_job: CheckpointOwner) -> str:
+    """Return which settings of a job differ from those of the checkpoints it resumes from, or ''.
+
+    A recipe keeps them, so these are from the user's arguments, or do not fit the nodes.
+    """
+    kept, own = kept_settings(found, own_job.framework), own_job.settings
+    differing = [
+        f"{name} {value}, and this run has {own.get(name, 'none')}"
+        for name, value in kept.items()
+        if own.get(name) != value
+    ]
+    return f"{found.newest} was written with {'; '.join(differing)}" if differing else ""
+
+
 def why_untracked(found: FolderContents, framework: str) -> str:
     """Return which checkpoint verl would ignore, or ''.
 
@@ -98,16 +130,17 @@ def why_untracked(found: FolderContents, framework: str) -> str:
 
 
 def why_not_resumable(found: FolderContents, own_job: CheckpointOwner) -> str:
-    """Return why a job of this size cannot resume from a folder, or ''."""
+    """Return why a job of this size, or with these settings, cannot resume from a folder, or ''."""
     owner = found.owner
-    if owner is None or not found.newest or own_job.framework not in _CANNOT_RESHARD:
+    if owner is None or not found.newest:
         return ""
-    if owner.world_size == own_job.world_size:
-        return ""
-    return (
-        f"{found.newest} was written by {owner.world_size} processes, and "
-        f"{own_job.framework} cannot resume from it with {own_job.world_size}"
-    )
+    resharded = owner.world_size != own_job.world_size
+    if resharded and own_job.framework in _CANNOT_RESHARD:
+        return (
+            f"{found.newest} was written by {owner.world_size} processes, and "
+            f"{own_job.framework} cannot resume from it with {own_job.world_size}"
+        )
+    return why_another_format(found, own_job)
 
 
 def resumes_from(found: FolderContents, framework: str) -> str:

@@ -175,11 +175,14 @@ def world_size(nodes: tuple[NodeSize, ...]) -> int:
     return sum(node.gpus for node in nodes) or len(nodes)
 
 
-def checkpoint_owner(recipe: RecipeJob, world_size: int) -> CheckpointOwner:
-    """Return the owner of a job's checkpoints."""
+def checkpoint_owner(
+    recipe: RecipeJob, world_size: int, settings: Mapping[str, str]
+) -> CheckpointOwner:
+    """Return the owner of a job's checkpoints; their format depends on these settings."""
     given, known = recipe.input, recipe.known
     version, parallel = version_text(given.version), given.tensor_parallel or 1
-    return CheckpointOwner(known.name, known.framework, version, given.model, world_size, parallel)
+    about = (known.name, known.framework, version, given.model, world_size, parallel)
+    return CheckpointOwner(*about, settings)
 
 
 def version_of(known: KnownJob, framework: Framework | None) -> ChosenVersion:

@@ -19,6 +19,7 @@ from agent.work.checkpoints import (
     CheckpointOwner,
     FolderContents,
     folder_of,
+    kept_settings,
     resumes_from,
     why_not_resumable,
     why_untracked,
@@ -55,6 +56,7 @@ def test_the_default_folder() -> None:
         *(st.text() for _ in range(4)),
         world_size=st.integers(0, 10_000),
         tensor_parallel=st.integers(1, 64),
+        settings=st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
     )
 )
 def test_a_mark_is_read_as_it_was_written(mark: CheckpointOwner) -> None:
@@ -200,3 +202,30 @@ def test_this_machines_mounts(tmp_path: Path) -> None:
     assert found is not None
     assert str(tmp_path).startswith(found.folder)
     assert mount_of("/", tmp_path / "none") is None
+
+
+@pytest.mark.parametrize(
+    ("kept", "own", "said"),
+    [
+        ({}, {"ZeRO stage": "2"}, ""),
+        ({"ZeRO stage": "3"}, {"ZeRO stage": "3"}, ""),
+        ({"ZeRO stage": "3"}, {"ZeRO stage": "2"}, "ZeRO stage 3, and this run has 2"),
+        ({"dtype": "bf16"}, {}, "dtype bf16, and this run has none"),
+    ],
+)
+def test_another_format(kept: dict[str, str], own: dict[str, str], said: str) -> None:
+    """A run with other settings than the checkpoints is refused with both."""
+    held = FolderContents(replace(OURS, settings=kept), newest="global_step_40", tracked="40")
+    assert kept_settings(held, "verl") == kept
+    why = why_not_resumable(held, replace(OURS, settings=own))
+    assert (said in why) if said else not why
+    empty = replace(held, newest="", tracked="")
+    assert kept_settings(empty, "verl") == {}
+    assert why_not_resumable(empty, replace(OURS, settings=own)) == ""
+
+
+def test_files_without_settings_are_of_older_agents() -> None:
+    """Their recipes for OpenRLHF always set ZeRO stage 3."""
+    held = FolderContents(replace(OURS, framework="openrlhf"), newest="state/global_step40")
+    assert kept_settings(held, "openrlhf") == {"ZeRO stage": "3"}
+    assert kept_settings(FolderContents(newest="state/global_step40"), "openrlhf") == {}

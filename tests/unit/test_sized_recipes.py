@@ -181,3 +181,38 @@ def test_slow_networks(recipe: str, settings: dict[str, str | None]) -> None:
         assert ("slow (100 Mbit/s)" in " ".join(command.why.values())) == (
             slow and "sft" not in recipe
         )
+
+
+@pytest.mark.parametrize(
+    ("recipe", "kept", "settings"),
+    [
+        ("openrlhf-sft", {}, {STAGE: "2"}),
+        ("openrlhf-sft", {"ZeRO stage": "3"}, {STAGE: "3"}),
+        ("verl-grpo", {f"{FSDP}.fsdp_size": "8"}, {f"{FSDP}.fsdp_size": "8"}),
+        (
+            "verl-grpo",
+            {"actor_rollout_ref.actor.strategy": "fsdp2"},
+            {f"{FSDP}.offload_policy": "True"},
+        ),
+    ],
+)
+def test_the_format_of_checkpoints_is_kept(
+    recipe: str, kept: dict[str, str], settings: dict[str, str]
+) -> None:
+    """A run that resumes keeps the ZeRO stage, the strategy and the partition."""
+    known = next(job for job in JOBS if job.name == recipe)
+    make, version = recipe_of(known).make, recipe_of(known).VERSIONS[-1]
+    sizes = node_sizes(2, [8], None, 80)
+    basis = JobBasis(model_size("7B"), 1e10, kept)
+    command = make(RecipeInput(recipe, sizes, version, "m", "/data", checkpoints="/c", basis=basis))
+    found = parsed(command)
+    assert {name: found.get(name) for name in settings} == settings
+    assert all(command.format[name] == value for name, value in kept.items())
+
+
+def test_own_arguments_change_the_format() -> None:
+    """What the user sets is not replaced: the run is refused with both values."""
+    own = shown("openrlhf-sft", "1x8x80", "7B", AGENT_JOB_ARGS="--ds.zero_stage 1")
+    assert own.format["ZeRO stage"] == "1"
+    dtype = shown("verl-grpo", "1x8x80", "7B", AGENT_JOB_ARGS=f"{FSDP}.model_dtype=bf16")
+    assert dtype.format[f"{FSDP}.model_dtype"] == "bf16"
