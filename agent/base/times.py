@@ -273,6 +273,8 @@ AGENT_EXIT = 2.0
 """An agent that has sent its code exits within this, unless a disk blocks a thread."""
 BUNDLE_EXTRA = 1.0
 """The caller waits so much longer than the time limit of the bundle's thread."""
+DEAD_ACTORS = 6.0
+"""For Ray to return why actors died, and the ends of their logs; a job failed without a cause."""
 CAUSE_SEARCH = 2.0
 """For the search of the logs for a known cause."""
 

@@ -8,7 +8,8 @@ import time
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec.structs import replace
 
@@ -16,7 +17,7 @@ from agent.base import times
 from agent.base.outcome import Kind
 from agent.base.text import listed
 from agent.boot.events import without_addresses
-from agent.decisions.causes.weigh import Log, weigh
+from agent.decisions.causes.weigh import ACTOR_WITHOUT_A_WORD, Diagnosis, Log, weigh
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
 from agent.decisions.head.state import HeadPhase
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from agent.base.outcome import Outcome
     from agent.boot.head_server import RunStatus
     from agent.boot.node_run import NodeRun
+    from agent.bridge.link import RayLink
     from agent.control.protocol import Bye
     from agent.control.reports import Reports
     from agent.decisions.head.fleet import Worker
@@ -56,30 +58,76 @@ RAY_LOGS = (
 """Ray's log files that may show why it ended."""
 
 
-async def explain_end(run: NodeRun, outcome: Outcome, others: Sequence[Log] = ()) -> Outcome:
-    """Add the cause in this node's logs, and in those of `others`, to an outcome as its remedy."""
+_ACTOR_ID = r"^\s+actor_id: ([0-9a-f]{32})$"
+"""An actor's id in the error of one that died."""
+_MOST_ACTORS = 2
+
+
+async def explain_end(
+    run: NodeRun, outcome: Outcome, elsewhere: Elsewhere | None = None
+) -> Outcome:
+    """Add the cause in this node's logs, and in those of other nodes, to an outcome's remedy."""
     if outcome.kind not in _EXPLAINED_KINDS:
         return outcome
-    has_failed = outcome.kind is Kind.JOB_FAILED
+    if outcome.kind is not Kind.JOB_FAILED or elsewhere is None:
+        elsewhere = Elsewhere()
     files = list(_logs(run, outcome))
-    job_log = run.folder.file(JOB_LOG)
-
-    def tail(path: Path) -> str:
-        begins = run.output_begins if path == job_log else 0
-        return (read_end(path, _TAIL, begins) or b"").decode(errors="replace")
-
-    def search() -> str:
-        logs = [Log("", path.name, tail(path), path != job_log) for path in files]
-        found = weigh([*logs, *(others if has_failed else ())])
-        remedy = found.remedy() if found.is_known or has_failed else ""
-        if found.is_known and found.key != "disk full":
-            return remedy
-        return _full_disk(run.plan, outcome.kind, of_a_job=found.is_known) or remedy
-
-    remedy = run.redactor.clean(await in_thread(search, times.CAUSE_SEARCH) or "")
+    logs = await in_thread(partial(_ends, run, files), times.CAUSE_SEARCH) or []
+    found = await in_thread(partial(weigh, [*logs, *elsewhere.logs]), times.CAUSE_SEARCH)
+    actors = re.findall(_ACTOR_ID, logs[0].text, re.MULTILINE) if logs else []
+    if actors and (found is None or found.key in {"", ACTOR_WITHOUT_A_WORD}):
+        dead = await elsewhere.ask_actors([*dict.fromkeys(actors)][:_MOST_ACTORS])
+        more = [*logs, *elsewhere.logs, *dead]
+        found = await in_thread(partial(weigh, more), times.CAUSE_SEARCH) or found
+    remedy = ""
+    if found is not None:
+        node = elsewhere.nodes.get(found.ip, "") or found.node
+        remedy = (
+            await in_thread(partial(_remedy, run, outcome.kind, replace(found, node=node))) or ""
+        )
+    remedy = run.redactor.clean(remedy)
     if not remedy or remedy in outcome.remedy:
         return outcome
     return replace(outcome, remedy=". ".join(filter(None, (remedy, outcome.remedy))))
+
+
+class Elsewhere(NamedTuple):
+    """Where else than in this node's logs the cause of a failed job may be."""
+
+    logs: tuple[Log, ...] = ()
+    """What other nodes' shares printed about a cause."""
+    nodes: Mapping[str, str] = MappingProxyType({})
+    """The workers' names by address."""
+    link: RayLink | None = None
+
+    async def ask_actors(self, ids: Sequence[str]) -> list[Log]:
+        """Return why actors died, with the ends of their own logs, as far as Ray answers."""
+        if self.link is None:
+            return []
+        dead = await self.link.dead_actors(ids, times.DEAD_ACTORS)
+        return [
+            Log(self.nodes.get(one["ip"], ""), f"the log of actor {one['id'][:8]}", one["text"])
+            for one in dead
+        ]
+
+
+def _ends(run: NodeRun, files: Iterable[Path]) -> list[Log]:
+    """Read the ends of logs; of the job's only what the last attempt wrote."""
+    job_log = run.folder.file(JOB_LOG)
+
+    def tail(path: Path) -> str:
+        since = run.output_begins if path == job_log else 0
+        return (read_end(path, _TAIL, since) or b"").decode(errors="replace")
+
+    return [Log("", path.name, tail(path), path != job_log) for path in files]
+
+
+def _remedy(run: NodeRun, kind: Kind, found: Diagnosis) -> str:
+    """Return what to do: a full disk counts before what is written about it."""
+    remedy = found.remedy() if found.is_known or kind is Kind.JOB_FAILED else ""
+    if found.is_known and found.key != "disk full":
+        return remedy
+    return _full_disk(run.plan, kind, of_a_job=found.is_known) or remedy
 
 
 def _logs(run: NodeRun, outcome: Outcome) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.outcome import Kind
-from agent.boot.diagnose import WorkerLogs, explain_end, make_bundle
+from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import (
     Submission,
@@ -404,11 +404,19 @@ class HeadAgent:
             self._output = None
             self._run.node.update(passed_on=0, copied=0)  # of the next attempt
 
+    def _elsewhere(self) -> Elsewhere:
+        """Return where else the cause of a failed job may be."""
+        workers = self._state.fleet.workers.values()
+        link = None if isinstance(self._link, TorchrunLink) else self._link
+        return Elsewhere(
+            self._status.logs_of_nodes(), {one.ip: one.name for one in workers if one.ip}, link
+        )
+
     async def _shut_down(self, outcome: Outcome) -> Outcome:
         """Send the verdict to the workers and stop everything, within the grace."""
         self._keeper.record_outcome(outcome)
         await self._finish_output()
-        outcome = await explain_end(self._run, outcome, self._status.logs_of_nodes())
+        outcome = await explain_end(self._run, outcome, self._elsewhere())
         self._keeper.record_end(outcome)
         await self._keeper.flush()
         self._run.outages = self._status.outages()

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from agent.base import times
-from agent.bridge.ray_calls import Gcs, Jobs, import_ray, is_final, last_finished
+from agent.bridge.ray_calls import Gcs, Jobs, dead_actors, import_ray, is_final, last_finished
 from agent.runtime.network import set_keepalive
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 
 class Bridge:
@@ -50,6 +50,8 @@ class Bridge:
                 self._start(self._stop_job, command)
             elif command["do"] == "tasks":
                 self._start(self._send_last_finished)
+            elif command["do"] == "actors":
+                self._start(self._send_dead_actors, command["ids"])
         self._stop.set()
 
     def _start(self, work: Callable[..., None], *arguments: object) -> threading.Thread:
@@ -227,6 +229,14 @@ class Bridge:
         except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
             print(f"no word of finished tasks: {_first_line(error)}", file=sys.stderr)
             self._send(event="tasks", finished=None)
+
+    def _send_dead_actors(self, ids: Sequence[str]) -> None:
+        """Send why actors died, as far as Ray answers."""
+        try:
+            self._send(event="actors", actors=dead_actors(self._gcs, self._dashboard, ids))
+        except Exception as error:  # noqa: BLE001 - whatever Ray raises is evidence
+            print(f"no word of dead actors: {_first_line(error)}", file=sys.stderr)
+            self._send(event="actors", actors=[])
 
     def _send_submit_failed(
         self, job_id: str, why: str, *, final: bool = False, cancelled: bool = False

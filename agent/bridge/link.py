@@ -17,7 +17,7 @@ from agent.record.log import say
 from agent.runtime.process import Child
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
 
@@ -56,6 +56,8 @@ class RayLink:
         self._uploads: dict[str, tuple[str, float]] = {}
         """By job id: the upload under way for the log, and when it began."""
         self._last_finished: float | None = None
+        self._dead_actors: list[dict[str, str]] = []
+        self._actors_received = anyio.Event()
         self._tasks_received = anyio.Event()
 
     async def run(self) -> None:
@@ -149,6 +151,14 @@ class RayLink:
             await self._tasks_received.wait()
         return self._last_finished
 
+    async def dead_actors(self, ids: Sequence[str], limit: float) -> list[dict[str, str]]:
+        """Return why Ray believes that actors died, with the ends of their logs: id, ip, text."""
+        self._dead_actors, self._actors_received = [], anyio.Event()
+        await self._send({"do": "actors", "ids": [*ids]})
+        with anyio.move_on_after(limit):
+            await self._actors_received.wait()
+        return self._dead_actors
+
     def forget(self, job_id: str) -> None:
         """Drop the commands of a job that is over."""
         self._commands = [command for command in self._commands if command["id"] != job_id]
@@ -172,6 +182,9 @@ class RayLink:
             data = json.loads(line)
             if data["event"] == "stop-taken":
                 self._stops_accepted.setdefault(str(data["id"]), anyio.Event()).set()
+            elif data["event"] == "actors":
+                self._dead_actors = data["actors"]
+                self._actors_received.set()
             elif data["event"] == "tasks":
                 self._last_finished = data["finished"]
                 self._tasks_received.set()

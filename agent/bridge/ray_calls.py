@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 from agent.base import times
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 
 _TERMINAL = {"SUCCEEDED", "FAILED", "STOPPED"}
 _SUPERVISOR = "JobSupervisor"
 _MAX_TASKS, _TASKS_LIMIT = 1_000, 20
+_ACTOR_LIMIT, _LOG_LINES = 3, 300
 _MAX_MESSAGE = 6_000
 """Characters of a message's end that are kept."""
 
@@ -152,6 +153,27 @@ def last_finished(dashboard: str) -> float | None:
     tasks = list_tasks(dashboard, filters, _MAX_TASKS, _TASKS_LIMIT, True, False)  # noqa: FBT003 - theirs
     ends = [one.end_time_ms for one in tasks if not str(one.name).startswith(_SUPERVISOR)]
     return max((float(end) / 1000 for end in ends if end), default=None)
+
+
+def dead_actors(gcs: str, dashboard: str, ids: Sequence[str]) -> list[dict[str, str]]:
+    """Return why Ray believes that actors died, and the ends of their own logs, on any node.
+
+    Tried on Ray 2.60.
+    """
+    from ray.util.state import get_actor, get_log  # noqa: PLC0415 - Ray is imported as late as can be
+
+    found = []
+    for actor in ids:
+        state = get_actor(actor, dashboard, timeout=_ACTOR_LIMIT)
+        causes: dict[str, Any] = getattr(state, "death_cause", None) or {}
+        context: dict[str, Any] = next(iter(causes.values()), {})
+        text = ""
+        with suppress(Exception):  # its node may be gone, and its log with it
+            ends = get_log(gcs, actor_id=actor, suffix="err", tail=_LOG_LINES, timeout=_ACTOR_LIMIT)
+            text = "".join(ends)
+        message, ip = (str(context.get(key, "")) for key in ("error_message", "node_ip_address"))
+        found.append({"id": actor, "ip": ip, "text": f"{message}\n{text}"})
+    return found
 
 
 def is_final(error: Exception) -> bool:

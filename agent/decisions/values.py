@@ -323,9 +323,9 @@ class Probes(Value):
 _SHOWN = 160
 
 
-def place(node: str, rank: int | None, preposition: str = "on") -> str:
+def place(node: str, rank: int | None) -> str:
     """Return ` on NODE (rank N)` as far as both are known."""
-    where = f" {preposition} {node}" if node else ""
+    where = f" on {node}" if node else ""
     return where if rank is None else f"{where} (rank {rank})"
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from agent.decisions.causes.lines import LONGEST, NEAR, plain_lines
 from agent.decisions.causes.table import KEYS, find_known_lines
 from agent.decisions.causes.weigh import Log
+from agent.decisions.values import place
 from agent.record.log import printable, say
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class KnownLines:
         return [
             {
                 "check": "job output",
-                "what": f"{f'{node}: ' if node else ''}{known.cause} ({known.shown})",
+                "what": f"{f'{node}: ' if node else ''}{known.cause}{place('', known.rank)} "
+                f"({known.shown})",
                 "remedy": known.what_to_do,
             }
             for node, known in found

@@ -188,7 +188,7 @@ def test_a_cause_counts_before_its_symptom() -> None:
     """A later watchdog line, or one of another node, hides no cause; node and rank are named."""
     found = cause(WATCHDOG, f"[rank9]: {OOM}")
     assert (found.key, found.node, found.rank) == ("GPU memory", "node-1", 9)
-    assert found.remedy().startswith("job.log of node-1 (rank 9) shows why: a GPU ran out of")
+    assert found.remedy().startswith("job.log shows why on node-1 (rank 9): a GPU ran out of")
     assert cause(f"{OOM}\n{WATCHDOG}").key == "GPU memory"
 
 
@@ -242,7 +242,7 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
     )
     remedy = found.remedy()
     assert remedy == (
-        "no known cause: the first error is 'ValueError: the answer is 42' in job.log of node-0"
+        "no known cause: the first error on node-0 is 'ValueError: the answer is 42' in job.log"
     )
 
 
@@ -250,7 +250,7 @@ def test_a_symptom_alone_is_no_cause() -> None:
     """It is named with what to look for, and nothing is asserted."""
     found = cause(WATCHDOG)
     assert not found.is_known
-    assert found.remedy().startswith("no known cause: job.log of node-0 (rank 0) shows ")
+    assert found.remedy().startswith("no known cause: job.log shows on node-0 (rank 0) ")
     assert "Look for the rank that is silent" in found.remedy()
 
 

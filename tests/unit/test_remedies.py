@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, cast
 
 import anyio
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
 from agent.boot import diagnose as explained_module
-from agent.boot.diagnose import explain_end
+from agent.boot.diagnose import Elsewhere, explain_end
 from agent.boot.node_run import NodeRun
 from agent.decisions.causes.lines import matches
 from agent.decisions.causes.table import CAUSES, NOISE, NOISE_ROWS, SYMPTOMS
@@ -19,6 +20,9 @@ from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
 from unit.worlds import SECRET, plan_of
+
+if TYPE_CHECKING:
+    from agent.bridge.link import RayLink
 
 _FILE = Path(__file__).with_name("known_lines.txt")
 ROWS = [row.partition(" :: ") for row in _FILE.read_text().splitlines() if not row.startswith("#")]
@@ -45,7 +49,7 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
     assert "{" not in remedy.replace(repr(line), "").replace("{reward_url}", "").replace(
         "{'GPU': 1.0}", ""
     )
-    assert " shows why: " in remedy
+    assert " shows why" in remedy
 
 
 def test_every_row_was_met_by_somebody() -> None:
@@ -137,10 +141,12 @@ def test_what_another_node_told_explains_a_job_that_failed(run: NodeRun) -> None
     there = Log("pod2", "the job's output", "torch.OutOfMemoryError: CUDA out of memory. Tried")
 
     def remedy(kind: Kind) -> str:
-        return anyio.run(explain_end, run, Outcome(kind, 1, "it failed"), (there,)).remedy
+        return anyio.run(
+            explain_end, run, Outcome(kind, 1, "it failed"), Elsewhere((there,))
+        ).remedy
 
     assert remedy(Kind.JOB_FAILED).startswith(
-        "the job's output of pod2 shows why: a GPU ran out of memory"
+        "the job's output shows why on pod2: a GPU ran out of memory"
     )
     assert remedy(Kind.LOST) == ""
     run.folder.file("job.log").write_text("Failed accept4: Too many open files\n")
@@ -180,4 +186,53 @@ def test_a_full_disk_of_rays_is_named(run: NodeRun, monkeypatch: pytest.MonkeyPa
     assert outcome_of(run, Kind.JOB_FAILED).remedy == ""
     run.folder.file("job.log").write_text("OSError: [Errno 28] No space left on device\n")
     assert "where the checkpoints go, is full" in outcome_of(run, Kind.JOB_FAILED).remedy
+    run.close()
+
+
+def test_the_log_of_an_actor_that_died_is_read(run: NodeRun) -> None:
+    """Where a worker process of Ray ended without a word, its own log and Ray's record count."""
+    actor = "f1278bf7c4ae451727a2f3e803000000"
+    run.folder.file("job.log").write_text(
+        "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.\n"
+        f"\tclass_name: WorkerDict\n\tactor_id: {actor}\n\tpid: 78381\n\tip: 10.0.0.7\n"
+        "The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR "
+        "Worker exit detail: Worker unexpectedly exits with a connection error code 2. End of file."
+    )
+    assert "either it crashed in compiled code" in outcome_of(run, Kind.JOB_FAILED).remedy
+    asked: list[str] = []
+
+    class Link:
+        async def dead_actors(self, ids: list[str], _limit: float) -> list[dict[str, str]]:
+            asked.extend(ids)
+            text = "Worker exit type: SYSTEM_ERROR\n*** SIGSEGV received at time=1 on cpu 1 ***"
+            return [{"id": actor, "ip": "10.0.0.7", "text": text}]
+
+    elsewhere = Elsewhere((), {"10.0.0.7": "pod7"}, cast("RayLink", Link()))
+    ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
+    assert asked == [actor]
+    assert ended.remedy.startswith(
+        "the log of actor f1278bf7 shows why on pod7: a process crashed in compiled code (SIGSEGV)"
+    )
+    run.close()
+
+
+def test_an_address_in_the_log_is_a_nodes_name(run: NodeRun) -> None:
+    """The driver's output names the process of an error by its node's address."""
+    run.folder.file("job.log").write_text(
+        "(WorkerDict pid=7, ip=10.0.0.7) torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB\n"
+    )
+    elsewhere = Elsewhere((), {"10.0.0.7": "pod7"})
+    ended = anyio.run(explain_end, run, Outcome(Kind.JOB_FAILED, 1, "it failed"), elsewhere)
+    assert ended.remedy.startswith("job.log shows why on pod7: a GPU ran out of memory ('(Worker")
+    run.close()
+
+
+def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
+    """What an earlier attempt printed explains nothing."""
+    before = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    run.folder.file("job.log").write_text(f"{before}RuntimeError: shapes differ\n")
+    run.output_begins = len(before)
+    assert outcome_of(run, Kind.JOB_FAILED).remedy == (
+        "no known cause: the first error is 'RuntimeError: shapes differ' in job.log"
+    )
     run.close()

@@ -262,6 +262,12 @@ TAKEN: tuple[Cause, ...] = (
                 "terminated expectedly: received SIGTERM",
                 "the actor's node was terminated expectedly: received SIGTERM",
             ),
+            Words(
+                "termination is imminent",
+                "GCP Metadata Service says termination is imminent",
+                mild=True,
+            ),
+            Words("pot Instance terminated", "Spot Instance terminated: no capacity", mild=True),
             Words("forcibly preempted", "Node was forcibly preempted"),
             Words(
                 "DUE TO PREEMPTION",

@@ -43,6 +43,7 @@ _RANK = (
     r"|\((?:\w+) (?:TP|DP)?\w* ?rank=(?P<d>\d+)"
 )
 _MILD = r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b|\w{4,}Warning: "
+_NCCL_WARN = r"\.(?:h|cc|cu):\d+ (?:NCCL )?WARN\b"
 _HANDLED = (
     r"(?i)"
     r"\bretrying\b|\bwill retry\b|\bfalling back\b|\bfallback\b|\bskipping\b|\bignor(?:ed|ing)\b"
@@ -96,6 +97,8 @@ _LOW = ("INFO", "WARN", "Warning", "DEBUG", "NOTICE", "[W", "W1", "W0")
 
 def _is_low(line: str) -> bool:
     head = line[:160]
+    if ".h:" in head or ".cc:" in head or ".cu:" in head:
+        head = compiled(_NCCL_WARN).sub("", head)
     return any(word in head for word in _LOW) and (compiled(_MILD).search(head) is not None)
 
 

@@ -72,6 +72,11 @@ NETWORK: tuple[Cause, ...] = (
                 only=r"onnect to 172\.17\.0\.\d{1,3}<",
             ),
             Words(
+                "trying to connect to (172.17.0.",
+                "[E socket.cpp:922] [c10d] The client socket has timed out after 1800s while trying "
+                "to connect to (172.17.0.2, 44737).",
+            ),
+            Words(
                 "onnect to fe80:",
                 "NCCL WARN socketStartConnect: Connect to fe80::1%eth0<43211> failed : Invalid argument",
             ),
@@ -82,7 +87,7 @@ NETWORK: tuple[Cause, ...] = (
             ),
         ),
         ("aws-samples/aws-do-eks#50", "vllm-project/vllm#7074", "NVIDIA/nccl#934"),
-        reads=r"(?:onnect to |remote=\[?)(?P<peer>[0-9a-fA-F.:]{3,39})",
+        reads=r"(?:onnect to \(?|remote=\[?)(?P<peer>[0-9a-fA-F.:]{3,39})",
     ),
     Cause(
         "Gloo",
@@ -254,6 +259,10 @@ NETWORK: tuple[Cause, ...] = (
                 "onnect to …> failed : ",
                 "include/socket.h:403 NCCL WARN Connect to 10.0.0.9<35123> failed : Connection "
                 "refused",
+            ),
+            Words(
+                "Call to connect timeout",
+                "include/socket.h:361 NCCL WARN Call to connect timeout : Connection refused",
             ),
             Words(
                 "Call to connect…failed",

@@ -161,6 +161,11 @@ PLACEMENT: tuple[Cause, ...] = (
                 "INFO ray_utils.py:231 Waiting for creating a placement group of specs for 40 seconds. specs=[{'GPU': 1.0}].",
                 mild=True,
             ),
+            Words(
+                "arallel size (…exceeds available GPUs",
+                "WARNING 03-30 14:11:45 [ray_utils.py:352] Tensor parallel size (16) exceeds available GPUs (8). This may result in Ray placement group allocation failures.",
+                mild=True,
+            ),
             Words("pending tasks/actors", " {'GPU': 1.0}: 1+ pending tasks/actors", mild=True),
         ),
         ("vllm-project/vllm#13093",),

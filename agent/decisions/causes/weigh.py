@@ -52,6 +52,8 @@ _ERROR = (
 _TRACE = r'^\s*(?:File "|raise |\^+|Traceback)'
 _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
 _BLOCK = r"^\s*rank\s+: (\d+) \(local_rank: \d+\)"
+ACTOR_WITHOUT_A_WORD = "actor without a word"
+"""The key of the row for workers of Ray whose own logs are needed."""
 _SHOWN = 240
 """Characters of a line in a sentence."""
 _FRAMES = 60
@@ -64,6 +66,7 @@ class Log(Value):
     """The end of one log of a node."""
 
     node: str
+    """'' for this node."""
     name: str
     text: str
     of_ray: bool = False
@@ -96,12 +99,15 @@ class Diagnosis(Value):
         """Return it as the remedy of an outcome: the cause with its place, or the first error."""
         if not self.line:
             return ""
-        log = f"{self.log}{place(self.node, self.rank, 'of')}"
+        where = place(self.node, self.rank)
         if self.is_known:
-            return f"{log} shows why: {self.cause} ({self._shown!r}). {self.what_to_do}"
+            return f"{self.log} shows why{where}: {self.cause} ({self._shown!r}). {self.what_to_do}"
         if self.cause:
-            return f"no known cause: {log} shows {self._shown!r}, {self.cause}. {self.what_to_do}"
-        return f"no known cause: the first error is {self._shown!r} in {log}"
+            return (
+                f"no known cause: {self.log} shows{where} {self._shown!r}: {self.cause}. "
+                f"{self.what_to_do}"
+            )
+        return f"no known cause: the first error{where} is {self._shown!r} in {self.log}"
 
     @property
     def _shown(self) -> str:
