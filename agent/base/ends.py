@@ -244,6 +244,14 @@ RETRIES_EXHAUSTED = End(
     attempts_are_used_up=True,
 )
 """Found at the start: the attempts of earlier heads count."""
+SAME_CAUSE = End(
+    75,
+    Kind.LOST,
+    "the same cause ended two attempts in a row without a newer checkpoint: {cause}",
+    culprit="job",
+    remedy="Remove the cause; begin anew in another AGENT_LOG_DIR",
+    attempts_are_used_up=True,
+)
 NO_PROGRESS = End(
     75,
     Kind.LOST,

@@ -17,6 +17,8 @@ from agent.base import times
 from agent.base.outcome import Kind
 from agent.base.text import listed
 from agent.boot.events import without_addresses
+from agent.decisions.attempts import FailureCause
+from agent.decisions.causes.row import Again
 from agent.decisions.causes.weigh import ACTOR_WITHOUT_A_WORD, Diagnosis, Log, weigh
 from agent.decisions.head import state as h
 from agent.decisions.head.fleet import NodeState
@@ -89,6 +91,21 @@ async def explain_end(
     if not remedy or remedy in outcome.remedy:
         return outcome
     return replace(outcome, remedy=". ".join(filter(None, (remedy, outcome.remedy))))
+
+
+async def find_cause(run: NodeRun, output: Path, elsewhere: Elsewhere) -> FailureCause | None:
+    """Return the cause in a failed attempt's output, unless the loss of a node leads to it."""
+
+    def search() -> Diagnosis:
+        text = (read_end(output, _TAIL) or b"").decode(errors="replace")
+        return weigh([Log("", output.name, text), *elsewhere.logs])
+
+    found = await in_thread(search, times.CAUSE_SEARCH)
+    if found is None or not found.is_no_loss or found.again is Again.YES:
+        return None
+    node = elsewhere.nodes.get(found.ip, "") or found.node
+    cause = run.redactor.clean(found.cause)
+    return FailureCause(found.key, cause, node, found.again is Again.NO)
 
 
 class Elsewhere(NamedTuple):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.outcome import Kind
-from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, make_bundle
+from agent.boot.diagnose import Elsewhere, WorkerLogs, explain_end, find_cause, make_bundle
 from agent.boot.events import EventFilter, Guard, recorded_form
 from agent.boot.head_job import (
     Submission,
@@ -308,10 +308,18 @@ class HeadAgent:
         return RayLink(argv, env, log, self._put_ray_event, self._run.record_child)
 
     def _put_ray_event(self, event: h.HeadEvent) -> None:
-        """Put an event of the bridge; a failed job's report gets the recent out-of-memory kills."""
+        """Put an event of the bridge; a failed job's report gets the cause of the failure."""
         if isinstance(event, h.JobHeard) and event.report.ended and not event.report.succeeded:
             event = replace(event, report=replace(event.report, memory=self._run.memory.recent()))
-        self._inbox.put(event)
+            self._tasks.start_soon(self._put_with_cause, event)
+        else:
+            self._inbox.put(event)
+
+    async def _put_with_cause(self, event: h.JobHeard) -> None:
+        """Put the report of a failed job with the cause that its output has."""
+        source = None if self._output is None else self._output.source
+        cause = None if source is None else await find_cause(self._run, source, self._elsewhere())
+        self._inbox.put(replace(event, report=replace(event.report, cause=cause)))
 
     async def _follow_ray(self) -> None:
         with self._bridge_scope:

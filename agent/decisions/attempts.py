@@ -36,6 +36,17 @@ _MEMORY_WORDS = re.compile(r"OutOfMemoryError|\bout of memory\b|low on memory", 
 """The messages of Ray's OOM killer, CUDA and the C library."""
 
 
+class FailureCause(Value):
+    """The cause of a job's failure in its output, if it is none that a loss leads to."""
+
+    key: str
+    text: str
+    node: str = ""
+    """The node that it lies on, if known."""
+    is_permanent: bool = False
+    """Whether another try on the same node cannot help."""
+
+
 class JobReport(Value):
     """The status of the job, from Ray or from torchrun's shares."""
 
@@ -47,6 +58,7 @@ class JobReport(Value):
     """The process that failed, if known."""
     memory: str = ""
     """What the kernel's OOM killer did just before, or ''."""
+    cause: FailureCause | None = None
 
     @property
     def ended(self) -> bool:
@@ -166,7 +178,8 @@ class Attempt(Value):
         """Return it as a lost attempt, for the decision about the next."""
         began = self.began if self.submitted is None else self.submitted
         reason = "" if self.end is None else self.end.reason
-        return LostAttempt((self.ended or began) - began, reason, self.checkpoint)
+        cause = None if self.report is None else self.report.cause
+        return LostAttempt((self.ended or began) - began, reason, self.checkpoint, cause)
 
 
 class AttemptSnapshot(Value):
@@ -212,6 +225,8 @@ class LostAttempt(Value):
     reason: str = ""
     checkpoint: int | None = None
     """The step of the newest checkpoint when it began."""
+    cause: FailureCause | None = None
+    """The cause in its output; not known of attempts of earlier heads."""
 
 
 def submission_id_of(run_id: str, number: int, fixed: str | None = None) -> str:
@@ -243,10 +258,18 @@ def retries_exhausted(tried: Sequence[LostAttempt], retries: int) -> Outcome | N
 
 
 def end_without_progress(tried: Sequence[LostAttempt], newest: int | None) -> Outcome | None:
-    """Return the end of a run whose last attempts were short and saved nothing, or None.
+    """Return the end of a run whose last attempts saved nothing, or None.
+
+    Two with the same cause in their output are enough, else three that were short.
 
     `newest` is the step of the newest checkpoint now; without one only time counts.
     """
+    last = tried[-2:]
+    if len(last) == 2 and last[0].cause is not None and last[1].cause is not None:
+        steps = [*(one.checkpoint for one in last), newest]
+        is_same = last[0].cause.key == last[1].cause.key
+        if is_same and not any(_is_newer(then, later) for then, later in pairwise(steps)):
+            return ends.SAME_CAUSE.outcome(cause=last[1].cause.text)
     recent = tried[-_MOST_IN_VAIN:]
     if len(recent) < _MOST_IN_VAIN or any(one.seconds > times.ATTEMPT_SHORT for one in recent):
         return None

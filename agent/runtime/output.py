@@ -114,7 +114,7 @@ class OutputCopy(Background):
     ) -> None:
         super().__init__(name)
         self.on_passed = on_passed
-        self._source = source
+        self.source = source
         self._filter = preamble
         self._sink = sink
         self._skip = skip
@@ -159,13 +159,13 @@ class OutputCopy(Background):
                 return source
             self._pause(self._step)
         source = self._open()
-        if source is None and not self._source.parent.is_dir():
-            self._warn(f"the job's output cannot be read: {self._source.parent} is not there")
+        if source is None and not self.source.parent.is_dir():
+            self._warn(f"the job's output cannot be read: {self.source.parent} is not there")
         return source
 
     def _open(self) -> BinaryIO | None:
         try:
-            return self._source.open("rb", buffering=0)
+            return self.source.open("rb", buffering=0)
         except (FileNotFoundError, NotADirectoryError):
             return None  # Ray has not made it yet
         except OSError as error:
@@ -203,7 +203,7 @@ class OutputCopy(Background):
             return b""
 
     def _warn_of(self, error: OSError) -> None:
-        self._warn(f"the job's output cannot be read: {error.strerror} ({self._source})")
+        self._warn(f"the job's output cannot be read: {error.strerror} ({self.source})")
 
     def _write(self, chunk: bytes) -> bool:
         return not chunk or self._sink.write(chunk, self._pause)
@@ -219,7 +219,8 @@ class OutputCopies:
     """
 
     def __init__(self, source: Path, preamble: PreambleFilter) -> None:
-        self._source = source
+        self.source = source
+        """The file with the output."""
         self._preamble = preamble
         self._warned: set[str] = set()
         self._lock = threading.Lock()
@@ -243,7 +244,7 @@ class OutputCopies:
     def _add(
         self, name: str, sink: ByteSink, begins: int, step: float, on_passed: Callable[[int], None]
     ) -> None:
-        source = (name, self._source, copy_of(self._preamble))
+        source = (name, self.source, copy_of(self._preamble))
         self._copies.append(OutputCopy(*source, sink, begins, step, self._warn, on_passed))
 
     def start(self) -> None:

@@ -11,6 +11,7 @@ from agent.decisions.attempts import (
     Attempt,
     AttemptSnapshot,
     DriverSignaled,
+    FailureCause,
     JobReport,
     LostAttempt,
     end_without_progress,
@@ -286,6 +287,62 @@ def test_in_vain(
     )
     assert (end is not None) == is_vain
     assert end is None or "no progress: 3 attempts in a row" in end.reason
+
+
+QUOTA = FailureCause("disk quota", "the quota is used up", is_permanent=True)
+SHAPE = FailureCause("illegal access", "a CUDA kernel accessed memory illegally")
+
+
+def _failed_by(cause: FailureCause) -> History:
+    """Return a job that fails by a cause just after its node was lost."""
+    return [*PAIR, GONE, (10, h.JobHeard("run-1", JobReport("FAILED", "", 1, cause=cause)))]
+
+
+def test_a_permanent_cause_is_not_tried_again() -> None:
+    """A full quota ends the run though a node was lost just before, and the run says why."""
+    (end,) = Story(goal(1, retries=3), _failed_by(QUOTA)).ends
+    assert (end.exit_code, end.kind) == (1, Kind.JOB_FAILED)
+    assert end.reason.endswith(
+        "; not tried again, since another try on the same nodes cannot help: the quota is used up"
+    )
+    assert "before that, lost a needed node" in end.reason
+
+
+@pytest.mark.parametrize("cause", [SHAPE, replace(QUOTA, node="pod2")])
+def test_other_causes_are_tried_again(cause: FailureCause) -> None:
+    """One that may pass, and one of a node that is away."""
+    story = Story(goal(1, retries=3), _failed_by(cause))
+    assert story.ends == []
+    assert "attempt 1 of 4 is lost" in story.said
+
+
+@pytest.mark.parametrize(
+    ("causes", "steps", "ends"),
+    [
+        ((SHAPE, SHAPE), (10, 10, 10), True),
+        ((SHAPE, SHAPE), (None, None, None), True),
+        ((SHAPE, SHAPE), (10, 10, 20), False),
+        ((SHAPE, SHAPE), (10, 20, 20), False),
+        ((SHAPE, QUOTA), (10, 10, 10), False),
+        ((None, None), (10, 10, 10), False),
+        ((SHAPE, None), (10, 10, 10), False),
+        ((SHAPE,), (10, 10), False),
+    ],
+)
+def test_the_same_cause_at_the_same_step_twice_ends_the_run(
+    causes: tuple[FailureCause | None, ...], steps: tuple[int | None, ...], *, ends: bool
+) -> None:
+    """Two attempts with one cause and no newer checkpoint are enough, however long they took."""
+    tried = [
+        LostAttempt(9_999.0, "lost", step, cause)
+        for step, cause in zip(steps, causes, strict=False)
+    ]
+    end = end_without_progress(tried, steps[-1])
+    assert (end is not None) == ends
+    assert end is None or end.reason == (
+        "the same cause ended two attempts in a row without a newer checkpoint: "
+        "a CUDA kernel accessed memory illegally"
+    )
 
 
 def test_what_was_saved_is_told_and_counts() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from agent.base.outcome import Kind, Outcome
 from agent.boot import diagnose as explained_module
-from agent.boot.diagnose import Elsewhere, explain_end
+from agent.boot.diagnose import Elsewhere, explain_end, find_cause
 from agent.boot.node_run import NodeRun
 from agent.decisions.causes.lines import matches
 from agent.decisions.causes.table import CAUSES, NOISE, NOISE_ROWS, SYMPTOMS
@@ -23,6 +23,7 @@ from unit.worlds import SECRET, plan_of
 
 if TYPE_CHECKING:
     from agent.bridge.link import RayLink
+    from agent.decisions.attempts import FailureCause
 
 _FILE = Path(__file__).with_name("known_lines.txt")
 ROWS = [row.partition(" :: ") for row in _FILE.read_text().splitlines() if not row.startswith("#")]
@@ -234,5 +235,29 @@ def test_only_the_last_attempts_output_counts(run: NodeRun) -> None:
     run.output_begins = len(before)
     assert outcome_of(run, Kind.JOB_FAILED).remedy == (
         "no known cause: the first error is 'RuntimeError: shapes differ' in job.log"
+    )
+    run.close()
+
+
+def test_the_cause_for_the_next_attempt(run: NodeRun, tmp_path: Path) -> None:
+    """Permanent or not, with its node; none where the loss of a node leads to such an error."""
+    output = tmp_path / "driver.log"
+    elsewhere = Elsewhere((), {"10.0.0.7": "pod7"})
+
+    def cause(text: str) -> FailureCause | None:
+        output.write_text(text)
+        return anyio.run(find_cause, run, output, elsewhere)
+
+    quota = "(WorkerDict pid=7, ip=10.0.0.7) OSError: [Errno 122] Disk quota exceeded\n"
+    found = cause(quota)
+    assert found is not None
+    assert (found.key, found.node, found.is_permanent) == ("disk quota", "pod7", True)
+    memory = cause("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n")
+    assert memory is not None
+    assert not memory.is_permanent
+    assert cause("RuntimeError: shapes differ\n") is None
+    assert cause("The actor died because its node has died. Node Id: a3\n") is None
+    assert (
+        cause("NCCL WARN socketStartConnect: Connect to 10.0.0.7<1> failed : timed out\n") is None
     )
     run.close()

@@ -69,6 +69,15 @@ TEMPORARY = frozenset(
 """Labels of causes that another try, perhaps on another node, may not meet."""
 
 
+AFTER_LOSS = frozenset(
+    (
+        *("nccl_socket", "wrong_interface", "infiniband_link", "roce_gid"),
+        *("reward_server", "retriever", "rollout_server", "preempted", "node_lost", "native_crash"),
+    )
+)
+"""Labels of errors that the loss of a node leads to."""
+
+
 class Words(Value):
     """One message, as some version of a program prints it."""
 

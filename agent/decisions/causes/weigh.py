@@ -14,7 +14,7 @@ from agent.decisions.causes.lines import (
     rank_of,
     time_of,
 )
-from agent.decisions.causes.row import Again, Cause, Weight, compiled
+from agent.decisions.causes.row import AFTER_LOSS, Again, Cause, Weight, compiled
 from agent.decisions.causes.table import CAUSE_ROWS, NOISE_ROWS, SYMPTOM_ROWS
 from agent.decisions.values import place
 
@@ -89,11 +89,17 @@ class Diagnosis(Value):
     cause: str = ""
     what_to_do: str = ""
     again: Again = Again.EITHER
+    weight: Weight = Weight.LAST
 
     @property
     def is_known(self) -> bool:
         """Return whether a row explains the failure."""
         return bool(self.key)
+
+    @property
+    def is_no_loss(self) -> bool:
+        """Return whether the cause is none that the loss of a node leads to."""
+        return self.weight >= Weight.CAUSE and AFTER_LOSS.isdisjoint(self.labels)
 
     def remedy(self) -> str:
         """Return it as the remedy of an outcome: the cause with its place, or the first error."""
@@ -179,6 +185,7 @@ def _explained(
         cause,
         what_to_do,
         row.again,
+        row.weight,
     )
 
 

@@ -223,6 +223,11 @@ def attempt_end(state: HeadState, report: JobReport, now: float) -> Outcome:
         return own
     if state.lost_attempt_count >= state.goal.retries:
         return verdict_of(report, loss)
+    cause = report.cause
+    if cause is not None and cause.is_permanent and cause.node not in unreturned_nodes(state):
+        own = verdict_of(report, loss)
+        why = f"; not tried again, since another try on the same nodes cannot help: {cause.text}"
+        return replace(own, reason=f"{own.reason}{why}")
     why = verdict_of(report).reason
     return ends.FAILED_AFTER_LOSS.outcome(loss=loss, failure=why)
 
