@@ -116,7 +116,7 @@ RUN_DECIDED = 5.0
 NODE_PROBE = 10.0
 """For each node's scoring request to the reward server."""
 BANDWIDTH_SAMPLE = 10.0
-"""For each node's sample of a link; the job never waits for it."""
+"""For each node's sample of a link; only a recipe that is sized by the links waits for it."""
 SAMPLE_TRIES = BANDWIDTH_SAMPLE - 3.0
 """A node whose time is over reports so before the head's limit."""
 SAMPLE_PAUSE = 2.0

@@ -25,7 +25,15 @@ from agent.runtime.output import OutputCopies, PreambleFilter, driver_log
 from agent.runtime.waiting import Failure
 from agent.work import checkpoints
 from agent.work.checkpoints import resumes_from, step_of
-from agent.work.job import JobPlaceholders, checkpoint_owner, entrypoint, fill, sizes, world_size
+from agent.work.job import (
+    JobPlaceholders,
+    checkpoint_owner,
+    entrypoint,
+    fill,
+    is_sized_by_links,
+    sizes,
+    world_size,
+)
 from agent.work.recipes.model_shape import CONFIG, shape_of
 from agent.work.recipes.recipe import JobBasis, MisfitError
 
@@ -133,8 +141,7 @@ class Submission(Value):
 async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     """Return what the recipe is sized by: the model's shape, and the slowest link between nodes.
 
-    The model's `config.json` may have been fetched after the plan was made. With InfiniBand the
-    measured links are not those that the job uses.
+    The model's `config.json` may have been fetched after the plan was made.
     """
     recipe = None if plan.job is None else plan.job.recipe
     if recipe is None:
@@ -143,7 +150,7 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     if basis.model is None or basis.model.source != CONFIG:
         config = await in_thread(lambda: model_config(model, plan.environ))
         basis = replace(basis, model=shape_of(model, config) or basis.model)
-    return basis if plan.facts.infiniband else replace(basis, link=slowest_link(state))
+    return replace(basis, link=slowest_link(state)) if is_sized_by_links(plan.job) else basis
 
 
 async def make_submission(  # noqa: PLR0913 - all that it rests on

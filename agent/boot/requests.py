@@ -17,7 +17,6 @@ from agent.base.value import LONGEST_TAIL, LONGEST_TEXT
 from agent.boot.diagnose import ray_log_folder
 from agent.boot.stall import DIAGNOSTICS, STACKS, Diagnostics, log_stacks
 from agent.boot.torchrun import remove_file, text_of
-from agent.checks.network import SLOW
 from agent.control.protocol import MAX_ANSWERS
 from agent.control.sample import download_sample
 from agent.decisions.values import ALL_REDUCE, REACH, SAMPLE, SCORE, Answer
@@ -31,6 +30,7 @@ from agent.record.threads import in_thread
 from agent.runtime.probes import port_answers, reward_answers
 from agent.runtime.process import tail_of
 from agent.runtime.waiting import Failure, NotYet, TimedOutError, until
+from agent.work.recipes.sizing import SLOW_LINK
 from agent.work.services import REWARD, ScoringProbe, reward_url
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Prober:
             if isinstance(sample, str):
                 return Answer(SAMPLE, at, sample)
             best, rate = max(best, sample, key=_rate), _rate(sample)
-            if rate >= SLOW or max(before, rate) < _STEADY * min(before, rate):
+            if rate >= SLOW_LINK or max(before, rate) < _STEADY * min(before, rate):
                 break
             before = rate
         size, seconds = best

@@ -31,7 +31,7 @@ from agent.record.run_record import (
     snapshot_to_record,
 )
 from agent.runtime.waiting import NotYet, until
-from agent.work.job import is_sized
+from agent.work.job import is_sized, is_sized_by_links
 from agent.work.recipes.recipe import NodeSize
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         has_job=plan.job is not None,
         is_sized_to_nodes=plan.torchrun is not None
         or (plan.job is not None and is_sized(plan.job)),
+        is_sized_by_links=keeper.basis is None and is_sized_by_links(plan.job),
         run_id=keeper.record.run_id,
         first_attempt=keeper.next_attempt,
         lost_attempts=keeper.record.tried,

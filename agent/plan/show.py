@@ -12,6 +12,7 @@ from agent.checks.finding import Level
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
 from agent.topology.claim import GivenRay
+from agent.work.job import is_sized_by_links
 from agent.work.where import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
@@ -169,7 +170,10 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
     else:
         yield f"job:    {shlex.join(job.argv)}"
     if recipe is not None and recipe.expected_command is not None and recipe.known.framework:
-        yield f"  sized for {_nodes_like_this(workers)}; sized again for the nodes that join"
+        measured = workers > 0 and is_sized_by_links(job)
+        links = " and the measured bandwidth between them" * measured
+        again = f"sized again for the nodes that join{links}"
+        yield f"  sized for {_nodes_like_this(workers)}; {again}"
         yield from (f"  {key}: {reason}" for key, reason in recipe.expected_command.why.items())
         yield from (f"  {note}" for note in recipe.expected_command.notes)
     if recipe is not None and recipe.known.framework:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from agent.base import times
 from agent.base.value import Value
 from agent.settings.jobs import launcher
+from agent.work.job import is_sized_by_links
 from agent.work.services import longest_waits
 from agent.work.where import ON_EVERY
 
@@ -48,9 +49,11 @@ PROBE = "probe"
 """For each node's probe of the reward server."""
 PREFLIGHT = "preflight"
 """For the all-reduce before the job."""
+LINKS = "links"
+"""For the bandwidth between nodes, by which a recipe is sized."""
 HANG = "hang"
 """For a stopped process of Ray to continue; not shown in the plan."""
-NEVER_LATE = {PAUSE, PROBE}
+NEVER_LATE = {PAUSE, PROBE, LINKS}
 """Waits after which the run continues."""
 UPLOAD_RATE = 512 << 10
 """Bytes a second of the slowest upload for which a submission waits."""
@@ -114,6 +117,9 @@ def _on_the_head(  # noqa: PLR0913 - what a run may wait for
         yield PlannedWait(PROBE, "each node's probe of the reward server", times.NODE_PROBE, FIXED)
     if settings.preflight is not None and given is None:
         yield PlannedWait(PREFLIGHT, "an all-reduce over all nodes", times.ALL_REDUCE, FIXED)
+    if topology.expected_workers and given is None and is_sized_by_links(job):
+        links = "the bandwidth between the nodes, once per run: it decides how weights are sharded"
+        yield PlannedWait(LINKS, links, times.BANDWIDTH_SAMPLE, FIXED)
     if job is not None and by_torchrun:
         yield PlannedWait(SUBMIT, "torchrun to be started here", times.SUBMISSION, FIXED)
         reports = "every node's report after the job failed on one"

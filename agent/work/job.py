@@ -96,6 +96,17 @@ def is_sized(job: Job) -> bool:
     return job.recipe is not None or not named.isdisjoint(_SIZES)
 
 
+def is_sized_by_links(job: Job | None) -> bool:
+    """Return whether the command depends on the measured bandwidth between the nodes.
+
+    With InfiniBand it does not: the links that are measured are not those that the job uses.
+    """
+    recipe = None if job is None else job.recipe
+    if recipe is None or recipe.input.infiniband:
+        return False
+    return recipe.known.framework not in {"", "search-r1"}
+
+
 def entrypoint(argv: list[str], attempt: int) -> str:
     """Return the shell command that Ray runs: the argv, with AGENT_ATTEMPT exported.
 

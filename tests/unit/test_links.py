@@ -20,9 +20,12 @@ from agent.control.server import AgentServer
 from agent.control.sockets import bind
 from agent.decisions import head
 from agent.decisions.head import state as h
-from agent.decisions.head.probes import MAX_HEAD_LINKS
+from agent.decisions.head.probes import MAX_HEAD_LINKS, slowest_link
 from agent.decisions.head.state import HeadPhase
+from agent.decisions.head.waits import pending_waits
 from agent.decisions.values import HERE, SAMPLE, Answer, Answered
+from agent.plan import waits as planned
+from agent.work.recipes.sizing import SLOW_LINK
 from agent.work.where import Placeholders
 from unit.fake_runs import prober_of
 from unit.heads import TICK, Story, goal, nodes, word
@@ -137,6 +140,39 @@ def test_each_way_once() -> None:
         story.take(nodes(2, 3), at)
     assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
     assert len([probe for _, probe, _ in story.probes if probe == SAMPLE]) == len(WAYS)
+
+
+SIZED = replace(PAIR, is_sized_by_links=True)
+
+
+def test_a_job_that_is_sized_by_links_waits_for_them() -> None:
+    """It is submitted after the last sample, and knows the slowest link."""
+    story = Story(replace(SIZED, retries=1), JOINED)
+    assert story.state.phase.value == "booting"
+    assert [wait.key for wait in pending_waits(story.state)] == [planned.LINKS]
+    assert slowest_link(story.state) is None
+    answered(story, 700, 3.0)
+    assert story.state.phase is HeadPhase.SUBMITTING
+    assert slowest_link(story.state) == pytest.approx(700e6, rel=0.01)
+    story.take(h.RayGone("killed"), 4.0)
+    for at in (11.0, 61.0):
+        story.take(nodes(2, 3), at)
+    assert [type(a) for a in story.actions].count(h.SubmitJob) == 2
+
+
+def test_the_wait_for_links_ends() -> None:
+    """Links without a sample delay the job by ten seconds, and do not end the run."""
+    story = Story(SIZED, JOINED)
+    story.take(word(2, answers=(sample("", 100),)), 3.0)
+    assert story.state.phase.value == "booting"
+    story.take(TICK, 2.0 + times.BANDWIDTH_SAMPLE)
+    assert story.state.phase is HeadPhase.SUBMITTING
+    assert slowest_link(story.state) == pytest.approx(100e6, rel=0.01)
+
+
+def test_links_are_measured_until_they_are_known_to_be_fast() -> None:
+    """A warning concerns slower links than those that decide how weights are sharded."""
+    assert SLOW < SLOW_LINK
 
 
 def test_a_large_cluster_has_few_ways_to_the_head() -> None:

@@ -103,7 +103,7 @@ def test_the_plan_is_for_nodes_like_this_one() -> None:
     text = shown({})
     assert "job:    " in text
     assert "-m toy --gpus 16 --for=0.9.1" in text
-    assert "sized for 2 nodes like this one; sized again for the nodes that join" in text
+    assert "sized for 2 nodes like this one; sized again for the nodes that join and the" in text
     assert "--gpus: 16 GPUs joined" in text
     assert "16 GPUs: batch 1024 = 16 x 64" in text
     assert "TOY_MODE=fast" in text

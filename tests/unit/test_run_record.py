@@ -32,6 +32,8 @@ from agent.record.run_record import (
     why_not_resumed,
 )
 from agent.settings.redact import Redactor
+from agent.work.recipes.model_shape import ModelShape
+from agent.work.recipes.recipe import JobBasis
 from unit.disks import fill_up, full_disk, needs_mount
 
 if TYPE_CHECKING:
@@ -62,6 +64,13 @@ RECORDS = st.builds(
             | st.builds(Underway, st.builds(Moment, st.text()), st.integers()),
         )
     ).map(tuple),
+    basis=st.none()
+    | st.builds(
+        JobBasis,
+        st.none() | st.builds(ModelShape.from_name, st.sampled_from(["7B", "30B-A3B"])),
+        st.none() | st.floats(0, 1e12),
+        st.dictionaries(st.text(), st.text(), max_size=3),
+    ),
     ending=st.none() | st.builds(Outcome, st.sampled_from(Kind), st.integers(0, 255), st.text()),
 )
 
@@ -427,6 +436,19 @@ def test_a_job_lost_with_its_head_is_submitted_again(tmp_path: Path) -> None:
     assert [(one.number, one.reason) for one in keeper.record.attempts] == [
         (1, "its head was lost")
     ]
+
+
+def test_attempts_are_sized_alike(tmp_path: Path) -> None:
+    """What the first attempt's recipe was sized by is that of every later head, too."""
+    (tmp_path / "4711").mkdir()
+    keeper = RunKeeper(tmp_path, "f" * 16, ChosenRun("4711", RECORD))
+    assert keeper.basis is None
+    basis = JobBasis(ModelShape.from_name("7B"), 1e8)
+    keeper.record_basis(basis)
+    keeper.close()
+    written = RunRecord.read(tmp_path / "4711" / RUN_FILE)
+    assert isinstance(written, RunRecord)
+    assert written.basis == basis
 
 
 def test_a_surviving_job_is_followed(tmp_path: Path) -> None:

@@ -86,6 +86,8 @@ def _drop_never_late(state: HeadState, passed: set[str]) -> Decision:
     log: tuple[HeadAction, ...] = ()
     if planned.PAUSE in passed:
         state = replace(state, attempt=replace(state.attempt, not_before=state.attempt.began))
+    if planned.LINKS in passed:
+        state = replace(state, probes=replace(state.probes, samples_due=None))
     if planned.PROBE in passed:
         state, log = probes.give_up_scores(state)
     return state, log
@@ -139,7 +141,8 @@ def _finish_boot(state: HeadState, now: float) -> Decision:
         return after, (*done, *actions)
     state, log = probes.give_up_scores(state)
     state, begun = probes.begin_preflight(state, now)
-    after, actions = (state, begun) if begun else _submit_job(state, now)
+    awaited = bool(begun) or any(probes.link_waits(state))
+    after, actions = (state, begun) if awaited else _submit_job(state, now)
     return after, (*done, *log, *actions)
 
 

@@ -124,6 +124,16 @@ def slowest_link(state: HeadState) -> float | None:
     return min((one.size * 8 / one.seconds for one in samples if one.seconds > 0), default=None)
 
 
+def link_waits(state: HeadState) -> Iterator[Wait]:
+    """Yield the wait for samples of the links, by which the first attempt's job is sized."""
+    due = state.probes.samples_due
+    if due is None or not state.goal.is_sized_by_links or state.earlier_attempts:
+        return
+    open_links = sum(1 for one in state.probes.samples.values() if one is None)
+    evidence = f"{open_links} of {len(state.probes.samples)} links are not measured"
+    yield Wait(planned.LINKS, "the bandwidth between the nodes", due, evidence)
+
+
 def _late_samples(ways: list[tuple[str, str]]) -> Finding | None:
     """Return a finding about links without a sample in time."""
     if not ways:

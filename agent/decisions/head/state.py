@@ -49,6 +49,8 @@ class HeadGoal(Value):
     has_job: bool = True
     is_sized_to_nodes: bool = False
     """True if the job's arguments are sized to the nodes that joined: it needs each of them."""
+    is_sized_by_links: bool = False
+    """True if the job's arguments depend on links that this run has not measured yet."""
     run_id: str = "run"
     first_attempt: int = 1
     """The number of this head's first attempt: attempts of earlier heads count."""

@@ -47,7 +47,10 @@ _LEAST_SHARE = 0.4
 _MOST_SHARE = 0.95
 _MOST_NODES = 64
 SLOW_LINK = 1e9
-"""Bits per second between nodes below which gathering weights takes longer than computing."""
+"""Bits per second between nodes below which gathering weights takes longer than computing.
+
+Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
+"""
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)
 """Memory of common GPUs, in GB."""
 
