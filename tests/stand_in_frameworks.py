@@ -40,6 +40,17 @@ VERL_KEYS = {
     *("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.logger", "trainer.project_name"),
     *("trainer.experiment_name", "trainer.default_local_dir", "trainer.save_freq"),
     *("trainer.resume_mode", "trainer.val_before_train", "trainer.test_freq"),
+    *("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep", "trainer.total_epochs"),
+    *("actor_rollout_ref.model.use_remove_padding", "critic.model.use_remove_padding"),
+    *("actor_rollout_ref.actor.checkpoint.save_contents", "critic.ppo_max_token_len_per_gpu"),
+    "actor_rollout_ref.actor.ppo_max_token_len_per_gpu",
+    "actor_rollout_ref.rollout.gpu_memory_utilization",
+    *(
+        f"{part}.{setting}"
+        for part in ("actor_rollout_ref.actor.fsdp_config", "critic.fsdp")
+        for setting in ("param_offload", "optimizer_offload", "fsdp_size")
+    ),
+    "actor_rollout_ref.ref.fsdp_config.param_offload",
 }
 """What verl 0.9 has in its configuration, of what a recipe may set."""
 VERL_OPEN = ("reward.custom_reward_function.reward_kwargs.",)
@@ -50,30 +61,36 @@ OPENRLHF_NUMBERS = {
     *("critic.num_nodes", "critic.num_gpus_per_node", "vllm.num_engines", "train.batch_size"),
     *("vllm.tensor_parallel_size", "train.micro_batch_size", "rollout.batch_size"),
     *("rollout.micro_batch_size", "rollout.n_samples_per_prompt", "ds.zero_stage"),
-    *("ckpt.save_steps", "data.max_len"),
+    *("ckpt.save_steps", "data.max_len", "train.max_tokens_per_gpu", "ds.zpg"),
 }
 OPENRLHF_TEXTS = {
     *("actor.model_name_or_path", "data.prompt_dataset", "data.input_key", "data.label_key"),
     *("algo.advantage.estimator", "algo.kl.estimator", "reward.remote_url", "ckpt.path"),
     *("ckpt.output_dir", "vllm.gpu_memory_utilization", "logger.wandb.key"),
+    *("actor.adam.lr", "algo.kl.init_coef", "logger.wandb.run_name"),
+    *("algo.advantage.is_correction_level", "algo.advantage.is_correction_mode"),
 }
 OPENRLHF_SWITCHES = {
     *("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep", "algo.kl.use_loss"),
-    *("ckpt.load_enable", "actor.gradient_checkpointing_enable"),
+    *("ckpt.load_enable", "actor.gradient_checkpointing_enable", "data.apply_chat_template"),
+    *("ds.packing_samples", "train.dynamic_batch_enable", "reward.normalize_enable"),
+    *("vllm.enable_prefix_caching", "ds.adam_offload"),
 }
 """What train_ppo_ray of OpenRLHF 0.11 takes, of what a recipe may set."""
 
 
 TRAIN_NUMBERS = {
     *("train.batch_size", "train.micro_batch_size", "ds.zero_stage", "ckpt.save_steps"),
-    "data.max_len",
+    *("data.max_len", "data.max_samples", "train.max_epochs", "ds.zpg"),
 }
 TRAIN_TEXTS = {
+    *("adam.lr", "logger.wandb.key", "logger.wandb.run_name"),
     *("model.model_name_or_path", "data.dataset", "ckpt.path", "ckpt.output_dir"),
     *("data.input_key", "data.output_key", "data.chosen_key", "data.rejected_key"),
 }
 TRAIN_SWITCHES = {
     *("model.gradient_checkpointing_enable", "ckpt.load_enable", "data.apply_chat_template"),
+    *("ds.packing_samples", "ds.adam_offload"),
 }
 """What train_sft, train_rm and train_dpo of OpenRLHF 0.11 take, of what a recipe may set."""
 
@@ -86,17 +103,17 @@ OPENRLHF_M_NUMBERS = {
         "micro_train_batch_size",
     ),
     *("rollout_batch_size", "micro_rollout_batch_size", "n_samples_per_prompt", "zero_stage"),
-    *("save_steps", "prompt_max_len", "generate_max_len"),
+    *("save_steps", "prompt_max_len", "generate_max_len", "zpg"),
 }
 OPENRLHF_M_TEXTS = {
     *("pretrain", "prompt_data", "input_key", "advantage_estimator", "kl_estimator", "ckpt_path"),
     *("init_kl_coef", "vllm_sync_backend", "remote_rm_url", "save_path"),
-    *("vllm_gpu_memory_utilization", "use_wandb"),
+    *("vllm_gpu_memory_utilization", "use_wandb", "wandb_run_name", "actor_learning_rate"),
 }
 OPENRLHF_M_SWITCHES = {
     *("colocate_all_models", "vllm_enable_sleep", "deepspeed_enable_sleep", "use_kl_loss"),
     *("gradient_checkpointing", "bf16", "flash_attn", "vllm_sync_with_ray", "load_checkpoint"),
-    *("enable_prefix_caching", "save_hf_ckpt"),
+    *("enable_prefix_caching", "save_hf_ckpt", "normalize_reward", "adam_offload"),
 }
 """What OpenRLHF-M takes, of what a recipe may set."""
 
@@ -119,7 +136,16 @@ SEARCH_R1_KEYS = {
     *("trainer.nnodes", "trainer.n_gpus_per_node", "trainer.total_epochs", "trainer.logger"),
     *("trainer.total_training_steps", "trainer.project_name", "trainer.experiment_name"),
     *("trainer.default_local_dir", "trainer.default_hdfs_dir", "trainer.save_freq"),
-    "trainer.test_freq",
+    *("trainer.test_freq", "actor_rollout_ref.rollout.n_agent"),
+    *("actor_rollout_ref.actor.use_kl_loss", "actor_rollout_ref.actor.optim.lr"),
+    *(
+        f"{part}.{setting}"
+        for part in (
+            *("actor_rollout_ref.actor.fsdp_config", "actor_rollout_ref.ref.fsdp_config"),
+            "critic.model.fsdp_config",
+        )
+        for setting in ("param_offload", "grad_offload", "optimizer_offload", "fsdp_size")
+    ),
 }
 SEARCH_R1_OPEN = ("trainer.val_before_train", "trainer.val_only")
 """What Search-R1 has in its configuration: `resume_mode` is not among it."""
@@ -249,7 +275,8 @@ def override(word: str, keys: set[str], open_keys: tuple[str, ...]) -> tuple[str
     if key not in keys and not (added and key.startswith(open_keys)):
         sys.exit(f"Key '{key}' is not in struct")
     quoted = re.fullmatch(r"'(.*)'", text, re.DOTALL)
-    if quoted is None and re.search(r"[~=,#;!({]", text.strip("[]")):
+    items = text[1:-1].split(",") if re.fullmatch(r"\[.*\]", text) else [text]
+    if quoted is None and any(re.search(r"[~=,#;!({]", item) for item in items):
         sys.exit(f"{key} must be quoted: {text}")
     return key, text if quoted is None else quoted[1]
 

@@ -87,6 +87,7 @@ def test_openrlhf_refuses_an_engine_that_does_not_fit(cluster: Cluster) -> None:
         ("openrlhf-ppo", "openrlhf", "0.11.2"),
         ("openrlhf-m-grpo", "openrlhf-m", ""),
         ("search-r1-ppo", "search-r1", ""),
+        ("search-r1-grpo", "search-r1", ""),
     ],
 )
 def test_every_other_recipe(cluster: Cluster, name: str, framework: str, version: str) -> None:

@@ -464,19 +464,20 @@ def place(
         why = shape if model == "actor" else "as the actor, on the same GPUs"
         arguments.add(f"{model}.num_nodes", nodes, why=why)
         arguments.add(f"{model}.num_gpus_per_node", gpus, why=why)
-    text = engines_text(groups.total, engines, tensor_parallel)
+    text = engines_text(engines * tensor_parallel, engines, tensor_parallel)
     arguments.add("vllm.num_engines", engines, why=text)
     why = sizing.why["tensor_parallel"]
     arguments.add("vllm.tensor_parallel_size", tensor_parallel, why=why)
     why = sizing.why.get("share", "training shares the GPUs; the default is nearly 1")
     arguments.add("vllm.gpu_memory_utilization", f"{sizing.share:g}", why=why)
     arguments.add_all(_COLOCATED)
-    if any(arguments.given(pair) for pair in _PAIRS):
+    in_pairs = any(arguments.given(pair) for pair in _PAIRS)
+    if in_pairs:
         for flag in ("vllm.gpu_memory_utilization", *(flag for flag, *_ in _COLOCATED)):
             arguments.leave_out(flag)
     uneven = f" ({shape} count as {found.count} groups of {found.gpus})"
     is_uneven = len({node.gpus for node in asked.gpu_nodes}) > 1
-    idle = sum(node.gpus for node in asked.nodes) - groups.total
+    idle = 0 if in_pairs else sum(node.gpus for node in asked.nodes) - groups.total
     text += uneven if is_uneven else ""
     text += f" ({spans})" if spans else ""
     return groups, text + (f"; {count_of(idle, 'GPU')} idle" if idle > 0 else "")
