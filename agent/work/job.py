@@ -104,7 +104,7 @@ def is_sized_by_links(job: Job | None) -> bool:
     recipe = None if job is None else job.recipe
     if recipe is None or recipe.input.infiniband:
         return False
-    return recipe.known.framework not in {"", "search-r1"}
+    return recipe.known.framework in {"verl", "openrlhf", "openrlhf-m"}
 
 
 def entrypoint(argv: list[str], attempt: int) -> str:

@@ -25,7 +25,7 @@ ENVIRON = {
     "AGENT_REWARD": "http://rewards:5000/get_reward",
     "PATH": "/usr/bin:/bin",
 }
-SIZED = {"openrlhf", "openrlhf-m", "verl", "search-r1"}
+SIZED = {"openrlhf", "openrlhf-m", "verl", "search-r1", "trl"}
 TP, SHARE = "vllm.tensor_parallel_size", "vllm.gpu_memory_utilization"
 TOKENS, STAGE, OFFLOAD = "train.max_tokens_per_gpu", "ds.zero_stage", "ds.adam_offload"
 
@@ -68,6 +68,9 @@ def shown(recipe: str, shape: str, size: str, **environ: str) -> Command:
         ("search-r1-ppo", "2x8x80", "7B", {VERL_TP: "1", f"{FSDP}.grad_offload": None}),
         ("search-r1-ppo", "1x8x80", "7B", {VERL_SHARE: "0.6", f"{FSDP}.grad_offload": "True"}),
         ("search-r1-grpo", "4x8x80", "32B", {VERL_TP: "4", f"{FSDP}.param_offload": None}),
+        ("trl-grpo", "1x8x80", "7B", {"shard": "fsdp", "vllm-tensor-parallel-size": "1"}),
+        ("trl-grpo", "2x8x80", "32B", {"shard": "fsdp", "vllm-tensor-parallel-size": "4"}),
+        ("trl-grpo", "1x8x80", "32B", {"shard": "offload", "vllm-gpu-memory-utilization": None}),
         ("verl-ppo", "1x8x80", "8B", {"critic.fsdp.optimizer_offload": None, VERL_SHARE: "0.55"}),
     ],
 )
@@ -103,6 +106,7 @@ def test_reasons_have_figures(recipe: str, shape: str, size: str, why: str) -> N
         ("verl-grpo", "1x8x80", "72B", "from 2×8 on"),
         ("verl-ppo", "1x8x24", "72B", "from 3×8 on"),
         ("search-r1-ppo", "1x8x80", "72B", "from 3×8 on"),
+        ("trl-grpo", "1x1x80", "7B", "from 1×2 on, or with GPUs of 141 GB"),
     ],
 )
 def test_what_cannot_fit_is_refused(recipe: str, shape: str, size: str, remedy: str) -> None:

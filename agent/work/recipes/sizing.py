@@ -7,7 +7,7 @@ model that cannot fit is refused with the smallest nodes that it would fit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import gcd
+from math import ceil, gcd
 from typing import TYPE_CHECKING
 
 from msgspec import field
@@ -102,9 +102,12 @@ ZERO3_SLEEP = replace(ZERO3, name="ZeRO-3 that sleeps", idle=2, asleep=2, host=1
 """OpenRLHF moves all but the bf16 weights to the nodes' memory between phases."""
 SEARCH_R1_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
 SEARCH_R1_OFFLOAD = replace(VERL_OFFLOAD, host=16, copy=None)
+TRL_RESIDENT = replace(VERL_RESIDENT, frozen=2, copy=None)
+TRL_OFFLOAD = replace(VERL_CPU, copy=None)
 VERL = (VERL_RESIDENT, VERL_OFFLOAD, VERL_CPU)
 SEARCH_R1 = (SEARCH_R1_RESIDENT, SEARCH_R1_OFFLOAD)
 OPENRLHF = (ZERO3_SLEEP, ZERO3_OFFLOAD)
+TRL = (TRL_RESIDENT, TRL_OFFLOAD)
 OPENRLHF_TRAIN = (ZERO2, ZERO3, ZERO3_OFFLOAD)
 """Layouts by framework, the fastest first: the later ones need less of the GPUs."""
 
@@ -115,7 +118,9 @@ class Workload(Value):
     nodes: tuple[NodeSize, ...]
     layouts: tuple[Layout, ...]
     tokens: int
-    """The longest sequence: prompt and answer."""
+    """The longest micro batch: prompt and answer of its samples."""
+    samples: int = 1
+    """The samples of a micro batch."""
     model: ModelShape | None = None
     trained: int = 1
     """Models with an optimizer: 2 with a critic."""
@@ -305,15 +310,15 @@ class _Fit(Value):
         left = int((self.room - self.generating) / self.load.label * 20) / 20
         cache = WEIGHT * self.model.cached * cached / min(self.engine, self.model.kv_heads)
         need = self.model.weights / self.engine + cache + _ENGINE_OVERHEAD
-        usual = min(self.load.share, left)
-        enough = usual if usual * self.load.label >= need else min(left, _MOST_SHARE)
-        return enough if enough * self.load.label >= need else 0.0
+        least = ceil(need / self.load.label * 20) / 20
+        return max(min(self.load.share, left), least) if least <= min(left, _MOST_SHARE) else 0.0
 
     def holds(self, tokens: int, sequences: int, share: float) -> bool:
         """Return whether it holds such sequences, and leaves engines at least this share."""
         if self.host > self.load.host or self.tokens < tokens:
             return False
-        return not self.load.share or self.share(sequences * tokens) >= share
+        cached = sequences * tokens // self.load.samples
+        return not self.load.share or self.share(cached) >= share
 
 
 _DEMANDS = (
@@ -356,7 +361,8 @@ def _explained(fit: _Fit) -> Sizing:
     """Return a fit with its arithmetic."""
     load, model, layout = fit.load, fit.model, fit.layout
     is_tight = fit.filled > _COMFORT
-    share = fit.share((1 if is_tight else _SEQUENCES) * load.tokens) or fit.share(1)
+    cached = (1 if is_tight else _SEQUENCES) * load.tokens // load.samples
+    share = fit.share(cached) or fit.share(1)
     states = _states_text(fit) + (f" + engine {share:g} × {load.memory} GB" if share else "")
     asked = "AGENT_TENSOR_PARALLEL; " if load.tensor_parallel else ""
     why = {

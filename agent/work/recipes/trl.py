@@ -19,6 +19,14 @@ from agent.work.recipes.recipe import (
     gpu_processes,
     version_text,
 )
+from agent.work.recipes.sizing import (
+    TRL,
+    TRL_OFFLOAD,
+    TRL_RESIDENT,
+    Sizing,
+    Workload,
+    sizing_for,
+)
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput, Version
@@ -55,6 +63,15 @@ FLAGS = {
 _GPUS_ONLY: Version = (1, 15)
 """Its Triton kernels run on GPUs only; releases before and after it also run on CPUs."""
 
+_COMPLETION = 1024
+_SHARE = 0.3
+"""Defaults of the bundled program: an answer's tokens, and vLLM's part of a GPU."""
+_FORMAT = "sharding"
+_MEMORY = (
+    *("shard", "vllm-tensor-parallel-size", "vllm-gpu-memory-utilization", "vllm-prompt-tokens"),
+    *("per-device-train-batch-size", "max-completion-length", "config"),
+)
+"""Flags that change the memory that a model takes."""
 _ANSWERS = 128
 """Answers per update, approximately."""
 
@@ -87,21 +104,44 @@ def make(asked: RecipeInput) -> Command:
         arguments.add("cpu", why="no node has a GPU")
     if arguments.holds("cpu"):
         _check_cpus(asked.version)
+        sizing = None
     else:
-        _add_gpus(arguments, world)
-    _engines(arguments, asked)
+        sizing = _sizing(arguments, asked, world)
+        _add_gpus(arguments, sizing, world)
+    _engines(arguments, asked, sizing)
     if asked.wandb:
         arguments.add("wandb", why="WANDB_API_KEY")
         arguments.add("run-name", asked.named, why=NAMED_BY)
     script = str(Path(__file__).parents[2] / "bundled" / "trl_grpo.py")
-    return Command((asked.python, script, *arguments.argv()), {}, arguments.why(), (sizes,))
+    argv = (asked.python, script, *arguments.argv())
+    if sizing is None:
+        return Command(argv, {}, arguments.why(), (sizes,))
+    sharded = {_FORMAT: "none" if arguments.word("shard") in {"", "none"} else "fsdp"}
+    notes = (sizes, *sizing.notes)
+    return Command(argv, {}, arguments.why(), notes, sizing.warnings, sharded)
 
 
-def _add_gpus(arguments: Arguments, world: int) -> None:
-    """Shard the model by the GPUs."""
+def _sizing(arguments: Arguments, asked: RecipeInput, world: int) -> Sizing:
+    """Size the model and vLLM, which share all GPUs; most prompts are short beside the answers."""
+    answers = arguments.count("per-device-train-batch-size")
+    load = Workload(
+        nodes=asked.gpu_nodes,
+        layouts=TRL if world > 1 else (TRL_RESIDENT,),
+        tokens=answers * arguments.count("max-completion-length", _COMPLETION),
+        samples=answers,
+        frozen=1 if float(arguments.word("beta") or 0) else 0,
+        share=_SHARE,
+        tensor_parallel=arguments.whole("vllm-tensor-parallel-size") or None,
+    )
+    return sizing_for(asked, arguments.changed(_MEMORY), load)
+
+
+def _add_gpus(arguments: Arguments, sizing: Sizing, world: int) -> None:
+    """Shard the model by the GPUs, in CPU memory where it does not fit on them."""
     if world > 1:
-        why = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
-        arguments.add("shard", "fsdp", why=why)
+        divided = "weights, gradients and optimizer are divided by the GPUs (FSDP)"
+        shard = "offload" if sizing.layout == TRL_OFFLOAD else "fsdp"
+        arguments.add("shard", shard, why=sizing.why.get("layout", divided))
 
 
 def _check_cpus(version: Version) -> None:
@@ -141,10 +181,10 @@ def _batch(arguments: Arguments, world: int) -> str:
     return f"{processes}; batch {total} = {world} × {each} × {steps}; {prompts}"
 
 
-def _engines(arguments: Arguments, asked: RecipeInput) -> None:
+def _engines(arguments: Arguments, asked: RecipeInput, sizing: Sizing | None) -> None:
     """Have vLLM generate on the training GPUs."""
-    size = asked.tensor_parallel or 1
-    if size == 1 and arguments.holds("cpu"):
+    size = sizing.tensor_parallel if sizing is not None else asked.tensor_parallel or 1
+    if size == 1 and sizing is None:
         return
     counts = sorted({node.gpus for node in asked.nodes})
     if any(count == 0 or count % size for count in counts):
@@ -152,5 +192,9 @@ def _engines(arguments: Arguments, asked: RecipeInput) -> None:
             f"engines of {size} GPUs do not fit nodes of {' and '.join(map(str, counts))}: "
             "set AGENT_TENSOR_PARALLEL to a number that divides them"
         )
-    why = "vLLM generates, and sleeps while the model trains; AGENT_TENSOR_PARALLEL"
-    arguments.add("vllm-tensor-parallel-size", size, why=why)
+    why = "AGENT_TENSOR_PARALLEL" if sizing is None else sizing.why["tensor_parallel"]
+    sleeps = "vLLM generates, and sleeps while the model trains"
+    arguments.add("vllm-tensor-parallel-size", size, why=f"{sleeps}; {why}")
+    if sizing is not None and sizing.share != _SHARE:
+        why = sizing.why["share"]
+        arguments.add("vllm-gpu-memory-utilization", f"{sizing.share:g}", why=why)
