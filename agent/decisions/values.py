@@ -339,7 +339,7 @@ class Known(Value):
     is_noise: bool = False
     is_symptom: bool = False
     """Whether the line only shows that another rank failed."""
-    rank: int | None = None
+    rank: Count | None = None
 
     def sentence(self, node: str = "") -> str:
         """Return the message, with the name of another node."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import anyio
 
 from browsing.chromium import BrowserError
-from browsing.visit import visit
+from browsing.visit import picture, visit
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,9 +35,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--nodes", type=int, action="append", help="workers (3 and 256)")
+    parser.add_argument(
+        "--url", help="only take a picture of the page of a run, without a token (docs/page.png)"
+    )
     parser.add_argument("--axe", type=Path, help="axe.min.js of axe-core")
     options = parser.parse_args(argv)
     FOLDER.mkdir(exist_ok=True)
+    if options.url:
+        anyio.run(picture, options.url, FOLDER / "run.png")
+        print(f"the picture is {FOLDER / 'run.png'}")
+        return 0
     axe = None if options.axe is None else options.axe.read_text(encoding="utf-8")
     wrong = False
     for nodes in options.nodes or SIZES:

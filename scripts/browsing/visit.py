@@ -62,6 +62,15 @@ async def visit(nodes: int, folder: Path, axe: str | None) -> list[str]:
     ]
 
 
+async def picture(url: str, path: Path) -> None:
+    """Take a picture of the page of a run that reports rewards."""
+    async with a_tab() as tab:
+        await tab.call("Page.navigate", url=url)
+        await tab.wait_for("document.querySelector('svg path, svg polyline') !== null")
+        await tab.looks_like(width=760, height=1000, dark=False, phone=False)
+        await tab.picture(path)
+
+
 async def _with_token(nodes: int, folder: Path, axe: str | None) -> list[str]:
     shown = Shown(nodes, secrets.token_hex(16))
     runner = await shown.open()
@@ -76,7 +85,7 @@ async def _with_token(nodes: int, folder: Path, axe: str | None) -> list[str]:
             await tab.tell("document.forms[0].querySelector('button').click()")
             await tab.wait_for(_rows(nodes))
             await tab.looks_like(width=760, height=1000, dark=False, phone=False)
-            await tab.picture(folder / f"{nodes}-small.png")  # docs/page.png is that of 3
+            await tab.picture(folder / f"{nodes}-small.png")
             wrong += await _is_complete(tab, shown.run)
             for name, look in _LOOKS.items():
                 await tab.looks_like(**look)  # type: ignore[arg-type]  # each by its name

@@ -1,4 +1,4 @@
-"""The pages that are made of the tables in framework_defaults, and whether they are up to date."""
+"""Pages made of the tables in framework_defaults are up to date."""
 
 from __future__ import annotations
 
