@@ -189,7 +189,7 @@ def test_doctor_of_all_nodes(run: Run) -> None:
 
 def test_a_failed_run_names_its_cause(ended: Run) -> None:
     """In outcome.json, in the last line, and in ten lines by `explain`."""
-    cause = "job.log shows why: a GPU ran out of memory. "
+    cause = "job.log shows why: a GPU ran out of memory ("
     assert str(ended.cluster.outcome(0)["remedy"]).startswith(cause)
     assert cause in last_line(ended.head)
     lines = explain(ended.cluster.pods[0].tmp / "logs" / "latest")

@@ -68,7 +68,7 @@ def test_each_example_has_its_row(row: Cause, words: Words) -> None:
     """The variant matches its example, and no earlier row does."""
     context = _context(words) if words.near else ""
     assert bool(context) or not words.near
-    lines = [context, words.example]
+    lines = [context, "    the line of code", words.example] if context else ["", words.example]
     assert words.match(words.example, body_of(words.example), context)
     found = matches(lines, ALL_ROWS)
     assert found[len(lines) - 1].key == row.key
@@ -176,6 +176,15 @@ def test_ranks_are_read() -> None:
     assert rank_of("(WorkerDict pid=4) [rank12]:[E1117 00:51:46.1 x.cpp:1] [Rank 12] x") == 12
     assert rank_of("(VllmWorker rank=5 pid=4) ERROR x") == 5
     assert rank_of("x") is None
+
+
+def test_lines_of_code_are_no_messages() -> None:
+    """A traceback's line of code quotes a message; the message itself comes below."""
+    code = "raise RuntimeError('CUDA error: out of memory')"
+    text = f'[rank3]:   File "/x/train.py", line 9, in main\n[rank3]:     {code}\n'
+    assert not cause(text).is_known
+    found = cause(f"{text}[rank3]: RuntimeError: CUDA error: out of memory")
+    assert found.line == "[rank3]: RuntimeError: CUDA error: out of memory"
 
 
 # --- weighing ------------------------------------------------------------------------------------
@@ -328,7 +337,9 @@ def test_context_may_lie_in_an_earlier_piece() -> None:
     """While the job runs, its output comes in pieces; an error's frames may be in the one before."""
     frame = '  File "/x/rl_dataset.py", line 9, in _build_messages'
     error = b"KeyError: 'problem'"
-    assert [k.key for k in find_known_lines([error], (), [frame])] == ["data column"]
+    assert [k.key for k in find_known_lines([error], (), [frame, "    messages"])] == [
+        "data column"
+    ]
     assert find_known_lines([error], (), ["x"] * NEAR) == []
 
 

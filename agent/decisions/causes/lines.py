@@ -152,8 +152,8 @@ def matches(lines: Sequence[str], rows: Rows) -> dict[int, Cause]:
             places[place] = [at for at in chosen if sign in lines[at]]
         for at in places[place]:
             line = lines[at]
-            if at in found:
-                continue
+            if at in found or (at and _is_frame(lines[at - 1])):
+                continue  # below a frame stands its line of code, which may quote a message
             if at not in bodies:
                 bodies[at] = body_of(line)
             before = _before(lines, at) if words.near else ""
@@ -162,6 +162,10 @@ def matches(lines: Sequence[str], rows: Rows) -> dict[int, Cause]:
             ):
                 found[at] = row
     return found
+
+
+def _is_frame(line: str) -> bool:
+    return 'File "' in line and body_of(line).lstrip().startswith('File "')
 
 
 def _before(lines: Sequence[str], at: int) -> str:
