@@ -89,6 +89,7 @@ def test_settings_follow_from_memory(
     [
         ("openrlhf-grpo", "3x8x80", "7.6B", "7.6 B × 16 bytes / 24 GPUs = 5.1 GB"),
         ("openrlhf-grpo", "3x8x80", "7.6B", "engine 0.6 × 80 GB"),
+        ("verl-grpo", "3x8x80", "7.6B", "7.6 B × 16 bytes / 24 GPUs = 5.1 GB + engine 0.6 × 80 GB"),
         ("openrlhf-grpo", "2x8x80", "32B", "64.0 GB of weights / 4 = 16.0 GB of 80 GB"),
     ],
 )
@@ -158,6 +159,7 @@ def test_an_unknown_model_is_said(name: str) -> None:
     command = recipe.make(asked)
     assert "the model's size is not known" in "\n".join(command.notes)
     assert command.warnings == ()
+    assert parsed(command).get(STAGE, "3") == "3"
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from agent.work.recipes import openrlhf
 from agent.work.recipes.arguments import Arguments
 from agent.work.recipes.recipe import Command, MisfitError, count_of, gpu_processes
-from agent.work.recipes.sizing import OPENRLHF_TRAIN, Workload, sizing_for
+from agent.work.recipes.sizing import OPENRLHF_TRAIN, ZERO3, Workload, sizing_for
 
 if TYPE_CHECKING:
     from agent.work.recipes.recipe import RecipeInput
@@ -77,6 +77,7 @@ def make(asked: RecipeInput) -> Command:
         layouts=openrlhf.kept_layouts(asked, OPENRLHF_TRAIN),
         tokens=batch.micro * openrlhf.longest(arguments) * (2 if kind in _IN_PAIRS else 1),
         frozen=1 if kind == "dpo" else 0,
+        unsized=ZERO3,
         adapters=bool(arguments.whole("ds.lora.rank")),
     )
     sizing = sizing_for(asked, arguments.changed(openrlhf.MEMORY), load)

@@ -136,6 +136,8 @@ class Workload(Value):
     """Bits per second between nodes, by the slowest link; None if not known."""
     within: bool | None = None
     """Whether to gather weights within nodes; None if the network decides."""
+    unsized: Layout | None = None
+    """The layout for a model of unknown size; None: the first one."""
     given: tuple[str, ...] = ()
     """Arguments of the user that change the memory: then a misfit is a warning."""
 
@@ -234,14 +236,15 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
 
 def _unsized(load: Workload) -> Sizing:
     """Return the defaults for a model of unknown size, or for nodes without GPUs."""
-    size = load.tensor_parallel or 1
+    size, layout = load.tensor_parallel or 1, load.unsized or load.layouts[0]
+    engines = f", engines of {count_of(size, 'GPU')}" if load.share else ""
     why = "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else "the model's size is not known"
     note = (
         "the model's size is not known (no config.json here, no size in its name), and nothing is "
-        f"sized for it; assumed: {load.layouts[0].name}, engines of {count_of(size, 'GPU')}"
+        f"sized for it; assumed: {layout.name}{engines}"
     )
     notes = (note,) if load.nodes else ()
-    return Sizing(load.layouts[0], size, load.share, why={"tensor_parallel": why}, notes=notes)
+    return Sizing(layout, size, load.share, why={"tensor_parallel": why}, notes=notes)
 
 
 class _Fit(Value):
@@ -368,7 +371,7 @@ def _explained(fit: _Fit) -> Sizing:
     why = {
         "layout": f"{layout.name}: {states}",
         "tensor_parallel": f"{asked}{_engine_text(fit)} of {load.memory} GB",
-        "share": f"{_gb(fit.generating)} of training stay on each GPU of {load.memory} GB",
+        "share": f"{states}; {_gb(fit.generating)} of training stay while engines generate",
         "tokens": f"{load.memory} GB - {_gb(fit.training)}, at {model.token / 1e6:.1f} MB a token",
         "within_nodes": _within_text(fit),
     }
