@@ -22,7 +22,6 @@ from agent.node.read import (
     disk_of,
     free_at,
     gather,
-    has_infiniband,
     model_config,
     mount_of,
     read_folder,
@@ -251,7 +250,6 @@ def add_job_facts(facts: Facts, loaded: Loaded, topology: Topology) -> Facts:
         facts,
         framework=found,
         data_columns=None if columns is None else columns[0],
-        infiniband=has_infiniband(),
     )
     folder = checkpoint_folder(settings, loaded.command)
     mount = run_within(times.START_DISK, lambda: (mount_of(folder),))
@@ -385,14 +383,17 @@ def _port_clashes(
     return port_clashes(settings, command, claim.ports, claim.given_ray)
 
 
-def examine_machine(environ: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Run every check, including ports and GPU driver, without starting anything."""
+def examine_machine(environ: Mapping[str, str]) -> tuple[Facts, tuple[Finding, ...]]:
+    """Run every check, including ports and GPU driver, without starting anything.
+
+    Returns also the facts that were checked.
+    """
     plan = plan_from_environment(environ, None, wants_job=False)
     ports = [int(listener.port) for listener in plan.listeners if listener.port.isdigit()]
     driver = gpus.ask_driver(plan.facts.gpu_maker, environ.get("PATH"))
     facts = replace(plan.facts, taken_ports=taken_ports(ports), driver=driver)
     others = [finding for finding in plan.findings if finding.check in {NAMES, *RECIPE_CHECKS}]
-    return (*run_checks(facts, plan.settings, plan.topology), *others)
+    return facts, (*others, *run_checks(facts, plan.settings, plan.topology))
 
 
 def _with_own_name(facts: Facts, topology: Topology) -> Facts:

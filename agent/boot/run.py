@@ -15,6 +15,7 @@ from agent.base.errors import AgentError, PreflightError, innermost
 from agent.boot import make_ready, plan_input
 from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes, say_held
 from agent.boot.run_keeper import RunKeeper
+from agent.checks import NAMES
 from agent.checks.finding import Level
 from agent.decisions.values import StopAsked
 from agent.node.limits import process_limit_error
@@ -34,11 +35,12 @@ from agent.settings.redact import redactor_for
 from agent.work.job import job_identity
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
     from agent.base.outcome import Outcome
     from agent.boot.head import HeadAgent
+    from agent.checks.finding import Finding
     from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
@@ -78,6 +80,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     topology = plan.topology
     redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
     configure(plan.settings.log, environ, redactor, topology.node_name)
+    _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
     root, name = log_root(plan.settings), topology.node_name
     _refuse_a_stalled_disk(root)
     other = find_running_agent(root, name) if topology.owns_machine else ""
@@ -128,6 +131,12 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     return outcome
 
 
+def _warn(findings: Iterable[Finding]) -> None:
+    for finding in findings:
+        if finding.level is Level.WARN:
+            say(finding.sentence(), "warning")
+
+
 def _refuse_a_stalled_disk(root: Path) -> None:
     """Create the folder of all runs; refuse to run if its disk does not answer."""
 
@@ -175,9 +184,7 @@ def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:
     say(f"pod-agent on {plan.topology.platform.name}: {plan.topology.sentence()}")
     for note in plan.notes:
         say(note)
-    for finding in plan.findings:
-        if finding.level is Level.WARN:
-            say(finding.sentence(), "warning")
+    _warn(finding for finding in plan.findings if finding.check != NAMES)
     try:
         outcome = anyio.run(_run_in_loop, node_run, keeper)
     except Exception as failure:  # noqa: BLE001 - whatever it is must end with a code and a cause

@@ -9,23 +9,27 @@ import argparse
 import difflib
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec import to_builtins
 from msgspec.structs import replace
 
 from agent import __version__
 from agent.base.errors import PreflightError, Problem, SettingsError
+from agent.base.terminal import NO_TERMINAL, Line, Terminal
 from agent.boot.plan_input import examine_machine, plan_from_environment, read_shape
-from agent.checks.finding import Level
+from agent.checks.finding import Level, passed_lines, problem_lines
+from agent.checks.found import found_on
 from agent.control import verbs as of_the_head
 from agent.node import pythons
 from agent.node.data_columns import columns_of
 from agent.plan.make import checkpoint_folder
 from agent.plan.plan import log_root
-from agent.plan.show import finding_line, render
+from agent.plan.show import render
+from agent.plan.summary import summary, to_json
 from agent.record.explain import explain
 from agent.settings import load
 from agent.settings.jobs import BY_NAME, JOBS
@@ -124,8 +128,11 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
         return made
 
     add("run", "boot this node, run the job, end with its exit code (default)")
-    add("plan", "print what run would do, and touch nothing")
+    plan = add("plan", "print what run would do, and touch nothing", json=True)
+    all_of_it = "print every command, environment, port and wait"
+    plan.add_argument("-v", "--verbose", action="store_true", help=all_of_it)
     doctor = add("doctor", "check this machine and its settings", json=True)
+    doctor.add_argument("-v", "--verbose", action="store_true", help="print checks that pass, too")
     every_node = "every node of a running cluster, by its head"
     doctor.add_argument("--all", action="store_true", help=every_node)
     status = add("status", "show the state of the run, from the head's agent", json=True)
@@ -171,20 +178,45 @@ def _print_versions(environ: Mapping[str, str]) -> None:
 
 def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     plan = plan_from_environment(environ, options.command)
-    print(render(plan, redactor_for(environ, plan.settings, plan.services_file_texts)))
+    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+    if options.json:
+        print(json.dumps(_all_clean(to_json(plan), redactor.clean), indent=2))
+    elif options.verbose:
+        print(render(plan, redactor))
+    else:
+        print(_terminal(environ).render(summary(plan), redactor.clean))
     return 0
 
 
 def _doctor(environ: Mapping[str, str], options: argparse.Namespace) -> int:
+    terminal = _terminal(environ)
     if options.all:
-        return of_the_head.show_findings(environ, _log_root(environ), as_json=options.json)
-    findings = examine_machine(environ)
+        return of_the_head.show_findings(
+            environ, _log_root(environ), terminal, as_json=options.json, verbose=options.verbose
+        )
+    facts, findings = examine_machine(environ)
     failed = any(finding.level is Level.FAIL for finding in findings)
+    clean = redactor_for(environ, None).clean
     if options.json:
-        print(json.dumps({"ok": not failed, "findings": to_builtins(findings)}, indent=2))
+        found = [{"what": what, "is": value} for what, value in found_on(facts)]
+        data = {"ok": not failed, "findings": to_builtins(findings), "found": found}
+        print(json.dumps(_all_clean(data, clean), indent=2))
     else:
-        print("\n".join(finding_line(finding) for finding in findings))
+        lines = [*problem_lines(findings), *passed_lines(findings, verbose=options.verbose)]
+        lines.append(
+            Line("found: ", "; ".join(f"{what} {value}" for what, value in found_on(facts)))
+        )
+        print(terminal.render(lines, clean))
     return 78 if failed else 0
+
+
+def _all_clean(data: Any, clean: Callable[[str], str]) -> Any:  # noqa: ANN401 - any JSON
+    """Return JSON data with the secrets of every text masked."""
+    if isinstance(data, dict):
+        return {name: _all_clean(one, clean) for name, one in data.items()}
+    if isinstance(data, list | tuple):
+        return [_all_clean(one, clean) for one in data]
+    return clean(data) if isinstance(data, str) else data
 
 
 def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -233,6 +265,13 @@ _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
     "recipes": lambda environ, _: _print_clean(environ, "\n".join(recipe_lines())),
     "recipe": _recipe,
 }
+
+
+def _terminal(environ: Mapping[str, str]) -> Terminal:
+    """Return the terminal of stdout, if it is one."""
+    if not sys.stdout.isatty():
+        return NO_TERMINAL
+    return Terminal.of(environ, shutil.get_terminal_size().columns)
 
 
 def _log_root(environ: Mapping[str, str]) -> Path:

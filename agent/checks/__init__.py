@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from agent.checks import gpu, machine, network, ray, recipe
+from agent.checks import gpu, machine, network, ray, rdma, recipe
 from agent.checks.finding import CheckedNode, Finding, Level
 from agent.settings.jobs import TORCHRUN, launcher
 
@@ -37,6 +37,7 @@ class Check(NamedTuple):
 
 
 CHECKS: tuple[Check, ...] = (
+    Check("nodes", network.expected_nodes, (_OWN, _TORCHRUN)),
     Check("ray", ray.ray_installed, (_OWN, _GIVEN)),
     Check("torch", ray.torch_installed, (_TORCHRUN,)),
     Check("ray's path", ray.plain_path, (_OWN,)),
@@ -61,6 +62,7 @@ CHECKS: tuple[Check, ...] = (
     Check("chosen GPUs", gpu.chosen_gpus, (_OWN, _TORCHRUN)),
     Check("GPU health", gpu.gpu_health, (_OWN, _TORCHRUN)),
     Check("interfaces", network.named_interfaces, (_OWN, _TORCHRUN)),
+    Check("RDMA", rdma.devices, (_OWN, _TORCHRUN)),
     Check("proxies", network.proxies, (_OWN, _GIVEN, _TORCHRUN)),
     Check("leftovers", network.leftovers, (_OWN, _GIVEN)),
     Check("W&B key", recipe.wandb_key, (_OWN, _GIVEN, _TORCHRUN)),

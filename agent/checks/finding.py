@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from agent.base.terminal import Line
 from agent.base.text import first_names
 from agent.base.value import Required, Value
 from agent.node.facts import Facts
@@ -12,7 +13,9 @@ from agent.settings.model import Settings
 from agent.topology.resolve import Topology
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from agent.base.terminal import Tone
 
 
 class Level(str, Enum):
@@ -68,7 +71,41 @@ def fail(what: str, remedy: str) -> Result:
     return Level.FAIL, what, remedy
 
 
-_ORDER = (Level.FAIL, Level.WARN, Level.OK)
+ORDER = (Level.FAIL, Level.WARN, Level.OK)
+"""The worst first."""
+_SIGNS: Mapping[Level, tuple[str, Tone]] = {
+    Level.OK: ("ok  ", "good"),
+    Level.WARN: ("warn", "busy"),
+    Level.FAIL: ("FAIL", "bad"),
+}
+
+
+def finding_line(finding: Finding, nodes: str = "") -> str:
+    """Render one finding, with the nodes that have it."""
+    return f"{_SIGNS[finding.level][0]} {finding.sentence()}{nodes}"
+
+
+def toned_line(finding: Finding, nodes: str = "") -> Line:
+    """Return one finding as a line for people, with the nodes that have it."""
+    sign, tone = _SIGNS[finding.level]
+    return Line(f"{sign} ", f"{finding.sentence()}{nodes}", tone)
+
+
+def problem_lines(findings: Iterable[Finding]) -> list[Line]:
+    """Return the failures, then the warnings."""
+    found = [one for one in findings if one.level is not Level.OK]
+    return [toned_line(one) for one in sorted(found, key=lambda one: ORDER.index(one.level))]
+
+
+def passed_lines(findings: Sequence[Finding], *, verbose: bool) -> list[Line]:
+    """Return the checks that passed: each one, or their number."""
+    passed = [one for one in findings if one.level is Level.OK]
+    if verbose:
+        return [toned_line(one) for one in passed]
+    if not passed:
+        return []
+    checks = "check" if len(passed) == 1 else "checks"
+    return [Line("ok   ", f"{len(passed)} {checks} passed", "good")]
 
 
 class FindingRow(Value):
@@ -91,7 +128,7 @@ def group_findings(found: Iterable[tuple[str, Sequence[Finding]]]) -> tuple[Find
             texts = () if one.level is Level.OK else (one.what, one.remedy)
             rows.setdefault((one.check, one.level.value, *texts), (one, []))[1].append(node)
     ordered = sorted(
-        rows.values(), key=lambda row: (_ORDER.index(row[0].level), places[row[0].check])
+        rows.values(), key=lambda row: (ORDER.index(row[0].level), places[row[0].check])
     )
     return tuple(FindingRow(one, tuple(nodes)) for one, nodes in ordered)
 

@@ -9,6 +9,7 @@ from agent.base.text import first_names, listed
 from agent.base.value import Value
 from agent.checks.finding import Finding, Level, fail, ok, warn
 from agent.node.variables import INTERFACES, PROXIES, STALE_ADDRESSES
+from agent.topology.runpod import RUNPOD
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,6 +20,24 @@ if TYPE_CHECKING:
 
 _NCCL = INTERFACES[0]
 _LOOPBACK = "lo"
+
+
+def expected_nodes(node: CheckedNode) -> Result | None:
+    """Pods that do not name their head are as many runs; each looks healthy and bills."""
+    topology, settings = node.topology, node.settings
+    if topology.platform.name != RUNPOD or not topology.is_head:
+        return None
+    if settings.expected_workers is not None or settings.head is not None:
+        return None
+    number = "EXPECTED_WORKERS to the number of pods - 1"
+    if settings.head_pod_id is not None:
+        return warn("expects 1 worker, as only HEAD_POD_ID is set", f"Set {number} on the head")
+    return warn(
+        "neither HEAD_POD_ID nor EXPECTED_WORKERS is set: this pod is a run by itself, and three "
+        "such pods would be three runs",
+        f"Set HEAD_POD_ID to the id of the head pod, the same on every pod, and {number}; "
+        "EXPECTED_WORKERS=0 if one pod is all",
+    )
 
 
 def ephemeral_ports(node: CheckedNode) -> Result:

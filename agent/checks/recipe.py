@@ -6,11 +6,14 @@ import re
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Finding, Level, ok, warn
+from agent.settings.load import nearly_equal
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import UnknownVersionError, version_list, version_text
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from agent.checks.finding import CheckedNode, Result
     from agent.node.facts import Facts
     from agent.settings.jobs import KnownJob
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 
 FRAMEWORK = "framework"
+PLACEHOLDERS_CHECK = "placeholders"
 CHECKPOINTS = "checkpoints"
 _GIB = 1 << 30
 _CHECKPOINT_FACTOR = 7
@@ -115,6 +119,26 @@ def job_program(facts: Facts, settings: Settings, topology: Topology) -> tuple[F
         "AGENT_PREPARE or AGENT_WORKING_DIR"
     )
     return (Finding(JOB, Level.FAIL, f"the program after --: {facts.program_fault}", remedy),)
+
+
+_BRACES = re.compile(r"(?<!\$)\{([a-z][a-z_]*)\}")
+
+
+def placeholder_slips(texts: Iterable[tuple[str, str, Sequence[str]]]) -> tuple[Finding, ...]:
+    """Find `{node}` where `{nodes}` is meant: it would reach the command as it is.
+
+    Each text has the words that name its source, and the placeholders that are filled in there.
+    """
+    found = {}
+    for source, text, known in texts:
+        for name in _BRACES.findall(text):
+            near = (one for one in known if nearly_equal(name, one) or one.startswith(name))
+            meant = None if name in known else next(near, None)
+            if meant is not None:
+                what = f"{{{name}}} in {source} is no placeholder and stays as it is"
+                remedy = f"Did you mean {{{meant}}}?"
+                found[source, name] = Finding(PLACEHOLDERS_CHECK, Level.WARN, what, remedy)
+    return tuple(found.values())
 
 
 _MIN_KEY_LENGTH = 40

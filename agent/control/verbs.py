@@ -15,15 +15,15 @@ from urllib3.exceptions import HTTPError
 
 from agent.base import times
 from agent.base.ports import port_map
+from agent.base.terminal import NO_TERMINAL, Line
 from agent.base.text import all_escaped, duration_text, escaped, in_url
-from agent.checks.finding import Finding, Level, node_list
+from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
 from agent.control.status import (
     lines_by_content,
     one_line,
     status_lines,
     without_clocks,
 )
-from agent.plan.show import finding_line
 from agent.record import run_folder
 from agent.record.threads import run_within
 from agent.runtime.waiting import NotYet, TimedOutError, until
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
     from pathlib import Path
 
+    from agent.base.terminal import Terminal
     from agent.control.status import Status
     from agent.settings.model import Settings
 
@@ -264,7 +265,14 @@ def _statuses(reply: requests.Response) -> Iterator[Status]:
 # --- findings, logs, stop ------------------------------------------------------------------------
 
 
-def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
+def show_findings(
+    environ: Mapping[str, str],
+    log_root: Path,
+    terminal: Terminal = NO_TERMINAL,
+    *,
+    as_json: bool,
+    verbose: bool = False,
+) -> int:
     """Print all nodes' findings; return 0, 78 where a check fails, 69 if no head answers."""
     head = _find_head(environ)
     answer = head and _ask_head(head, log_root, "/findings", "findings are shown")
@@ -272,12 +280,15 @@ def show_findings(environ: Mapping[str, str], log_root: Path, *, as_json: bool) 
         return 69
     try:
         data = all_escaped(json.loads(answer.body))
-        lines = list(_finding_lines(data))
+        lines = _finding_lines(data, verbose=verbose)
         failed = any(row["level"] == Level.FAIL.value for row in _rows(data))
     except (KeyError, TypeError, ValueError):
         print(_OTHER_VERSION, file=sys.stderr)
         return 69
-    print(json.dumps({"ok": not failed, **data}, indent=2) if as_json else "\n".join(lines))
+    if as_json:
+        print(json.dumps({"ok": not failed, **data}, indent=2))
+    else:
+        print(terminal.render(lines, str))
     return 78 if failed else 0
 
 
@@ -285,14 +296,25 @@ def _rows(data: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [*data["between"], *data["findings"]]
 
 
-def _finding_lines(data: Mapping[str, Any]) -> Iterator[str]:
+def _finding_lines(data: Mapping[str, Any], *, verbose: bool) -> list[Line]:
+    """Return the problems with their nodes, nodes without an agent, and what passed."""
     count = len(data["nodes"])
-    for row in _rows(data):
-        finding = Finding(row["check"], Level(row["level"]), row["what"], row["remedy"])
-        of = node_list(row["nodes"], count) if "nodes" in row else "between nodes"
-        yield f"{finding_line(finding)} [{of}]"
-    for name in data["unknown"]:
-        yield f"   nothing is known about {name}: no agent runs there"
+    rows = [
+        (
+            Finding(row["check"], Level(row["level"]), row["what"], row["remedy"]),
+            node_list(row["nodes"], count) if "nodes" in row else "between nodes",
+        )
+        for row in _rows(data)
+    ]
+    rows.sort(key=lambda row: ORDER.index(row[0].level))
+    return [
+        *(toned_line(one, f" [{of}]") for one, of in rows if verbose or one.level is not Level.OK),
+        *(
+            Line("     ", f"nothing is known about {name}: no agent runs there")
+            for name in data["unknown"]
+        ),
+        *([] if verbose else passed_lines([one for one, _ in rows], verbose=False)),
+    ]
 
 
 def _ask_head(

@@ -284,12 +284,19 @@ class Facts(Value, rename={"node_versions": "outfit"}):  # its older name, in re
     """Free bytes there; None if not read."""
     data_columns: ByName[bool] | None = None
     """Columns of AGENT_TRAIN_DATA, and whether each holds lists; None if not known."""
-    infiniband: bool = False
-    """Whether the machine has an InfiniBand or RoCE device."""
+    rdma: Items[RdmaDevice] = ()
+    """The InfiniBand and RoCE devices of the machine."""
+    rdma_is_open: bool = False
+    """Whether processes here can open one of them, which a container may not allow."""
     model_bytes: Bytes = 0
     """Bytes of the weights of AGENT_MODEL, if it is a local folder."""
     node_versions: NodeVersions = field(default_factory=NodeVersions)
     """Versions that the nodes of a run compare."""
+
+    @property
+    def infiniband(self) -> bool:
+        """Return whether the machine has an InfiniBand or RoCE device."""
+        return bool(self.rdma)
 
     @property
     def gpu_memory(self) -> int | None:
@@ -368,3 +375,20 @@ class Driver(Value):
     gpus: Items[DriverGpu] = ()
     fault: str = ""
     """Why there is no report, or ''."""
+    version: str = ""
+    """The version of the kernel's driver, or ''."""
+
+
+class RdmaDevice(Value):
+    """An InfiniBand or RoCE device."""
+
+    name: str
+    link: str = ""
+    """`InfiniBand`, or `Ethernet` for RoCE; '' if unknown."""
+    is_active: bool = False
+    """Whether one of its ports is active."""
+
+    def sentence(self) -> str:
+        """Return the device in words: mlx5_0 (InfiniBand, active)."""
+        state = "active" if self.is_active else "no active port"
+        return f"{self.name} ({', '.join(filter(None, (self.link, state)))})"

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from agent.base import times
@@ -97,6 +98,7 @@ def json_in(text: str) -> Any:  # noqa: ANN401 - any JSON
     return json.loads(text[begin.start() :])
 
 
+_MODULES = Path("/sys/module")
 _FIELDS = "index,name,memory.total,ecc.errors.uncorrected.volatile.total"
 _NVIDIA = ("nvidia-smi", f"--query-gpu={_FIELDS}", "--format=csv,noheader,nounits")
 _AMD = ("rocm-smi", "--showproductname", "--showmeminfo", "vram", "--json")
@@ -120,7 +122,15 @@ def ask_driver(
         gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
     except ValueError:
         return Driver(tool, fault=f"its output is no list: {text.strip().splitlines()[:1]}")
-    return Driver(tool, gpus)
+    return Driver(tool, gpus, version=_driver_version(maker, _MODULES))
+
+
+def _driver_version(maker: str, modules: Path) -> str:
+    """Return the version of the kernel's driver, or ''; a driver of the kernel's own has none."""
+    name = "nvidia" if maker == "nvidia" else "amdgpu"
+    with suppress(OSError, ValueError):
+        return (modules / name / "version").read_text(encoding="ascii").strip()
+    return ""
 
 
 def _output(argv: list[str], limit: float) -> tuple[str, str]:

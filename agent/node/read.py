@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Literal
 import psutil
 
 from agent import __version__
+from agent.base.value import MOST_ITEMS
 from agent.node import limits
-from agent.node.facts import Facts, Folder, Mount, NodeVersions
+from agent.node.facts import Facts, Folder, Mount, NodeVersions, RdmaDevice
 from agent.node.limits import ranges
 from agent.node.variables import compared_variables, contradiction
 
@@ -69,12 +70,26 @@ def _amd(folder: Path) -> Iterator[str]:
             yield f"{name or 'AMD'} {gib} GiB"
 
 
-def has_infiniband(devices: Path = Path("/sys/class/infiniband")) -> bool:
-    """Return whether this machine has an InfiniBand or RoCE device."""
+def rdma_devices(folder: Path = Path("/sys/class/infiniband")) -> tuple[RdmaDevice, ...]:
+    """Return the InfiniBand and RoCE devices of this machine."""
     try:
-        return any(devices.iterdir())
+        found = sorted(folder.iterdir())[:MOST_ITEMS]
     except OSError:
-        return False
+        return ()
+    return tuple(_rdma_device(device) for device in found)
+
+
+def _rdma_device(device: Path) -> RdmaDevice:
+    links, states = [], []
+    for port in sorted(device.glob("ports/*")):
+        with suppress(OSError, ValueError):
+            links.append((port / "link_layer").read_text(encoding="ascii").strip())
+            states.append((port / "state").read_text(encoding="ascii"))
+    return RdmaDevice(device.name, next(iter(links), ""), any("ACTIVE" in s for s in states))
+
+
+def _may_open_rdma(dev: Path = Path("/dev/infiniband")) -> bool:
+    return any(os.access(verbs, os.R_OK | os.W_OK) for verbs in dev.glob("uverbs*"))
 
 
 def program_fault(word: str, path: str | None) -> str:
@@ -173,6 +188,8 @@ def gather(  # noqa: PLR0913 - all inputs of the facts
         default_source=source_towards("192.0.2.1"),  # a test network; no packet is sent
         program_fault=_program_fault(command, environ.get("PATH")),
         wandb_login=has_login(environ),
+        rdma=rdma_devices(),
+        rdma_is_open=_may_open_rdma(),
         known_names=known_names,
         node_versions=node_versions(environ, maker),
     )

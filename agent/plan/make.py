@@ -15,7 +15,7 @@ from agent.base.errors import Problem, SettingsError
 from agent.base.ports import Ports, port_map, single_ports
 from agent.base.text import own_command
 from agent.checks import misspelling_findings, run_checks
-from agent.checks.recipe import job_program, recipe_findings
+from agent.checks.recipe import job_program, placeholder_slips, recipe_findings
 from agent.node.facts import supports_token_auth
 from agent.node.variables import visible_devices
 from agent.plan.listeners import listeners, port_clashes
@@ -38,12 +38,20 @@ from agent.settings.ray_args import TEMP_DIR, VARIABLE
 from agent.topology.claim import GivenRay
 from agent.work import prepare
 from agent.work.checkpoints import folder_of
-from agent.work.job import COMMAND, Job, RecipeJob, plan_recipe, recipe_input, version_of
+from agent.work.job import (
+    COMMAND,
+    PLACEHOLDERS,
+    Job,
+    RecipeJob,
+    plan_recipe,
+    recipe_input,
+    version_of,
+)
 from agent.work.prepare import prepare_steps
 from agent.work.recipes.recipe import JobBasis, NodeSize, UnknownVersionError
 from agent.work.services import NO_FILE, REWARD, reward_service
 from agent.work.torchrun import Torchrun, gpus_of, processes
-from agent.work.where import HEAD_IP
+from agent.work.where import HEAD_IP, NODE_PLACEHOLDERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -209,10 +217,11 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         waits=tuple(planned_waits(settings, topology, all_steps, services, job)),
         listeners=listeners(settings, topology, here, ray, guarded=guarded, has_ray=has_ray),
         findings=(
+            *misspelling_findings(loaded.misspelled),
             *run_checks(facts, settings, topology),
             *job_program(facts, settings, topology),
+            *placeholder_slips(_texts_with_placeholders(effective, all_steps, services)),
             *for_recipe,
-            *misspelling_findings(loaded.misspelled),
         ),
         notes=(
             *loaded.ignored,
@@ -222,6 +231,20 @@ def make_plan(  # noqa: PLR0913 - all inputs of a plan
         ),
         on_done=settings.on_done or ("hold" if is_restarted else "exit"),
     )
+
+
+def _texts_with_placeholders(
+    loaded: Loaded, steps: tuple[PrepareStep, ...], services: tuple[ServiceSpec, ...]
+) -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Yield the commands of the user, each with its source and its placeholders."""
+    for word in loaded.command or ():
+        yield "the command after --", word, PLACEHOLDERS
+    for word in loaded.settings.job_args:
+        yield "AGENT_JOB_ARGS", word, PLACEHOLDERS
+    for step in steps:
+        yield f"the command of {step.name}", step.command, NODE_PLACEHOLDERS
+    for spec in services:
+        yield f"the command of {spec.name}", spec.asked, NODE_PLACEHOLDERS
 
 
 def _torchrun(

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from agent.base.text import listed, mib
-from agent.checks.finding import Level
+from agent.checks import NAMES
+from agent.checks.finding import finding_line
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
 from agent.topology.claim import GivenRay
@@ -18,21 +19,22 @@ from agent.work.where import HEAD_IP, NODE_IP, Placeholders
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from agent.checks.finding import Finding
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
     from agent.work.job import Job
     from agent.work.torchrun import Torchrun
 
-_SIGN = {Level.OK: "ok  ", Level.WARN: "warn", Level.FAIL: "FAIL"}
-
 
 def render(plan: Plan, redactor: Redactor) -> str:
-    """Render a plan for `pod-agent plan`."""
+    """Render a plan for `pod-agent plan -v`."""
+    names = [finding for finding in plan.findings if finding.check == NAMES]
+    others = [finding for finding in plan.findings if finding.check != NAMES]
+    variables = (f"{name}={text}" for name, text in environment_of(plan).items())
     lines = [
+        *map(finding_line, names),
         *_who(plan),
-        *_section("commands", _commands(plan)),
-        *_section(_whose_environment(plan), _environment(plan)),
+        *_section("commands", commands_of(plan)),
+        *_section(_whose_environment(plan), variables),
         *_section(
             "ports", (f"{p.port:<12} {p.who}: {p.bind}; guard: {p.guard}" for p in plan.listeners)
         ),
@@ -40,15 +42,10 @@ def render(plan: Plan, redactor: Redactor) -> str:
             "waits, from the start",
             (f"{duration(w.seconds):<8} {w.what} ({w.variable})" for w in plan.waits),
         ),
-        *_section("checks of this machine", (finding_line(f) for f in plan.findings)),
+        *_section("checks of this machine", map(finding_line, others)),
         *_section("notes", plan.notes),
     ]
     return redactor.clean("\n".join(lines))
-
-
-def finding_line(finding: Finding) -> str:
-    """Render one finding."""
-    return f"{_SIGN[finding.level]} {finding.sentence()}"
 
 
 def duration(seconds: float) -> str:
@@ -67,17 +64,23 @@ def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
         yield from (f"  {line}" for line in body)
 
 
-def _who(plan: Plan) -> Iterator[str]:
+def head_of(plan: Plan) -> str | None:
+    """Return the head's address or name as far as it is known before the run."""
     topology = plan.topology
     host = topology.head_host
     if host is None or (topology.is_head and plan.address.ip is not None):
         host = plan.address.ip
     if host is None and topology.given_ray is not None:
         host = topology.given_ray.gcs_host
+    return host
+
+
+def _who(plan: Plan) -> Iterator[str]:
+    topology = plan.topology
     yield f"role:      {topology.sentence()}"
     yield f"platform:  {topology.platform.name}"
     yield f"node:      {topology.node_name}"
-    yield f"head:      {host}"
+    yield f"head:      {head_of(plan)}"
     yield f"address:   {plan.address.ip or 'found at run'} ({plan.address.how})"
     if topology.is_head:
         yield f"workers:   {topology.expected_workers} expected"
@@ -85,10 +88,12 @@ def _who(plan: Plan) -> Iterator[str]:
     yield f"when done: {plan.on_done}"
 
 
-def _commands(plan: Plan) -> Iterator[str]:
+def commands_of(plan: Plan) -> Iterator[str]:
+    """Yield every command of this node, what it waits for, and why it has its arguments."""
     place = Placeholders(node_ip=plan.address.ip or NODE_IP)
     if plan.topology.is_idle:
-        yield f"none: {_owner(plan)} starts Ray here, and the agent at the head submits the job"
+        owner = owner_of_ray(plan)
+        yield f"none: {owner} starts Ray here, and the agent at the head submits the job"
         return
     if plan.own_ray is not None:
         own = f"a stale Ray of the agent is stopped (one with {plan.own_ray.session})"
@@ -104,7 +109,7 @@ def _commands(plan: Plan) -> Iterator[str]:
         yield from _waits_for(plan, step.after)
     if isinstance(plan.launch, GivenRay):
         where = f"at {plan.launch.gcs} and {plan.launch.dashboard}"
-        yield f"ray:    {_owner(plan)}'s, {where}: neither started nor stopped here"
+        yield f"ray:    {owner_of_ray(plan)}'s, {where}: neither started nor stopped here"
     for process in plan.processes:
         if process.name == BRIDGE:
             yield from _services(plan, place)
@@ -137,6 +142,18 @@ def _services(plan: Plan, place: Placeholders) -> Iterator[str]:
         yield from _waits_for(plan, spec.after)
 
 
+def names_in_order(plan: Plan) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield each step or service that starts after others, with their names."""
+    chains = [
+        *((step.name, step.after) for step in plan.all_steps),
+        *((spec.name, spec.after) for spec in plan.all_services),
+    ]
+    for name, after in chains:
+        names = plan.names_in_this_run(after)
+        if names:
+            yield name, names
+
+
 def _waits_for(plan: Plan, after: tuple[str, ...]) -> Iterator[str]:
     """Show the steps and services that something waits for."""
     names = plan.names_in_this_run(after)
@@ -165,7 +182,7 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         return
     recipe = job.recipe
     if recipe is not None and recipe.expected_command is None:
-        where = _nodes_like_this(workers)
+        where = nodes_like_this(workers)
         yield f"job:    {job.name} does not fit {where}: {recipe.misfit}"
     else:
         yield f"job:    {shlex.join(job.argv)}"
@@ -173,7 +190,7 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         measured = workers > 0 and is_sized_by_links(job)
         links = " and the measured bandwidth between them" * measured
         again = f"sized again for the nodes that join{links}"
-        yield f"  sized for {_nodes_like_this(workers)}; {again}"
+        yield f"  sized for {nodes_like_this(workers)}; {again}"
         yield from (f"  {key}: {reason}" for key, reason in recipe.expected_command.why.items())
         yield from (f"  {note}" for note in recipe.expected_command.notes)
     if recipe is not None and recipe.known.framework:
@@ -184,11 +201,13 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         yield f"  uploaded: {mib(job.upload.size)} in {job.upload.files} file(s) of its working_dir"
 
 
-def _nodes_like_this(workers: int) -> str:
+def nodes_like_this(workers: int) -> str:
+    """Name the nodes for which a recipe is sized before they have joined."""
     return f"{workers + 1} nodes like this one" if workers else "this one node"
 
 
-def _owner(plan: Plan) -> str:
+def owner_of_ray(plan: Plan) -> str:
+    """Return who starts Ray: the agent, or the platform."""
     given = plan.topology.given_ray
     return "the agent" if given is None else given.owner
 
@@ -198,12 +217,13 @@ def _whose_environment(plan: Plan) -> str:
         return "environment that torchrun and the job get"
     if plan.topology.given_ray is None:
         return "environment that Ray and the job get"
-    return f"environment of what starts here (Ray's and the job's is {_owner(plan)}'s)"
+    return f"environment of what starts here (Ray's and the job's is {owner_of_ray(plan)}'s)"
 
 
-def _environment(plan: Plan) -> Iterator[str]:
+def environment_of(plan: Plan) -> dict[str, str]:
+    """Return the variables that the agent sets or changes for what it starts here."""
     if plan.topology.is_idle:
-        return
+        return {}
     full = plan.environment(plan.address.ip or NODE_IP, HEAD_IP)
     chosen = environment.chosen_for_display(plan.environ, plan.settings, full)
     if plan.address.ip is None and not isinstance(plan.launch, GivenRay):
@@ -211,4 +231,9 @@ def _environment(plan: Plan) -> Iterator[str]:
             name: plan.environ.get(name, "{interface of node_ip}")
             for name in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
         }
-    yield from (f"{name}={text}" for name, text in sorted(chosen.items()))
+    return dict(sorted(chosen.items()))
+
+
+def _wait(what: str, seconds: float, variable: str) -> str:
+    """Render one wait; `fixed` ones have no variable."""
+    return f"{duration(seconds):<8} {what} ({variable})"

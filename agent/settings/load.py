@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem, SettingsError
+from agent.base.text import escaped, first_names
 from agent.base.value import Value
 from agent.settings.model import (
     FIELD_OF,
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY"}
 _LARGEST_SECRET_FILE = 65_536
+_PREFIX = "AGENT_"
+_MOST_NAMED = 8
+_SHORTEST_WORD = 3
+"""A shorter word, such as IP, is part of too many others."""
 
 
 class Loaded(Value):
@@ -38,7 +43,7 @@ class Loaded(Value):
     ignored: tuple[str, ...] = ()
     """A sentence for each variable that is ignored."""
     misspelled: tuple[str, ...] = ()
-    """A sentence for each variable whose name is probably misspelled."""
+    """A sentence for each variable whose name is probably misspelled, and one for unknown ones."""
 
 
 def read_secret_file(path: str) -> str:
@@ -55,7 +60,8 @@ def load(
     """Return validated settings; raise one SettingsError with every problem."""
     problems: list[Problem] = []
     raw, origins = _collect(environ, read_file, problems)
-    ignored = _check_names(environ, problems)
+    unknown = _unknown_names(environ, problems)
+    ignored = []
     for name in [n for n, text in raw.items() if n.endswith("_PORT") and text.startswith("tcp://")]:
         ignored.append(f"{name}={raw.pop(name)} is a Kubernetes service link and is ignored")
         origins[name] = "default (a Kubernetes service link was ignored)"
@@ -67,7 +73,7 @@ def load(
         for problem in contradictions(settings, argv)
         if not bad & set(problem.variable.split(" + "))
     ]
-    misspelled = misspelled_names(environ)
+    misspelled = (*unknown, *misspelled_names(environ))
     if problems:
         raise SettingsError(tuple(problems), misspelled)
     return Loaded(settings, argv, origins, tuple(ignored), misspelled)
@@ -100,23 +106,48 @@ def _collect(
     return raw, origins
 
 
-def _check_names(environ: Mapping[str, str], problems: list[Problem]) -> list[str]:
-    """Add a problem for each misspelled AGENT_* name; return a sentence on unknown ones."""
+def _unknown_names(environ: Mapping[str, str], problems: list[Problem]) -> tuple[str, ...]:
+    """Add a problem for each misspelled AGENT_* name; return one sentence on all unknown ones."""
     foreign = []
-    for name in sorted(n for n in environ if n.startswith("AGENT_") and n not in KNOWN_NAMES):
+    for name in sorted(n for n in environ if n.startswith(_PREFIX) and n not in KNOWN_NAMES):
         meant = next((k for k in KNOWN_NAMES if nearly_equal(name, k)), None)
-        if meant is None:
-            foreign.append(name)
-        else:
+        if meant is not None:
             problems.append(Problem(name, "an unknown name", f"{meant} (did you mean that?)"))
-    return [f"unknown and ignored: {', '.join(foreign)}"] if foreign else []
+            continue
+        related = name_with_shared_words(name)
+        hint = f" (did you mean {related}?)" if related else ""
+        foreign.append(f"{escaped(name)}{hint}")
+    return (f"unknown and ignored: {first_names(foreign, _MOST_NAMED)}",) if foreign else ()
+
+
+def name_with_shared_words(name: str) -> str:
+    """Return the known name that shares most words with an unknown one, or ''."""
+    words = _words(name)
+    shares = {known: _share(words, _words(known)) for known in VARIABLES}
+    best = max(shares, key=lambda known: shares[known])
+    return best if shares[best] else ""
+
+
+def _words(name: str) -> list[str]:
+    return name.removeprefix(_PREFIX).split("_")
+
+
+def _share(words: Sequence[str], others: Sequence[str]) -> float:
+    """Return how many words two names share, of all their words; DATASET shares DATA."""
+    shared = sum(any(_same_word(word, other) for other in others) for word in words)
+    return shared / (len(words) + len(others) - shared)
+
+
+def _same_word(one: str, other: str) -> bool:
+    short, long = sorted((one, other), key=len)
+    return len(short) >= _SHORTEST_WORD and long.startswith(short)
 
 
 def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     """Find misspelled names without the prefix AGENT_, which other tools may use."""
-    ours = [name for name in KNOWN_NAMES if not name.startswith("AGENT_")]
+    ours = [name for name in KNOWN_NAMES if not name.startswith(_PREFIX)]
     found = []
-    for name in sorted(n for n in environ if not n.startswith("AGENT_") and n not in FOREIGN_NAMES):
+    for name in sorted(n for n in environ if not n.startswith(_PREFIX) and n not in FOREIGN_NAMES):
         upper = name.upper()
         meant = next((k for k in ours if nearly_equal(upper, k)), None)
         if meant is not None and not {name, meant} & ({*ours} & {*environ}):

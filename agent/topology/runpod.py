@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from agent.settings.model import Settings
 
 
+RUNPOD = "runpod"
 POD = "RUNPOD_POD_ID"
 DOMAIN = "runpod.internal"
 POD_INTERFACE = "podnet1"
@@ -32,7 +33,7 @@ def detect_runpod(environ: Mapping[str, str], settings: Settings) -> PlatformInf
         return None
     head_pod = head or _own_pod_as_head(own, settings)
     return PlatformInfo(
-        name="runpod",
+        name=RUNPOD,
         is_head=own == head if own and head else settings.ray_worker is not True,
         evidence=_evidence(own, head, settings),
         role_variable="RAY_WORKER + HEAD_POD_ID",

@@ -13,7 +13,8 @@ NODE_IP = "{node_ip}"
 HEAD_IP = "{head_ip}"
 """Placeholder for the head's address."""
 
-_PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(node_ip|head_ip|rank|log_dir)\}(:\d)?")
+NODE_PLACEHOLDERS = ("node_ip", "head_ip", "rank", "log_dir")
+_PLACEHOLDER = re.compile(r"(?<!\$)(//)?\{(" + "|".join(NODE_PLACEHOLDERS) + r")\}(:\d)?")
 
 
 def has_placeholder(text: str) -> bool:

@@ -86,7 +86,7 @@ def test_an_instant_cluster_meets_on_ens1(cluster: Cluster, second_network: list
     survey = (sys.executable, "-c", SURVEY)
     agents = [cluster.agent(n, *survey, env=env) for n, env in enumerate(envs)]
     head = agents[0]
-    plan = head.exec([AGENT, "plan"]).stdout
+    plan = head.exec([AGENT, "plan", "-v"]).stdout
     assert ends(agents) == [0, 0, 0], head.tail()
 
     pods = cluster.pods

@@ -197,7 +197,7 @@ def test_plan_and_refusals(cluster: Cluster) -> None:
     pod = cluster.pods[0]
     idle = pod.start(["sleep", "infinity"])
     env = {**cluster.env, **BY_TORCHRUN, "RUNPOD_POD_ID": pod.name}
-    shown = idle.exec([AGENT, "plan", "--", "python", "train.py"], env=env)
+    shown = idle.exec([AGENT, "plan", "-v", "--", "python", "train.py"], env=env)
     assert shown.returncode == 0, shown.stderr
     assert "-m torch.distributed.run --nnodes 1 --node_rank 0" in shown.stdout
     assert "torchrun's rendezvous" in shown.stdout

@@ -283,10 +283,13 @@ def test_every_check_is_run_and_tested() -> None:
     names = [f.check for f in run_checks(MACHINE, settings_of({}), topology_of({}))]
     assert len(names) == len(set(names))
     elsewhere = {"torch", "AGENT_PREFLIGHT"}  # test_torchrun.py, test_preflight.py
-    assert {*names, *elsewhere} == {check.name.format(temp=MACHINE.temp) for check in CHECKS}
+    of_some = {"nodes", "RDMA"}
+    assert {*names, *elsewhere, *of_some} == {
+        check.name.format(temp=MACHINE.temp) for check in CHECKS
+    }
     from unit.test_more_checks import ROWS as MORE  # noqa: PLC0415 - it imports from here
 
-    assert set(names) == {row[0] for row in (*ROWS.values(), *MORE.values())}
+    assert {*names, *of_some} == {row[0] for row in (*ROWS.values(), *MORE.values())}
 
 
 def test_no_finding_shows_a_secret() -> None:

@@ -93,11 +93,13 @@ def test_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         environ = {"AGENT_PORT": str(head.port)}
         assert verbs.show_findings(environ, tmp_path, as_json=False) == 78
         assert capsys.readouterr().out.splitlines() == [
-            "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
             "FAIL disk: full. Empty [pod1]",
-            "ok   ray: 2.60 [all nodes]",
-            "   nothing is known about 10.0.0.9: no agent runs there",
+            "warn NCCL_DEBUG: a on pod1. Alike [between nodes]",
+            "     nothing is known about 10.0.0.9: no agent runs there",
+            "ok   1 check passed",
         ]
+        assert verbs.show_findings(environ, tmp_path, as_json=False, verbose=True) == 78
+        assert "ok   ray: 2.60 [all nodes]" in capsys.readouterr().out
         assert verbs.show_findings(environ, tmp_path, as_json=True) == 78
         data = json.loads(capsys.readouterr().out)
         assert (data["ok"], data["nodes"]) == (False, ["pod0", "pod1"])

@@ -7,9 +7,9 @@ from msgspec.structs import replace
 
 from agent.checks.finding import Level
 from agent.checks.recipe import checkpoint_space
-from agent.node.facts import MIB, Driver, DriverGpu, Facts, Room
+from agent.node.facts import MIB, Driver, DriverGpu, Facts, RdmaDevice, Room
 from unit.test_checks import TWO, assert_finding, found
-from unit.worlds import MACHINE
+from unit.worlds import MACHINE, POD
 
 GPUS = replace(MACHINE, gpus=8, gpu_maker="nvidia")
 H200 = tuple(DriverGpu(index, "NVIDIA H200", 143_771) for index in range(8))
@@ -27,7 +27,88 @@ def with_driver(*gpus: DriverGpu, fault: str = "") -> Facts:
     return replace(GPUS, driver=Driver("nvidia-smi", gpus, fault))
 
 
+def with_rdma(states: str, *, may_open: bool = True, **variables: str) -> Facts:
+    """Return a machine with an InfiniBand device for each state: + is active."""
+    devices = tuple(
+        RdmaDevice(f"mlx5_{n}", "InfiniBand", one == "+") for n, one in enumerate(states)
+    )
+    return replace(GPUS, rdma=devices, rdma_is_open=may_open, variables=variables)
+
+
 ROWS: dict[str, tuple[str, dict[str, str], Facts, Level, str]] = {
+    "a pod that names no head": (
+        "nodes",
+        {"RUNPOD_POD_ID": "a"},
+        POD,
+        Level.WARN,
+        "three such pods would be three runs",
+    ),
+    "a head without a number": (
+        "nodes",
+        {"RUNPOD_POD_ID": "a", "HEAD_POD_ID": "a"},
+        POD,
+        Level.WARN,
+        "expects 1 worker",
+    ),
+    "RDMA": (
+        "RDMA",
+        TWO,
+        with_rdma("+-"),
+        Level.OK,
+        "mlx5_0 (InfiniBand, active) and mlx5_1 (InfiniBand, no active port); NCCL uses mlx5_0",
+    ),
+    "RDMA on one node": ("RDMA", {}, with_rdma("-"), Level.OK, "not needed on one node"),
+    "RDMA turned off": (
+        "RDMA",
+        TWO,
+        with_rdma("+", NCCL_IB_DISABLE="1"),
+        Level.WARN,
+        "NCCL_IB_DISABLE=1 turns them off: NCCL uses TCP",
+    ),
+    "RDMA left on": ("RDMA", TWO, with_rdma("+", NCCL_IB_DISABLE="0"), Level.OK, "NCCL uses mlx"),
+    "sockets by name": (
+        "RDMA",
+        TWO,
+        with_rdma("+", NCCL_NET="Socket"),
+        Level.WARN,
+        "NCCL_NET=Socket turns them off",
+    ),
+    "RDMA kept from the container": (
+        "RDMA",
+        TWO,
+        with_rdma("+", may_open=False),
+        Level.WARN,
+        "cannot open /dev/infiniband",
+    ),
+    "RDMA without a link": ("RDMA", TWO, with_rdma("-"), Level.WARN, "none has an active port"),
+    "a device by prefix": (
+        "RDMA",
+        TWO,
+        with_rdma("++", NCCL_IB_HCA="mlx5_1:1"),
+        Level.OK,
+        "NCCL uses mlx5_1",
+    ),
+    "all devices but one": (
+        "RDMA",
+        TWO,
+        with_rdma("++", NCCL_IB_HCA="^=mlx5_0"),
+        Level.OK,
+        "NCCL uses mlx5_1",
+    ),
+    "a device that is not active": (
+        "RDMA",
+        TWO,
+        with_rdma("+-", NCCL_IB_HCA="=mlx5_1"),
+        Level.WARN,
+        "NCCL_IB_HCA==mlx5_1 selects no active one",
+    ),
+    "a device that is not there": (
+        "RDMA",
+        TWO,
+        with_variables(NCCL_IB_HCA="mlx5"),
+        Level.WARN,
+        "there is no RDMA device here",
+    ),
     "all cores": ("cores", {}, replace(MACHINE, machine_cpus=16), Level.OK, "16; Ray"),
     "a share of the cores": (
         "cores",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -11,8 +12,10 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec.structs import replace
 
+from agent.base.terminal import NO_TERMINAL
 from agent.base.text import own_command
 from agent.plan.show import duration, render
+from agent.plan.summary import MOST_LINES, summary, to_json
 from agent.settings.redact import redactor_for
 from unit.worlds import MACHINE, POD, SECRET, our_ray, plan_of, with_ray
 
@@ -74,6 +77,61 @@ def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) ->
     return text.replace("ray:    ray start", "ray:    RAY start")
 
 
+def summary_of(environ: dict[str, str], facts: Facts, command: list[str] | None) -> str:
+    """Return the plan in twelve lines."""
+    plan = plan_of(environ, facts, command)
+    return NO_TERMINAL.render(summary(plan), redactor_for(environ, plan.settings).clean) + "\n"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_golden_summary(name: str) -> None:
+    """The summary has at most twelve lines, and equals its golden file."""
+    text = summary_of(*CASES[name])
+    file = GOLDEN / f"{name}.summary"
+    if UPDATE:
+        file.write_text(text, encoding="utf-8")
+    assert text == file.read_text(encoding="utf-8")
+    assert text.count("\n") <= MOST_LINES
+
+
+def test_the_worst_comes_first() -> None:
+    """A refusal precedes warnings, and no number of warnings hides one."""
+    bad = with_ray(replace(MACHINE, shm=0, shm_free=0, nofile_hard=1, temp_free=0), version="2.1")
+    lines = summary(plan_of({**RUNPOD, "RUNPOD_POD_ID": "podaaa"}, bad))
+    signs = [line.label for line in lines if line.tone]
+    assert signs[0] == "FAIL "
+    assert signs == sorted(signs)
+    assert "more warning" in lines[-1].text
+
+
+def test_a_slip_is_the_first_line() -> None:
+    """An unknown name may explain all that follows."""
+    first, second, *_ = summary(plan_of({"AGENT_TRAIN_DATASET": "x"}))
+    assert "AGENT_TRAIN_DATASET (did you mean AGENT_TRAIN_DATA?)" in first.text
+    assert second.label == "role:      "
+
+
+def test_a_mistyped_placeholder_is_named() -> None:
+    """It would reach the command as it is; braces of other kinds are the user's own."""
+    command = ["train", "--n={node}", "{gpus}", "{nodes}", "${node}", "{step}", "{}"]
+    found = [f for f in plan_of({}, MACHINE, command).findings if f.check == "placeholders"]
+    assert [finding.remedy for finding in found] == [
+        "Did you mean {nodes}?",
+        "Did you mean {gpus_per_node}?",
+    ]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_json(name: str) -> None:
+    """The plan as JSON has the commands and findings of the text."""
+    environ, facts, command = CASES[name]
+    data = json.loads(json.dumps(to_json(plan_of(environ, facts, command))))
+    assert data["role"] in {"head", "worker"}
+    assert {row["check"] for row in data["findings"]} >= {"ray", "/dev/shm"}
+    text = render(plan_of(environ, facts, command), redactor_for({}, None))
+    assert all(line in text for line in data["commands"])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_golden(name: str) -> None:
     """The plan equals its golden file; POD_AGENT_UPDATE_GOLDEN=1 rewrites the file."""
@@ -94,6 +152,7 @@ def test_no_secret_in_a_plan(name: str) -> None:
     """Neither the text nor the plan's own repr of its settings shows a secret."""
     environ, facts, command = CASES[name]
     assert SECRET not in text_of(environ, facts, command)
+    assert SECRET not in summary_of(environ, facts, command)
     assert SECRET not in repr(plan_of(environ, facts, command).settings.ray_auth_token)
 
 

@@ -88,9 +88,32 @@ def test_variables_of_other_tools_are_no_misspellings(name: str, tmp_path: Path)
 def test_foreign_names_are_named_in_one_note() -> None:
     """Other tools' AGENT_ names do no harm, and are named once, all together."""
     foreign = {"AGENT_TOOLSDIRECTORY": "/t", "AGENT_NAME": "ci", "AGENT_JOBSTATUS": "ok"}
-    (note,) = load({**foreign, "PATH": "/bin"}).ignored
+    (note,) = load({**foreign, "PATH": "/bin"}).misspelled
     assert all(name in note for name in foreign)
     assert "PATH" not in note
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("AGENT_TRAIN_DATASET", "AGENT_TRAIN_DATA"),
+        ("AGENT_EXPECTED_WORKERS", "EXPECTED_WORKERS"),
+        ("AGENT_REWARD_URL", "AGENT_REWARD"),
+        ("AGENT_MODEL_PATH", "AGENT_MODEL"),
+        ("AGENT_GPUS", "AGENT_NUM_GPUS"),
+        ("AGENT_CHECKPOINT_DIR", "AGENT_CHECKPOINTS"),
+        ("AGENT_HEAD_POD_ID", "HEAD_POD_ID"),
+    ],
+)
+def test_an_unknown_name_gets_a_suggestion_by_its_words(name: str, meant: str) -> None:
+    """It is no error, as another tool may set it."""
+    (note,) = load({name: "x"}).misspelled
+    assert note == f"unknown and ignored: {name} (did you mean {meant}?)"
+
+
+def test_an_unknown_name_without_a_known_word_gets_no_suggestion() -> None:
+    """Nothing is better than a wrong guess."""
+    assert load({"AGENT_ID": "7"}).misspelled == ("unknown and ignored: AGENT_ID",)
 
 
 @pytest.mark.parametrize("name", ["AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT"])
