@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from agent.base import ends, times
 from agent.base.errors import Problem, SettingsError
-from agent.base.text import is_ip, mib, needs_shell_quoting
+from agent.base.text import first_names, is_ip, mib, needs_shell_quoting
 from agent.checks import NAMES, run_checks
 from agent.checks.finding import Finding, Level
 from agent.checks.recipe import CHECKPOINTS, RECIPE_CHECKS
@@ -104,6 +104,11 @@ _ENV, _DIR = "AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR"
 _REFERENCE = re.compile(r"\$\{?\w+\}?")
 """A value that Ray fills in on each node from that node's environment."""
 _REMOTE = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
+_LEAVE_OUT = (
+    "a folder without them: all nodes, and whoever reaches Ray's dashboard, can read an "
+    "upload. Leave them out by .gitignore or by excludes in AGENT_RUNTIME_ENV, or insist by "
+    "AGENT_ALLOW_INSECURE=1"
+)
 _NODE_ENVIRONMENT = (
     "it in the environment of every node (or in a file that {name}_FILE or the like names): actors "
     "inherit that; Ray's dashboard shows a runtime_env to whoever asks"
@@ -130,7 +135,7 @@ def read_runtime_env(
             both = f"{_DIR} + {_ENV}"
             problems.append(Problem(both, "a working_dir in each", "one of the two"))
         variable, found = _DIR, {**found, "working_dir": settings.working_dir}
-    upload = _working_dir(variable, found, environ, ray)
+    upload = _working_dir(variable, found, environ, ray, insists=settings.allow_insecure)
     problems += [upload] if isinstance(upload, Problem) else []
     if isinstance(upload, Problem) or problems:
         raise SettingsError(tuple(problems))
@@ -204,9 +209,14 @@ def _env_vars(found: Mapping[str, object]) -> Iterator[Problem]:
 
 
 def _working_dir(
-    variable: str, found: Mapping[str, object], environ: Mapping[str, str], ray: str
+    variable: str,
+    found: Mapping[str, object],
+    environ: Mapping[str, str],
+    ray: str,
+    *,
+    insists: bool,
 ) -> UploadSize | Problem | None:
-    """Return the upload size of a local folder, or a problem if it is missing or too large."""
+    """Return the size of the upload, or a problem: no such folder, credentials in it, too large."""
     given = found.get("working_dir")
     if given is None or (isinstance(given, str) and _REMOTE.match(given)):
         return None
@@ -218,6 +228,9 @@ def _working_dir(
     patterns = found.get("excludes")
     excludes = [str(one) for one in patterns] if isinstance(patterns, list) else []
     upload = measure(folder.absolute(), excludes, ray, environ)
+    if upload is not None and upload.credentials and not insists:
+        names = first_names(upload.credentials)
+        return Problem(variable, f"{str(given)!r} with credentials in it: {names}", _LEAVE_OUT)
     if upload is not None and upload.size > LIMIT:
         return Problem(variable, _describe_upload(str(given), upload), _shrink_remedy(LIMIT))
     return upload

@@ -1,4 +1,4 @@
-"""Measures what Ray would upload of a working_dir.
+"""Measures what Ray would upload of a working_dir, and finds credentials in it.
 
 Ray packs without compression, and excludes files by its own copy of `pathspec`. That copy is loaded
 from Ray's folder here, without importing Ray.
@@ -35,6 +35,26 @@ class Matcher(Protocol):
 
 LIMIT = 100 << 20
 """Ray's dashboard accepts packages up to this size (2.40 to 2.60); GCS accepts 512 MiB."""
+_CREDENTIALS = re.compile(
+    r"""(?:^|/)(?:
+        \.env(?:\.[^/]*|rc)? | [^/]*\.env
+      | id_(?:rsa|dsa|ecdsa|ed25519)(?:_sk)? | [^/]*\.(?:p12|pfx|ppk)
+      | [._]netrc | \.pgpass | \.git-credentials | \.pypirc | kaggle\.json
+      | \.aws/credentials | \.docker/config\.json | \.kube/config | kubeconfig
+      | (?:\.huggingface|huggingface)/(?:token|stored_tokens)
+      | application_default_credentials\.json
+    )$""",
+    re.VERBOSE,
+)
+"""Paths of files that hold credentials."""
+_EXAMPLE = re.compile(r"\.(?:example|sample|template|tmpl|dist|defaults?)$")
+_MAYBE = re.compile(r"\.(?:pem|key|json|npmrc)$|(?:^|/)\.npmrc$")
+"""Paths of files whose content decides: a .pem file is often a public certificate."""
+_PRIVATE = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----|\"type\":\s*\"service_account\"|_authToken\s*="
+)
+_MOST_READ = 64 << 10
+"""Bytes of a file that are searched: keys are small."""
 _TIME_LIMIT = times.UPLOAD_COUNTED
 _MATCHER = "_private/thirdparty/pathspec/__init__.py"
 _ENTRY = 30 + 46
@@ -51,6 +71,8 @@ class UploadSize(Value):
     """Its largest entries by name, the largest first."""
     complete: bool
     """False if counting took too long."""
+    credentials: tuple[str, ...] = ()
+    """Paths of files that hold credentials."""
 
 
 def measure(
@@ -66,15 +88,32 @@ def measure(
     size, files, until = 22, 0, time.monotonic() + _TIME_LIMIT
     parts: Counter[str] = Counter()
     complete = True
+    credentials: list[str] = []
     for path, amount in _walk(folder, spec, ignore_files, rules):
         relative = path.relative_to(folder)
         size += amount + _ENTRY + 2 * len(str(relative).encode(errors="surrogateescape"))
         files += 1
         parts[relative.parts[0]] += amount
+        if _holds_credentials(path, relative.as_posix(), amount):
+            credentials.append(str(relative))
         if time.monotonic() > until:
             complete = False
             break
-    return UploadSize(size, files, tuple(parts.most_common(5)), complete)
+    return UploadSize(size, files, tuple(parts.most_common(5)), complete, tuple(credentials))
+
+
+def _holds_credentials(path: Path, relative: str, size: int) -> bool:
+    """Return whether a file holds credentials, by its name or else its content."""
+    if _EXAMPLE.search(relative):
+        return False
+    if _CREDENTIALS.search(relative):
+        return size > 0
+    if not _MAYBE.search(relative) or size > _MOST_READ:
+        return False
+    try:
+        return _PRIVATE.search(path.read_bytes()) is not None
+    except OSError:  # Ray reports what it cannot read
+        return False
 
 
 def _walk(

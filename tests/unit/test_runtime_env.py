@@ -209,6 +209,55 @@ def test_a_folder_too_large_is_refused(tmp_path: Path) -> None:
         read(AGENT_WORKING_DIR=str(tmp_path), RAY_RUNTIME_ENV_IGNORE_GITIGNORE="1")
 
 
+PRIVATE = "-----BEGIN OPENSSH PRIVATE KEY-----\nb3BlbnNzaC1rZXktdjEAAAA\n"
+CERTIFICATE = "-----BEGIN CERTIFICATE-----\nMIIB\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "is_refused"),
+    [
+        (".env", "HF_TOKEN=x", True),
+        (".env.production", "A=1", True),
+        ("conf/prod.env", "A=1", True),
+        (".envrc", "export A=1", True),
+        (".env.example", "HF_TOKEN=", False),
+        ("src/environment.py", "import os", False),
+        ("keys/id_ed25519", PRIVATE, True),
+        ("keys/id_ed25519.pub", "ssh-ed25519 AAAA", False),
+        ("tls/server.key", PRIVATE, True),
+        ("tls/ca.pem", CERTIFICATE, False),
+        ("tls/both.pem", CERTIFICATE + PRIVATE, True),
+        (".netrc", "machine x password y", True),
+        (".aws/credentials", "[default]", True),
+        (".aws/config", "[default]", False),
+        ("sa.json", '{"type": "service_account", "private_key": "x"}', True),
+        ("data/train.json", '{"type": "question"}', False),
+        (".npmrc", "//registry/:_authToken=abc", True),
+        (".kaggle/kaggle.json", '{"key": "x"}', True),
+        ("tokenizer.json", "{}", False),
+    ],
+)
+def test_credentials_are_not_uploaded(
+    tmp_path: Path,
+    name: str,
+    content: str,
+    is_refused: bool,  # noqa: FBT001 - a column
+) -> None:
+    """A working_dir with credentials is refused by their names, unless they are left out."""
+    file = tmp_path / name
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(content)
+    if not is_refused:
+        assert read(AGENT_WORKING_DIR=str(tmp_path))
+        return
+    with pytest.raises(SettingsError) as caught:
+        read(AGENT_WORKING_DIR=str(tmp_path))
+    assert f"with credentials in it: {name}" in caught.value.sentence()
+    assert read(AGENT_WORKING_DIR=str(tmp_path), AGENT_ALLOW_INSECURE="1")
+    (tmp_path / ".gitignore").write_text(f"/{name}\n")
+    assert read(AGENT_WORKING_DIR=str(tmp_path))
+
+
 def test_the_folder_of_a_runtime_env_is_weighed_too(tmp_path: Path) -> None:
     """It is named by the variable that it came from; what is on the net is not ours to weigh."""
     sparse(tmp_path / "big", LIMIT + 1)
