@@ -192,6 +192,7 @@ def _job(job: Job | None, workers: int) -> Iterator[str]:
         again = f"sized again for the nodes that join{links}"
         yield f"  sized for {nodes_like_this(workers)}; {again}"
         yield from (f"  {key}: {reason}" for key, reason in recipe.expected_command.why.items())
+        yield from (f"  warning: {text}" for text in recipe.expected_command.warnings)
         yield from (f"  {note}" for note in recipe.expected_command.notes)
     if recipe is not None and recipe.known.framework:
         yield f"  checkpoints: {job.checkpoints}"

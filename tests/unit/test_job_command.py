@@ -250,3 +250,25 @@ def test_what_is_looked_up_for_a_recipe(tmp_path: Path) -> None:
     assert facts.checkpoints is not None
     command = load({}, ["train"])
     assert add_job_facts(MACHINE, command, resolve({}, command.settings, MACHINE)) == MACHINE
+
+
+def test_a_run_keeps_the_format_of_its_checkpoints(tmp_path: Path) -> None:
+    """What the first submission wrote is kept by the next, or refused with both values."""
+    key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
+    many = (h.RayNodes(tuple(replace(one, cpus=64.0) for one in TWO[0].nodes)), word(2))
+    of = partial(plan, tmp_path, AGENT_JOB="verl-grpo", AGENT_REWARD="off")
+    words(made(of(AGENT_JOB_ARGS=f"{key}=8"), many))
+    written = json.loads((tmp_path / CHECKPOINT_FILE).read_text())["settings"]
+    assert written[key] == "8"
+    (tmp_path / "global_step_40").mkdir()
+    (tmp_path / TRACKER).write_text("40")
+    again = made(of(), many)
+    assert f"{key}=8" in words(again)
+    assert (
+        f"keeps the settings of the checkpoints: actor_rollout_ref.actor.strategy fsdp, {key} 8"
+        in (heard(again))
+    )
+    other = made(of(AGENT_JOB_ARGS=f"{key}=4"), many)
+    assert isinstance(other, Outcome)
+    assert other.exit_code == 78
+    assert f"global_step_40 was written with {key} 8, and this run has 4" in other.reason

@@ -51,6 +51,7 @@ SLOW_LINK = 1e9
 
 Ethernet of 1 Gbit/s is below it; samples of a few MB cannot tell faster links apart.
 """
+_KEPT = "as in the checkpoints"
 _LABELS = (24, 32, 40, 48, 80, 96, 141, 192, 288)
 """Memory of common GPUs, in GB."""
 
@@ -212,8 +213,9 @@ def sizing_of(load: Workload) -> Sizing:
     because = f"{' and '.join(load.given)} set" if load.given else "their memory is not known here"
     size = max(_engine_sizes(load, model))
     why = dict.fromkeys(("layout", "tensor_parallel"), "takes the least memory")
+    why["within_nodes"] = _KEPT
     return Sizing(
-        *(load.layouts[-1], size, load.share, load.tokens),
+        *(load.layouts[-1], size, load.share, load.tokens, load.within is True),
         why=why,
         notes=tuple(_assumptions(load)),
         warnings=(f"{refusal}. Not refused: {because}",),
@@ -236,15 +238,21 @@ def sizing_for(asked: RecipeInput, given: Sequence[str], load: Workload) -> Sizi
 
 def _unsized(load: Workload) -> Sizing:
     """Return the defaults for a model of unknown size, or for nodes without GPUs."""
-    size, layout = load.tensor_parallel or 1, load.unsized or load.layouts[0]
+    layout = load.unsized if load.unsized in load.layouts else load.layouts[0]
+    size = load.tensor_parallel or 1
     engines = f", engines of {count_of(size, 'GPU')}" if load.share else ""
-    why = "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else "the model's size is not known"
+    unknown = "the model's size is not known"
+    why = {
+        "layout": unknown,
+        "tensor_parallel": "AGENT_TENSOR_PARALLEL" if load.tensor_parallel else unknown,
+        "within_nodes": _KEPT,
+    }
     note = (
-        "the model's size is not known (no config.json here, no size in its name), and nothing is "
+        f"{unknown} (no config.json here, no size in its name), and nothing is "
         f"sized for it; assumed: {layout.name}{engines}"
     )
     notes = (note,) if load.nodes else ()
-    return Sizing(layout, size, load.share, why={"tensor_parallel": why}, notes=notes)
+    return Sizing(layout, size, load.share, within_nodes=load.within is True, why=why, notes=notes)
 
 
 class _Fit(Value):
@@ -420,7 +428,7 @@ def _within_text(fit: _Fit) -> str:
     if not fit.within:
         return f"over all {count_of(load.world, 'GPU')}"
     rate = f" ({load.link / 1e6:,.0f} Mbit/s)" if load.link is not None else ""
-    kept = " as in the checkpoints" if load.within else f": the network is slow{rate}"
+    kept = f", {_KEPT}" if load.within else f": the network is slow{rate}"
     return f"over the {load.gpus} GPUs of a node{kept}"
 
 
