@@ -110,6 +110,11 @@ def train(options: argparse.Namespace) -> None:
     from transformers import PrinterCallback  # noqa: PLC0415 - seconds that --help need not take
     from trl import GRPOTrainer  # noqa: PLC0415 - as above
 
+    if options.vllm_tensor_parallel_size and importlib.util.find_spec("vllm") is None:
+        raise TrainerSetupError(
+            "vLLM is not installed: pip install 'trl[vllm]', or leave out "
+            "--vllm-tensor-parallel-size, and transformers generates, slowly"
+        )
     config = config_of(options)
     last = agreed(last_checkpoint(Path(options.checkpoints)))
     trainer = GRPOTrainer(
@@ -158,11 +163,6 @@ def config_of(options: argparse.Namespace) -> Any:  # noqa: ANN401 - trl's GRPOC
         fields |= {"eval_strategy": "steps", "eval_steps": options.eval_steps, "do_eval": True}
         fields |= {"per_device_eval_batch_size": options.num_generations}
     if options.vllm_tensor_parallel_size:
-        if importlib.util.find_spec("vllm") is None:
-            raise TrainerSetupError(
-                "vLLM is not installed: pip install 'trl[vllm]', or leave out "
-                "--vllm-tensor-parallel-size, and transformers generates, slowly"
-            )
         fields |= {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
         fields |= {
             "vllm_tensor_parallel_size": options.vllm_tensor_parallel_size,

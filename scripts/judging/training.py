@@ -29,6 +29,7 @@ FEW = "--max-completion-length 1 --learning-rate 0.01 --save-steps 5 --num-gener
 MAKE_LIMIT, TRAIN_LIMIT, SERVE_LIMIT = 300.0, 400.0, 30.0
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2")
 LONGEST = 600
+SHARDER = REPO / "scripts" / "judging" / "inside" / "fsdp_on_cpus.py"
 QUIET = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
@@ -94,7 +95,18 @@ def url_in(log: Path) -> str:
 
 
 def train_with(version: str) -> tuple[str, list[Fault]]:
-    """Train with one TRL, two processes by gloo: to step 6, and on from its checkpoint to 8."""
+    """Train with one TRL, two processes by gloo: whole models, then sharded ones."""
+    said = []
+    for way, sharded in (("whole", False), ("sharded by FSDP", True)):
+        text, faults = train_one_way(version, sharded=sharded)
+        if faults:
+            return "", faults
+        said.append(f"{way}: {text}")
+    return "; ".join(said), []
+
+
+def train_one_way(version: str, *, sharded: bool) -> tuple[str, list[Fault]]:
+    """Train to step 6, and on from its checkpoint to 8."""
     ground = make_ground(f"trl-{version}")
     env = {"PATH": os.defpath, "HOME": str(ground), **QUIET}
     env["PYTHONPATH"] = str(package("trl", version))
@@ -103,6 +115,8 @@ def train_with(version: str) -> tuple[str, list[Fault]]:
     with reward_server(ground / "reward.log") as url:
         for steps in (6, 8):
             python, *words = command(ground, numbers, steps, url)
+            if sharded:
+                words = [str(SHARDER), *words, "--shard", "fsdp"]
             argv = [python, *TORCHRUN, *words]
             done = subprocess.run(
                 argv, env=env, cwd=ground, capture_output=True, text=True,
@@ -111,6 +125,9 @@ def train_with(version: str) -> tuple[str, list[Fault]]:
             if done.returncode != 0:
                 return "", [Fault("crash", f"training: {done.stderr.strip()[-LONGEST:]}")]
             told.append(done.stdout)
+    kept = ground / "checkpoints" / "checkpoint-5" / "pytorch_model_fsdp_0"
+    if kept.is_dir() != sharded:
+        return "", [Fault("ignored", f"its checkpoint is {'not ' * sharded}sharded")]
     seen = STEP.findall(told[1])
     if not FROM_CHECKPOINT.search(told[1]) or [step for step, *_ in seen] != ["7", "8"]:
         return "", [Fault("ignored", f"it went not on from its checkpoint: {told[1][-LONGEST:]}")]

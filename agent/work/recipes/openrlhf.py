@@ -50,60 +50,38 @@ _BATCHES_PER_ROLLOUT = 8
 _WANDB = "by-WANDB_API_KEY"
 """Turns W&B on; wandb reads the key from the environment, so that argv has no secret."""
 
+_WITH_UNDERSCORES = """
+    actor.num_gpus_per_node actor.num_nodes ckpt.path critic.num_gpus_per_node
+    critic.num_nodes ds.tensor_parallel_size eval.dataset eval.steps ref.num_gpus_per_node
+    ref.num_nodes reward.num_gpus_per_node reward.num_nodes rollout.batch_size
+    train.batch_size train.max_tokens_per_gpu vllm.enable_sleep vllm.gpu_memory_utilization
+    vllm.num_engines vllm.sync_backend vllm.tensor_parallel_size
+"""
+_WITHOUT_SECTION = """
+    ckpt.save_steps data.apply_chat_template data.input_key data.input_template
+    data.label_key data.max_len ds.adam_offload ds.load_in_4bit ds.packing_samples
+    ds.param_dtype ds.ring_attn_size ds.zero_stage ds.zpg rollout.n_samples_per_prompt
+    train.agent_func_path train.colocate_actor_ref train.colocate_critic_reward
+    vllm.enable_prefix_caching
+"""
 FLAT = {
+    **{name: name.replace(".", "_") for name in _WITH_UNDERSCORES.split()},
+    **{name: name.rpartition(".")[2] for name in _WITHOUT_SECTION.split()},
     "train.colocate_all": "colocate_all_models",
-    "train.colocate_actor_ref": "colocate_actor_ref",
-    "train.colocate_critic_reward": "colocate_critic_reward",
     "train.async_enable": "async_train",
     "train.dynamic_batch_enable": "use_dynamic_batch",
-    "train.max_tokens_per_gpu": "train_max_tokens_per_gpu",
-    "train.agent_func_path": "agent_func_path",
     "train.micro_batch_size": "micro_train_batch_size",
-    "train.batch_size": "train_batch_size",
     "rollout.micro_batch_size": "micro_rollout_batch_size",
-    "rollout.batch_size": "rollout_batch_size",
-    "rollout.n_samples_per_prompt": "n_samples_per_prompt",
-    "actor.num_nodes": "actor_num_nodes",
-    "actor.num_gpus_per_node": "actor_num_gpus_per_node",
     "actor.model_name_or_path": "pretrain",
     "actor.gradient_checkpointing_enable": "gradient_checkpointing",
     "actor.adam.lr": "actor_learning_rate",
-    "ref.num_nodes": "ref_num_nodes",
-    "ref.num_gpus_per_node": "ref_num_gpus_per_node",
-    "critic.num_nodes": "critic_num_nodes",
-    "critic.num_gpus_per_node": "critic_num_gpus_per_node",
-    "reward.num_nodes": "reward_num_nodes",
-    "reward.num_gpus_per_node": "reward_num_gpus_per_node",
     "reward.model_name_or_path": "reward_pretrain",
     "reward.remote_url": "remote_rm_url",
     "reward.normalize_enable": "normalize_reward",
-    "vllm.num_engines": "vllm_num_engines",
-    "vllm.tensor_parallel_size": "vllm_tensor_parallel_size",
-    "vllm.gpu_memory_utilization": "vllm_gpu_memory_utilization",
-    "vllm.enable_sleep": "vllm_enable_sleep",
-    "vllm.sync_backend": "vllm_sync_backend",
-    "vllm.enable_prefix_caching": "enable_prefix_caching",
     "ds.enable_sleep": "deepspeed_enable_sleep",
-    "ds.zero_stage": "zero_stage",
-    "ds.adam_offload": "adam_offload",
-    "ds.zpg": "zpg",
-    "ds.param_dtype": "param_dtype",
     "ds.lora.rank": "lora_rank",
-    "ds.load_in_4bit": "load_in_4bit",
-    "ds.packing_samples": "packing_samples",
-    "ds.ring_attn_size": "ring_attn_size",
-    "ds.tensor_parallel_size": "ds_tensor_parallel_size",
     "data.prompt_dataset": "prompt_data",
-    "data.input_key": "input_key",
-    "data.label_key": "label_key",
-    "data.max_len": "max_len",
-    "data.apply_chat_template": "apply_chat_template",
-    "data.input_template": "input_template",
-    "eval.dataset": "eval_dataset",
-    "eval.steps": "eval_steps",
-    "ckpt.path": "ckpt_path",
     "ckpt.output_dir": "save_path",
-    "ckpt.save_steps": "save_steps",
     "ckpt.load_enable": "load_checkpoint",
     "algo.advantage.estimator": "advantage_estimator",
     "algo.kl.use_loss": "use_kl_loss",

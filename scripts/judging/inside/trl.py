@@ -48,7 +48,7 @@ def judge_one(arguments: Any, case: Case) -> list[Fault]:  # noqa: ANN401 - tran
     try:
         with mock.patch.object(arguments, "world_size", world):
             program.config_of(options)
-    except (ValueError, program.SetupError) as error:
+    except (ValueError, program.TrainerSetupError) as error:
         faults.append(Fault("refused", str(error)))
     except Exception as error:  # noqa: BLE001 - whatever its code ends with is a finding
         faults.append(Fault("crash", f"{type(error).__name__}: {error}"))
