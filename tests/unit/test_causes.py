@@ -211,6 +211,17 @@ def test_the_earlier_of_two_causes_counts() -> None:
     assert cause(early + OOM, late + files).key == "GPU memory"
 
 
+def test_a_lost_connection_is_less_than_a_cause() -> None:
+    """A rank that ended leaves its peers with failed connections, whichever comes first."""
+    refused = "socket.cc:1 NCCL WARN socketStartConnect: Connect to 10.0.0.4<1> failed : refused"
+    completion = "NCCL WARN NET/IB : Got completion from peer 10.0.0.4<1> with error 12, opcode 0"
+    for line in (refused, completion):
+        assert cause(line, OOM).key == "GPU memory"
+        assert cause(line, WATCHDOG).labels in {("nccl_socket",), ("infiniband_link",)}
+        first = 'Traceback:\n  File "x.py", line 1\n    go()\nRuntimeError: shapes differ'
+        assert cause(f"{first}\n{line}").line == "RuntimeError: shapes differ"
+
+
 def test_a_fault_that_is_printed_last_counts() -> None:
     """The kernel's and the scheduler's lines come after what they lead to."""
     xid = "[9.1] NVRM: Xid (PCI:0000:14:00): 79, GPU has fallen off the bus."

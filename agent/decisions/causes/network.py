@@ -236,6 +236,25 @@ NETWORK: tuple[Cause, ...] = (
             ),
         ),
         ("tatsu-lab/stanford_alpaca#207", "NVIDIA/nccl#1664", "NVIDIA/nccl#1405"),
+        Weight.WEAK,
+    ),
+    Cause(
+        "NCCL route",
+        ("nccl_socket",),
+        "NCCL could not reach {peer}: there is no route to it",
+        "Look at NCCL_SOCKET_IFNAME on each node (Instant Clusters: ens1, Global Networking: "
+        "podnet1), and whether that node is up",
+        (
+            Words(
+                "onnect",
+                "misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.9<56849> returned "
+                "113(No route to host) errno 115(Operation now in progress)",
+                only=r"WARN.{0,80}onnect.{0,80}(?:No route to host|Network is unreachable)",
+                unless=r"NCCL INFO|[Rr]etry",
+            ),
+        ),
+        ("sgl-project/sglang#3820", "nccl: src/misc/socket.cc"),
+        reads=r"(?:onnect to |from )(?P<peer>[^\s<]+)",
     ),
     Cause(
         "NCCL connect",
@@ -252,7 +271,7 @@ NETWORK: tuple[Cause, ...] = (
             Words(
                 "socketPollConnect: …onnect",
                 "misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.9<56849> returned "
-                "113(No route to host) errno 115(Operation now in progress)",
+                "111(Connection refused) errno 115(Operation now in progress)",
                 unless=r"NCCL INFO|[Rr]etry",
             ),
             Words(
@@ -283,7 +302,7 @@ NETWORK: tuple[Cause, ...] = (
             ),
             Words(
                 "Call to connect returned",
-                "NCCL WARN Call to connect returned No route to host, retrying",
+                "NCCL WARN Call to connect returned Connection refused, retrying",
                 only="NCCL WARN|giving up",
                 mild=True,
             ),
@@ -299,6 +318,7 @@ NETWORK: tuple[Cause, ...] = (
             ),
         ),
         ("sgl-project/sglang#3820", "NVIDIA/nccl-tests#166", "nccl: src/misc/socket.cc"),
+        Weight.WEAK,
         reads=r"(?:onnect to |from )(?P<peer>[^\s<]+)",
     ),
     Cause(

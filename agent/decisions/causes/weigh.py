@@ -54,6 +54,8 @@ _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
 _BLOCK = r"^\s*rank\s+: (\d+) \(local_rank: \d+\)"
 ACTOR_WITHOUT_A_WORD = "actor without a word"
 """The key of the row for workers of Ray whose own logs are needed."""
+_AFTER_ERRORS = {"SIGKILL", "crash", "NCCL connect", "InfiniBand", "rendezvous", "node lost"}
+"""Rows that an error before them leads to, whether or not a row explains it."""
 _SHOWN = 240
 """Characters of a line in a sentence."""
 _FRAMES = 60
@@ -163,9 +165,9 @@ def _strongest(
     if most is Weight.LAST and (others or _symptoms(texts)):
         return None
     row = rows[best]
-    ended_only = most is Weight.WEAK and row.key in {"SIGKILL", "crash"}
+    ended_only = most is Weight.WEAK and row.key in _AFTER_ERRORS
     if ended_only and any(hit.log == best.log and hit.at < best.at for hit in others):
-        return None  # an exception that no row explains came before the process ended
+        return None  # an exception that no row explains came first
     return best
 
 
