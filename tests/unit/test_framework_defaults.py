@@ -151,32 +151,14 @@ def test_sources(name: str) -> None:
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_differences_have_reasons(name: str) -> None:
-    """A setting that differs from a script has a reason, or the value that is wanted instead."""
+    """A setting that differs from a script has a reason."""
     recipe = load(name)
     unexplained = [
         setting["name"]
         for setting in recipe["setting"]
-        if not is_equal(recipe, setting)
-        and not setting.get("why")
-        and setting.get("wanted") is None
+        if not is_equal(recipe, setting) and not setting.get("why")
     ]
     assert unexplained == []
-
-
-@pytest.mark.parametrize("name", RECIPES)
-def test_wanted_values_are_still_missing(name: str) -> None:
-    """A row whose recipe already sets the wanted value has no `wanted`."""
-    recipe = load(name)
-    done = [
-        setting["name"]
-        for setting in recipe["setting"]
-        if "wanted" in setting
-        and all(
-            plain(ours_of(setting, shape) or "") == plain(setting["wanted"])
-            for shape in recipe["shapes"]
-        )
-    ]
-    assert done == []
 
 
 @pytest.mark.parametrize("name", RECIPES)
