@@ -78,7 +78,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     started = time.monotonic()
     plan = plan_input.plan_from_environment(environ, command)
     topology = plan.topology
-    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     configure(plan.settings.log, environ, redactor, topology.node_name)
     _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
     root, name = log_root(plan.settings), topology.node_name

@@ -178,7 +178,7 @@ def _print_versions(environ: Mapping[str, str]) -> None:
 
 def _plan(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     plan = plan_from_environment(environ, options.command)
-    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     if options.json:
         print(json.dumps(_all_clean(to_json(plan), redactor.clean), indent=2))
     elif options.verbose:

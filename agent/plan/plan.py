@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -203,11 +204,16 @@ class Plan(Value):
         return environment.for_children(self.environ, self.settings)
 
     @property
-    def services_file_texts(self) -> tuple[tuple[str, str], ...]:
-        """Return names and texts of a services file, which may hold secrets."""
+    def texts_with_secrets(self) -> tuple[tuple[str, str], ...]:
+        """Return names and texts that may hold secrets: the command, and the services file's."""
         env = (pair for spec in self.all_services for pair in spec.env)
         commands = ((spec.name, spec.asked) for spec in self.all_services)
-        return (*env, *commands, *((step.name, step.command) for step in self.steps))
+        return (
+            ("", shlex.join(self.command or ())),
+            *env,
+            *commands,
+            *((step.name, step.command) for step in self.steps),
+        )
 
     def ray_and_service_ports(self, but: frozenset[str] = frozenset()) -> list[int]:
         """Return the fixed ports, without the agent's and those of the listeners in `but`."""

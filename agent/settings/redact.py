@@ -18,7 +18,9 @@ Not secret: names that end with PATH, FILE, DIR, NAME, MODE, URL and the like
 
 Every value is also searched, whatever its name: the password of a URL
 (`scheme://user:password@host`), `password=…` and similar in a connection string, JSON members
-with a name as above, and a value that is a well-known service's token (`hf_…`, `sk-…`).
+with a name as above, options (`--hf_token=…`, `--api-key …`), and a value that is a well-known
+service's token (`hf_…`, `sk-…`). Tokens of well-known services are masked in every text, whether or
+not a variable holds them; their patterns match whole tokens only.
 
 A value shorter than 6 characters, an ordinary word (`disabled`) or a path (`/usr/bin/askpass`) is
 not masked, since it also occurs in ordinary text. A secret is also masked where it is escaped as in
@@ -56,6 +58,7 @@ KNOWN_SECRETS = {
     *("GITHUB_PAT", "GH_TOKEN", "GITLAB_TOKEN", "AZURE_DEVOPS_EXT_PAT", "AZURE_CLIENT_SECRET"),
     *("AZURE_STORAGE_KEY", "PGPASSWORD", "MYSQL_PWD", "MYSQL_ROOT_PASSWORD", "REDISCLI_AUTH"),
     *("SSHPASS", "DBPASS", "USERPASS", "SLURM_JWT", "DOCKER_AUTH_CONFIG", "RAY_JOB_HEADERS"),
+    *("HF_TOKENS", "KAGGLE_KEY", "VOLC_SK", "VOLC_SECRETKEY", "VOLC_ACCESSKEY"),
 }
 """Names that hold a secret, whatever the pattern matches."""
 
@@ -116,6 +119,22 @@ _SERVICES_TOKEN = re.compile(
     r"[A-Za-z0-9_\-.]{16,}"
 )
 
+_OPTION = re.compile(
+    r"(?<![\w-])--?([A-Za-z][\w.-]*) +(?:\"([^\"]+)\"|'([^']+)'|([^\s;&'\"-][^\s;&'\"]*))"
+)
+_TOKEN = re.compile(
+    r"""(?<![A-Za-z0-9])(?:
+        hf_[A-Za-z0-9]{30,} | sk-(?=[\w-]*\d)(?:(?:ant|proj|or|svcacct)-)?[\w-]{32,}
+      | gh[pousr]_[A-Za-z0-9]{36,} | github_pat_\w{50,} | glpat-[\w-]{20,}
+      | A(?:KIA|SIA)[A-Z0-9]{16}(?![A-Za-z0-9]) | AIza[\w-]{35} | xox[abprs]-[\w-]{20,}
+      | rpa_[A-Z0-9]{30,} | nvapi-[\w-]{40,} | KGAT_[a-f0-9]{32} | wandb_v1_\w{40,}
+      | npm_[A-Za-z0-9]{36} | pypi-AgE[\w-]{50,} | dop_v1_[a-f0-9]{64} | dckr_pat_[\w-]{20,}
+      | eyJ[\w-]{10,}\.eyJ[\w-]{10,}\.[\w-]{16,}
+    )""",
+    re.VERBOSE,
+)
+"""Tokens of well-known services, by their published shapes."""
+
 
 def looks_secret(name: str) -> bool:
     """Return whether a variable of this name holds a secret."""
@@ -150,6 +169,7 @@ def _embedded_secrets(text: str) -> Iterator[str]:
     yield from _USER_ALONE.findall(text)
     yield from _BEARER.findall(text)
     named = [(m[1], m[2] or m[3] or m[4]) for m in _PAIR.finditer(text)]
+    named += [(m[1], m[2] or m[3] or m[4]) for m in _OPTION.finditer(text)]
     named += [(key, _unescaped(literal)) for key, literal in _MEMBER.findall(text)]
     for name, value in named:
         if (looks_secret(name) or name.lower() == "pwd") and not _is_ordinary(value):
@@ -195,25 +215,21 @@ def _base64_forms(raw: bytes) -> Iterator[str]:
 
 
 class Redactor:
-    """Masks known secrets in text, in every form."""
+    """Masks known secrets in text, in every form, and tokens of well-known services."""
 
     def __init__(self, secrets: Iterable[str]) -> None:
         long = {secret for secret in secrets if len(secret) >= SHORTEST}
         found = {form for secret in long for form in _encodings(secret)}
-        self._pattern = (
-            re.compile("|".join(re.escape(s) for s in sorted(found, key=len, reverse=True)))
-            if found
-            else None
-        )
+        known = sorted(map(re.escape, found), key=len, reverse=True)
+        self._pattern = re.compile("|".join(known)) if known else None
 
     def clean(self, text: str) -> str:
-        """Mask every known secret in a text."""
-        return text if self._pattern is None else self._pattern.sub(MASK, text)
+        """Mask every secret in a text."""
+        known = text if self._pattern is None else self._pattern.sub(MASK, text)
+        return _TOKEN.sub(MASK, known)
 
     def clean_fields(self, value: V) -> V:
         """Mask every known secret in the texts of a value, nested ones included."""
-        if self._pattern is None:
-            return value
         changed = {}
         for name, old in asdict(value).items():
             new = self.clean(old) if type(old) is str else old

@@ -182,7 +182,7 @@ def run_in(root: Path) -> NodeRun:
     plan = plan_of(environ, command=["train", SECRET])
     assert plan.own_ray is not None
     plan = replace(plan, launch=replace(plan.own_ray, session=str(root / "ray")))
-    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
 

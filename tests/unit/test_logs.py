@@ -174,7 +174,7 @@ class Asked:
     def __init__(self, root: Path) -> None:
         environ = {"AGENT_LOG_DIR": str(root), "RAY_AUTH_TOKEN": SECRET, "EXPECTED_WORKERS": "1"}
         plan = plan_of(environ, command=["true"])
-        redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+        redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
         self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
         self.reports = Reports(
             FIRST, Expected("2.60.0", "3.11.7", "", ""), lambda _event: None, lambda: 0.0

@@ -78,9 +78,10 @@ def text_of(environ: dict[str, str], facts: Facts, command: list[str] | None) ->
 
 
 def summary_of(environ: dict[str, str], facts: Facts, command: list[str] | None) -> str:
-    """Return the plan in twelve lines."""
+    """Return the plan in twelve lines, without this machine's path to Python."""
     plan = plan_of(environ, facts, command)
-    return NO_TERMINAL.render(summary(plan), redactor_for(environ, plan.settings).clean) + "\n"
+    text = NO_TERMINAL.render(summary(plan), redactor_for(environ, plan.settings).clean) + "\n"
+    return text.replace(shlex.quote(sys.executable), "PYTHON")
 
 
 @pytest.mark.parametrize("name", CASES)

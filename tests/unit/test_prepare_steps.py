@@ -29,7 +29,7 @@ def a_run(root: Path, steps: tuple[PrepareStep, ...]) -> NodeRun:
     """Return the run of a node with these steps."""
     environ = {"AGENT_LOG_DIR": str(root), "RAY_WORKER": "0"}
     plan = replace(plan_of(environ, command=["true"]), steps=steps)
-    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
 
 

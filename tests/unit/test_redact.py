@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.settings.redact import MASK, Redactor, looks_secret, redactor_for
+from causes.ordinary.lines import compose
 from unit.worlds import SECRET, settings_of
 
 IS_SECRET = [
@@ -24,7 +25,7 @@ IS_SECRET = [
     *("GOOGLE_CREDENTIALS", "CREDENTIAL", "PRIVATE_KEY", "SSH_PRIVATE_KEY"),
     *("ENCRYPTION_KEY", "SIGNING_KEY", "AUTHORIZATION", "BASIC_AUTH"),
     *("DOCKER_AUTH_CONFIG", "SLURM_JWT", "SLACK_WEBHOOK_URL", "npm-auth.token"),
-    *("WANDB_KEY", "apiKey", "accessToken", "S3_ACCESS_KEY"),
+    *("HF_TOKENS", "KAGGLE_KEY", "VOLC_SK", "WANDB_KEY", "apiKey", "accessToken", "S3_ACCESS_KEY"),
     *("RUNPOD_APIKEY", "PASSWORD", "RABBITMQ_DEFAULT_PASS"),
 ]
 IS_NONE = [
@@ -102,6 +103,45 @@ def test_a_secret_within_a_value(name: str, value: str, hidden: str, shown: str)
     assert hidden not in cleaned
     assert MASK in cleaned
     assert shown in cleaned
+
+
+@pytest.mark.parametrize(
+    "token",
+    [
+        "hf_" + "aB3" * 12,
+        "sk-" + "a1B2" * 12,
+        "sk-ant-api03-" + "a1B2" * 12,
+        "ghp_" + "a1B2" * 9,
+        "github_pat_" + "a1_B" * 14,
+        "glpat-" + "a1B2" * 5,
+        "AKIA" + "A1B2" * 4,
+        "AIza" + "a1B2c" * 7,
+        "nvapi-" + "a1B2" * 12,
+        "KGAT_" + "a1b2" * 8,
+        "wandb_v1_" + "a1B2" * 12,
+        "eyJ" + "hbGciOiJIUzI1NiJ9.eyJ" + "zdWIiOiIxMjM0NTY3ODkwIn0." + "a1B2" * 8,
+    ],
+)
+def test_a_token_that_no_variable_holds(token: str) -> None:
+    """A program that prints a key of a well-known service is masked, whatever surrounds it."""
+    assert Redactor([]).clean(f"using key='{token}', see") == f"using key='{MASK}', see"
+
+
+def test_options_of_a_command() -> None:
+    """Both forms of an option with a secret are masked; ordinary options stay."""
+    command = (
+        "train.py --hf_token=hunter22 --api-key 'hunter 33' --steps 400000 --token-limit 512000"
+    )
+    cleaned = redactor_for({}, None, [("", command)]).clean(f"ran {command}: hunter22, hunter 33")
+    assert "hunter" not in cleaned
+    assert "--steps 400000 --token-limit 512000" in cleaned
+
+
+def test_ordinary_logs_are_not_masked() -> None:
+    """In 20,000 lines of ordinary logs of the frameworks nothing is taken for a secret."""
+    lines = compose(20_000)
+    cleaned = redactor_for({"WANDB_API_KEY": "0f" * 20}, None).clean("\n".join(lines))
+    assert [line for line in cleaned.splitlines() if MASK in line] == []
 
 
 AWKWARD = 'it\'s a "q\\uote" +/ü&=%'

@@ -117,7 +117,7 @@ def run(tmp_path: Path) -> NodeRun:
     """Return a head's run whose folder lies in tmp_path."""
     environ = {"AGENT_LOG_DIR": str(tmp_path), "RAY_AUTH_TOKEN": SECRET}
     plan = plan_of(environ, command=["true"])
-    redactor = redactor_for(environ, plan.settings, plan.services_file_texts)
+    redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
     return NodeRun(plan, redactor, RunFolder(tmp_path, "run-1", "node-a"), 0.0, "run-1")
 
 

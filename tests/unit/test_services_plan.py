@@ -250,7 +250,7 @@ ready.tcp = 8000
 env = {{ HF_TOKEN = "{SECRET}", A = "b" }}
 """
     made = plan(HEAD, text)
-    redactor = redactor_for({}, made.settings, made.services_file_texts)
+    redactor = redactor_for({}, made.settings, made.texts_with_secrets)
     assert "hush-0123456789" not in render(made, redactor)
     assert SECRET not in redactor.clean(f"my token is {SECRET}")
 

@@ -55,7 +55,7 @@ class Story:
 
     def __init__(self, root: Path) -> None:
         plan = plan_of({"AGENT_LOG_DIR": str(root), "EXPECTED_WORKERS": "2"}, command=["true"])
-        redactor = redactor_for({}, plan.settings, plan.services_file_texts)
+        redactor = redactor_for({}, plan.settings, plan.texts_with_secrets)
         self.run = NodeRun(plan, redactor, RunFolder(root, "run-1", "node-a"), 0.0, "run-1")
         reply = Reply(1, "run-1", "booting", ray_ready=False, gcs_port=6379, news=0)
         expected = Expected(None, "", "", "")
