@@ -8,9 +8,11 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
+import re
 import shlex
 import shutil
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ from agent.boot.plan_input import examine_machine, plan_from_environment, read_s
 from agent.checks.finding import Level, passed_lines, problem_lines
 from agent.checks.found import found_on
 from agent.control import verbs as of_the_head
+from agent.control.log_filter import LogFilter, time_since
 from agent.node import pythons
 from agent.node.data_columns import columns_of
 from agent.plan.make import checkpoint_folder
@@ -141,15 +144,19 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
     status.add_argument("--live", action="store_true", help=is_up)
     add("stop", "stop the run as SIGTERM on the head does, and wait until it has ended")
     explain = add("explain", "summarize a run in ten lines: what took long, why it ended")
-    folder = "a run's, or a node's in it; default: the last"
-    explain.add_argument("folder", metavar="RUN FOLDER", nargs="?", help=folder)
+    folder = "a run's, a node's in it, or one above runs: the newest; default: AGENT_LOG_DIR"
+    explain.add_argument("folder", metavar="FOLDER", nargs="?", help=folder)
     logs = add("logs", "print a log of any node, through the head's agent")
     words = (
         "a node's name (default: the head), and agent, ray, job or a service (default: the "
         "job; of a worker, the agent)"
     )
     logs.add_argument("words", metavar="NODE LOG", nargs="*", help=words)
-    logs.add_argument("--follow", action="store_true", help="follow the log as it grows")
+    logs.add_argument("-f", "--follow", action="store_true", help="follow the log as it grows")
+    logs.add_argument("-n", type=whole_number, metavar="N", help="only the last N lines")
+    logs.add_argument("--grep", type=pattern, metavar="RE", help="only lines that match")
+    since = "only lines since then: 10m, or 2026-11-23T10:52Z"
+    logs.add_argument("--since", type=since_time, metavar="T", help=since)
     add("env", "list all environment variables with their current values")
     add("recipes", "list the recipes, one a line")
     recipe = add("recipe", "print the command that a recipe would submit, and why", json=True)
@@ -223,12 +230,12 @@ def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.live:
         return of_the_head.check_live(environ)
     if not options.watch:
-        return of_the_head.print_status(environ, as_json=options.json)
+        return of_the_head.print_status(environ, _log_root(environ), as_json=options.json)
     return of_the_head.watch_status(environ, _log_root(environ), as_json=options.json)
 
 
 def _explain(environ: Mapping[str, str], options: argparse.Namespace) -> int:
-    folder = options.folder or _log_root(environ) / "latest"
+    folder = options.folder or _log_root(environ)
     return _print_clean(environ, "\n".join(explain(Path(folder))))
 
 
@@ -237,7 +244,8 @@ def _logs(environ: Mapping[str, str], options: argparse.Namespace) -> int:
         print("pod-agent logs: error: at most a node and a log", file=sys.stderr)
         return 2
     root = _log_root(environ)
-    return of_the_head.show_logs(environ, root, options.words, follow=options.follow)
+    chosen = LogFilter(options.n, options.grep, options.since)
+    return of_the_head.show_logs(environ, root, options.words, chosen, follow=options.follow)
 
 
 def _recipe(environ: Mapping[str, str], options: argparse.Namespace) -> int:
@@ -361,6 +369,22 @@ def whole_number(text: str) -> int:
     if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
     return int(word)
+
+
+def pattern(text: str) -> re.Pattern[str]:
+    """Parse --grep."""
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
+def since_time(text: str) -> datetime:
+    """Parse --since."""
+    try:
+        return time_since(text, datetime.now(timezone.utc))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def gigabytes(text: str) -> int:

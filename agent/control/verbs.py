@@ -6,6 +6,7 @@ import json
 import sys
 import time
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from urllib.parse import quote
 
@@ -18,6 +19,8 @@ from agent.base.ports import port_map
 from agent.base.terminal import NO_TERMINAL, Line
 from agent.base.text import all_escaped, duration_text, escaped, in_url
 from agent.checks.finding import ORDER, Finding, Level, node_list, passed_lines, toned_line
+from agent.control.log_filter import ALL_LINES
+from agent.control.past_run import PastRun, find_past_run, past_log, past_status
 from agent.control.status import (
     lines_by_content,
     one_line,
@@ -28,6 +31,7 @@ from agent.record import run_folder
 from agent.record.threads import run_within
 from agent.runtime.waiting import NotYet, TimedOutError, until
 from agent.settings import load
+from agent.settings.redact import redactor_for
 from agent.topology.resolve import port_base
 
 if TYPE_CHECKING:
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from agent.base.terminal import Terminal
+    from agent.control.log_filter import LogFilter
     from agent.control.status import Status
     from agent.settings.model import Settings
 
@@ -52,6 +57,7 @@ _UNKNOWN_FORMAT = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of reading a status of another version."""
 _OTHER_VERSION = "pod-agent: an agent of another version answers: try --json"
 _NOT_AN_AGENT = "whatever listens there is no agent"
+_REFUSAL = "it asks for the cluster's RAY_AUTH_TOKEN"
 _DATA_PREFIX = b"data: "
 
 
@@ -167,6 +173,19 @@ def _find_head(environ: Mapping[str, str]) -> FoundHead | None:
     return FoundHead(status, where, settings)
 
 
+def _find_head_or_past(environ: Mapping[str, str], log_root: Path) -> FoundHead | PastRun | None:
+    """Return the head and its status, else the newest run folder; prints why there is no head."""
+    settings = load(environ).settings
+    status, evidence, where = _find_head_status(settings, _own_port(environ, settings))
+    if status is not None:
+        return FoundHead(status, where, settings)
+    print(f"pod-agent: no head's agent answers: {evidence}", file=sys.stderr)
+    past = None if evidence.endswith(_REFUSAL) else find_past_run(log_root)
+    if past is not None:
+        print(f"pod-agent: {past.sentence()}:", file=sys.stderr)
+    return past
+
+
 def _own_port(environ: Mapping[str, str], settings: Settings) -> int:
     """Return the port of this node's agent, which is also the head's."""
     base = port_base(environ, settings)
@@ -204,7 +223,7 @@ def status_at(where: str, settings: Settings) -> tuple[dict[str, Any] | None, st
     token = settings.ray_auth_token
     answer = ask(f"http://{where}/status", None if token is None else token.reveal())
     if answer.status == 401:
-        return None, f"{where}: it asks for the cluster's RAY_AUTH_TOKEN"
+        return None, f"{where}: {_REFUSAL}"
     if answer.status != 200:
         return None, f"{where}: {answer.evidence or f'it answered {answer.status}'}"
     try:
@@ -328,34 +347,56 @@ def _ask_head(
     return None
 
 
-def show_logs(environ: Mapping[str, str], log_root: Path, words: list[str], *, follow: bool) -> int:
-    """Print a log; return 0, or 69 where no head answers or it has no such log."""
-    head = _find_head(environ)
+def show_logs(
+    environ: Mapping[str, str],
+    log_root: Path,
+    words: list[str],
+    chosen: LogFilter = ALL_LINES,
+    *,
+    follow: bool,
+) -> int:
+    """Print a log; return 0, or 69 where there is neither a head nor a run with such a log."""
+    head = _find_head_or_past(environ, log_root)
     if head is None:
         return 69
+    if isinstance(head, PastRun):
+        return _print_past_log(environ, head, words, chosen)
     node, name = _node_and_log(words, head.status)
     path = f"/logs/{quote(node, safe='')}/{quote(name, safe='')}"
     answer = _ask_head(head, log_root, path, "logs are shown")
     if answer is None:
         return 69
-    part = _print_part(answer)
+    part = _print_part(answer, chosen)
     if not follow:
         return 0
     if part["next"] is None:
         what = f"the log of {node} comes as its last lines only, which cannot be followed"
         print(f"pod-agent: {what}", file=sys.stderr)
         return 0
-    return _follow_log(part, head, path, log_root)
+    later = chosen._replace(last=None, since=None)
+    return _follow_log(part, head, path, log_root, later)
 
 
-def _follow_log(part: dict[str, Any], head: FoundHead, path: str, log_root: Path) -> int:
+def _print_past_log(
+    environ: Mapping[str, str], run: PastRun, words: list[str], chosen: LogFilter
+) -> int:
+    text, why = past_log(run, words, chosen)
+    if why:
+        print(f"pod-agent: {why}", file=sys.stderr)
+    print(redactor_for(environ, None).clean(text), end="", flush=True)
+    return 69 if why and not text else 0
+
+
+def _follow_log(
+    part: dict[str, Any], head: FoundHead, path: str, log_root: Path, chosen: LogFilter
+) -> int:
     """Print new parts until the run is over; a head that is restarted is back within seconds."""
     silent_since: float | None = None
     while True:
         url = f"http://{head.where}{path}?after={part['next']}"
         answer = _ask_with_key(url, head.settings, log_root)
         if answer.status == 200:
-            part, silent_since = _print_part(answer), None
+            part, silent_since = _print_part(answer, chosen), None
             continue
         if part.get("over") and not answer.status:  # the head is gone and the log complete
             return 0
@@ -369,10 +410,13 @@ def _follow_log(part: dict[str, Any], head: FoundHead, path: str, log_root: Path
         time.sleep(times.VERB_RETRY_PAUSE)  # for a person only; nothing waits on it
 
 
-def _print_part(answer: HttpAnswer) -> dict[str, Any]:
-    """Print a part of a log; return it: `next` is where the next one starts."""
+def _print_part(answer: HttpAnswer, chosen: LogFilter) -> dict[str, Any]:
+    """Print the selected lines of a part of a log; return it: `next` is where the next starts."""
     part: dict[str, Any] = json.loads(answer.body)
-    print(part["text"], end="", flush=True)
+    text, has_times = chosen.apply(part["text"], datetime.now(timezone.utc))
+    if not has_times:
+        print("pod-agent: no line of this log has a time: all are shown", file=sys.stderr)
+    print(text, end="", flush=True)
     return part
 
 
@@ -415,11 +459,14 @@ async def _wait_for_end(where: str, limit: float) -> int:
 # --- status --------------------------------------------------------------------------------------
 
 
-def print_status(environ: Mapping[str, str], *, as_json: bool) -> int:
-    """Print the head's status; 69 if no head answers."""
-    found = _find_head(environ)
+def print_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
+    """Print the head's status, else how the newest run ended; 69 if there is neither."""
+    found = _find_head_or_past(environ, log_root)
     if found is None:
         return 69
+    if isinstance(found, PastRun):
+        print(redactor_for(environ, None).clean(past_status(found, as_json=as_json)), flush=True)
+        return 0
     try:
         text = json.dumps(found.status) if as_json else "\n".join(status_lines(found.status))
     except _UNKNOWN_FORMAT:
@@ -452,9 +499,12 @@ class Screen(Protocol):
 
 def watch_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
     """Show the run until its end (0) or until its head is gone (69)."""
-    found = _find_head(environ)
+    found = _find_head_or_past(environ, log_root)
     if found is None:
         return 69
+    if isinstance(found, PastRun):
+        print(redactor_for(environ, None).clean(past_status(found, as_json=as_json)), flush=True)
+        return 0
     with _open_screen(as_json=as_json) as screen:
         code, message = _show_until_end(screen, found.where, _follow_status(found, log_root))
     if message:

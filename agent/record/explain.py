@@ -14,7 +14,7 @@ from agent.decisions.values import HERE
 from agent.decisions.worker.state import WorkerPhase
 from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE, RecordedEvent, read_events
 from agent.record.files import NoRecord, seconds_between
-from agent.record.run_folder import OUTCOME_FILE, read_outcome
+from agent.record.run_folder import OUTCOME_FILE, newest_run, read_outcome
 from agent.record.run_record import RUN_FILE, RunRecord
 
 if TYPE_CHECKING:
@@ -87,12 +87,18 @@ def _enter(spans: list[Span], phase: str, now: float) -> None:
 
 
 def explain(folder: Path) -> list[str]:
-    """Summarize a run's folder, or the folder of one node in it, in at most ten lines."""
+    """Summarize a run in at most ten lines.
+
+    The folder is a run's, or one node's in it, or one above runs, of which the newest is taken.
+    """
     nodes, record = _read(folder)
+    if not nodes:
+        newest = newest_run(folder, (EVENTS_FILE, FORMER_EVENTS_FILE))
+        nodes, record = (nodes, record) if newest is None else _read(newest)
     if not nodes:
         raise PreflightError(
             f"{folder} holds no run",
-            why=f"neither it nor a folder in it has {EVENTS_FILE}",
+            why=f"neither it nor a folder below it has {EVENTS_FILE}",
             remedy="Name a run's folder, or set AGENT_LOG_DIR to the folder that holds the runs",
             culprit="RUN FOLDER",
         )

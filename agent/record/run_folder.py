@@ -22,6 +22,7 @@ from agent.base.errors import PreflightError
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.record import node_record
+from agent.record.events import EVENTS_FILE, FORMER_EVENTS_FILE
 from agent.record.files import (
     PART_SUFFIX,
     FileLock,
@@ -113,6 +114,64 @@ def write_outcome(
     return error
 
 
+NODE_MARKS = (OUTCOME_FILE, node_record.NODE_FILE, EVENTS_FILE, FORMER_EVENTS_FILE)
+"""Files of which each node of a run has one."""
+_DEEPEST_RUN = 4
+_MOST_FOLDERS = 20_000
+
+
+def _has_any(folder: Path, names: Sequence[str]) -> bool:
+    return any((folder / name).is_file() for name in names)
+
+
+def node_folders(run: Path) -> list[Path]:
+    """Return the folders of the nodes in a run's folder."""
+    try:
+        return sorted(
+            path for path in run.iterdir() if path.is_dir() and _has_any(path, NODE_MARKS)
+        )
+    except OSError:
+        return []
+
+
+def newest_run(folder: Path, marks: Sequence[str] = NODE_MARKS) -> Path | None:
+    """Return the run that was written last, in or below a folder; None without one.
+
+    `marks` are files of which each of its nodes has one.
+    """
+    runs: dict[Path, float] = {}
+    for node in _node_folders_below(folder.resolve(), marks):
+        run = node.parent
+        runs[run] = max(runs.get(run, 0.0), _written(node))
+    return max(runs, key=lambda run: runs[run], default=None)
+
+
+def _node_folders_below(folder: Path, marks: Sequence[str]) -> Iterator[Path]:
+    """Yield the folders of nodes, breadth first; checkpoints may hold very many others."""
+    level = [folder]
+    for _ in range(_DEEPEST_RUN + 1):
+        below: list[Path] = []
+        for place in level:
+            if _has_any(place, marks):
+                yield place
+                continue
+            with suppress(OSError), os.scandir(place) as entries:
+                inside = [e for e in entries if e.is_dir(follow_symlinks=False)]
+                below += [Path(e.path) for e in inside if e.name != _CHECKPOINTS]
+        level = below[:_MOST_FOLDERS]
+
+
+def _written(node: Path) -> float:
+    """Return when one of the records of a node was last written."""
+    found = 0.0
+    for name in NODE_MARKS:
+        with suppress(OSError):
+            found = max(found, (node / name).stat().st_mtime)
+    return found
+
+
+_CHECKPOINTS = "checkpoints"
+"""The folder of recipes' checkpoints in AGENT_LOG_DIR."""
 _DEEPEST = 2
 """Depth at which frameworks put steps, as in `ckpt/_actor/global_step40`."""
 

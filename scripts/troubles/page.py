@@ -28,7 +28,7 @@ test fails when it is stale.
 2. `failure-<time>.tar.gz`, which that line names, is one file to look through or to hand on: see
    below.
 3. `pod-agent explain` tells the run's story in ten lines: what took how long, what was waited for.
-4. `pod-agent logs` shows any node's log through the head, while the run lives.
+4. `pod-agent logs` shows any node's log through the head; after the run, from the run folder here.
 5. `pod-agent doctor` looks at a machine before anything is started.
 """
 _IN_A_BUNDLE = (

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agent.control import verbs
 from unit.test_http import answering, reply
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 WORKER = {"role": "worker", "phase": "waiting", "waits": []}
 
@@ -24,14 +28,18 @@ WORKER = {"role": "worker", "phase": "waiting", "waits": []}
         (json.dumps({**WORKER, "role": "head"}).encode(), "another version"),
     ],
 )
-def test_whatever_answers(body: bytes, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_whatever_answers(
+    body: bytes, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A stranger on the port, or an agent of another version: 69 and a sentence."""
     with answering(reply(body)) as peer:
-        assert verbs.print_status({"AGENT_PORT": str(peer.port)}, as_json=False) == 69
+        assert verbs.print_status({"AGENT_PORT": str(peer.port)}, tmp_path, as_json=False) == 69
     assert words in capsys.readouterr().err
 
 
-def test_the_head_of_a_worker_must_be_a_head(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_head_of_a_worker_must_be_a_head(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A worker whose head is said to be itself does not send us in circles."""
     environ: dict[str, str] = {}
 
@@ -42,7 +50,7 @@ def test_the_head_of_a_worker_must_be_a_head(capsys: pytest.CaptureFixture[str])
 
     with answering(answer) as peer:
         environ["AGENT_PORT"] = str(peer.port)
-        assert verbs.print_status(environ, as_json=False) == 69
+        assert verbs.print_status(environ, tmp_path, as_json=False) == 69
     assert "is a worker's, not the head's" in capsys.readouterr().err
 
 

@@ -1,0 +1,104 @@
+"""Select lines of a log: the last ones, those that match, those since a time."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta, timezone
+from typing import TYPE_CHECKING, NamedTuple
+
+from agent.settings import values
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_FULL = re.compile(r"(\d{4}-\d\d-\d\d)[T ](\d\d:\d\d(?::\d\d)?)(?:[.,]\d+)? ?(Z|[+-]\d\d:\d\d)?")
+_CLOCK = re.compile(r"(\d\d):(\d\d):(\d\d)\b")
+_SEARCHED = 200
+"""Characters of a line in which its time is looked for."""
+
+
+class LogFilter(NamedTuple):
+    """Which lines of a log to print; None for all."""
+
+    last: int | None = None
+    pattern: re.Pattern[str] | None = None
+    since: datetime | None = None
+
+    def apply(self, text: str, end: datetime) -> tuple[str, bool]:
+        """Return the selected lines, and whether their times were known.
+
+        `end` is when the log was last written: lines of the agent have a time without a date.
+        """
+        lines = text.splitlines(keepends=True)
+        has_times = True
+        if self.since is not None:
+            lines, has_times = _since(lines, self.since, end)
+        if self.pattern is not None:
+            lines = [line for line in lines if self.pattern.search(line)]
+        if self.last is not None:
+            lines = lines[len(lines) - min(self.last, len(lines)) :]
+        return "".join(lines), has_times
+
+
+ALL_LINES = LogFilter()
+
+
+def _since(lines: Sequence[str], start: datetime, end: datetime) -> tuple[list[str], bool]:
+    """Return the lines since a time; one without a time belongs to the one before it."""
+    times = [*_times(lines, end)]
+    if not any(times):
+        return [*lines], not lines
+    first = next((at for at, time in enumerate(times) if time is not None and time >= start), None)
+    return ([] if first is None else [*lines[first:]]), True
+
+
+def _times(lines: Sequence[str], end: datetime) -> Iterable[datetime | None]:
+    """Return the time of each line that has one."""
+    return reversed([*_times_backwards(reversed(lines), end)])
+
+
+def _times_backwards(lines: Iterable[str], end: datetime) -> Iterator[datetime | None]:
+    """Yield times from the last line on: each is at most the one that follows."""
+    later = end
+    for line in lines:
+        found = _full_time(line) or _clock_time(line, later)
+        if found is not None:
+            later = found
+        yield found
+
+
+def _full_time(line: str) -> datetime | None:
+    match = _FULL.search(line[:_SEARCHED])
+    if match is None:
+        return None
+    zone = (match[3] or "").replace("Z", "+00:00")
+    try:
+        found = datetime.fromisoformat(f"{match[1]}T{match[2]}{zone}")
+    except ValueError:  # numbers that are no time
+        return None
+    return found.astimezone(timezone.utc)  # one without a zone is local
+
+
+def _clock_time(line: str, later: datetime) -> datetime | None:
+    """Return the time of a line of the agent, which begins with the time of day in UTC."""
+    match = _CLOCK.match(line)
+    if match is None or int(match[1]) > 23 or int(match[2]) > 59 or int(match[3]) > 59:
+        return None
+    found = later.replace(
+        hour=int(match[1]), minute=int(match[2]), second=int(match[3]), microsecond=0
+    )
+    return found if found <= later + timedelta(minutes=1) else found - timedelta(days=1)
+
+
+def time_since(text: str, now: datetime) -> datetime:
+    """Read `--since`: a duration before now, or a time; raises ValueError."""
+    try:
+        return now - timedelta(seconds=values.duration(text))
+    except ValueError:
+        pass
+    found = _full_time(text if ":" in text else f"{text}T00:00:00")
+    if found is None:
+        raise ValueError(
+            f"{text!r} is neither a duration such as 10m nor a time such as 2026-11-23T10:52:16Z"
+        )
+    return found
