@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ALL_ROWS",
     "CAUSES",
-    "CAUSE_ROWS",
+    "CAUSE_KEYS",
     "KEYS",
     "NOISE",
     "NOISE_ROWS",
@@ -51,7 +51,8 @@ CAUSES = (
 """Of several rows that match a line, the first one counts."""
 _ALL = (*NOISE, *CAUSES, *SYMPTOMS)
 ALL_ROWS = Rows(_ALL)
-CAUSE_ROWS, NOISE_ROWS, SYMPTOM_ROWS = Rows(CAUSES), Rows(NOISE), Rows(SYMPTOMS)
+NOISE_ROWS, SYMPTOM_ROWS = Rows(NOISE), Rows(SYMPTOMS)
+CAUSE_KEYS = frozenset(row.key for row in CAUSES)
 KEYS = frozenset(row.key for row in _ALL if row.is_live)
 """The keys of the rows that are reported while the job runs."""
 

@@ -15,7 +15,7 @@ from agent.decisions.causes.lines import (
     time_of,
 )
 from agent.decisions.causes.row import AFTER_LOSS, Again, Cause, Weight, compiled
-from agent.decisions.causes.table import CAUSE_ROWS, NOISE_ROWS, SYMPTOM_ROWS
+from agent.decisions.causes.table import ALL_ROWS, CAUSE_KEYS, SYMPTOM_ROWS
 from agent.decisions.values import place
 
 if TYPE_CHECKING:
@@ -133,13 +133,12 @@ class _Hit(NamedTuple):
 def weigh(logs: Sequence[Log]) -> Diagnosis:
     """Return the cause that explains most: a cause before a symptom, the first before the later."""
     texts = [plain_lines(log.text) for log in logs]
-    noise = [matches(lines, NOISE_ROWS) for lines in texts]
     steps = [last_progress(lines) for lines in texts]
     hits = [
         _Hit(number, at, row)
         for number, lines in enumerate(texts)
-        for at, row in matches(lines, CAUSE_ROWS).items()
-        if at not in noise[number] and (logs[number].of_ray or not row.of_ray)
+        for at, row in matches(lines, ALL_ROWS).items()
+        if row.key in CAUSE_KEYS and (logs[number].of_ray or not row.of_ray)
     ]
     errors = [_Hit(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
     plain = [hit for hit in errors if not _is_wrapped(texts, hit)]
@@ -205,7 +204,7 @@ def _unexplained(
             _Hit(number, at)
             for number, lines in enumerate(texts)
             for at, line in enumerate(lines)
-            if at > steps[number] and compiled(_ERROR).search(line[:300]) and not is_mild(line)
+            if at > steps[number] and not is_mild(line) and compiled(_ERROR).search(line[:300])
         ]
     if not hits:
         return Diagnosis()
@@ -267,8 +266,8 @@ def _symptoms(texts: Sequence[Sequence[str]]) -> list[_Hit]:
         for number, lines in enumerate(texts)
         for at, line in enumerate(lines)
         if any(word in line for word in _SYMPTOM_WORDS)
-        and compiled(_SYMPTOM).search(line) is not None
         and not is_mild(line)
+        and compiled(_SYMPTOM).search(line) is not None
     ]
 
 
