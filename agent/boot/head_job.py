@@ -144,7 +144,7 @@ async def read_basis(plan: Plan, state: HeadState) -> JobBasis:
     The model's `config.json` may have been fetched after the plan was made.
     """
     recipe = None if plan.job is None else plan.job.recipe
-    if recipe is None:
+    if recipe is None or not recipe.input.model:
         return JobBasis()
     basis, model = recipe.input.basis, recipe.input.model
     if basis.model is None or basis.model.source != CONFIG:
