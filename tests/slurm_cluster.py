@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from scenario import AGENT, BOOT, REPO, await_true, read_outcome
+from agent.work.start_files.request import Request
+from agent.work.start_files.slurm import render
+from scenario import AGENT, BOOT, await_true, read_outcome
 
 if TYPE_CHECKING:
     import subprocess
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from podlab import Container, Pod, ProcessInfo
     from podlab.process import Running
 
-EXAMPLE = REPO / "examples" / "slurm" / "plain.sbatch"
+EXAMPLE = "the start file for Slurm"
 PACKAGES = {
     "munged": "munge",
     "slurmctld": "slurmctld",
@@ -148,13 +150,14 @@ class SlurmCluster:
         return next(iter(self.nodes.values())).exec(argv, cwd=self._shared)
 
     def submit(self, name: str, job: str, *options: str) -> Job:
-        """Submit the example in its long form, its three lines changed; the job is bash words."""
+        """Submit the start file with a command, its three lines changed; the job is bash words."""
         lines = {
             "#SBATCH --nodes=": f"#SBATCH --nodes={len(self.nodes)}",
             "agent=": f"agent={AGENT}",
             "export AGENT_JOB=": "",
         }
-        text = EXAMPLE.read_text()
+        asked = Request(recipe="rehearsal", nodes=len(self.nodes), gpus=0, variant="none")
+        text = render(asked)[0].text
         for start, line in lines.items():
             before = [line for line in text.splitlines() if line.startswith(start)]
             assert len(before) == 1, f"{EXAMPLE}: one line {start} to change, not {before}"

@@ -4,8 +4,9 @@
 
 Each call is noted with its arguments and environment in the folder STAND_IN_NOTES. `srun` runs its
 command once for each node of STAND_IN_NODES, `docker` and `podman` run the image's entrypoint with
-nothing but what `--env` gives, `ssh` runs its command in a new shell, `pod-agent` ends with the
-code STAND_IN_CODE, where STAND_IN_STAY is set not before a `docker stop` in its place.
+nothing but what `--env` gives, `apptainer` its command, `ssh` runs its command in a new shell,
+`pod-agent` ends with the code STAND_IN_CODE, where STAND_IN_STAY is set not before a `docker stop`
+in its place.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import tempfile
 from pathlib import Path
 
 OURS = "STAND_IN_"
+ONLY_NOTED = {"scontrol", "git", "pip", "curl", "sha256sum"}
 BARE = {"--rm"}
 """Flags of docker's that take no value."""
 
@@ -31,9 +33,11 @@ def main(program: str, arguments: list[str]) -> int:
         return srun(arguments)
     if program in {"docker", "podman"}:
         return container(arguments)
+    if program == "apptainer":
+        return apptainer(arguments)
     if program == "ssh":
         return ssh(arguments)
-    if program == "scontrol":
+    if program in ONLY_NOTED:
         return 0
     if os.environ.get("STAND_IN_STAY"):
         stopper().read_text()  # ends when `docker stop` has opened and closed it
@@ -91,6 +95,15 @@ def container(arguments: list[str]) -> int:
             elif name in os.environ:
                 environ[name] = os.environ[name]
     return subprocess.run(["pod-agent", *rest[1:]], env=environ, check=False).returncode
+
+
+def apptainer(arguments: list[str]) -> int:
+    """Run the command, which keeps the environment and the folders."""
+    assert arguments[:2] == ["exec", "--nv"]
+    rest = arguments[2:]
+    while rest[0].startswith("--"):
+        rest = rest[2:]
+    return subprocess.run(rest[1:], env=dict(os.environ), check=False).returncode
 
 
 def ssh(arguments: list[str]) -> int:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from agent import __version__
 from agent.base.errors import PreflightError, Problem, SettingsError
 from agent.base.terminal import NO_TERMINAL, Line, Terminal
+from agent.boot import init
 from agent.boot.plan_input import examine_machine, plan_from_environment, read_shape
 from agent.checks.finding import Level, passed_lines, problem_lines
 from agent.checks.found import found_on
@@ -158,6 +159,7 @@ def _parser(environ: Mapping[str, str]) -> tuple[argparse.ArgumentParser, tuple[
     since = "only lines since then: 10m, or 2026-11-23T10:52Z"
     logs.add_argument("--since", type=since_time, metavar="T", help=since)
     add("env", "list all environment variables with their current values")
+    init.add_arguments(add("init", "write the file that starts a run on a platform"))
     add("recipes", "list the recipes, one a line")
     recipe = add("recipe", "print the command that a recipe would submit, and why", json=True)
     recipe.add_argument("name", metavar="NAME", choices=tuple(BY_NAME), help="see `recipes`")
@@ -270,6 +272,7 @@ _VERBS: dict[str, Callable[[Mapping[str, str], argparse.Namespace], int]] = {
     "explain": _explain,
     "logs": _logs,
     "env": lambda environ, _: _print_clean(environ, text_table(load(environ), environ)),
+    "init": lambda _, options: init.run(options),
     "recipes": lambda environ, _: _print_clean(environ, "\n".join(recipe_lines())),
     "recipe": _recipe,
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Make the pods of template.json: the head, and the workers that are told its id.
+"""Make the pods of template.json: the head, and the workers with its id.
 
     RUNPOD_API_KEY=… python3 examples/runpod/pods.py --gpu "NVIDIA A100-SXM4-80GB" --gpus 2 \
         --center EU-RO-1

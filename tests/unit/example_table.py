@@ -52,22 +52,20 @@ def make_pods() -> ModuleType:
     return module
 
 
-def runpod(_folder: Path) -> list[Launch]:
+def runpod(folder: Path) -> list[Launch]:
     """Return the pods that template.json and pods.py make."""
     script = make_pods()
     template = json.loads((EXAMPLES / "runpod/template.json").read_text(encoding="utf-8"))
     options = script.argparse.Namespace(gpu="NVIDIA A100-SXM4-80GB", gpus=2, center="EU-RO-1")
     workers = int(template["env"]["EXPECTED_WORKERS"])
     heads = [None, *["pod0"] * workers]
-    return runpod_pods([script.pod(template, "any", head, options) for head in heads])
+    bodies = [script.pod(template, "any", head, options) for head in heads]
+    return runpod_pods(folder, bodies)
 
 
 def by_sbatch(path: str, folder: Path) -> list[Launch]:
     """Return the agents that a batch script starts."""
     shell = Shell.make(folder)
-    venv = folder / "home" / "venv"
-    venv.mkdir()
-    (venv / "bin").symlink_to(folder / "bin")
     assert sbatch(shell, path) == 0
     return launched(shell, is_first_process="amd" in path)
 
@@ -79,21 +77,20 @@ def by_ssh(folder: Path) -> list[Launch]:
     return [Launch(call.argv, call.environ, call.place) for call in shell.agents()]
 
 
-def lws(_folder: Path) -> list[Launch]:
+def lws(folder: Path) -> list[Launch]:
     """Return the pods of a LeaderWorkerSet's group."""
     template = documents("kubernetes/lws.yaml")[0]["spec"]["leaderWorkerTemplate"]
     assert "leaderTemplate" not in template
-    return pods(template["workerTemplate"], "lws", template["size"])
+    return pods(folder, template["workerTemplate"], "lws", template["size"])
 
 
-def trainjob(_folder: Path) -> list[Launch]:
+def trainjob(folder: Path) -> list[Launch]:
     """Return the pods of a TrainJob, which takes everything from its runtime."""
     runtime, job = documents("kubernetes/kubeflow-trainjob.yaml")
     assert job["spec"]["runtimeRef"]["name"] == runtime["metadata"]["name"]
     assert job["spec"]["runtimeRef"]["kind"] == runtime["kind"]
-    return pods(
-        runtime_template(runtime), "kubeflow-trainer", runtime["spec"]["mlPolicy"]["numNodes"]
-    )
+    nodes = runtime["spec"]["mlPolicy"]["numNodes"]
+    return pods(folder, runtime_template(runtime), "kubeflow-trainer", nodes)
 
 
 def runtime_template(runtime: dict[str, Any]) -> dict[str, Any]:
@@ -103,13 +100,13 @@ def runtime_template(runtime: dict[str, Any]) -> dict[str, Any]:
     return template
 
 
-def pytorchjob(_folder: Path) -> list[Launch]:
+def pytorchjob(folder: Path) -> list[Launch]:
     """Return the pods of a PyTorchJob, its master first."""
     replicas = documents("kubernetes/pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"]
     assert replicas["Master"]["replicas"] == 1
     assert replicas["Master"]["template"] == replicas["Worker"]["template"]
     nodes = 1 + replicas["Worker"]["replicas"]
-    return pods(replicas["Worker"]["template"], "pytorchjob, by PET", nodes)
+    return pods(folder, replicas["Worker"]["template"], "pytorchjob, by PET", nodes)
 
 
 class Example(Value):
@@ -140,6 +137,9 @@ EXAMPLE = {
     "dstack/verl-grpo.dstack.yml": Example(dstack, "dstack", 3, VERL, None, grace=300, retries=3),
     "slurm/plain.sbatch": Example(
         partial(by_sbatch, "slurm/plain.sbatch"), "slurm", 2, VERL, None, retries=3
+    ),
+    "slurm/apptainer.sbatch": Example(
+        partial(by_sbatch, "slurm/apptainer.sbatch"), "slurm", 2, VERL, None, retries=3
     ),
     "slurm/pyxis.sbatch": Example(
         partial(by_sbatch, "slurm/pyxis.sbatch"), "slurm", 2, OPENRLHF, BUNDLED, retries=3

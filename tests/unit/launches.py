@@ -31,7 +31,14 @@ EXAMPLES = REPO / "examples"
 STAND_IN = REPO / "tests" / "stand_in.py"
 TOKEN = "the-secret-of-the-cluster"  # noqa: S105 - what the platforms' stores of secrets give
 KUBERNETES = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "KUBERNETES_PORT": "tcp://10.96.0.1:443"}
-PROGRAMS = ("pod-agent", "srun", "scontrol", "docker", "podman", "ssh")
+PROGRAMS = (
+    *("pod-agent", "srun", "scontrol", "docker", "podman", "apptainer", "ssh"),
+    *("git", "pip", "curl", "sha256sum"),
+)
+CODE = ("/opt/Search-R1", "/opt/OpenRLHF-M")
+"""Folders of images in which a job starts."""
+ONE_FILE = ("/opt/agent/pod-agent", "/opt/pod-agent", "/root/pod-agent", "/workspace/pod-agent")
+"""Where the examples have the one file, on the platforms' nodes."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +89,23 @@ class Shell:
         secrets = folder / "home" / ".config" / "pod-agent"
         secrets.mkdir(parents=True, exist_ok=True)
         (secrets / "token").write_text(f"{TOKEN}\n", encoding="utf-8")
+        for link, target in (("pod-agent", "bin/pod-agent"), ("dist", "bin")):
+            if not (folder / "home" / link).exists():
+                (folder / "home" / link).symlink_to(folder / target)
         environ = {
             "PATH": f"{folder / 'bin'}:{os.defpath}:/usr/bin",
             "HOME": str(folder / "home"),
             "STAND_IN_NOTES": str(folder / "notes"),
         }
         return cls(folder, environ)
+
+    def here(self, script: str) -> str:
+        """Return a script with the paths of a node as they are here."""
+        for path in CODE:
+            script = script.replace(path, str(self.folder))
+        for path in ONE_FILE:
+            script = re.sub(rf"(?<![\w$]){path}\b", str(self.folder / "bin/pod-agent"), script)
+        return script
 
     def run(self, words: list[str], environ: dict[str, str]) -> int:
         """Run a command to its end; return its code."""
@@ -128,25 +146,28 @@ class Shell:
 # --- one reader for each platform's form --------------------------------------------------------
 
 
-def runpod_pods(bodies: list[dict[str, Any]]) -> list[Launch]:
+def runpod_pods(folder: Path, bodies: list[dict[str, Any]]) -> list[Launch]:
     """Return the pods of some requests for pods."""
-    return [
-        Launch(
-            tuple(shlex.split(body["args"])),
-            {"RUNPOD_POD_ID": f"pod{rank}", **from_secrets(body["env"])},
-            address(rank),
-        )
-        for rank, body in enumerate(bodies)
-    ]
+    own = [{"RUNPOD_POD_ID": f"pod{rank}"} for rank in range(len(bodies))]
+    envs = [{**mine, **from_secrets(body["env"])} for mine, body in zip(own, bodies, strict=True)]
+    return by_words(folder, shlex.split(bodies[0]["args"]), envs)
 
 
-def instant_cluster(_folder: Path) -> list[Launch]:
+def by_words(folder: Path, words: list[str], envs: list[dict[str, str]]) -> list[Launch]:
+    """Run a container's command once for each node; return the agents that it started."""
+    shell = Shell.make(folder)
+    for rank, env in enumerate(envs):
+        node = {**env, "STAND_IN_PLACE": str(rank)}
+        assert shell.run([shell.here(word) for word in words], node) == 0
+    return launched(shell, is_first_process=True)
+
+
+def instant_cluster(folder: Path) -> list[Launch]:
     """Return the pods of an Instant Cluster."""
     body = json.loads((EXAMPLES / "runpod/instant-cluster.json").read_text(encoding="utf-8"))
-    nodes, argv = body["compute"]["podCount"], tuple(shlex.split(body["args"]))
-    env = from_secrets(body["env"])
-    found = [{**env, **CLUSTERS["runpod-cluster"](rank, nodes)} for rank in range(nodes)]
-    return [Launch(argv, environ, address(rank)) for rank, environ in enumerate(found)]
+    nodes, env = body["compute"]["podCount"], from_secrets(body["env"])
+    envs = [{**env, **CLUSTERS["runpod-cluster"](rank, nodes)} for rank in range(nodes)]
+    return by_words(folder, shlex.split(body["args"]), envs)
 
 
 def dstack(folder: Path) -> list[Launch]:
@@ -160,9 +181,8 @@ def skypilot(folder: Path) -> list[Launch]:
     """Return the nodes of a SkyPilot task: `run` is run by a shell on each."""
     (task,) = documents("skypilot/search-r1.yaml")
     assert task["secrets"] == {"RAY_AUTH_TOKEN": None}  # to be given beside the file
-    script = task["run"].replace("/opt/Search-R1", str(folder))
     env = {**task["envs"], "RAY_AUTH_TOKEN": TOKEN}
-    return by_shell(folder, "skypilot", task["num_nodes"], env, script)
+    return by_shell(folder, "skypilot", task["num_nodes"], env, task["run"])
 
 
 def by_shell(
@@ -172,7 +192,7 @@ def by_shell(
     shell = Shell.make(folder)
     for rank in range(nodes):
         node = {**env, **CLUSTERS[platform](rank, nodes), "STAND_IN_PLACE": str(rank)}
-        assert shell.run(["bash", "-c", script], node) == 0
+        assert shell.run(["bash", "-c", shell.here(script)], node) == 0
     return launched(shell, is_first_process=False)
 
 
@@ -215,19 +235,13 @@ def directives(path: str) -> dict[str, str]:
     return found
 
 
-def pods(template: dict[str, Any], platform: str, nodes: int) -> list[Launch]:
+def pods(folder: Path, template: dict[str, Any], platform: str, nodes: int) -> list[Launch]:
     """Return the pods that a Kubernetes controller makes from one template."""
     (container,) = template["spec"]["containers"]
     env = {item["name"]: value(item) for item in container["env"]}
     given = {name: text for name, text in env.items() if text is not None}
-    return [
-        Launch(
-            tuple(container["args"]),
-            {**KUBERNETES, **given, **CLUSTERS[platform](rank, nodes)},
-            address(rank),
-        )
-        for rank in range(nodes)
-    ]
+    envs = [{**KUBERNETES, **given, **CLUSTERS[platform](rank, nodes)} for rank in range(nodes)]
+    return by_words(folder, [*container["command"], *container["args"]], envs)
 
 
 def value(item: dict[str, Any]) -> str | None:

@@ -191,7 +191,8 @@ def test_the_example_is_a_rayjob_whose_submitter_is_the_agent() -> None:
         for container in group["template"]["spec"]["containers"]
     }
     assert images == {submitter["image"]}
-    assert submitter["command"] == ["pod-agent", "run"]
+    assert submitter["command"][-2].splitlines()[-1] == 'exec sh /workspace/pod-agent "$@"'
+    assert submitter["args"] == ["run"]
     plan = changed_plan("kuberay-submitter-head", given)
     assert plan.job is not None
     assert plan.job.argv[1:3] == ("-m", "verl.trainer.main_ppo")

@@ -1,0 +1,101 @@
+#!/usr/bin/env python3
+"""Make the pods of template.json: the head, and the workers with its id.
+
+    RUNPOD_API_KEY=… python3 examples/runpod/pods.py --gpu "NVIDIA A100-SXM4-80GB" --gpus 2 \
+        --center EU-RO-1
+
+Image, job and the number of workers stand on the first lines of template.json. A pod's id exists
+only once the pod does: the head knows itself by having no HEAD_POD_ID, the workers get the head's.
+Where one pod cannot be had, those made so far are terminated, as an incomplete cluster only bills.
+
+At its end a pod is held, with all else stopped, since RunPod starts a container again whose command
+ends. Held pods bill: stop or terminate them when you have what you need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+API = "https://api.runpod.io/v2"
+TEMPLATE = Path(__file__).with_name("template.json")
+ABOUT_TEMPLATES = ("category", "public", "serverless")
+"""What a template has and a pod has not."""
+
+
+def main() -> int:
+    """Make all pods, or none."""
+    parser = argparse.ArgumentParser(description="Make the pods of template.json.")
+    parser.add_argument("--gpu", required=True, help="kind of GPU, as RunPod's catalogue names it")
+    parser.add_argument("--gpus", type=int, required=True, help="GPUs on each pod")
+    parser.add_argument("--center", required=True, help="a data center with Global Networking")
+    options = parser.parse_args()
+    if not os.environ.get("RUNPOD_API_KEY"):
+        parser.error("RUNPOD_API_KEY is not set: an API key from your RunPod account's settings")
+    template = json.loads(TEMPLATE.read_text(encoding="utf-8"))
+    made: list[str] = []
+    try:
+        for number in range(1 + int(template["env"]["EXPECTED_WORKERS"])):
+            name = f"worker-{number}" if number else "head"
+            body = pod(template, name, made[0] if made else None, options)
+            made.append(call("POST", "pods", body)["id"])
+            print(f"{name} is pod {made[-1]}")
+    except (HTTPError, URLError, KeyboardInterrupt) as error:
+        why = error.read().decode(errors="replace") if isinstance(error, HTTPError) else error
+        print(f"not complete: {why}", file=sys.stderr)
+        for pod_id in made:
+            terminate(pod_id)
+        return 1
+    print(f"the head's log: pod {made[0]} in the console; it names every worker that is missing")
+    return 0
+
+
+def pod(
+    template: dict[str, Any], name: str, head: str | None, options: argparse.Namespace
+) -> dict[str, Any]:
+    """Return the request for one pod; only a worker is told of a head."""
+    settings = {key: value for key, value in template.items() if key not in ABOUT_TEMPLATES}
+    env = settings["env"] if head is None else {**settings["env"], "HEAD_POD_ID": head}
+    return {
+        **settings,
+        "name": name,
+        "env": env,
+        "gpu": {"id": options.gpu, "count": options.gpus},
+        "dataCenterIds": [options.center],
+        "globalNetworking": True,
+    }
+
+
+def terminate(pod_id: str) -> None:
+    """Take a pod back; where that fails, say so and go on with the next."""
+    try:
+        call("DELETE", f"pods/{pod_id}")
+        print(f"pod {pod_id} is terminated", file=sys.stderr)
+    except (HTTPError, URLError) as error:
+        print(f"pod {pod_id} still bills, terminate it by hand: {error}", file=sys.stderr)
+
+
+def call(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Ask RunPod's API v2; an empty reply reads as an empty object."""
+    request = Request(  # noqa: S310 - the address stands above
+        f"{API}/{path}",
+        method=method,
+        data=None if body is None else json.dumps(body).encode(),
+        headers={
+            "Authorization": f"Bearer {os.environ['RUNPOD_API_KEY']}",
+            "Content-Type": "application/json",
+        },
+    )
+    with urlopen(request, timeout=60) as reply:  # noqa: S310 - likewise
+        found: dict[str, Any] = json.loads(reply.read() or b"{}")
+        return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())
