@@ -278,6 +278,21 @@ DEAD_ACTORS = 6.0
 CAUSE_SEARCH = 2.0
 """For the search of the logs for a known cause."""
 
+# --- A pod after its run --------------------------------------------------------------------------
+
+HOLD_REMINDER = 600.0
+"""The price of a held pod is logged again, and a refused stop of it is tried again, after this."""
+POD_REQUEST = 20.0
+"""For one request to RunPod's API."""
+POD_RETRY_PAUSE = 1.0
+"""Before a failed request to RunPod's API is repeated; it doubles."""
+LONGEST_POD_RETRY_PAUSE = 60.0
+"""A held pod bills, so that an API that works again is found soon."""
+POD_STOPS = 60.0
+"""A container whose pod was stopped is killed within this; then RunPod is asked again."""
+WORKERS_STOP_FIRST = 30.0
+"""The head's pod is stopped last, but waits no longer for the pods of workers."""
+
 # --- The agent's port, and verbs that ask it ------------------------------------------------------
 
 HEADER = 10.0
@@ -388,6 +403,7 @@ RULES = {
     "WRITE_STUCK < WRITE_STALLED < WRITE_RETRY": "a stalled disk is reported before the next try",
     "STOP_PARTS < STOP_WHOLE / 2": "the job gets most of a stop",
     "STOP_BUNDLE + FLUSH < STOP_EXIT": "bundle and last writes fit before the exit",
+    "POD_RETRY_PAUSE < POD_REQUEST < LONGEST_POD_RETRY_PAUSE <= HOLD_REMINDER": "pauses grow",
     "FIRST_RETRY_PAUSE < LONGEST_RETRY_PAUSE < ATTEMPT_SHORT": "a pause is no progress",
     "LONGEST_RESTART_PAUSE < RESTARTS_FORGOTTEN": "a crash loop keeps its count",
 }

@@ -30,6 +30,7 @@ from agent.boot.head_server import (
     make_site,
     wait_for_goodbyes,
 )
+from agent.boot.holding import hold_after_verdict
 from agent.boot.make_ready import prune_sessions
 from agent.boot.node_run import kill_leftovers, start_ray, stop_ray
 from agent.boot.requests import Prober
@@ -154,11 +155,18 @@ class HeadAgent:
         try:
             outcome = await self._decide()
             outcome = await self._shut_down(outcome)
-            await run.hold(outcome, partial(self._inbox.take, None), self._keeper.record.attempts)
+            take, attempts = partial(self._inbox.take, None), self._keeper.record.attempts
+            await hold_after_verdict(run, outcome, take, attempts, self._other_agents())
         finally:
             with anyio.CancelScope(shield=True):
                 await runner.cleanup()
         return outcome
+
+    def _other_agents(self) -> list[tuple[str, int]]:
+        """Return address and port of each worker's agent, as far as they answered last."""
+        workers = self._state.fleet.workers.values()
+        reachable = (one for one in workers if one.ip and not one.silent and not one.refused)
+        return [(one.ip, self._plan.ports.agent) for one in reachable]
 
     def _start_all(self) -> None:
         """Start everything that the plan has for this node, concurrently."""

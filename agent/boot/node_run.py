@@ -12,7 +12,7 @@ from agent import __version__
 from agent.base import times
 from agent.base.text import listed
 from agent.control.protocol import WorkerStats
-from agent.decisions.values import StopAsked, Tick
+from agent.decisions.values import Tick
 from agent.node.limits import oom_kills
 from agent.plan.plan import RAY
 from agent.record import events
@@ -23,7 +23,6 @@ from agent.record.log import disk_alarm, log_to_file, say
 from agent.record.node_record import NODE_FILE as NODE
 from agent.record.node_record import NodeRecord, NodeRecorder, folder_of, running_processes
 from agent.record.run_folder import write_outcome
-from agent.record.threads import run_within
 from agent.runtime import descendants, driver, parent
 from agent.runtime.process import Child, adopt
 from agent.runtime.ray_watch import MemoryWatch, RayParts, oom_sentence
@@ -33,7 +32,7 @@ from agent.work.services import Latency
 from agent.work.torchrun import RANK_VARIABLE
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from agent.base.outcome import Outcome
@@ -321,31 +320,15 @@ class NodeRun:
         self.record(Decided(outcome))
         say(f"leaving: {outcome.reason}")
 
-    async def hold(
-        self,
-        outcome: Outcome,
-        next_event: Callable[[], Awaitable[object]],
-        attempts: Sequence[AttemptRecord] = (),
-    ) -> None:
-        """Keep the pod after the verdict, where the platform would restart the container."""
-        if self.plan.on_done != "hold" or not outcome.holds_pod:
-            return
-        contents = (outcome, attempts, self.outages, self.bundle or "")
-        run_within(times.DISK_AT_END, partial(write_outcome, self.folder.path, *contents))
-        say_held(outcome)
-        while not isinstance(await next_event(), StopAsked):
-            continue
+    def write_outcome(self, outcome: Outcome, attempts: Sequence[AttemptRecord] = ()) -> bool:
+        """Write outcome.json; return True once that was tried."""
+        write_outcome(self.folder.path, outcome, attempts, self.outages, self.bundle or "")
+        return True
 
     async def stop_descendants(self, limit: float) -> None:
         """Stop every remaining descendant process."""
         for name in await descendants.stop_descendants(limit):
             say(f"had to kill {name}", "warning")
-
-
-def say_held(outcome: Outcome) -> None:
-    """Log the outcome of a pod that is kept."""
-    say(outcome.sentence())
-    say("holding the pod, which would be started again: stop it when you have what you need")
 
 
 async def start_ray(run: NodeRun, placeholders: Placeholders, env: Mapping[str, str]) -> Child:

@@ -6,6 +6,7 @@ import os
 import time
 import traceback
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -13,7 +14,7 @@ import anyio
 from agent.base import ends, times
 from agent.base.errors import AgentError, PreflightError, innermost
 from agent.boot import make_ready, plan_input
-from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes, say_held
+from agent.boot.node_run import NodeRun, find_resumed_run, find_surviving_processes
 from agent.boot.run_keeper import RunKeeper
 from agent.checks import NAMES
 from agent.checks.finding import Level
@@ -25,7 +26,7 @@ from agent.record.events import Ended
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
-from agent.record.run_folder import RunFolder, read_outcome, write_outcome
+from agent.record.run_folder import RunFolder, read_outcome
 from agent.record.run_record import choose_run, fingerprint
 from agent.record.threads import run_within
 from agent.runtime import descendants, parent, signals
@@ -51,16 +52,6 @@ def former_verdict(root: Path, node: str) -> Outcome | None:
     """Return the verdict of the killed agent that this one replaces; None if it had none."""
     folder = folder_of(root, node, parent.former_agents())
     return None if folder is None else read_outcome(folder)
-
-
-async def _hold_until_stopped(outcome: Outcome) -> None:
-    """Handle signals before logging that the pod is held: a stop may follow at once."""
-    stopped = anyio.Event()
-    async with anyio.create_task_group() as tasks:
-        await tasks.start(signals.watch_signals, lambda _: stopped.set(), lambda _: None)
-        say_held(outcome)
-        await stopped.wait()
-        tasks.cancel_scope.cancel()
 
 
 def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
@@ -91,8 +82,8 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         decided = former_verdict(root, name)
         if decided is not None:
             say("the agent was killed when its run was over: its verdict stands", "warning")
-            if plan.on_done == "hold" and decided.holds_pod:
-                anyio.run(_hold_until_stopped, decided)
+            if plan.on_done != "exit" and decided.holds_pod:
+                _hold(plan, decided)
             return decided
     names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
@@ -119,16 +110,17 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
             plan, redactor, folder, started, run_id, find_surviving_processes(folder, names)
         )
         outcome, attempts = _run_role(node_run, None), ()
-    contents = (outcome, attempts, node_run.outages, node_run.bundle or "")
-
-    def write() -> bool:
-        write_outcome(folder.path, *contents)
-        return True
-
-    if not run_within(times.DISK_AT_END, write):
+    if not run_within(times.DISK_AT_END, partial(node_run.write_outcome, outcome, attempts)):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
     return outcome
+
+
+def _hold(plan: Plan, outcome: Outcome) -> None:
+    """Hold or stop the pod after a run of which nothing is left."""
+    from agent.boot.holding import held_of, hold_until_signal  # noqa: PLC0415 - see `_run_head`
+
+    anyio.run(hold_until_signal, held_of(plan), outcome)
 
 
 def _warn(findings: Iterable[Finding]) -> None:

@@ -18,6 +18,7 @@ from agent.base.value import MOST_ADDRESSES, MOST_ITEMS
 from agent.boot import make_ready
 from agent.boot.diagnose import explain_end, make_bundle
 from agent.boot.events import Guard
+from agent.boot.holding import hold_after_verdict
 from agent.boot.node_run import NodeRun, kill_leftovers, stop_ray, watch_until_end
 from agent.boot.requests import HeadRequests
 from agent.boot.services import LocalWork
@@ -203,7 +204,7 @@ class WorkerAgent:
         leave = await self._decide()
         leave = replace(leave, outcome=await explain_end(self._run, leave.outcome))
         outcome = await self._shut_down(leave)
-        await self._run.hold(outcome, partial(self._inbox.take, None))
+        await hold_after_verdict(self._run, outcome, partial(self._inbox.take, None))
         return outcome
 
     def _on_signal(self, signum: int) -> None:

@@ -13,6 +13,7 @@ from agent.checks.finding import finding_line
 from agent.plan import environment
 from agent.plan.plan import BRIDGE, log_root
 from agent.topology.claim import GivenRay
+from agent.topology.runpod import CLUSTER_NAMES, own_pod
 from agent.work.job import is_sized_by_links
 from agent.work.where import HEAD_IP, NODE_IP, Placeholders
 
@@ -57,6 +58,31 @@ def duration(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def price_text(price: float, seconds: float = 3600.0) -> str:
+    """Return the cost of some seconds: $0.44."""
+    return f"${price * seconds / 3600:.2f}"
+
+
+def how_to_end(api: str, pod: str | None, platform: str) -> str:
+    """Return what ends a held pod: a command where the pod's own API may."""
+    if pod is None:
+        return "send SIGTERM to the agent"
+    if platform == CLUSTER_NAMES.name:
+        return "delete the cluster in RunPod's console"
+    return (
+        f"curl -X POST {api}/v2/pods/{pod}/action -H 'Content-Type: application/json' "
+        '-H "Authorization: Bearer $RUNPOD_API_KEY" -d \'{"action": "stop"}\''
+    )
+
+
+def held_sentence(seconds: float, price: float | None, command: str) -> str:
+    """Return the line about a held pod, at the start and every ten minutes."""
+    each = "the pod bills by the hour" if price is None else f"the pod bills {price_text(price)}/h"
+    spent = f", {price_text(price, seconds)} since the end" if price is not None else ""
+    held = f"held for {round(seconds / 60)} min: " if seconds >= 60 else ""
+    return f"{held}{each}{spent if held else ''}; to end it: {command}"
+
+
 def _section(title: str, lines: Iterable[str]) -> Iterator[str]:
     body = list(lines)
     if body:
@@ -86,6 +112,12 @@ def _who(plan: Plan) -> Iterator[str]:
         yield f"workers:   {topology.expected_workers} expected"
     yield f"logs:      {log_root(plan.settings)}/<run id>/{topology.node_name}/"
     yield f"when done: {plan.on_done}"
+    if plan.on_done == "hold":
+        pod, platform = own_pod(plan.environ), topology.platform.name
+        end = how_to_end(plan.settings.runpod_api, pod, platform)
+        yield f"           {held_sentence(0.0, plan.settings.price_per_hour, end)}"
+    elif plan.on_done != "exit":
+        yield f"           by {plan.settings.runpod_api}; the pod is held while that fails"
 
 
 def commands_of(plan: Plan) -> Iterator[str]:

@@ -20,6 +20,7 @@ from agent.plan.show import (
     names_in_order,
     nodes_like_this,
     owner_of_ray,
+    price_text,
 )
 from agent.plan.waits import HEAD, JOIN, PREFLIGHT, PREPARE, WORKERS
 from agent.settings.jobs import DEFAULT
@@ -69,7 +70,15 @@ def _rows(plan: Plan) -> Iterator[Line]:
         yield Line("job:       ", _job(plan))
     yield Line("waits:     ", _waits(plan))
     logs = f"{log_root(plan.settings)}/<run id>/{topology.node_name}/"
-    yield Line("when done: ", f"{plan.on_done}; logs in {logs}")
+    yield Line("when done: ", f"{plan.on_done}{_price(plan)}; logs in {logs}")
+
+
+def _price(plan: Plan) -> str:
+    """Return the price of a pod that is held."""
+    if plan.on_done != "hold":
+        return ""
+    price = plan.settings.price_per_hour
+    return f" (the pod bills {price_text(price)}/h)" if price is not None else " (the pod bills on)"
 
 
 def _own_address(plan: Plan) -> str:

@@ -452,6 +452,11 @@ class DiskAlarm:
                 self.report(name, "")
 
 
+def all_idle() -> bool:
+    """Return whether all writers of lines have written what was queued."""
+    return all(writer.is_idle for writer in _open_writers)
+
+
 def finish_all(limit: float = times.FLUSH) -> None:
     """Flush all writers of lines, for at most `limit` seconds in total."""
     until = time.monotonic() + limit

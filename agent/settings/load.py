@@ -15,6 +15,7 @@ from agent.settings.model import (
     KNOWN_NAMES,
     SECRET_FILE_VARIABLES,
     SECRETS,
+    SET_BY_PLATFORM,
     VARIABLES,
     Settings,
 )
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 
-_MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY"}
+_MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
 _LARGEST_SECRET_FILE = 65_536
 _PREFIX = "AGENT_"
 _MOST_NAMED = 8
@@ -89,6 +90,8 @@ def _collect(
         origins[name] = "default (empty in the environment)"
     for secret in SECRETS:
         forms = [f for f, of in SECRET_FILE_VARIABLES.items() if of == secret and f in environ]
+        if forms and secret in SET_BY_PLATFORM:
+            raw.pop(secret, None)
         given = [secret] * (secret in raw) + forms
         if len(given) > 1:
             problems.append(Problem(" + ".join(given), "several forms of one secret", "only one"))

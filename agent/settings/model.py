@@ -275,16 +275,37 @@ class Settings(Value, kw_only=True):
     on_done: Literal["exit", "hold", "stop-pod", "terminate-pod"] | None = var(
         "AGENT_ON_DONE",
         v.one_of("exit", "hold", "stop-pod", "terminate-pod"),
-        "`exit`, `hold`, `stop-pod`, `terminate-pod`",
+        "after the job's verdict: `exit`, `hold`, `stop-pod`, `terminate-pod`",
         default_text="exit; hold on RunPod as the container's first process",
+    )
+    price_per_hour: float | None = var(
+        "AGENT_PRICE_PER_HOUR",
+        v.price,
+        "price of one node in dollars an hour, for messages about cost",
+        default_text="on RunPod the pod's published cost",
+    )
+    runpod_api: str = var(
+        "AGENT_RUNPOD_API",
+        v.base_url,
+        "base URL of RunPod's API v2",
+        default="https://api.runpod.io",
+    )
+    runpod_api_key: v.Secret | None = var(
+        "RUNPOD_API_KEY",
+        v.secret,
+        "key of RunPod's API, for `stop-pod`, `terminate-pod` and the pod's price",
+        default_text="none; RunPod sets one of the pod; RUNPOD_API_KEY_FILE precedes it",
     )
     allow_insecure: bool = var(
         "AGENT_ALLOW_INSECURE", v.yes_or_no, "`1` allows what is refused as unsafe", default="0"
     )
 
 
-SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN")
+SECRETS = ("WANDB_API_KEY", "RAY_AUTH_TOKEN", "RUNPOD_API_KEY")
 """Variables whose value is never shown; `<NAME>_FILE` may name a file instead."""
+
+SET_BY_PLATFORM = ("RUNPOD_API_KEY",)
+"""Secrets that a platform sets on every pod: a file that the user names precedes them."""
 
 TOKEN_MODE = "RAY_AUTH_MODE"  # noqa: S105 - a variable's name
 """Ray's variable that turns token authentication on."""

@@ -28,6 +28,9 @@ _EXPECTED = {
     "AGENT_TRAIN_DATA": "training data, by an absolute path or as its framework names it",
 }
 
+POD_ACTIONS = {"stop-pod": "stop", "terminate-pod": "terminate"}
+"""The values of AGENT_ON_DONE that end a pod, and the action of RunPod's API."""
+
 
 def contradictions(settings: Settings, command: tuple[str, ...] | None) -> list[Problem]:
     """Return a problem for every contradiction between settings."""
@@ -227,6 +230,6 @@ def _check_launcher(settings: Settings) -> Iterator[Problem]:
 
 
 def _check_on_done(settings: Settings) -> Iterator[Problem]:
-    if settings.on_done in {"stop-pod", "terminate-pod"}:
-        got = f"'{settings.on_done}', 'not in this version'"
-        yield Problem("AGENT_ON_DONE", got, "exit or hold")
+    if settings.on_done in POD_ACTIONS and settings.runpod_api_key is None:
+        expected = f"a key of RunPod's API, which AGENT_ON_DONE={settings.on_done} needs"
+        yield Problem("RUNPOD_API_KEY", "nothing", expected)

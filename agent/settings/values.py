@@ -7,6 +7,7 @@ import json
 import re
 import shlex
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,32 @@ def duration(text: str) -> float:
 def duration_or_off(text: str) -> float:
     """Read a duration, or `0` for never."""
     return 0.0 if text.strip() in {"0", "off"} else duration(text)
+
+
+def price(text: str) -> float:
+    """Read a price in dollars."""
+    return _amount(text, 100_000.0, "dollars above 0, as a number alone, such as 2.79")
+
+
+def _amount(text: str, most: float, expected: str) -> float:
+    if not re.fullmatch(_NUMBER, text.strip()) or not 0 < float(text) <= most:
+        raise ValueError(expected)
+    return float(text)
+
+
+def base_url(text: str) -> str:
+    """Read a URL to which paths are added; a key is sent there, so it is encrypted or local."""
+    word = text.strip().rstrip("/")
+    try:
+        parts = urlsplit(word)
+        local = parts.hostname in {"localhost", "127.0.0.1", "::1"}
+        fine = bool(parts.hostname) and parts.port != 0 and "@" not in parts.netloc
+    except ValueError:
+        fine = local = False
+    safe = parts.scheme == "https" or (parts.scheme == "http" and local) if fine else False
+    if not safe or parts.query or parts.fragment or not re.fullmatch(r"[!-~]+", word):
+        raise ValueError("an https URL such as https://api.runpod.io (http only of this machine)")
+    return word
 
 
 def absolute_path(text: str) -> str:

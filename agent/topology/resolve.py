@@ -9,6 +9,7 @@ from agent.base.ports import DEFAULTS
 from agent.base.value import Value
 from agent.settings.jobs import launcher
 from agent.settings.model import TOKEN_MODE
+from agent.settings.rules import POD_ACTIONS
 from agent.topology import kuberay, ranked, runpod, slurm
 from agent.topology.claim import PlatformInfo
 from agent.topology.ranked import DSTACK, LWS, detector
@@ -111,6 +112,7 @@ def resolve(environ: Mapping[str, str], settings: Settings, facts: Facts) -> Top
         *_role_against_platform(settings, platform, is_head=is_head),
         *_head_address(settings, platform, facts, is_head=is_head),
         *_pod_against_rank(settings, platform, own_pod(environ)),
+        *_pod_to_stop(settings, own_pod(environ)),
         *(() if given is None or not is_head else settings_without_effect(settings, given)),
     )
     if problems:
@@ -226,6 +228,12 @@ def _pod_against_rank(
             f"but {_evidence_and_role(platform)}",
             "HEAD_POD_ID unset, as the platform sets the head",
         )
+
+
+def _pod_to_stop(settings: Settings, own_pod: str | None) -> Iterator[Problem]:
+    if settings.on_done in POD_ACTIONS and own_pod is None:
+        got = f"'{settings.on_done}' without RUNPOD_POD_ID"
+        yield Problem("AGENT_ON_DONE", got, "exit or hold: only a pod of RunPod can be stopped")
 
 
 def _evidence_and_role(platform: PlatformInfo) -> str:

@@ -26,6 +26,7 @@ CONTRACT = [
     *("AGENT_TENSOR_PARALLEL", "AGENT_RAY_ARGS", "AGENT_HEAD_GRACE", "AGENT_PREFLIGHT"),
     *("AGENT_STALL", "AGENT_MIN_WORKERS", "AGENT_LOG_DIR", "AGENT_LOG", "AGENT_ON_DONE"),
     *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME"),
+    *("AGENT_PRICE_PER_HOUR", "AGENT_RUNPOD_API", "RUNPOD_API_KEY"),
 ]
 """Every name of the contract's table of variables."""
 
@@ -100,6 +101,10 @@ def test_the_contracts_names_and_no_others() -> None:
         ("AGENT_LOG", "json", "json"),
         ("AGENT_ON_DONE", "hold", "hold"),
         ("AGENT_ALLOW_INSECURE", "1", True),
+        ("AGENT_PRICE_PER_HOUR", " 2.79 ", 2.79),
+        ("AGENT_RUNPOD_API", "https://api.example:8443/", "https://api.example:8443"),
+        ("AGENT_RUNPOD_API", "http://127.0.0.1:9999", "http://127.0.0.1:9999"),
+        ("RUNPOD_API_KEY", "", None),
     ],
 )
 def test_a_good_value_is_read(name: str, text: str, value: object) -> None:
@@ -181,6 +186,8 @@ BAD = {
     "AGENT_LOG": ["xml", ""],
     "AGENT_ON_DONE": ["sleep", ""],
     "AGENT_ALLOW_INSECURE": ["yes", ""],
+    "AGENT_PRICE_PER_HOUR": ["0", "$2.79", "inf", ""],
+    "AGENT_RUNPOD_API": ["http://api.runpod.io", "ftp://x", "https://", "https://u:p@x", "api", ""],
 }
 
 

@@ -1,4 +1,4 @@
-"""Settings together: names, secrets, contradictions, and what is not built yet."""
+"""Settings together: names, secrets and contradictions."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from msgspec.structs import asdict
 
 from agent.base.errors import SettingsError
 from agent.settings import load
-from agent.settings.model import SECRET_FILE_VARIABLES
+from agent.settings.model import SECRET_FILE_VARIABLES, SET_BY_PLATFORM
 from agent.settings.rules import reward_choice
-from unit.worlds import SECRET
+from agent.settings.values import Secret
+from unit.worlds import SECRET, settings_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -132,13 +133,24 @@ def test_a_secret_from_a_file(form: str, tmp_path: Path) -> None:
     loaded = load({form: str(file)})
     held = {"WANDB_API_KEY": loaded.settings.wandb_api_key}
     held["RAY_AUTH_TOKEN"] = loaded.settings.ray_auth_token
+    held["RUNPOD_API_KEY"] = loaded.settings.runpod_api_key
     secret = held[SECRET_FILE_VARIABLES[form]]
     assert secret is not None
     assert secret.reveal() == SECRET
     assert loaded.origins[SECRET_FILE_VARIABLES[form]] == f"file named by {form}"
 
 
-@pytest.mark.parametrize("form", sorted(SECRET_FILE_VARIABLES))
+def test_a_file_precedes_the_key_that_runpod_sets(tmp_path: Path) -> None:
+    """RunPod sets a key of its own on every pod: the user's file is no contradiction to it."""
+    file = tmp_path / "secret"
+    file.write_text(SECRET)
+    key = load({"RUNPOD_API_KEY": "of-the-pod", "RUNPOD_API_KEY_FILE": str(file)})
+    assert key.settings.runpod_api_key == Secret(SECRET)
+
+
+@pytest.mark.parametrize(
+    "form", sorted(set(SECRET_FILE_VARIABLES) - {f"{name}_FILE" for name in SET_BY_PLATFORM})
+)
 def test_two_forms_of_one_secret(form: str) -> None:
     """A secret given twice is refused, both names in the message, the value in none."""
     secret = SECRET_FILE_VARIABLES[form]
@@ -199,18 +211,12 @@ def test_no_secret_is_ever_shown() -> None:
     assert SECRET not in told({"RAY_AUTH_TOKEN": f"{SECRET}\udcff"})
 
 
-@pytest.mark.parametrize(
-    ("environ", "variable"),
-    [
-        ({"AGENT_ON_DONE": "stop-pod"}, "AGENT_ON_DONE"),
-        ({"AGENT_ON_DONE": "terminate-pod"}, "AGENT_ON_DONE"),
-    ],
-)
-def test_what_is_not_built_yet(environ: dict[str, str], variable: str) -> None:
-    """A valid value of a missing feature ends with 78 and a sentence."""
-    sentence = told(environ)
-    assert f"{variable}: got" in sentence
-    assert "'not in this version'" in sentence
+@pytest.mark.parametrize("on_done", ["stop-pod", "terminate-pod"])
+def test_a_pod_is_stopped_with_a_key_only(on_done: str) -> None:
+    """Without a key the pod could not be stopped: that is found at the start."""
+    sentence = told({"AGENT_ON_DONE": on_done})
+    assert "RUNPOD_API_KEY: got nothing; expected a key of RunPod's API" in sentence
+    assert settings_of({"AGENT_ON_DONE": on_done, "RUNPOD_API_KEY": SECRET}).on_done == on_done
 
 
 TRAIN = ["python", "train.py"]

@@ -1,0 +1,233 @@
+"""Hold a pod after the run's end, or stop it by RunPod's API."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING
+from urllib.request import getproxies, proxy_bypass
+
+import aiohttp
+import anyio
+from msgspec import ValidationError, convert
+
+from agent.base import times
+from agent.base.text import without_controls
+from agent.decisions.pod_stop import (
+    RUNPOD_OVER,
+    PodAnswer,
+    PodRequest,
+    PodState,
+    PodStop,
+    after_answer,
+)
+from agent.decisions.values import StopAsked
+from agent.plan.show import held_sentence, how_to_end
+from agent.record.background import all_idle
+from agent.record.log import say
+from agent.record.threads import run_within
+from agent.runtime import signals
+from agent.runtime.probes import port_answers
+from agent.runtime.waiting import NotYet, TimedOutError, until
+from agent.settings.rules import POD_ACTIONS
+from agent.topology.runpod import own_pod
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping, Sequence
+
+    from agent.base.outcome import Outcome
+    from agent.boot.node_run import NodeRun
+    from agent.plan.plan import Plan
+    from agent.record.run_record import AttemptRecord
+    from agent.settings.model import Settings
+
+_LONGEST_DETAIL = 300
+
+
+class PodApi:
+    """RunPod's API v2 for one pod, which is always the own one."""
+
+    def __init__(self, base: str, pod: str, key: str) -> None:
+        self._url = f"{base}/v2/pods/{pod}"
+        self._headers = {"Authorization": f"Bearer {key}"}
+        host = self._url.split("/")[2]
+        # Not `trust_env`: with it a `default` entry of ~/.netrc would replace the key.
+        bypass = proxy_bypass(host)
+        self._proxy = None if bypass else getproxies().get(self._url.partition(":")[0])
+
+    async def ask(self, request: PodRequest, action: str) -> PodAnswer:
+        """Send a request and return its answer; a failure is an answer without a code."""
+        is_act = request is PodRequest.ACT
+        method, url = ("POST", f"{self._url}/action") if is_act else ("GET", self._url)
+        timeout = aiohttp.ClientTimeout(total=times.POD_REQUEST)
+        body = {"action": action} if is_act else None
+        try:
+            async with (
+                aiohttp.ClientSession(timeout=timeout, headers=self._headers) as session,
+                session.request(
+                    method, url, json=body, proxy=self._proxy, allow_redirects=False
+                ) as reply,
+            ):
+                return _answer(reply.status, reply.headers, await reply.read())
+        except TimeoutError:
+            return PodAnswer(0, f"no answer within {times.POD_REQUEST:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return PodAnswer(0, str(error) or type(error).__name__)
+
+
+def _answer(code: int, headers: Mapping[str, str], body: bytes) -> PodAnswer:
+    """Read an answer; a pod that the description does not allow is none."""
+    wait = headers.get("Retry-After", "")
+    retry_after = float(wait) if wait.isascii() and wait.isdigit() else 0.0
+    try:
+        data = json.loads(body or b"null")
+    except (ValueError, RecursionError):
+        data = None
+    if code != 200:
+        detail = data.get("detail") if isinstance(data, dict) else None
+        text = without_controls(detail) if isinstance(detail, str) else ""
+        return PodAnswer(code, text[:_LONGEST_DETAIL], retry_after=retry_after)
+    try:
+        return PodAnswer(code, pod=convert(data, PodState, strict=False))
+    except ValidationError as error:
+        return PodAnswer(code, f"an answer that is no pod: {error}")
+
+
+class Held:
+    """A pod whose run is over, until it is stopped."""
+
+    def __init__(
+        self, settings: Settings, environ: Mapping[str, str], on_done: str, platform: str
+    ) -> None:
+        pod, key = own_pod(environ), settings.runpod_api_key
+        self._action = POD_ACTIONS.get(on_done)
+        self._api = PodApi(settings.runpod_api, pod, key.reveal()) if pod and key else None
+        self._command = how_to_end(settings.runpod_api, pod, platform)
+        self._price = settings.price_per_hour
+
+    async def hold(
+        self,
+        outcome: Outcome,
+        stopped: Callable[[], Awaitable[object]],
+        others: Sequence[tuple[str, int]] = (),
+    ) -> None:
+        """Stop the pod, or hold it, until `stopped` returns.
+
+        The agents at `others` are waited for before the pod is stopped: their pods stop first.
+        """
+        say(outcome.sentence())
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._remind)
+            if self._action is None:
+                say(
+                    "holding the pod, which would be started again: stop it when you have what "
+                    "you need"
+                )
+            elif self._api is not None:
+                tasks.start_soon(self._stop, self._api, self._action, others)
+            await stopped()
+            tasks.cancel_scope.cancel()
+
+    async def _remind(self) -> None:
+        """Log the price of the pod now and at intervals."""
+        began = anyio.current_time()
+        if self._action is not None:  # it is stopped at once, unless that fails
+            await anyio.sleep(times.HOLD_REMINDER)
+        elif self._price is None and self._api is not None:
+            self._note_price(await self._api.ask(PodRequest.READ, ""))
+        while True:
+            say(held_sentence(anyio.current_time() - began, self._price, self._command))
+            await anyio.sleep(times.HOLD_REMINDER)
+
+    def _note_price(self, answer: PodAnswer) -> None:
+        pod = answer.pod
+        if self._price is None and pod is not None and pod.status not in RUNPOD_OVER:
+            self._price = pod.cost or None
+
+    async def _stop(self, api: PodApi, action: str, others: Sequence[tuple[str, int]]) -> None:
+        """Ask RunPod to stop or terminate the pod, for as long as the pod runs."""
+        say(f"asking RunPod to {action} this pod (AGENT_ON_DONE)")
+        await _wait_for_others(others)
+        stop = PodStop(action)
+        while True:
+            await anyio.sleep(stop.pause)
+            if stop.next is PodRequest.ACT:
+                await _wait_for_logs()
+            answer = await api.ask(stop.next, action)
+            self._note_price(answer)
+            had_obstacle = bool(stop.obstacle)
+            stop, line = after_answer(stop, answer)
+            if line is not None:
+                say(line.sentence, line.level)
+            if stop.obstacle and not had_obstacle:
+                say(held_sentence(0.0, self._price, self._command), "warning")
+
+
+def held_of(plan: Plan) -> Held:
+    """Return this node's pod."""
+    return Held(plan.settings, plan.environ, plan.on_done, plan.topology.platform.name)
+
+
+async def hold_until_signal(held: Held, outcome: Outcome) -> None:
+    """Hold the pod, or stop it, where no event loop of a run handles signals."""
+    stop = anyio.Event()
+    async with anyio.create_task_group() as tasks:
+        # Before the pod is reported as held: a signal may follow at once.
+        await tasks.start(signals.watch_signals, lambda _: stop.set(), lambda _: None)
+        await held.hold(outcome, stop.wait)
+        tasks.cancel_scope.cancel()
+
+
+async def hold_after_verdict(
+    run: NodeRun,
+    outcome: Outcome,
+    next_event: Callable[[], Awaitable[object]],
+    attempts: Sequence[AttemptRecord] = (),
+    others: Sequence[tuple[str, int]] = (),
+) -> None:
+    """Hold or stop the pod after a verdict, until a stop is asked for."""
+
+    async def stopped() -> None:
+        while not isinstance(await next_event(), StopAsked):
+            continue
+
+    plan = run.plan
+    if plan.on_done == "exit" or not outcome.holds_pod:
+        return
+    run_within(times.DISK_AT_END, partial(run.write_outcome, outcome, attempts))
+    await held_of(plan).hold(outcome, stopped, others)
+
+
+async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:
+    """Wait until the agents of these nodes no longer answer."""
+
+    async def look() -> bool | NotYet:
+        answering = []
+
+        async def probe(ip: str, port: int) -> None:
+            if not await port_answers(ip, port):
+                answering.append(ip)
+
+        async with anyio.create_task_group() as tasks:
+            for ip, port in others:
+                tasks.start_soon(probe, ip, port)
+        return NotYet(f"{len(answering)} of {len(others)}") if answering else True
+
+    if not others:
+        return
+    try:
+        await until(look, times.WORKERS_STOP_FIRST, step=0.5)
+    except TimedOutError as late:
+        say(f"the pods of {late.evidence} workers still run: this one is stopped now", "warning")
+
+
+async def _wait_for_logs() -> None:
+    """Wait until the log is written, as far as the disk allows: a stop ends this container."""
+
+    async def look() -> bool | NotYet:
+        return True if all_idle() else NotYet()
+
+    try:
+        await until(look, times.FLUSH)
+    except TimedOutError:
+        say("the log is not written in time: the pod is stopped all the same", "warning")

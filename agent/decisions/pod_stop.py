@@ -1,0 +1,131 @@
+"""How a pod of RunPod is stopped by its API: from each answer to the next request."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from msgspec.structs import replace
+
+from agent.base import times
+from agent.base.value import Value
+from agent.decisions.values import LogLine
+
+RUNPOD_OVER = {"EXITED", "TERMINATED"}
+"""The states of a pod that bills no compute."""
+
+
+class ClusterMember(Value):
+    """The membership of a pod in an Instant Cluster."""
+
+    id: str
+
+
+class PodState(Value):
+    """What RunPod publishes about a pod, as far as it is used here."""
+
+    status: str
+    actions: tuple[str, ...]
+    """The actions that the pod's status allows."""
+    cost: float
+    """Dollars an hour; 0 if unknown, or while the pod is stopped."""
+    locked: bool
+    cluster: ClusterMember | None = None
+
+
+class PodAnswer(Value):
+    """The answer to one request."""
+
+    code: int
+    """The HTTP status; 0 if there was no valid answer."""
+    detail: str = ""
+    pod: PodState | None = None
+    retry_after: float = 0.0
+    """Seconds, as a rate limit asks."""
+
+
+class PodRequest(str, Enum):
+    """The requests about the own pod."""
+
+    READ = "read"
+    ACT = "act"
+
+
+class PodStop(Value):
+    """The progress of a stop, and its next request."""
+
+    action: str
+    """`stop` or `terminate`."""
+    next: PodRequest = PodRequest.READ
+    pause: float = 0.0
+    """Seconds until that request."""
+    failures: int = 0
+    """Answers in a row after which the same is tried again."""
+    accepted: bool = False
+    """True once RunPod accepted the action: the container will be stopped."""
+    obstacle: str = ""
+    """Why the pod still runs, as logged last."""
+
+
+def after_answer(stop: PodStop, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
+    """Return the next request after an answer, and the log line if something changed."""
+    if stop.next is PodRequest.ACT and answer.code in {200, 204}:
+        return _accepted(stop, f"RunPod accepted to {stop.action} this pod")
+    if stop.next is PodRequest.ACT and answer.code == 409:
+        # The status changed since it was read: read it again, it decides.
+        return _try_again(stop, f"its status forbids to {stop.action} it: {answer.detail}", answer)
+    if answer.pod is not None:
+        return _after_reading(stop, answer.pod, answer)
+    if answer.code == 404 and stop.accepted:
+        return _accepted(stop, "RunPod no longer lists this pod")
+    refusal = {
+        401: "RunPod refuses RUNPOD_API_KEY (401)",
+        403: "RUNPOD_API_KEY lacks the right to it (403)",
+        404: "RunPod lists no such pod for RUNPOD_API_KEY (404)",
+    }.get(answer.code)
+    if refusal is not None:
+        return _refused(stop, f"{refusal}: {answer.detail}" if answer.detail else refusal)
+    number = f"{answer.code}: " if answer.code else ""
+    return _try_again(stop, f"no success ({number}{answer.detail})", answer)
+
+
+def _after_reading(
+    stop: PodStop, pod: PodState, answer: PodAnswer
+) -> tuple[PodStop, LogLine | None]:
+    if pod.status in RUNPOD_OVER:
+        return _accepted(stop, f"RunPod lists this pod as {pod.status}")
+    if pod.cluster is not None:
+        return _refused(stop, f"it belongs to cluster {pod.cluster.id} and stops only with it")
+    if pod.locked:
+        return _refused(stop, "it is locked")
+    if stop.action not in pod.actions:
+        can = ", ".join(pod.actions) or "nothing"
+        return _try_again(stop, f"its status {pod.status} allows {can}", answer)
+    # A failure before stays counted: where the action itself fails, the pauses grow.
+    return replace(stop, next=PodRequest.ACT, pause=0.0), None
+
+
+def _accepted(stop: PodStop, sentence: str) -> tuple[PodStop, LogLine | None]:
+    """Wait for the end of the container, and ask again if it does not come."""
+    log = None if stop.accepted else LogLine(f"{sentence}: waiting for the container's end")
+    return (
+        PodStop(stop.action, PodRequest.READ, times.POD_STOPS, accepted=True),
+        log,
+    )
+
+
+def _refused(stop: PodStop, why: str) -> tuple[PodStop, LogLine]:
+    """Hold the pod; try again later, since rights and locks can be changed in the console."""
+    log = LogLine(f"holding the pod, which RunPod does not {stop.action}: {why}", "error")
+    return PodStop(stop.action, pause=times.HOLD_REMINDER, obstacle=why), log
+
+
+def _try_again(stop: PodStop, why: str, answer: PodAnswer) -> tuple[PodStop, LogLine | None]:
+    pause = min(times.POD_RETRY_PAUSE * 2**stop.failures, times.LONGEST_POD_RETRY_PAUSE)
+    again = PodStop(
+        stop.action,
+        pause=max(pause, min(answer.retry_after, times.HOLD_REMINDER)),
+        failures=min(stop.failures + 1, 30),
+        obstacle=why,
+    )
+    text = f"holding the pod, which could not be asked to {stop.action}: {why}; trying again"
+    return again, None if why == stop.obstacle else LogLine(text, "error")
