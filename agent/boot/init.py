@@ -28,6 +28,8 @@ class Platform(Value, frozen=True):
     recipe: str = "verl-grpo"
     """What is trained unless the user says otherwise."""
     nodes: int = 2
+    rehearsal_gpus: int = 1
+    """The rehearsal uses none, but some platforms rent only nodes with GPUs."""
     flag: str = ""
     """The flag that chooses among `variants`; the first is the default."""
     variants: tuple[str, ...] = ("",)
@@ -41,10 +43,13 @@ PLATFORMS = {
     "dstack": Platform(clouds.dstack),
     "skypilot": Platform(clouds.skypilot),
     "kubernetes": Platform(
-        kubernetes.kubernetes, flag="kind", variants=("lws", "trainjob", "pytorchjob")
+        kubernetes.kubernetes,
+        rehearsal_gpus=0,
+        flag="kind",
+        variants=("lws", "trainjob", "pytorchjob"),
     ),
-    "kuberay": Platform(kubernetes.kuberay),
-    "ssh": Platform(clouds.ssh, "rehearsal"),
+    "kuberay": Platform(kubernetes.kuberay, rehearsal_gpus=0),
+    "ssh": Platform(clouds.ssh, "rehearsal", rehearsal_gpus=0),
 }
 
 
@@ -157,7 +162,8 @@ def start_files(options: argparse.Namespace, ask: _Prompt) -> list[StartFile]:
     if nodes is None:
         nodes = ask.number("nodes", platform.nodes)
     if gpus is None:
-        gpus = ask.number("GPUs of each node", 0 if recipe == "rehearsal" else 8)
+        usual = platform.rehearsal_gpus if recipe == "rehearsal" else 8
+        gpus = ask.number("GPUs of each node", usual)
     if nodes < 1:
         raise _NotGivenError("--nodes 0: a run has a node at least")
     volume = options.volume or ""
