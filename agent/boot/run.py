@@ -23,6 +23,7 @@ from agent.node.limits import process_limit_error
 from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
 from agent.record.events import Ended
+from agent.record.files import access
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
@@ -70,6 +71,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     plan = plan_input.plan_from_environment(environ, command)
     topology = plan.topology
     redactor = redactor_for(environ, plan.settings, plan.texts_with_secrets)
+    access.allow(plan.settings.log_mode)
     configure(plan.settings.log, environ, redactor, topology.node_name)
     _warn(finding for finding in plan.findings if finding.check == NAMES)  # they may explain all
     root, name = log_root(plan.settings), topology.node_name

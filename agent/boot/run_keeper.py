@@ -15,7 +15,7 @@ from agent.decisions.head import state as h
 from agent.decisions.head.state import LaterHead, RunRemembered
 from agent.plan import waits as planned
 from agent.record.background import ItemWriter
-from agent.record.files import FileLock, iso_time, safe_name
+from agent.record.files import FileLock, access, iso_time, safe_name
 from agent.record.log import disk_alarm
 from agent.record.node_record import Moment
 from agent.record.run_record import (
@@ -268,7 +268,7 @@ class RunKeeper:
         )
         folder = self._root / safe_name(run_id)
         with suppress(OSError):  # the writer reports this error
-            folder.mkdir(parents=True, exist_ok=True)
+            access.make_folder(folder)
         own = max(self.record.epoch, epoch + 1)
         self._save(replace(self.record, run_id=folder.name, attempts=lost, epoch=own))
         if former == self.record.run_id:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import suppress
 from functools import partial
@@ -26,6 +27,7 @@ from agent.decisions.head.state import HeadPhase
 from agent.decisions.values import HERE
 from agent.node.gpus import TOOLS
 from agent.plan.show import duration
+from agent.record.files import access
 from agent.record.log import say
 from agent.record.threads import in_thread
 from agent.runtime import driver as job
@@ -193,7 +195,9 @@ class StallWatch:
 
         def write() -> bool:
             with suppress(OSError):
-                path.write_text(whole, encoding="utf-8")
+                descriptor = access.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
+                    file.write(whole)
                 return True
             return False
 

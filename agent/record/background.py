@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from agent.base import times
-from agent.record.files import error_text
+from agent.record.files import access, error_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,7 +45,7 @@ def appending(path: Path | Callable[[], Path]) -> Callable[[], int]:
 
     def opened() -> int:
         place = path() if callable(path) else path
-        return os.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        return access.open(place, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
     return opened
 

@@ -18,6 +18,7 @@ from agent.base import times
 from agent.base.outcome import Outcome
 from agent.base.value import Value
 from agent.record.background import Writer
+from agent.record.files import access
 from agent.record.log import disk_alarm
 
 if TYPE_CHECKING:
@@ -220,11 +221,11 @@ class EventRecorder:
 
     def _open(self) -> int:
         """Open the file, rotated where it is full, with the agent's first event at its end."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT
         with self._where() as path:
             if path.exists() and path.stat().st_size > self._most_bytes:
                 path.replace(path.with_name(FORMER_EVENTS_FILE))
-            file = os.open(path, flags, 0o666)
+            file = access.open(path, flags)
         size = os.fstat(file).st_size
         is_torn = size > 0 and os.pread(file, 1, size - 1) != b"\n"  # by an agent that was killed
         try:

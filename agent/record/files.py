@@ -22,7 +22,7 @@ from agent.base.value import Value
 from agent.record.threads import start_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     from typing_extensions import Self
@@ -67,6 +67,56 @@ def seconds_between(start: str, end: str) -> float:
 def error_text(error: OSError) -> str:
     """Return the message of an OS error."""
     return error.strerror or str(error)
+
+
+class Access:
+    """Who may read the folder of a run, as AGENT_LOG_MODE has it.
+
+    It is one for the process: set once, before the first file.
+    """
+
+    MODES: Mapping[str, tuple[int, int] | None] = {
+        "private": (0o700, 0o600),
+        "group": (0o750, 0o640),
+        "umask": None,
+    }
+    """The modes of folders and files; None: as the umask has it."""
+
+    def __init__(self) -> None:
+        self._modes = self.MODES["private"]
+        self.fault = ""
+        """Why a disk keeps other modes, if it does."""
+
+    def allow(self, mode: str) -> None:
+        """Take the modes of AGENT_LOG_MODE."""
+        self._modes, self.fault = self.MODES[mode], ""
+
+    def make_folder(self, path: Path, *, exist_ok: bool = True) -> None:
+        """Make a folder of a run; folders above AGENT_LOG_DIR's content keep the umask's modes."""
+        path.mkdir(exist_ok=exist_ok)
+        if self._modes is not None:
+            self._change(path, self._modes[0])
+
+    def open(self, path: Path, flags: int) -> int:
+        """Open a file of a run, and make it if `flags` say so."""
+        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o666 if self._modes is None else 0o600)
+        if self._modes is not None and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            self._change(descriptor, self._modes[1])
+        return descriptor
+
+    def _change(self, where: Path | int, mode: int) -> None:
+        try:
+            if stat.S_IMODE(os.stat(where).st_mode) != mode:  # noqa: PTH116 - or a descriptor
+                os.chmod(where, mode)  # noqa: PTH101 - same
+            kept = stat.S_IMODE(os.stat(where).st_mode)  # noqa: PTH116 - same
+        except OSError as error:  # a file of another user, or a disk without modes
+            self.fault = self.fault or error_text(error)
+            return
+        if kept != mode:
+            self.fault = self.fault or f"mode {kept:o} instead of {mode:o}"
+
+
+access = Access()
 
 
 def read_small(path: Path) -> str:
@@ -143,14 +193,19 @@ def read_end(path: Path, most: int, since: int = 0) -> bytes | None:
         return None
 
 
-def write_atomically(path: Path, text: str, *, durable: bool = True) -> OSError | None:
+def write_atomically(
+    path: Path, text: str, *, durable: bool = True, public: bool = False
+) -> OSError | None:
     """Replace a file as a whole; on failure keep the old one and return the error.
 
-    With `durable`, the new content is synced to disk first.
+    With `durable`, the new content is synced to disk first. `public` is for files outside of the
+    run's folder, which keep the umask's mode.
     """
     part = path.with_name(f".{path.name}.{secrets.token_hex(4)}{PART_SUFFIX}")
     try:
-        with part.open("x", encoding="utf-8") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        descriptor = os.open(part, flags, 0o666) if public else access.open(part, flags)
+        with open(descriptor, "w", encoding="utf-8") as file:  # noqa: PTH123 - a descriptor
             file.write(text)
             file.flush()
             if durable:
@@ -198,7 +253,7 @@ class FileLock:
         """
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         try:
-            self._descriptor = os.open(self._path, flags, 0o644)
+            self._descriptor = access.open(self._path, flags)
         except PermissionError:
             return LockHolder.THEIRS
         except OSError as error:

@@ -27,6 +27,7 @@ from agent.record.files import (
     PART_SUFFIX,
     FileLock,
     NoRecord,
+    access,
     error_text,
     numbered_names,
     read_small,
@@ -201,7 +202,7 @@ def write_mark(folder: str, mark: CheckpointOwner) -> str:
         place.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         return error_text(error)
-    failure = write_atomically(place / CHECKPOINT_FILE, mark.text())
+    failure = write_atomically(place / CHECKPOINT_FILE, mark.text(), public=True)
     return "" if failure is None else error_text(failure)
 
 
@@ -279,6 +280,12 @@ class RunFolder:
             for name in numbered_names(safe_name(self._name)):
                 path = self._root / run_id / name
                 if self._claim(path):
+                    if access.fault:
+                        say(
+                            f"AGENT_LOG_MODE: others can read {path}: {access.fault}. Choose "
+                            "a disk with file modes in AGENT_LOG_DIR, or set AGENT_LOG_MODE=umask",
+                            "warning",
+                        )
                     return path
             raise FileExistsError(errno.EEXIST, "all its numbers are taken")
         except OSError as error:
@@ -341,7 +348,7 @@ class RunFolder:
 
     def _move_into(self, target: Path, run_id: str) -> None:
         old = self.path
-        target.mkdir(parents=True, exist_ok=True)
+        access.make_folder(target)
         names = numbered_names(safe_name(self._name))
         new = next((n for n in map(target.joinpath, names) if _renamed(old, n)), None)
         if new is None:
@@ -370,7 +377,9 @@ def _enter_folder(path: Path) -> tuple[FileLock, FoundFolder] | None:
     is_new = True
     for _ in range(100):
         try:
-            path.mkdir(parents=True)
+            path.parent.parent.mkdir(parents=True, exist_ok=True)
+            access.make_folder(path.parent)
+            access.make_folder(path, exist_ok=False)
         except FileNotFoundError:  # another node removed the empty parent
             continue
         except FileExistsError:

@@ -23,6 +23,7 @@ from agent.record.files import (
     LockHolder,
     NoRecord,
     Record,
+    access,
     error_text,
     numbered_names,
     safe_name,
@@ -483,7 +484,8 @@ def _find_run(root: Path, name: str) -> tuple[FileLock, FoundRun]:
     folder = root / name
     lock = FileLock(folder / RUN_LOCK)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        root.mkdir(parents=True, exist_ok=True)
+        access.make_folder(folder)
         claim = lock.take()
     except OSError as error:  # making the run folder reports it
         return lock, FoundRun(NoRecord(error_text(error), is_missing=True), LockHolder.UNKNOWN)

@@ -272,6 +272,12 @@ class Settings(Value, kw_only=True):
         "`auto`, `console`, `json`",
         default="auto",
     )
+    log_mode: Literal["private", "group", "umask"] = var(
+        "AGENT_LOG_MODE",
+        v.one_of("private", "group", "umask"),
+        "who may read the folder of a run: its user, its group too, or as the umask has it",
+        default="private",
+    )
     on_done: Literal["exit", "hold", "stop-pod", "terminate-pod"] | None = var(
         "AGENT_ON_DONE",
         v.one_of("exit", "hold", "stop-pod", "terminate-pod"),

@@ -16,7 +16,10 @@ from msgspec.structs import replace
 
 from agent.base.errors import PreflightError
 from agent.base.outcome import Kind, Outcome
+from agent.record import run_folder
+from agent.record.background import appending
 from agent.record.events import FORMER_EVENTS_FILE
+from agent.record.files import access
 from agent.record.node_record import NodeRecord, own_record
 from agent.record.run_folder import RunFolder, write_outcome
 
@@ -65,6 +68,53 @@ def test_a_heads_folder(tmp_path: Path) -> None:
     assert folder.path == tmp_path / "logs" / "run-1" / "pod0"
     folder.file("agent.log").write_text("x")
     assert (tmp_path / "logs" / "latest" / "pod0" / "agent.log").read_text() == "x"
+
+
+@pytest.fixture(params=[0o000, 0o022, 0o077])
+def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Set a umask for one test."""
+    former = os.umask(request.param)
+    try:
+        yield request.param
+    finally:
+        os.umask(former)
+        access.allow("private")
+
+
+@pytest.mark.parametrize(
+    ("mode", "folders", "files"),
+    [("private", 0o700, 0o600), ("group", 0o750, 0o640), ("umask", 0o777, 0o666)],
+)
+def test_who_may_read_a_run(
+    tmp_path: Path, umask: int, mode: str, folders: int, files: int
+) -> None:
+    """AGENT_LOG_MODE holds whatever the umask is, and leaves AGENT_LOG_DIR as it is."""
+    access.allow(mode)
+    root = tmp_path / "logs"
+    folder = in_run(root)
+    os.close(appending(folder.path / "agent.log")())
+    assert not write_outcome(folder.path, Outcome(Kind.DONE, 0, "running", "pod0", "it ended"))
+    if mode == "umask":
+        folders, files = folders & ~umask, files & ~umask
+    modes = {path: path.stat().st_mode & 0o777 for path in (root, *root.rglob("*"))}
+    assert modes.pop(root) == 0o777 & ~umask
+    assert {mode for path, mode in modes.items() if path.is_dir()} == {folders}
+    assert {mode for path, mode in modes.items() if path.is_file()} == {files}
+
+
+def test_a_disk_without_modes_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run goes on; the log says that others can read its folder."""
+    monkeypatch.setattr("agent.record.files.os.chmod", lambda _path, _mode: None)
+    said: list[str] = []
+    monkeypatch.setattr(run_folder, "say", lambda text, _level: said.append(text))
+    former = os.umask(0o022)
+    try:
+        (tmp_path / "run-1").mkdir()
+        in_run(tmp_path)
+    finally:
+        os.umask(former)
+        access.allow("private")
+    assert [text.partition(":")[0] for text in said] == ["AGENT_LOG_MODE"]
 
 
 def test_latest_links_to_the_newest_run(tmp_path: Path) -> None:

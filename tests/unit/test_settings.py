@@ -25,7 +25,7 @@ CONTRACT = [
     *("AGENT_MODEL", "AGENT_TRAIN_DATA", "AGENT_EVAL_DATA", "AGENT_CHECKPOINTS"),
     *("AGENT_TENSOR_PARALLEL", "AGENT_RAY_ARGS", "AGENT_HEAD_GRACE", "AGENT_PREFLIGHT"),
     *("AGENT_STALL", "AGENT_MIN_WORKERS", "AGENT_LOG_DIR", "AGENT_LOG", "AGENT_ON_DONE"),
-    *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME"),
+    *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME", "AGENT_LOG_MODE"),
     *("AGENT_PRICE_PER_HOUR", "AGENT_RUNPOD_API", "RUNPOD_API_KEY"),
 ]
 """Every name of the contract's table of variables."""
@@ -99,6 +99,7 @@ def test_the_contracts_names_and_no_others() -> None:
         ("AGENT_PARTIAL", "fail", "fail"),
         ("AGENT_LOG_DIR", "/logs", "/logs"),
         ("AGENT_LOG", "json", "json"),
+        ("AGENT_LOG_MODE", "group", "group"),
         ("AGENT_ON_DONE", "hold", "hold"),
         ("AGENT_ALLOW_INSECURE", "1", True),
         ("AGENT_PRICE_PER_HOUR", " 2.79 ", 2.79),
@@ -131,6 +132,7 @@ def test_a_good_value_is_read(name: str, text: str, value: object) -> None:
         ("AGENT_PARTIAL", "fail"),
         ("AGENT_LOG_DIR", "./agent-logs"),
         ("AGENT_LOG", "auto"),
+        ("AGENT_LOG_MODE", "private"),
         ("AGENT_ALLOW_INSECURE", False),
     ],
 )
@@ -184,6 +186,7 @@ BAD = {
     "AGENT_MIN_WORKERS": ["-1", "x"],
     "AGENT_LOG_DIR": ["", "  "],
     "AGENT_LOG": ["xml", ""],
+    "AGENT_LOG_MODE": ["0700", ""],
     "AGENT_ON_DONE": ["sleep", ""],
     "AGENT_ALLOW_INSECURE": ["yes", ""],
     "AGENT_PRICE_PER_HOUR": ["0", "$2.79", "inf", ""],
