@@ -35,6 +35,17 @@ def first_names(names: Iterable[str], most: int = 4) -> str:
     return listed(everything if more <= 0 else [*everything[:most], f"{more} more"])
 
 
+def nearly_equal(one: str, other: str) -> bool:
+    """Return whether two names differ by one edit or two swapped letters, underscores ignored."""
+    a, b = one.replace("_", ""), other.replace("_", "")
+    same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
+    if same is None:
+        return abs(len(a) - len(b)) <= 1
+    a, b = a[same:], b[same:]
+    edited = b[1:] in {a, a[1:]} or a[1:] == b
+    return edited or (a[:2] == b[1::-1] and a[2:] == b[2:])
+
+
 def mib(size: int) -> str:
     """Format a size in MiB or KiB."""
     return f"{size / (1 << 20):.0f} MiB" if size >= 1 << 20 else f"{size / 1024:.0f} KiB"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.base.value import Value
-from agent.settings.jobs import BY_NAME
+from agent.boot.recipe_verb import recipe_name
 from agent.work.start_files import clouds, kubernetes, slurm
 from agent.work.start_files.request import PRESETS, Request, StartFile
 
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of the verb."""
     add = parser.add_argument
     add("platform", metavar="PLATFORM", nargs="?", choices=tuple(PLATFORMS), help=_list(PLATFORMS))
-    add("recipe", metavar="RECIPE", nargs="?", choices=tuple(BY_NAME), help="see `recipes`")
+    add("recipe", metavar="RECIPE", nargs="?", type=recipe_name, help="see `recipes`")
     add("--nodes", type=_number, metavar="N", help="nodes, the head among them")
     add("--gpus", type=_number, metavar="G", help="GPUs of each node")
     containers = PLATFORMS["slurm"].variants

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from agent.base.text import nearly_equal
 from agent.checks.finding import Finding, Level, ok, warn
-from agent.settings.load import nearly_equal
 from agent.work.job import version_of
 from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import UnknownVersionError, version_list, version_text

@@ -7,12 +7,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from agent.base.errors import Problem, SettingsError
-from agent.base.text import escaped, first_names
+from agent.base.terminal import Line
+from agent.base.text import escaped, first_names, nearly_equal
 from agent.base.value import Value
 from agent.settings.model import (
     FIELD_OF,
     FOREIGN_NAMES,
+    GROUPS,
     KNOWN_NAMES,
+    OTHERS,
     SECRET_FILE_VARIABLES,
     SECRETS,
     SET_BY_PLATFORM,
@@ -22,7 +25,9 @@ from agent.settings.model import (
 from agent.settings.rules import contradictions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from agent.base.terminal import Tone
 
 
 _MAY_BE_EMPTY = {"AGENT_JOB_ARGS", "WANDB_API_KEY", "RUNPOD_API_KEY"}
@@ -158,17 +163,6 @@ def misspelled_names(environ: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(found)
 
 
-def nearly_equal(one: str, other: str) -> bool:
-    """Return whether two names differ by one edit or two swapped letters, underscores ignored."""
-    a, b = one.replace("_", ""), other.replace("_", "")
-    same = next((at for at, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), None)
-    if same is None:
-        return abs(len(a) - len(b)) <= 1
-    a, b = a[same:], b[same:]
-    edited = b[1:] in {a, a[1:]} or a[1:] == b
-    return edited or (a[:2] == b[1::-1] and a[2:] == b[2:])
-
-
 def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
     fields: dict[str, Any] = {}
     for name, text in raw.items():
@@ -182,15 +176,33 @@ def _validate(raw: Mapping[str, str], problems: list[Problem]) -> Settings:
     return Settings(**fields)
 
 
-def text_table(loaded: Loaded, environ: Mapping[str, str]) -> str:
-    """Render the table of `pod-agent env`: each variable, its value and origin, its meaning."""
-    lines = []
-    for name, about in VARIABLES.items():
-        origin = loaded.origins.get(name, "default")
-        value = "********" if name in SECRETS else environ.get(name, "")
-        if origin.startswith("default"):
-            value = ""
-        now = f"{name}={value}" if value else name
-        lines.append(f"{now}  [{origin}]")
-        lines.append(f"    {about.meaning}; default: {about.default_text or 'none'}")
-    return "\n".join(lines)
+def env_rows(loaded: Loaded, environ: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield the rows of `pod-agent env` by group: each variable, its value, origin and meaning."""
+    grouped = {name for names in GROUPS.values() for name in names}
+    others = tuple(name for name in VARIABLES if name not in grouped)
+    for group, names in {**GROUPS, OTHERS: others}.items():
+        for name in (one for one in names if one in VARIABLES):
+            origin = loaded.origins.get(name, "default")
+            is_default = origin.startswith("default")
+            value = "********" if name in SECRETS else environ.get(name, "")
+            yield {
+                "group": group,
+                "name": name,
+                "value": "" if is_default else value,
+                "origin": origin,
+                "meaning": VARIABLES[name].meaning,
+                "default": VARIABLES[name].default_text,
+            }
+
+
+def env_lines(rows: Iterable[Mapping[str, str]]) -> Iterator[Line]:
+    """Yield two lines for each variable, below the heading of its group."""
+    group = ""
+    for row in rows:
+        if row["group"] != group:
+            yield Line(f"{row['group']}:", tone="title")
+            group = row["group"]
+        now = f"{row['name']}={row['value']}" if row["value"] else row["name"]
+        tone: Tone = "" if row["origin"].startswith("default") else "good"
+        yield Line(now, f"  [{row['origin']}]", tone)
+        yield Line("    ", f"{row['meaning']}; default: {row['default'] or 'none'}")

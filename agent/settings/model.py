@@ -322,6 +322,42 @@ TOKEN_PATH = "RAY_AUTH_TOKEN_PATH"  # noqa: S105 - a variable's name
 VARIABLES = {about.name: about for about in _VARIABLES}
 """Every variable by its name, in the order of the table."""
 
+GROUPS: Mapping[str, tuple[str, ...]] = {
+    "nodes": (
+        *("RAY_WORKER", "HEAD_POD_ID", "EXPECTED_WORKERS", "AGENT_HEAD", "AGENT_NODE_IP"),
+        *("AGENT_PARTIAL", "AGENT_MIN_WORKERS"),
+    ),
+    "job": (
+        *("AGENT_JOB", "AGENT_JOB_ARGS", "AGENT_JOB_RETRIES", "AGENT_LAUNCHER", "AGENT_RUN_NAME"),
+        *("AGENT_RUNTIME_ENV", "AGENT_WORKING_DIR", "AGENT_STALL", "AGENT_PREFLIGHT"),
+        *("WANDB_API_KEY", "DEBUG_RAY"),
+    ),
+    "recipe": (
+        *("AGENT_MODEL", "AGENT_TRAIN_DATA", "AGENT_EVAL_DATA", "AGENT_CHECKPOINTS"),
+        *("AGENT_TENSOR_PARALLEL", "AGENT_REWARD_MODEL"),
+    ),
+    "rewards, services and preparation": (
+        *("AGENT_REWARD", "AGENT_REWARD_PORT", "AGENT_REWARD_PATH", "AGENT_SERVICES"),
+        *("AGENT_PREPARE", "AGENT_PREPARE_EACH"),
+    ),
+    "resources and ports": (
+        *("AGENT_RESOURCES", "AGENT_NUM_GPUS", "AGENT_NUM_CPUS", "AGENT_RAY_ARGS"),
+        *("AGENT_RAY_PORT", "AGENT_DASHBOARD_PORT", "AGENT_PORT", "AGENT_DASHBOARD_HOST"),
+    ),
+    "deadlines": (
+        *("AGENT_WAIT_HEAD", "AGENT_WAIT_WORKERS", "AGENT_WAIT_REWARD", "AGENT_WAIT_PREPARE"),
+        *("AGENT_NODE_GRACE", "AGENT_HEAD_GRACE", "AGENT_STOP_GRACE"),
+    ),
+    "logs": ("AGENT_LOG_DIR", "AGENT_LOG", "AGENT_LOG_MODE"),
+    "end and costs": (
+        *("AGENT_ON_DONE", "RUNPOD_API_KEY", "AGENT_RUNPOD_API", "AGENT_PRICE_PER_HOUR"),
+        *("AGENT_MAX_HOURS", "AGENT_NOTIFY"),
+    ),
+    "security": ("RAY_AUTH_TOKEN", "AGENT_ALLOW_INSECURE"),
+}
+"""The variables as `pod-agent env` groups them; all others come last."""
+OTHERS = "others"
+
 FIELD_OF = dict(zip(VARIABLES, Settings.__struct_fields__, strict=True))
 """From a variable's name to the field that holds its value."""
 

@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 
 from agent.base.errors import Problem
 from agent.base.ports import port_conflicts, ports_from_settings
+from agent.base.text import nearly_equal
 from agent.settings import ray_args
 from agent.settings.jobs import (
     BY_NAME,
@@ -74,10 +75,12 @@ def _check_job(settings: Settings, command: tuple[str, ...] | None) -> Iterator[
             "AGENT_JOB_ARGS", "arguments without a recipe", "a recipe in AGENT_JOB, or unset"
         )
     if settings.job is not None and settings.job not in (*BY_NAME, NO_JOB):
+        meant = next((name for name in BY_NAME if nearly_equal(settings.job, name)), "")
+        hint = f"{meant} (did you mean that?), or one of " if meant else ""
         yield Problem(
             "AGENT_JOB",
             repr(settings.job),
-            f"{', '.join((*BY_NAME, NO_JOB))} (a command of your own goes after --: "
+            f"{hint}{', '.join((*BY_NAME, NO_JOB))} (a command of your own goes after --: "
             "python -m agent run -- CMD ARG…)",
         )
     if settings.runtime_env is not None and settings.runtime_env.lstrip().startswith("{"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from agent.base.errors import AgentError, PreflightError
-from agent.boot.verbs import (
+from agent.boot.recipe_verb import (
     command_json,
     command_text,
     node_sizes,
@@ -22,7 +22,7 @@ from agent.boot.verbs import (
     whole_number,
     whole_numbers,
 )
-from agent.settings.jobs import JOBS
+from agent.settings.jobs import JOBS, KnownJob
 from agent.work.recipes.recipe import Command, NodeSize
 from unit.toy_recipe import NAME, NEEDED, toy
 
@@ -141,9 +141,19 @@ def test_a_recipe_for_torchrun_is_marked() -> None:
     assert "# after -- it wants AGENT_LAUNCHER=torchrun" in command_text(command).splitlines()
 
 
+@pytest.mark.parametrize("known", JOBS, ids=lambda known: known.name)
+def test_what_is_not_set_stays_a_placeholder(known: KnownJob) -> None:
+    """Every recipe can be shown without a model and data."""
+    made, _ = recipe_command({"PATH": "/usr/bin:/bin"}, known.name, parsed("2", "8"), None)
+    shown = " ".join(made.argv)
+    assert all(f"<{need}>" in shown for need in known.needs)
+    own = {**NEEDED, "PATH": "/usr/bin:/bin"}
+    assert "<" not in " ".join(recipe_command(own, known.name, parsed("2", "8"), None)[0].argv)
+
+
 def test_every_recipe_has_a_line() -> None:
     """The list has a line for each recipe, in the order of the table."""
-    assert [line.split()[0] for line in recipe_lines()] == [job.name for job in JOBS]
+    assert [line.label.strip() for line in recipe_lines()] == [job.name for job in JOBS]
 
 
 def test_the_program() -> None:

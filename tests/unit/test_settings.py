@@ -7,9 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.base.errors import Problem, SettingsError
+from agent.base.terminal import NO_TERMINAL
 from agent.settings import load
-from agent.settings.load import text_table
-from agent.settings.model import FIELD_OF, KNOWN_NAMES, SECRETS
+from agent.settings.load import env_lines, env_rows
+from agent.settings.model import FIELD_OF, KNOWN_NAMES, SECRETS, VARIABLES
 from agent.settings.values import duration
 from unit.worlds import SECRET, settings_of
 
@@ -246,9 +247,15 @@ def test_a_duration_is_bounded_or_refused(text: str) -> None:
 def test_the_table_shows_every_variable_and_no_secret() -> None:
     """`env` lists every variable; secrets are masked, with their origin."""
     environ = {"RAY_AUTH_TOKEN": SECRET, "AGENT_LOG": "json"}
-    table = text_table(load(environ), environ)
+    table = NO_TERMINAL.render(env_lines(env_rows(load(environ), environ)), str)
     assert SECRET not in table
     assert "RAY_AUTH_TOKEN=********  [environment]" in table
     assert "AGENT_LOG=json  [environment]" in table
     assert "AGENT_JOB  [default]" in table
     assert all(f"\n{name}" in f"\n{table}" for name in FIELD_OF)
+
+
+def test_every_variable_is_shown_once() -> None:
+    """In its group, or after all groups."""
+    shown = [row["name"] for row in env_rows(load({}), {})]
+    assert sorted(shown) == sorted(VARIABLES)

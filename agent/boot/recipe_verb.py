@@ -1,0 +1,210 @@
+"""The verbs `recipe` and `recipes`: the command of a recipe, and the table of all."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import shlex
+from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
+
+from agent.base.errors import PreflightError, Problem, SettingsError
+from agent.base.terminal import Line
+from agent.boot.plan_input import read_shape
+from agent.node import pythons
+from agent.node.data_columns import columns_of
+from agent.plan.make import checkpoint_folder
+from agent.settings import load
+from agent.settings.jobs import BY_NAME, JOBS
+from agent.work.job import command_of, recipe_input, version_of
+from agent.work.recipes import recipe_of
+from agent.work.recipes.model_shape import ModelShape
+from agent.work.recipes.recipe import (
+    ChosenVersion,
+    Command,
+    JobBasis,
+    MisfitError,
+    NodeSize,
+    UnknownVersionError,
+    choose,
+    version_list,
+    version_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from agent.settings.jobs import KnownJob
+
+_PYTHON = "python3"
+"""First word of the printed command, valid on any machine."""
+_LARGEST = 100_000
+_MOST_GPU_MEMORY = 10_000
+
+
+def command_json(made: Command) -> str:
+    """Return a command as JSON."""
+    return json.dumps({"argv": made.argv, "env": {**made.env}, "why": {**made.why}}, indent=2)
+
+
+def command_text(made: Command) -> str:
+    """Return a command, which can be pasted after `--`, and the reason for each argument."""
+    lines = [" \\\n    ".join(shlex.join(words) for words in split_lines(made.argv))]
+    lines += [f"# in the environment: {name}={text}" for name, text in made.env.items()]
+    lines += [f"# {find_argument(made.argv, key)}: {reason}" for key, reason in made.why.items()]
+    return "\n".join([*lines, *(f"# {note}" for note in made.notes)])
+
+
+def recipe_rows() -> Iterator[dict[str, Any]]:
+    """Yield what each recipe is: name, framework, versions, needs, reward server, launcher."""
+    for known in JOBS:
+        recipe = recipe_of(known)
+        yield {
+            "name": known.name,
+            "framework": known.framework,
+            "versions": [version_text(version) for version in recipe.VERSIONS],
+            "needs": [*known.needs],
+            "reward": known.reward,
+            "launcher": known.launcher,
+            "about": recipe.ABOUT,
+        }
+
+
+def recipe_lines() -> Iterator[Line]:
+    """Yield a line for each recipe."""
+    for row in recipe_rows():
+        versions = f" {version_list(recipe_of(BY_NAME[row['name']]).VERSIONS)}" * bool(
+            row["versions"]
+        )
+        text = (
+            f"{row['framework'] or 'no framework'}{versions}; needs "
+            f"{', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
+            f"by {row['launcher']}; {row['about']}"
+        )
+        yield Line(f"{row['name']:<16} ", text, "title")
+
+
+def recipe_command(
+    environ: Mapping[str, str],
+    name: str,
+    nodes: tuple[NodeSize, ...],
+    version: str | None,
+    model: ModelShape | None = None,
+) -> tuple[Command, str]:
+    """Return a recipe's command for some nodes, and a warning or ''."""
+    known = BY_NAME[name]
+    unset = {need: f"<{need}>" for need in known.needs if not environ.get(need, "").strip()}
+    settings = load({**environ, **unset, "AGENT_JOB": name}).settings
+    chosen = _version(known, version, environ.get("PATH"))
+    folder = checkpoint_folder(settings, None)
+    if unset and settings.checkpoints is None:
+        folder = "<AGENT_CHECKPOINTS>"  # the default depends on what is not set
+    given = recipe_input(known, settings, chosen.version, folder, _PYTHON, nodes)
+    asked = replace(
+        given,
+        columns=columns_of(settings.train_data or ""),
+        basis=JobBasis(model or read_shape(settings.model, environ)),
+    )
+    try:
+        made = command_of(known, asked)
+    except MisfitError as error:
+        raise PreflightError(
+            f"{known.name} does not fit", why=str(error), culprit="AGENT_JOB"
+        ) from None
+    if known.launcher == "torchrun":
+        made = replace(made, notes=(*made.notes, "after -- it wants AGENT_LAUNCHER=torchrun"))
+    return made, f"{known.framework} {chosen.warning}" if chosen.warning else ""
+
+
+def node_sizes(
+    count: int, gpus: Sequence[int], cpus: int | None, gpu_memory: int | None = None
+) -> tuple[NodeSize, ...]:
+    """Return the size of each node; one number of GPUs applies to all."""
+    if not count:
+        raise argparse.ArgumentTypeError("--nodes must be at least 1")
+    each = [*gpus] * count if len(gpus) == 1 else gpus
+    if len(each) != count:
+        raise argparse.ArgumentTypeError(f"--gpus names {len(gpus)} nodes, and --nodes {count}")
+    return tuple(NodeSize(one, cpus, gpu_memory=gpu_memory) for one in each)
+
+
+def recipe_name(text: str) -> str:
+    """Parse the name of a recipe."""
+    if text in BY_NAME:
+        return text
+    close = difflib.get_close_matches(text, BY_NAME, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(BY_NAME)}"
+    raise argparse.ArgumentTypeError(f"no recipe {text!r}: {hint}")
+
+
+def whole_number(text: str) -> int:
+    """Parse --nodes or --cpus."""
+    word = text.strip()
+    if not (word.isascii() and word.isdigit() and len(word) < 9 and int(word) <= _LARGEST):
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 to {_LARGEST}")
+    return int(word)
+
+
+def gigabytes(text: str) -> int:
+    """Parse --gpu-memory, with or without GB."""
+    number = whole_number(text.strip().upper().removesuffix("GB"))
+    if not 0 < number <= _MOST_GPU_MEMORY:
+        raise argparse.ArgumentTypeError(f"{text!r} is no memory of a GPU in GB, such as 80")
+    return number
+
+
+def model_size(text: str) -> ModelShape:
+    """Parse --model-size."""
+    found = ModelShape.from_name(text.strip(), "--model-size")
+    if found is None:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size such as 7B or 30B-A3B")
+    return found
+
+
+def whole_numbers(text: str) -> list[int]:
+    """Parse --gpus."""
+    return [whole_number(word) for word in text.split(",")]
+
+
+def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersion:
+    """Choose the given version, or else the installed one."""
+    versions = recipe_of(known).VERSIONS
+    if not versions:
+        ignored = f"has no versions: {text} changes nothing" if text is not None else ""
+        return ChosenVersion((), ignored)
+    try:
+        return choose(versions, text) if text is not None else _installed(known, path)
+    except UnknownVersionError as error:
+        expected = f"one of {version_list(versions)}, or a later patch of one"
+        raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
+
+
+def _installed(known: KnownJob, path: str | None) -> ChosenVersion:
+    found = pythons.find_framework(known.framework, pythons.find_ray(path).executable, ".")
+    return version_of(known, found)
+
+
+def split_lines(argv: tuple[str, ...]) -> list[list[str]]:
+    """Split a command into lines: the program, then each argument."""
+    lines: list[list[str]] = [[]]
+    flags = False
+    for word in argv:
+        begins = word.startswith("--") or ("=" in word and lines[-1][-1:] != ["-m"])
+        if begins and (word.startswith("--") or not flags):
+            flags = word.startswith("--")
+            lines.append([])
+        lines[-1].append(word)
+    return lines
+
+
+def find_argument(argv: tuple[str, ...], key: str) -> str:
+    """Return an argument of the command by its flag or key."""
+    for at, word in enumerate(argv):
+        if word.lstrip("+~").startswith(f"{key}="):
+            return word
+        if word.lstrip("-") == key.lstrip("-"):
+            value = argv[at + 1 : at + 2]
+            return word if not value or value[0].startswith("--") else f"{word} {value[0]}"
+    return key
