@@ -282,6 +282,8 @@ CAUSE_SEARCH = 2.0
 
 HOLD_REMINDER = 600.0
 """The price of a held pod is logged again, and a refused stop of it is tried again, after this."""
+RESTART_PAUSE = 600.0
+"""A platform restarts a container within this after its end: Kubernetes waits 5 min at most."""
 POD_REQUEST = 20.0
 """For one request to RunPod's API."""
 POD_RETRY_PAUSE = 1.0

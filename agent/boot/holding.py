@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
-    from agent.plan.plan import Plan
     from agent.record.run_record import AttemptRecord
     from agent.settings.model import Settings
 
@@ -96,13 +95,11 @@ def _answer(code: int, headers: Mapping[str, str], body: bytes) -> PodAnswer:
 class Held:
     """A pod whose run is over, until it is stopped."""
 
-    def __init__(
-        self, settings: Settings, environ: Mapping[str, str], on_done: str, platform: str
-    ) -> None:
+    def __init__(self, settings: Settings, environ: Mapping[str, str], on_done: str) -> None:
         pod, key = own_pod(environ), settings.runpod_api_key
         self._action = POD_ACTIONS.get(on_done)
         self._api = PodApi(settings.runpod_api, pod, key.reveal()) if pod and key else None
-        self._command = how_to_end(settings.runpod_api, pod, platform)
+        self._command = how_to_end(settings.runpod_api, environ)
         self._price = settings.price_per_hour
 
     async def hold(
@@ -163,11 +160,6 @@ class Held:
                 say(held_sentence(0.0, self._price, self._command), "warning")
 
 
-def held_of(plan: Plan) -> Held:
-    """Return this node's pod."""
-    return Held(plan.settings, plan.environ, plan.on_done, plan.topology.platform.name)
-
-
 async def hold_until_signal(held: Held, outcome: Outcome) -> None:
     """Hold the pod, or stop it, where no event loop of a run handles signals."""
     stop = anyio.Event()
@@ -195,7 +187,7 @@ async def hold_after_verdict(
     if plan.on_done == "exit" or not outcome.holds_pod:
         return
     run_within(times.DISK_AT_END, partial(run.write_outcome, outcome, attempts))
-    await held_of(plan).hold(outcome, stopped, others)
+    await Held(plan.settings, plan.environ, plan.on_done).hold(outcome, stopped, others)
 
 
 async def _wait_for_others(others: Sequence[tuple[str, int]]) -> None:

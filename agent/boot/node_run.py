@@ -187,6 +187,8 @@ class NodeRun:
         """When the agent started, on the machine's monotonic clock."""
         self.run_id = run_id
         """The node's run; '' on a worker that has no reply of the head yet."""
+        self.on_end: Callable[[Outcome], None] = lambda _: None
+        """Records an outcome for the next container, beside outcome.json."""
         self.outages: Sequence[OutageRecord] = ()
         """Outages of services, for outcome.json."""
         self.bundle: str | None = None
@@ -322,6 +324,7 @@ class NodeRun:
 
     def write_outcome(self, outcome: Outcome, attempts: Sequence[AttemptRecord] = ()) -> bool:
         """Write outcome.json; return True once that was tried."""
+        self.on_end(outcome)
         write_outcome(self.folder.path, outcome, attempts, self.outages, self.bundle or "")
         return True
 

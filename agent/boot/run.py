@@ -23,17 +23,26 @@ from agent.node.limits import process_limit_error
 from agent.plan.make import new_run_id
 from agent.plan.plan import RAY, log_root
 from agent.record.events import Ended
-from agent.record.files import access
+from agent.record.files import access, error_text, iso_time
 from agent.record.log import configure, disk_alarm, say
 from agent.record.node_record import find_running_agent, folder_of
+from agent.record.past_ends import (
+    QUICK_RESTARTS,
+    PastEnd,
+    PastEnds,
+    quick_restarts,
+    settings_digest,
+)
 from agent.record.run_folder import OUTCOME_FILE as OUTCOME
 from agent.record.run_folder import RunFolder, read_outcome
-from agent.record.run_record import choose_run, fingerprint
+from agent.record.run_record import choose_run, fingerprint, finished_run
 from agent.record.threads import run_within
 from agent.runtime import descendants, parent, signals
 from agent.runtime.waiting import Inbox
 from agent.settings.jobs import launcher
+from agent.settings.load import settings_for_end
 from agent.settings.redact import redactor_for
+from agent.topology.runpod import own_pod
 from agent.work.job import job_identity
 
 if TYPE_CHECKING:
@@ -46,6 +55,7 @@ if TYPE_CHECKING:
     from agent.decisions.head.state import HeadEvent
     from agent.plan.plan import Plan
     from agent.record.run_record import ChosenRun
+    from agent.settings.model import Settings
     from agent.settings.redact import Redactor
 
 
@@ -59,10 +69,13 @@ def run_safely(environ: Mapping[str, str], command: list[str] | None) -> Outcome
     """Run this node until the end; an exception before the run folder exists is an outcome, too."""
     try:
         return run(environ, command)
-    except AgentError:
+    except AgentError as error:
+        _after_refusal(environ, command, error.outcome())
         raise
     except Exception as failure:  # noqa: BLE001 - a bug before the run folder exists
-        return bug(failure)
+        outcome = bug(failure)
+        _after_refusal(environ, command, outcome)
+        return outcome
 
 
 def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
@@ -80,16 +93,20 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
     if other:  # refused before anything is changed
         remedy = "Stop that agent (SIGTERM), or wait for its end"
         raise PreflightError(other, remedy=remedy, culprit="run")
-    if parent.former_agents():
-        decided = former_verdict(root, name)
-        if decided is not None:
-            say("the agent was killed when its run was over: its verdict stands", "warning")
-            if plan.on_done != "exit" and decided.holds_pod:
-                _hold(plan, decided)
-            return decided
+    own = _fingerprint(plan, redactor)
+    restarts = Restarts(root, name, settings_digest(environ, command), is_on=_is_restarted(plan))
+    decided = former_verdict(root, name) if parent.former_agents() else None
+    if decided is not None:
+        say("the agent was killed when its run was over: its verdict stands", "warning")
+    elif not plan.settings.rerun and not parent.former_agents():
+        decided = _finished_before(plan, own, restarts)
+    if decided is not None:
+        if plan.on_done != "exit" and decided.holds_pod:
+            _hold(plan.settings, environ, plan.on_done, decided)
+        return decided
     names = (RAY, *(spec.name for spec in plan.possible_services))
     if topology.is_head:
-        chosen, own = _chosen_run(root, plan, redactor)
+        chosen = _chosen_run(root, plan, own)
         folder = RunFolder(root, chosen.run_id, name, link=False)  # linked once the port is open
         left = find_surviving_processes(folder, names)
         keeps_ray = left is not None and left.has_ray
@@ -102,6 +119,7 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         if left is not None and keeper.has_outdated_ray:
             left.end_ray()
         node_run = NodeRun(plan, redactor, folder, started, keeper.record.run_id, left)
+        node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
         outcome = _run_role(node_run, keeper)
         keeper.close()
         attempts = keeper.record.attempts
@@ -111,18 +129,103 @@ def run(environ: Mapping[str, str], command: list[str] | None) -> Outcome:
         node_run = NodeRun(
             plan, redactor, folder, started, run_id, find_surviving_processes(folder, names)
         )
+        node_run.on_end = lambda end: restarts.record(node_run.run_id, end)
         outcome, attempts = _run_role(node_run, None), ()
     if not run_within(times.DISK_AT_END, partial(node_run.write_outcome, outcome, attempts)):
         disk_alarm.report(OUTCOME, "a write does not end")
     node_run.close()
+    longest = times.ATTEMPT_SHORT + sum(wait.seconds for wait in plan.waits)
+    if plan.on_done != "exit" and not outcome.holds_pod and restarts.are_used_up(longest):
+        _hold(plan.settings, environ, plan.on_done, outcome)
     return outcome
 
 
-def _hold(plan: Plan, outcome: Outcome) -> None:
-    """Hold or stop the pod after a run of which nothing is left."""
-    from agent.boot.holding import held_of, hold_until_signal  # noqa: PLC0415 - see `_run_head`
+def _is_restarted(plan: Plan) -> bool:
+    """Return whether the platform starts this container again whatever its exit code."""
+    return plan.facts.is_first_process and plan.topology.platform.restarts_containers
 
-    anyio.run(hold_until_signal, held_of(plan), outcome)
+
+def _finished_before(plan: Plan, own: str, restarts: Restarts) -> Outcome | None:
+    """Return the outcome of a job that a restarted container does not run again.
+
+    `own` is the job's fingerprint. A platform that restarts failures only, and gives the run its
+    id, tries a failed job again.
+    """
+    last, run_id = restarts.past.last, plan.topology.platform.run_id
+    may_repeat = plan.facts.is_first_process and run_id is not None
+    if not (restarts.is_on or may_repeat) or restarts.has_other_settings:
+        return None
+    ended, outcome = ("", None) if last is None else (last.run_id, last.outcome)
+    if plan.topology.is_head:
+        found = finished_run(log_root(plan.settings), run_id, own, plan.topology.node_name)
+        ended, outcome = ("", None) if found is None else (found.run_id, found.ending)
+    if outcome is None or not outcome.is_jobs_verdict:
+        return None
+    if outcome.exit_code and not restarts.is_on:
+        return None
+    say(f"run {ended} has ended: a restarted container does not repeat it, AGENT_RERUN=1 does")
+    return outcome
+
+
+class Restarts:
+    """The ends of this container's agents, recorded where its platform restarts what exits."""
+
+    def __init__(self, root: Path, node: str, digest: str, *, is_on: bool) -> None:
+        self.is_on = is_on
+        self._root, self._node, self._digest = root, node, digest
+        self._began = iso_time(time.time())
+        self.past = PastEnds.of(root, node) if is_on else PastEnds()
+
+    @property
+    def has_other_settings(self) -> bool:
+        """Return whether the last agent had other settings, or another command."""
+        return self.past.last is not None and self.past.last.digest != self._digest
+
+    def record(self, run_id: str, outcome: Outcome) -> None:
+        """Record the end of this agent for the next container."""
+        if not self.is_on:
+            return
+        end = PastEnd(self._digest, run_id, self._began, iso_time(time.time()), outcome)
+        self.past = self.past.with_end(end)
+        error = self.past.save(self._root, self._node)
+        if error is not None:
+            say(f"the end of this agent is not recorded: {error_text(error)}", "warning")
+
+    def are_used_up(self, longest: float) -> bool:
+        """Return whether another restart would only repeat this end; log it.
+
+        An agent that ran for more than `longest` seconds got further than its boot.
+        """
+        count = quick_restarts(self.past.ends, longest) if self.past.ends else 0
+        if count >= QUICK_RESTARTS:
+            say(f"{count} restarts led to the same end, which now counts as the verdict", "warning")
+        return count >= QUICK_RESTARTS
+
+
+def _after_refusal(environ: Mapping[str, str], command: list[str] | None, outcome: Outcome) -> None:
+    """Hold or stop a pod that RunPod would start again with the same refusal.
+
+    The settings may be what is wrong, so those that say how to end are read one by one.
+    """
+    pod = own_pod(environ)
+    if pod is None or not parent.is_init():
+        return
+    settings = settings_for_end(environ)
+    on_done = settings.on_done or "hold"
+    redactor = redactor_for(environ, settings)
+    configure(settings.log, environ, redactor, pod)
+    outcome = redactor.clean_fields(outcome)
+    restarts = Restarts(log_root(settings), pod, settings_digest(environ, command), is_on=True)
+    run_within(times.DISK_AT_END, partial(restarts.record, "", outcome))
+    if on_done != "exit" and restarts.are_used_up(times.ATTEMPT_SHORT):
+        _hold(settings, environ, on_done, outcome)
+
+
+def _hold(settings: Settings, environ: Mapping[str, str], on_done: str, outcome: Outcome) -> None:
+    """Hold or stop the pod after a run of which nothing is left."""
+    from agent.boot.holding import Held, hold_until_signal  # noqa: PLC0415 - see `_run_head`
+
+    anyio.run(hold_until_signal, Held(settings, environ, on_done), outcome)
 
 
 def _warn(findings: Iterable[Finding]) -> None:
@@ -149,10 +252,13 @@ def _refuse_a_stalled_disk(root: Path) -> None:
         )
 
 
-def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, str]:
-    """Return the run that this head resumes, or a new one; with the job's fingerprint."""
+def _fingerprint(plan: Plan, redactor: Redactor) -> str:
     argv, recipe = job_identity(plan.job)
-    own = fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
+    return fingerprint(argv, launcher(plan.settings, plan.command), recipe, redactor.clean)
+
+
+def _chosen_run(root: Path, plan: Plan, own: str) -> ChosenRun:
+    """Return the run that this head resumes, or a new one; `own` is the job's fingerprint."""
     node = plan.topology.node_name
     claim = plan.topology.platform
     # A restart by the platform is no request for a new run.
@@ -168,7 +274,7 @@ def _chosen_run(root: Path, plan: Plan, redactor: Redactor) -> tuple[ChosenRun, 
         say(f"run {chosen.run_id} begins: {root} has no record of it to continue")
     if chosen.before is not None and chosen.before.attempts:
         say(f"run {chosen.run_id} continues, attempts so far: {len(chosen.before.attempts)}")
-    return chosen, own
+    return chosen
 
 
 def _run_role(node_run: NodeRun, keeper: RunKeeper | None) -> Outcome:

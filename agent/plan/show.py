@@ -18,7 +18,7 @@ from agent.work.job import is_sized_by_links
 from agent.work.where import HEAD_IP, NODE_IP, Placeholders
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from agent.plan.plan import Plan
     from agent.settings.redact import Redactor
@@ -63,11 +63,12 @@ def price_text(price: float, seconds: float = 3600.0) -> str:
     return f"${price * seconds / 3600:.2f}"
 
 
-def how_to_end(api: str, pod: str | None, platform: str) -> str:
+def how_to_end(api: str, environ: Mapping[str, str]) -> str:
     """Return what ends a held pod: a command where the pod's own API may."""
+    pod = own_pod(environ)
     if pod is None:
         return "send SIGTERM to the agent"
-    if platform == CLUSTER_NAMES.name:
+    if CLUSTER_NAMES.head in environ:
         return "delete the cluster in RunPod's console"
     return (
         f"curl -X POST {api}/v2/pods/{pod}/action -H 'Content-Type: application/json' "
@@ -113,8 +114,7 @@ def _who(plan: Plan) -> Iterator[str]:
     yield f"logs:      {log_root(plan.settings)}/<run id>/{topology.node_name}/"
     yield f"when done: {plan.on_done}"
     if plan.on_done == "hold":
-        pod, platform = own_pod(plan.environ), topology.platform.name
-        end = how_to_end(plan.settings.runpod_api, pod, platform)
+        end = how_to_end(plan.settings.runpod_api, plan.environ)
         yield f"           {held_sentence(0.0, plan.settings.price_per_hour, end)}"
     elif plan.on_done != "exit":
         yield f"           by {plan.settings.runpod_api}; the pod is held while that fails"

@@ -452,6 +452,22 @@ def choose_run(  # noqa: PLR0913 - what ties a head to a run
     )
 
 
+def finished_run(
+    root: Path, platform_run_id: str | None, fingerprint: str, node: str
+) -> RunRecord | None:
+    """Return the run that this head would resume, if its job ended by itself."""
+    if platform_run_id is None:
+        name = _latest(root)
+    else:
+        names = numbered_names(safe_name(platform_run_id))
+        there = [*takewhile(lambda one: (root / one / RUN_FILE).is_file(), names)]
+        name = there[-1] if there else None
+    found = None if name is None else RunRecord.read(root / name / RUN_FILE)
+    if not isinstance(found, RunRecord) or (found.fingerprint, found.head) != (fingerprint, node):
+        return None
+    return found if found.ending is not None and found.ending.is_jobs_verdict else None
+
+
 def _resume(root: Path, name: str, before: RunRecord, lock: FileLock, *skipped: str) -> ChosenRun:
     """Resume a run; name the head of its last attempt if the attempt may still run there.
 

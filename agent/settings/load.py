@@ -85,6 +85,23 @@ def load(
     return Loaded(settings, argv, origins, tuple(ignored), misspelled)
 
 
+def settings_for_end(environ: Mapping[str, str]) -> Settings:
+    """Return the settings that say how a node ends, without those that are wrong."""
+    of_the_end = {
+        *("AGENT_LOG", "AGENT_LOG_DIR", "AGENT_ON_DONE", "AGENT_PRICE_PER_HOUR"),
+        *("AGENT_RUNPOD_API", *SET_BY_PLATFORM, *(f"{name}_FILE" for name in SET_BY_PLATFORM)),
+    }
+    given = {name: text for name, text in environ.items() if name in of_the_end}
+    try:
+        return load(given).settings
+    except SettingsError as error:
+        wrong = {problem.variable for problem in error.problems}
+        # Without a key the pod cannot be stopped: it is held.
+        wrong |= {"AGENT_ON_DONE"} & given.keys() if wrong & {*SET_BY_PLATFORM} else set()
+        rest = {name: text for name, text in given.items() if name not in wrong}
+        return settings_for_end(rest) if len(rest) < len(given) else Settings()
+
+
 def _collect(
     environ: Mapping[str, str], read_file: Callable[[str], str], problems: list[Problem]
 ) -> tuple[dict[str, str], dict[str, str]]:

@@ -290,6 +290,12 @@ class Settings(Value, kw_only=True):
         "price of one node in dollars an hour, for messages about cost",
         default_text="on RunPod the pod's published cost",
     )
+    rerun: bool = var(
+        "AGENT_RERUN",
+        v.yes_or_no,
+        "`1`: a restarted container runs a finished job again",
+        default="0",
+    )
     runpod_api: str = var(
         "AGENT_RUNPOD_API",
         v.base_url,

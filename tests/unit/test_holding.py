@@ -70,7 +70,7 @@ def held_by(url: str, on_done: str, key: str = KEY, **more: str) -> Held:
     environ = {"AGENT_RUNPOD_API": url, "AGENT_ON_DONE": on_done, **more}
     environ |= {"RUNPOD_API_KEY": key} if key else {}
     settings = settings_of(environ)
-    return Held(settings, {"RUNPOD_POD_ID": POD}, settings.on_done or "", "runpod")
+    return Held(settings, {"RUNPOD_POD_ID": POD}, settings.on_done or "")
 
 
 def hold_until(held: Held, holds: Callable[[], bool]) -> None:

@@ -1,0 +1,218 @@
+"""Restarted containers: no finished job runs again, and no end is repeated for ever."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.base import ends
+from agent.base.errors import PreflightError
+from agent.boot import plan_input, run
+from agent.record.past_ends import PastEnd, quick_restarts, settings_digest
+from agent.runtime import parent
+from agent.settings.load import settings_for_end
+from unit.worlds import MACHINE, POD, plan_of
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from agent.base.outcome import Outcome
+    from agent.boot.node_run import NodeRun
+    from agent.boot.run_keeper import RunKeeper
+
+JOB = ["python", "train.py"]
+KEY = {"RUNPOD_API_KEY": "rpa_0123456789abcdef0123"}
+DONE = ends.JOB_SUCCEEDED.outcome(before="")
+FAILED = ends.JOB_FAILED.outcome(code=5, code_name="5", details="", before="")
+NO_WORKERS = ends.NOT_IN_TIME.outcome(what="workers", evidence="none")
+LOST = ends.RAY_LOST_ON_HEAD.outcome(evidence="killed")
+STOPPED = ends.STOPPED_BY_SIGNAL.outcome(code=143, signal="SIGTERM")
+UNFIT = ends.MACHINE_UNFIT.outcome(reason="a port is taken", culprit="ports", remedy="")
+BUG = ends.BUG.outcome(error="KeyError: 'x'")
+MISHAPS = (NO_WORKERS, LOST, STOPPED, UNFIT, BUG)
+
+
+class Container:
+    """A container of a platform: its agents' ends are given, its files stay."""
+
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str]
+    ) -> None:
+        self.environ = {**environ, "AGENT_LOG_DIR": str(folder), "EXPECTED_WORKERS": "0"}
+        self.facts = POD if "RUNPOD_POD_ID" in environ else replace(MACHINE, is_first_process=True)
+        self.jobs = 0
+        """Jobs that ran to their end."""
+        self.held = ""
+        """What was done instead of the exit."""
+        self._outcomes: list[Outcome] = []
+        monkeypatch.setattr(plan_input, "plan_from_environment", self._plan)
+        monkeypatch.setattr(run, "_run_role", self._role)
+        monkeypatch.setattr(run, "_hold", self._hold)
+        monkeypatch.setattr(parent, "is_init", lambda: True)
+
+    def start(self, outcome: Outcome, command: list[str] | None = None) -> int:
+        """Start the container; return the exit code of an agent that would end so."""
+        self._outcomes.append(outcome)
+        self.held = ""
+        try:
+            return run.run_safely(self.environ, command or JOB).exit_code
+        except PreflightError as error:
+            return error.exit_code
+
+    def _plan(self, environ: dict[str, str], command: list[str]) -> Any:  # noqa: ANN401 - a Plan
+        return plan_of(environ, self.facts, command)
+
+    def _role(self, node_run: NodeRun, keeper: RunKeeper) -> Outcome:
+        outcome, plan = self._outcomes[-1], node_run.plan
+        if outcome == UNFIT:
+            raise PreflightError("a port is taken", culprit="ports")
+        keeper.new_epoch(plan.topology.node_name)
+        node_run.folder.become_latest()
+        if outcome.is_jobs_verdict:
+            self.jobs += 1
+            keeper.record_submission(keeper.next_attempt, f"job-{self.jobs}")
+        keeper.record_end(outcome)
+        if outcome.holds_pod and plan.on_done != "exit":
+            node_run.write_outcome(outcome)
+            self.held = plan.on_done
+        return outcome
+
+    def _hold(self, _settings: Any, _environ: Any, on_done: str, _outcome: Any) -> None:  # noqa: ANN401 - not read
+        self.held = on_done
+
+
+RUNPOD = {"RUNPOD_POD_ID": "podaaa"}
+RULES: dict[str, tuple[dict[str, str], str]] = {
+    "runpod": (RUNPOD, "always"),
+    "runpod stops": ({**RUNPOD, **KEY, "AGENT_ON_DONE": "stop-pod"}, "always"),
+    "runpod terminates": ({**RUNPOD, **KEY, "AGENT_ON_DONE": "terminate-pod"}, "always"),
+    "machine": ({}, "never"),
+}
+"""By platform: its environment, and which containers it starts again."""
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_every_end_stops_the_bill(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever happens, containers are restarted a few times only, and no job runs twice."""
+    chance = random.Random(seed)  # noqa: S311 - mishaps, no secrets
+    environ, rule = RULES[chance.choice([*RULES])]
+    pod = Container(tmp_path, monkeypatch, environ)
+    mishaps = [chance.choice(MISHAPS) for _ in range(chance.randrange(4))]
+    script = [mishap for mishap in mishaps for _ in range(chance.randint(1, 2))]
+    final = chance.choice((*MISHAPS, DONE, FAILED))
+    starts = 0
+    while True:
+        outcome = script[starts] if starts < len(script) else final
+        pod.start(outcome)
+        starts += 1
+        if pod.held or rule == "never":
+            break
+        assert starts <= len(script) + 4, f"it loops with {outcome}"
+    assert pod.jobs <= 1
+    assert pod.held == ("" if rule == "never" else environ.get("AGENT_ON_DONE", "hold"))
+    if pod.jobs:  # somebody starts the container again
+        pod.start(DONE)
+        assert pod.jobs == 1 or rule == "never"
+        assert pod.held or rule == "never"
+
+
+@pytest.mark.parametrize("outcome", [DONE, FAILED])
+def test_a_finished_job_is_not_run_again(
+    outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The recorded code again; another command, another setting or AGENT_RERUN=1 is a new run."""
+    pod = Container(tmp_path, monkeypatch, RUNPOD)
+    assert pod.start(outcome) == outcome.exit_code
+    for _ in range(3):
+        assert pod.start(DONE) == outcome.exit_code
+        assert (pod.jobs, pod.held) == (1, "hold")
+    pod.start(DONE, ["python", "other.py"])
+    assert pod.jobs == 2
+    pod.environ["AGENT_NODE_GRACE"] = "90s"
+    pod.start(DONE, ["python", "other.py"])
+    assert pod.jobs == 3
+    pod.environ["AGENT_RERUN"] = "1"
+    pod.start(DONE, ["python", "other.py"])
+    assert pod.jobs == 4
+
+
+def test_a_command_that_is_typed_again_is_a_new_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the first process of a restarted container, or on no such platform: it runs."""
+    shell = Container(tmp_path, monkeypatch, RUNPOD)
+    shell.facts = replace(POD, is_first_process=False)
+    monkeypatch.setattr(parent, "is_init", lambda: False)
+    assert [shell.start(DONE), shell.start(FAILED)] == [0, 5]
+    docker = Container(tmp_path / "docker", monkeypatch, {})
+    assert [docker.start(DONE), docker.start(FAILED)] == [0, 5]
+
+
+def test_a_lost_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A restart after a loss begins the job again."""
+    pod = Container(tmp_path, monkeypatch, RUNPOD)
+    assert pod.start(LOST) == 75
+    assert (pod.held, pod.start(DONE), pod.jobs) == ("", 0, 1)
+
+
+def test_the_fourth_equal_end_is_the_verdict(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three restarts are allowed; the fourth end of one cause is held."""
+    pod = Container(tmp_path, monkeypatch, RUNPOD)
+    found = []
+    for _ in range(4):
+        pod.start(NO_WORKERS)
+        found.append(pod.held)
+    assert found == ["", "", "", "hold"]
+
+
+def end_at(began: int, seconds: int, outcome: Outcome = LOST, digest: str = "d") -> PastEnd:
+    """Return an end of an agent that began at a second of an hour."""
+
+    def at(second: int) -> str:
+        return f"2026-01-01T{second // 3600:02}:{second % 3600 // 60:02}:{second % 60:02}Z"
+
+    return PastEnd(digest, "run", at(began), at(began + seconds), outcome)
+
+
+@pytest.mark.parametrize(
+    ("past", "count"),
+    [
+        ([end_at(0, 5)], 0),
+        ([end_at(0, 5), end_at(10, 5), end_at(20, 5)], 2),
+        ([end_at(0, 5, DONE), end_at(10, 5), end_at(20, 5)], 1),
+        ([end_at(0, 5, digest="other"), end_at(10, 5)], 0),
+        ([end_at(0, 5), end_at(2000, 5)], 0),
+        ([end_at(0, 5), end_at(10, 4000), end_at(4020, 5)], 0),
+        ([end_at(0, 5), end_at(10, 4000)], 0),
+    ],
+)
+def test_which_restarts_are_quick(past: list[PastEnd], count: int) -> None:
+    """Equal settings and cause, soon after the end, and none that got further than its boot."""
+    assert quick_restarts(past, longest=1800.0) == count
+
+
+def test_the_digest_is_of_the_job() -> None:
+    """How the pod ends, and secrets, change nothing; a setting and the command do."""
+    plain = settings_digest({"AGENT_MODEL": "m"}, JOB)
+    more = {"AGENT_MODEL": "m", "AGENT_ON_DONE": "hold", "AGENT_RERUN": "1", "OTHER": "x"}
+    assert settings_digest(more, JOB) == plain
+    assert settings_digest({"AGENT_MODEL": "n"}, JOB) != plain
+    assert settings_digest({"AGENT_MODEL": "m"}, None) != plain
+    one, other = ({"RAY_AUTH_TOKEN": token} for token in ("a" * 20, "b" * 20))
+    assert settings_digest(one, JOB) == settings_digest(other, JOB)
+
+
+def test_wrong_settings_do_not_hide_how_to_end() -> None:
+    """Where settings are wrong, those about the end are read as far as they are right."""
+    found = settings_for_end({**KEY, "AGENT_ON_DONE": "stop-pod", "AGENT_PORT": "x"})
+    assert found.on_done == "stop-pod"
+    found = settings_for_end({**KEY, "AGENT_ON_DONE": "sleep", "AGENT_LOG_DIR": "/logs"})
+    assert (found.on_done, found.log_dir) == (None, "/logs")
+    assert settings_for_end({"AGENT_ON_DONE": "stop-pod"}).on_done is None
