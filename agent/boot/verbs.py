@@ -111,7 +111,8 @@ def _status(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.live:
         return of_the_head.check_live(environ)
     if not options.watch:
-        return of_the_head.print_status(environ, _log_root(environ), as_json=options.json)
+        terminal = _terminal(environ)
+        return of_the_head.print_status(environ, _log_root(environ), terminal, as_json=options.json)
     return of_the_head.watch_status(environ, _log_root(environ), as_json=options.json)
 
 

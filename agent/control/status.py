@@ -5,11 +5,14 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from agent.base.terminal import Line
 from agent.base.text import duration_text
 from agent.record.log import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from agent.base.terminal import Tone
 
     Status = Mapping[str, Any]
 
@@ -29,9 +32,20 @@ _MAX_NAME = 24
 _SILENT_AFTER = 15
 _BAR_WIDTH = 20
 _WORST_FIRST = ("lost", "silent", "booting", "left", "joined")
-_NODE_TONES = {"lost": "bad", "silent": "bad", "booting": "busy", "left": "dim", "joined": "good"}
-_ITEM_TONES = {"lost": "bad", "pending": "busy", "ready": "good"}
-_JOB_TONES = {"running": "good", "succeeded": "good", "failed": "bad", "pending": "busy"}
+_NODE_TONES: Mapping[str, Tone] = {
+    "lost": "bad",
+    "silent": "bad",
+    "booting": "busy",
+    "left": "dim",
+    "joined": "good",
+}
+_ITEM_TONES: Mapping[str, Tone] = {"lost": "bad", "pending": "busy", "ready": "good"}
+_JOB_TONES: Mapping[str, Tone] = {
+    "running": "good",
+    "succeeded": "good",
+    "failed": "bad",
+    "pending": "busy",
+}
 _RUNNING, _FAILED = "running", "failed"
 
 
@@ -47,10 +61,10 @@ def without_clocks(status: object) -> object:
 
 
 class ViewRow(NamedTuple):
-    """One line: its cells, and its tone: '', title, good, busy, bad or dim."""
+    """One line: its cells, and its tone."""
 
     cells: tuple[str, ...]
-    tone: str = ""
+    tone: Tone = ""
 
 
 class Section(NamedTuple):
@@ -82,8 +96,16 @@ def sections(status: Status, outage: str = "") -> list[Section]:
 
 def status_lines(status: Status) -> list[str]:
     """Return the lines of a status, without the job's output."""
+    return [line.label for line in toned_lines(status)]
+
+
+def toned_lines(status: Status) -> list[Line]:
+    """Return these lines with the tones of their rows."""
     return [
-        "  ".join(filter(None, (f"{section.label} {row.cells[0]}".strip(), *row.cells[1:])))
+        Line(
+            "  ".join(filter(None, (f"{section.label} {row.cells[0]}".strip(), *row.cells[1:]))),
+            tone=row.tone,
+        )
         for section in sections({**status, "job_tail": []})
         for row in section.rows
     ]
@@ -107,7 +129,7 @@ def _at_rest(status: Any, name: str = "") -> Any:  # noqa: ANN401 - any JSON
     return 0.0 if name in _CLOCK_FIELDS and status is not None else status
 
 
-def _row(tone: str, *cells: object) -> ViewRow:
+def _row(tone: Tone, *cells: object) -> ViewRow:
     return ViewRow(tuple(map(one_line, cells)), tone)
 
 
@@ -119,7 +141,7 @@ def _summary(status: Status, outage: str) -> list[ViewRow]:
         rows.append(_row("bad", outage))
     verdict = status.get("verdict")
     if verdict:
-        tone = "good" if verdict["exit_code"] == 0 else "bad"
+        tone: Tone = "good" if verdict["exit_code"] == 0 else "bad"
         text = f"{verdict['kind']}: {verdict['reason']} (exit code {verdict['exit_code']})"
         rows.append(_row(tone, text))
         rows += [_row(tone, verdict["remedy"])] if verdict.get("remedy") else []

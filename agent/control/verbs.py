@@ -24,7 +24,7 @@ from agent.control.past_run import PastRun, find_past_run, past_log, past_status
 from agent.control.status import (
     lines_by_content,
     one_line,
-    status_lines,
+    toned_lines,
     without_clocks,
 )
 from agent.record import run_folder
@@ -459,7 +459,9 @@ async def _wait_for_end(where: str, limit: float) -> int:
 # --- status --------------------------------------------------------------------------------------
 
 
-def print_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -> int:
+def print_status(
+    environ: Mapping[str, str], log_root: Path, terminal: Terminal = NO_TERMINAL, *, as_json: bool
+) -> int:
     """Print the head's status, else how the newest run ended; 69 if there is neither."""
     found = _find_head_or_past(environ, log_root)
     if found is None:
@@ -468,7 +470,10 @@ def print_status(environ: Mapping[str, str], log_root: Path, *, as_json: bool) -
         print(redactor_for(environ, None).clean(past_status(found, as_json=as_json)), flush=True)
         return 0
     try:
-        text = json.dumps(found.status) if as_json else "\n".join(status_lines(found.status))
+        if as_json:
+            text = json.dumps(found.status)
+        else:
+            text = terminal.render(toned_lines(found.status), str)
     except _UNKNOWN_FORMAT:
         print(_OTHER_VERSION, file=sys.stderr)
         return 69

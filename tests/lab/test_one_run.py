@@ -130,7 +130,7 @@ def test_debugger_and_token_reach_ray_on_both_nodes(run: Run) -> None:
 
 def test_only_the_planned_ports_listen(run: Run) -> None:
     """Whatever listens on a node stands in its plan, or is one of Ray's two kernel-chosen ports."""
-    planned = run.ask("plan", node=0)[1]
+    planned = run.ask("plan", "-v", node=0)[1]
     listening = run.head.exec(["ss", "-Hltn"]).stdout.splitlines()
     ports = {int(line.split()[3].rpartition(":")[2]) for line in listening}
     fixed = {port for port in ports if not 10_002 <= port <= 19_999}
