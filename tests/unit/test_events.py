@@ -39,7 +39,6 @@ from agent.decisions.worker.state import WorkerEvent
 from agent.record import background
 from agent.record import events as e
 from agent.record.events import TAG, WIRE_NAMES, to_data, wire_name
-from agent.record.log import disk_alarm
 from agent.settings.redact import MASK, Redactor
 from unit.disks import full_disk, needs_mount
 from unit.worlds import SECRET
@@ -394,7 +393,10 @@ def test_a_full_disk_delays_events(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What does not fit is written once there is space, each line whole."""
     monkeypatch.setattr(background, "_PAUSES", (0.02,))
     alarms: list[str] = []
-    monkeypatch.setattr(disk_alarm, "say", lambda line, _level: alarms.append(line))
+    alarm = background.DiskAlarm(
+        lambda line, _level: alarms.append(line)
+    )  # no other test's troubles
+    monkeypatch.setattr(e, "disk_alarm", alarm)
     with full_disk(tmp_path / "disk", "size=64k") as disk:
         times = itertools.count()
         recorder = e.EventRecorder(
