@@ -72,17 +72,21 @@ def recipe_rows() -> Iterator[dict[str, Any]]:
         }
 
 
-def recipe_lines() -> Iterator[Line]:
-    """Yield a line for each recipe."""
+def recipe_lines(*, grouped: bool = False) -> Iterator[Line]:
+    """Yield a line for each recipe; `grouped` adds the framework and its versions above."""
+    heading = ""
     for row in recipe_rows():
-        versions = f" {version_list(recipe_of(BY_NAME[row['name']]).VERSIONS)}" * bool(
-            row["versions"]
-        )
+        known = recipe_of(BY_NAME[row["name"]]).VERSIONS
+        versions = f" {version_list(known)}" if known else ""
+        framework = f"{row['framework'] or 'no framework'}{versions}"
         text = (
-            f"{row['framework'] or 'no framework'}{versions}; needs "
-            f"{', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
+            f"needs {', '.join(row['needs']) or 'nothing'}; reward server {row['reward']}; "
             f"by {row['launcher']}; {row['about']}"
         )
+        if grouped and framework != heading:
+            yield Line(f"{framework}:", tone="dim")
+            heading = framework
+        text = text if grouped else f"{framework}; {text}"
         yield Line(f"{row['name']:<16} ", text, "title")
 
 

@@ -162,7 +162,8 @@ def _recipes(environ: Mapping[str, str], options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps([*recipe_rows()], indent=2))
     else:
-        print(_terminal(environ).render(recipe_lines(), str))
+        terminal = _terminal(environ)
+        print(terminal.render(recipe_lines(grouped=terminal.width is not None), str))
     return 0
 
 

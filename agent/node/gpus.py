@@ -122,10 +122,10 @@ def ask_driver(
         gpus = driver_of_nvidia(text) if maker == "nvidia" else driver_of_amd(text)
     except ValueError:
         return Driver(tool, fault=f"its output is no list: {text.strip().splitlines()[:1]}")
-    return Driver(tool, gpus, version=_driver_version(maker, _MODULES))
+    return Driver(tool, gpus, version=driver_version(maker, _MODULES))
 
 
-def _driver_version(maker: str, modules: Path) -> str:
+def driver_version(maker: str, modules: Path) -> str:
     """Return the version of the kernel's driver, or ''; a driver of the kernel's own has none."""
     name = "nvidia" if maker == "nvidia" else "amdgpu"
     with suppress(OSError, ValueError):

@@ -154,6 +154,9 @@ def test_what_is_not_set_stays_a_placeholder(known: KnownJob) -> None:
 def test_every_recipe_has_a_line() -> None:
     """The list has a line for each recipe, in the order of the table."""
     assert [line.label.strip() for line in recipe_lines()] == [job.name for job in JOBS]
+    grouped = [line.label.strip() for line in recipe_lines(grouped=True)]
+    assert [label for label in grouped if not label.endswith(":")] == [job.name for job in JOBS]
+    assert sum(label.startswith("verl ") for label in grouped) == 1
 
 
 def test_the_program() -> None:
