@@ -85,6 +85,15 @@ IDLE_WORKER = End(
 STOPPED_BY_SIGNAL = End(None, Kind.STOPPED, "asked to stop by {signal}", culprit="{signal}")
 STOPPED_BY_HEAD = End(None, Kind.STOPPED, "the head {head} had this node stop", culprit="head")
 
+MAX_HOURS = End(
+    78,
+    Kind.STOPPED,
+    "the run has used its {hours:g} h (AGENT_MAX_HOURS)",
+    culprit="AGENT_MAX_HOURS",
+    remedy="Raise AGENT_MAX_HOURS to continue this run, its attempts and checkpoints count on",
+    attempts_are_used_up=True,
+)
+
 # --- 78: settings, machine or job are wrong; fix and run again ----------------------------------
 
 SETTINGS_INVALID = End(
@@ -157,6 +166,13 @@ NO_PROCESS = End(
 STEP_FAILED = End(69, Kind.UNAVAILABLE, "{name} failed: {evidence}", culprit="{name}")
 NOT_IN_TIME = End(69, Kind.UNAVAILABLE, "{what} not ready in time: {evidence}", culprit="{what}")
 """A wait of the boot is over: head, Ray, workers, service or prepare step."""
+BOOT_TOO_LONG = End(
+    69,
+    Kind.UNAVAILABLE,
+    "the boot took {minutes} min, longer than all its waits together: {what}: {evidence}",
+    culprit="{what}",
+)
+"""Each wait began again and again, as after a Ray that was lost while it booted."""
 RAY_NOT_STARTED = End(69, Kind.UNAVAILABLE, "{what}: {evidence}", culprit="ray")
 """Ray on the head failed to start, or was lost during the boot, too often."""
 RAY_NOT_JOINED = End(

@@ -39,7 +39,7 @@ class Outcome(Value):
     is_jobs_verdict: bool = False
     """True if the job itself ended."""
     attempts_are_used_up: bool = False
-    """True if every allowed attempt was lost."""
+    """True if no attempt may follow: every allowed one was lost, or AGENT_MAX_HOURS is over."""
     is_superseded: bool = False
     """True if a later head continues the run: then this outcome is of this node alone."""
 

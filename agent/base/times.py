@@ -280,6 +280,10 @@ CAUSE_SEARCH = 2.0
 
 # --- A pod after its run --------------------------------------------------------------------------
 
+HOURS_WARNING = 600.0
+"""The end by AGENT_MAX_HOURS is announced this long before, or a tenth of a short run."""
+HOURS_RECORDED = 60.0
+"""Between two records of the used hours: an agent that is killed forgets no more."""
 HOLD_REMINDER = 600.0
 """The price of a held pod is logged again, and a refused stop of it is tried again, after this."""
 RESTART_PAUSE = 600.0

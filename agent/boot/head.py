@@ -150,6 +150,9 @@ class HeadAgent:
         )
         start(watch.run)
         start(SilenceWatch(reports, plan.ports, self._inbox.put).run)
+        if plan.settings.max_hours is not None:
+            recorded = (times.HOURS_RECORDED, "a record of the used hours", self._record_use)
+            start(run.best_effort.every, *recorded)
         start(watch_for_later_head, run, self._keeper, self._inbox.put)
         runner = await site.open([*started.local_sockets, *started.sockets])
         try:
@@ -187,6 +190,9 @@ class HeadAgent:
     def _on_bye(self, name: str, bye: Bye) -> None:
         """Record a worker's goodbye; the decisions get its leaving with the report."""
         self._run.record(ByeHeard(name, bye.cause, bye.log))
+
+    async def _record_use(self) -> None:
+        self._keeper.record_use(self._run.now())
 
     async def _decide(self) -> Outcome:
         """Process events one by one until a decision ends the run."""
@@ -433,6 +439,8 @@ class HeadAgent:
         self._keeper.record_outcome(outcome)
         await self._finish_output()
         outcome = await explain_end(self._run, outcome, self._elsewhere())
+        if self._plan.settings.max_hours is not None:
+            await self._record_use()
         self._keeper.record_end(outcome)
         await self._keeper.flush()
         self._run.outages = self._status.outages()

@@ -324,7 +324,7 @@ async def start_head(
     placeholders = Placeholders(ip, ip, "0", str(run.folder.path))
     env = plan.environment(ip, ip)
     keeps_ray = run.surviving is not None and run.surviving.has_ray
-    refusal = keeper.final_outcome(plan.settings.job_retries)
+    refusal = keeper.final_outcome(plan.settings.job_retries, plan.settings.max_hours)
     if refusal is not None and run.surviving is not None:
         run.surviving.end_ray()
     if refusal is None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from contextlib import suppress
+from signal import SIGTERM
 from typing import TYPE_CHECKING
 
 import anyio
@@ -87,8 +89,20 @@ def make_goal(plan: Plan, keeper: RunKeeper, now: float, done: Iterable[str] = (
         facts=plan.facts,
         preflight=settings.preflight is not None,
         platform=plan.topology.platform.name,
+        boot_limit=_boot_limit(plan, longest + limits.get(planned.BEFORE, 0.0)),
+        max_hours=settings.max_hours or math.inf,
+        used_hours=keeper.used_hours,
+        price=settings.price_per_hour,
         brings_libraries=plan.job is not None and bool(plan.job.runtime_env),
     )
+
+
+def _boot_limit(plan: Plan, preparing: float) -> float:
+    """Return the seconds of all waits of a boot together, for what repeats them without an end."""
+    own = {spec.name for spec in plan.all_services} | {planned.HEAD, planned.WORKERS}
+    waits = sum(wait.seconds for wait in plan.waits if wait.key in own)
+    before = plan.settings.node_grace + times.EARLIER_ATTEMPT_ENDS + times.LONGEST_RETRY_PAUSE
+    return waits + preparing + before + times.NODE_PROBE + times.ALL_REDUCE + times.ALL_REDUCE_SPARE
 
 
 async def watch_for_later_head(
@@ -167,6 +181,7 @@ class RunKeeper:
             before = before.end_attempt(iso_time(time.time()), lost.reason, lost.exit_code)
         self.record = before or RunRecord(chosen.run_id, fingerprint, 0)
         self._epoch = self.record.epoch
+        self._used_before = self.record.used
         self._writer.start()
 
     def save_former_state(self) -> None:
@@ -181,13 +196,24 @@ class RunKeeper:
             return self.record.open_attempt.number
         return max((attempt.number for attempt in self.record.attempts), default=0) + 1
 
-    def final_outcome(self, retries: int) -> Outcome | None:
-        """Return the outcome of a run that is decided or out of attempts; else None.
+    def record_use(self, seconds: float) -> None:
+        """Record how long this agent has run: AGENT_MAX_HOURS counts all agents of the run."""
+        self._save(replace(self.record, used=round(self._used_before + seconds, 1)))
+
+    @property
+    def used_hours(self) -> float:
+        """Return the hours that earlier agents of the run have used."""
+        return self._used_before / 3600
+
+    def final_outcome(self, retries: int, max_hours: float | None = None) -> Outcome | None:
+        """Return the outcome of a run that is decided or out of attempts or hours; else None.
 
         It may be the verdict of a killed agent, which this one sends to the workers.
         """
         if self._verdict is not None:
             return self._verdict
+        if max_hours is not None and self.used_hours >= max_hours:
+            return ends.MAX_HOURS.outcome(hours=max_hours)
         is_open = self.record.open_attempt is not None
         return None if is_open else retries_exhausted(self.record.tried, retries)
 
@@ -330,8 +356,10 @@ class RunKeeper:
 
     def record_attempt_end(self, end: Outcome) -> None:
         """Record how the last attempt ended."""
-        now = iso_time(time.time())
-        self._save(self.record.end_attempt(now, end.reason, end.exit_code))
+        now, code = iso_time(time.time()), end.exit_code
+        if end.culprit == ends.MAX_HOURS.culprit:  # stopped, not lost: no retry is used
+            code = 128 + SIGTERM
+        self._save(self.record.end_attempt(now, end.reason, code))
 
     def record_end(self, end: Outcome) -> None:
         """Record how this head ended; a run that can be resumed stays open."""

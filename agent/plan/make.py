@@ -364,7 +364,17 @@ def _notes(
         return (*notes, elsewhere) if settings.prepare and given.session is None else notes
     gpus = visible_devices(environ, facts.gpu_maker, facts.ray.version)
     hub = prepare.fetch_note(settings, facts.ray, is_here=facts.model_is_here)
-    return tuple(filter(None, (_wandb_note(settings, facts), gpus.note, hub)))
+    hours = _hours_note(settings, topology)
+    return tuple(filter(None, (_wandb_note(settings, facts), gpus.note, hub, hours)))
+
+
+def _hours_note(settings: Settings, topology: Topology) -> str:
+    most, price = settings.max_hours, settings.price_per_hour
+    if most is None or not topology.is_head:
+        return ""
+    nodes = topology.expected_workers + 1
+    cost = "" if price is None else f", at most ${most * price * nodes:.2f} for {nodes} node(s)"
+    return f"AGENT_MAX_HOURS={most:g}: then the job is stopped{cost}"
 
 
 def _wandb_note(settings: Settings, facts: Facts) -> str:

@@ -156,6 +156,8 @@ class RunRecord(Record):
     """The names of nodes with a rank from the head, from rank 1 on."""
     basis: JobBasis | None = None
     """What its recipe is sized by, once it was submitted."""
+    used: float = 0.0
+    """Seconds that agents have run, where AGENT_MAX_HOURS limits them."""
     ending: Outcome | None = None
     """The decided outcome; workers may not have received it yet."""
 

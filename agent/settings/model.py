@@ -284,6 +284,11 @@ class Settings(Value, kw_only=True):
         "after the job's verdict: `exit`, `hold`, `stop-pod`, `terminate-pod`",
         default_text="exit; hold on RunPod as the container's first process",
     )
+    max_hours: float | None = var(
+        "AGENT_MAX_HOURS",
+        v.hours,
+        "hours that a run may use, all attempts and waits together; then its job is stopped",
+    )
     price_per_hour: float | None = var(
         "AGENT_PRICE_PER_HOUR",
         v.price,

@@ -79,6 +79,11 @@ def duration_or_off(text: str) -> float:
     return 0.0 if text.strip() in {"0", "off"} else duration(text)
 
 
+def hours(text: str) -> float:
+    """Read a number of hours."""
+    return _amount(text, 8760.0, "hours above 0 and of at most a year, such as 12 or 0.5")
+
+
 def price(text: str) -> float:
     """Read a price in dollars."""
     return _amount(text, 100_000.0, "dollars above 0, as a number alone, such as 2.79")

@@ -25,7 +25,7 @@ SOURCES = {
 CODES: dict[Kind, set[int | None]] = {
     Kind.DONE: {0},
     Kind.JOB_FAILED: {None, 75},
-    Kind.STOPPED: {None, 143},
+    Kind.STOPPED: {None, 143, 78},
     Kind.REFUSED: {78},
     Kind.UNAVAILABLE: {69},
     Kind.LOST: {75},

@@ -27,7 +27,13 @@ CONTRACT = [
     *("AGENT_TENSOR_PARALLEL", "AGENT_RAY_ARGS", "AGENT_HEAD_GRACE", "AGENT_PREFLIGHT"),
     *("AGENT_STALL", "AGENT_MIN_WORKERS", "AGENT_LOG_DIR", "AGENT_LOG", "AGENT_ON_DONE"),
     *("AGENT_ALLOW_INSECURE", "AGENT_REWARD_MODEL", "AGENT_RUN_NAME", "AGENT_LOG_MODE"),
-    *("AGENT_PRICE_PER_HOUR", "AGENT_RERUN", "AGENT_RUNPOD_API", "RUNPOD_API_KEY"),
+    *(
+        "AGENT_MAX_HOURS",
+        "AGENT_PRICE_PER_HOUR",
+        "AGENT_RERUN",
+        "AGENT_RUNPOD_API",
+        "RUNPOD_API_KEY",
+    ),
 ]
 """Every name of the contract's table of variables."""
 
@@ -105,6 +111,7 @@ def test_the_contracts_names_and_no_others() -> None:
         ("AGENT_ALLOW_INSECURE", "1", True),
         ("AGENT_PRICE_PER_HOUR", " 2.79 ", 2.79),
         ("AGENT_RERUN", "1", True),
+        ("AGENT_MAX_HOURS", "1.5", 1.5),
         ("AGENT_RUNPOD_API", "https://api.example:8443/", "https://api.example:8443"),
         ("AGENT_RUNPOD_API", "http://127.0.0.1:9999", "http://127.0.0.1:9999"),
         ("RUNPOD_API_KEY", "", None),
@@ -192,6 +199,7 @@ BAD = {
     "AGENT_ON_DONE": ["sleep", ""],
     "AGENT_ALLOW_INSECURE": ["yes", ""],
     "AGENT_RERUN": ["yes", ""],
+    "AGENT_MAX_HOURS": ["0", "-1", "soon", "8761", "nan", ""],
     "AGENT_PRICE_PER_HOUR": ["0", "$2.79", "inf", ""],
     "AGENT_RUNPOD_API": ["http://api.runpod.io", "ftp://x", "https://", "https://u:p@x", "api", ""],
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
@@ -13,6 +14,8 @@ from agent.decisions.head import state as h
 from agent.decisions.head.fleet import Fleet, Worker, contradiction
 from agent.decisions.head.phases import (
     booting,
+    end_by_hours,
+    hours_deadline,
     judging,
     on_later_head,
     on_stop,
@@ -176,6 +179,7 @@ PASS: tuple[tuple[Callable[[HeadState, Turn], Decision], str], ...] = (
     ),
     (probes.advance_probes, "before the phase, which submits once no probe is awaited"),
     (_continue_phase, "after all that it decides on"),
+    (end_by_hours, "after the phase, which may have ended the run by the job's own end"),
     (services.start_unblocked, "after the phase, which may have made ready what others depend on"),
     (services.order_unblocked_steps, "after the phase, for the same reason"),
 )
@@ -196,6 +200,10 @@ def deadline(state: HeadState) -> float | None:
         times += [] if alone is None else [alone]
     if state.probes.samples_due is not None:
         times.append(state.probes.samples_due)
+    if math.isfinite(state.goal.boot_limit) and state.phase is HeadPhase.BOOTING:
+        times.append(state.phase_since + state.goal.boot_limit)
+    hours = hours_deadline(state)
+    times += [] if hours is None else [hours]
     if state.fleet.silence_check_at is not None:
         times.append(state.fleet.silence_check_at)
     silent_by = shares.silent_shares_deadline(state)

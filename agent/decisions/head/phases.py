@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.base import ends
+from agent.base import ends, times
 from agent.base.outcome import Outcome
 from agent.base.text import listed
 from agent.decisions.attempts import Attempt, StalledSinceLoss, is_loss, verdict_of
@@ -20,7 +21,7 @@ from agent.plan import waits as planned
 
 if TYPE_CHECKING:
     from agent.decisions.attempts import JobReport
-    from agent.decisions.head.state import Decision, HeadAction, HeadEvent, HeadState
+    from agent.decisions.head.state import Decision, HeadAction, HeadEvent, HeadState, Turn
 
 
 def booting(state: HeadState, event: HeadEvent, now: float) -> Decision:
@@ -73,7 +74,12 @@ def _check_waits(state: HeadState, now: float) -> Decision:
         state, log = _drop_never_late(state, passed)
         pending = pending_waits(state)
     late = next((wait for wait in pending if wait.is_over(now)), None)
-    if late is not None:
+    if late is None and pending and now >= state.phase_since + state.goal.boot_limit:
+        minutes, last = round((now - state.phase_since) / 60), pending[0]
+        evidence = last.evidence or "no report yet"
+        end = ends.BOOT_TOO_LONG.outcome(minutes=minutes, what=last.what, evidence=evidence)
+        after, actions = leave(state, end, now)
+    elif late is not None:
         partial = _proceed_partially(state, late, now)
         after, actions = partial or leave(state, retry.timeout_outcome(state, late), now)
     else:
@@ -380,7 +386,47 @@ def _boot_again(state: HeadState, now: float) -> Decision:
 
 def on_stop(state: HeadState, event: StopAsked, now: float) -> Decision:
     """Handle SIGTERM or SIGINT: stop the job, then leave with the signal's exit code."""
-    outcome = ends.stopped(event.signum, expected=not state.goal.has_job)
+    return _end_now(state, ends.stopped(event.signum, expected=not state.goal.has_job), now)
+
+
+def hours_deadline(state: HeadState) -> float | None:
+    """Return when AGENT_MAX_HOURS is to be announced, or is over; None if neither follows."""
+    if state.hours_over or math.isinf(state.goal.max_hours):
+        return None
+    return state.goal.ends_at if state.hours_warned else _warning_at(state)
+
+
+def _warning_at(state: HeadState) -> float:
+    return state.goal.ends_at - min(times.HOURS_WARNING, state.goal.max_hours * 360)
+
+
+def end_by_hours(state: HeadState, turn: Turn) -> Decision:
+    """Announce the end by AGENT_MAX_HOURS; then stop the job, with its grace to save."""
+    goal, now = state.goal, turn.now
+    over = hours_deadline(state)
+    if over is None or now < over:
+        return state, ()
+    log: tuple[HeadAction, ...] = ()
+    if not state.hours_warned:
+        state = replace(state, hours_warned=True)
+        log = (LogLine(_hours_sentence(state, now), "warning"),)
+    if now < goal.ends_at:
+        return state, log
+    state = replace(state, hours_over=True)
+    after, actions = _end_now(state, ends.MAX_HOURS.outcome(hours=goal.max_hours), now)
+    return after, (*log, *actions)
+
+
+def _hours_sentence(state: HeadState, now: float) -> str:
+    goal = state.goal
+    left, nodes = max(0.0, goal.ends_at - now), goal.expected_workers + 1
+    cost = "" if goal.price is None else f", ${goal.price * goal.max_hours * nodes:.2f}"
+    used = f"{goal.max_hours:g} h of {nodes} node(s){cost}"
+    return f"the job is stopped in {round(left)} s: AGENT_MAX_HOURS allows {used}"
+
+
+def _end_now(state: HeadState, outcome: Outcome, now: float) -> Decision:
+    """Stop the job if it was submitted, then leave with this outcome."""
     if state.verdict is not None:
         return replace(state, verdict=_verdict_after_stop(state, outcome)), ()
     if state.phase is HeadPhase.JUDGING and state.attempt.report is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from typing import NamedTuple
@@ -91,8 +92,21 @@ class HeadGoal(Value):
     """True if AGENT_PREFLIGHT asks for an all-reduce over all nodes before the job."""
     platform: str = ""
     """The platform of these nodes."""
+    boot_limit: float = math.inf
+    """Seconds that a boot may take, all its waits together."""
+    max_hours: float = math.inf
+    """AGENT_MAX_HOURS."""
+    used_hours: float = 0.0
+    """Of these, used by earlier agents of the run."""
+    price: float | None = None
+    """Dollars an hour of one node."""
     brings_libraries: bool = False
     """True if the job's runtime_env may install its own libraries on every node."""
+
+    @property
+    def ends_at(self) -> float:
+        """Return when AGENT_MAX_HOURS is over, on the run's clock."""
+        return (self.max_hours - self.used_hours) * 3600
 
     @property
     def owns_ray(self) -> bool:
@@ -306,6 +320,10 @@ class HeadState(Value):
     fleet: Fleet = field(default_factory=Fleet)
     required: int = 0
     """How many workers the running job needs."""
+    hours_warned: bool = False
+    """True once the end by AGENT_MAX_HOURS was announced."""
+    hours_over: bool = False
+    """True once AGENT_MAX_HOURS has ended the run."""
     below_required_since: float | None = None
     """Since when fewer workers than required count."""
     last_loss: str = ""
