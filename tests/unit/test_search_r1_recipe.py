@@ -159,12 +159,15 @@ def test_any_nodes_fit_or_are_refused(gpus: list[int], tensor_parallel: int, min
 
 
 def test_grpo_has_groups_and_no_critic() -> None:
-    """Five answers to a prompt, and a loss that keeps it near its reference."""
+    """Five answers to a prompt, and a loss that keeps it near its reference.
+
+    Search-R1 checks that the GPUs divide the micro batch of the critic that GRPO does not have.
+    """
     grpo, ppo = arguments(make(asked(recipe="search-r1-grpo"))), arguments(make(asked()))
     assert grpo["algorithm.adv_estimator"] == "grpo"
     assert grpo["actor_rollout_ref.rollout.n_agent"] == "5"
     assert grpo[f"{ACTOR}.use_kl_loss"] == "True"
-    assert not [key for key in grpo if key.startswith("critic")]
+    assert [key for key in grpo if key.startswith("critic")] == ["critic.ppo_micro_batch_size"]
     assert ppo["critic.model.path"] == "Qwen/Qwen2.5-7B"
     assert f"{ACTOR}.use_kl_loss" not in ppo
 

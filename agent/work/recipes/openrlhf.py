@@ -54,8 +54,8 @@ _WITH_UNDERSCORES = """
     actor.num_gpus_per_node actor.num_nodes ckpt.path critic.num_gpus_per_node
     critic.num_nodes ds.tensor_parallel_size eval.dataset eval.steps ref.num_gpus_per_node
     ref.num_nodes reward.num_gpus_per_node reward.num_nodes rollout.batch_size
-    train.batch_size train.max_tokens_per_gpu vllm.enable_sleep vllm.gpu_memory_utilization
-    vllm.num_engines vllm.sync_backend vllm.tensor_parallel_size
+    rollout.max_tokens_per_gpu train.batch_size train.max_tokens_per_gpu vllm.enable_sleep
+    vllm.gpu_memory_utilization vllm.num_engines vllm.sync_backend vllm.tensor_parallel_size
 """
 _WITHOUT_SECTION = """
     ckpt.save_steps data.apply_chat_template data.input_key data.input_template
@@ -216,6 +216,8 @@ def _add_tokens(arguments: Arguments, sizing: Sizing) -> None:
     tokens = max(min(_TOKENS, sizing.tokens or _TOKENS), longest(arguments))
     why = "; ".join(filter(None, ("at least the longest sample", sizing.why.get("tokens"))))
     arguments.add("train.max_tokens_per_gpu", tokens, why=why)
+    tokens = arguments.whole("train.max_tokens_per_gpu") or tokens
+    arguments.add("rollout.max_tokens_per_gpu", tokens, why="as many as for training")
 
 
 def longest(arguments: Arguments) -> int:

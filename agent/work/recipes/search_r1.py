@@ -139,7 +139,7 @@ def make(asked: RecipeInput) -> Command:
         (NODES, groups.count, "groups of GPUs, each on one node"),
         (GPUS, groups.gpus, "groups have one size"),
         (TENSOR_PARALLEL, tensor_parallel, sizing.why["tensor_parallel"]),
-        *batches.rows(groups.total, critic=not grpo),
+        *batches.rows(groups.total),
         *((key, value, "as its authors run it") for key, value in settings),
         *_by_size(asked, sizing),
         *_search_and_output(asked),
@@ -226,7 +226,7 @@ class _Batches(Value):
                 raise MisfitError(f"{MINI_BATCH}={mini} is no multiple of {key}={size}")
         return _Batches(train, mini, micro)
 
-    def rows(self, gpus: int, *, critic: bool) -> Iterable[Row]:
+    def rows(self, gpus: int) -> Iterable[Row]:
         """Return the settings that follow, each with its reason."""
         even = f"divisible by {gpus} GPUs"
         needs = f"the data needs at least {self.train} rows"
@@ -236,8 +236,7 @@ class _Batches(Value):
         yield _MICRO_BATCH, self.micro, f"{self.micro // gpus} per GPU"
         for key in _LOG_PROB_BATCHES:
             yield key, 8 * gpus, "8 per GPU"
-        if critic:
-            yield _CRITIC_MICRO_BATCH, gpus, "1 per GPU"
+        yield _CRITIC_MICRO_BATCH, gpus, "1 per GPU; checked for GRPO, too, which has no critic"
 
 
 def _by_size(asked: RecipeInput, sizing: Sizing) -> Iterable[Row]:

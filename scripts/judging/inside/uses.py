@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import itertools
+import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -18,7 +19,16 @@ def names_read(folder: Path, *, but: frozenset[str] = frozenset()) -> frozenset[
     found: set[str] = set()
     for path in sorted(folder.rglob("*.py")):
         found.update(names_in(ast.parse(path.read_text(encoding="utf-8")), but))
+    for path in sorted(folder.rglob("*.yaml")):
+        found.update(interpolated(path.read_text(encoding="utf-8")))
     return frozenset(found)
+
+
+def interpolated(text: str) -> Iterator[str]:
+    """List the keys whose values a hydra configuration copies: `${a.b}`, `${oc.select:a.b,1}`."""
+    for line in text.splitlines():
+        for key in re.findall(r"\$\{(?:oc\.select:)?([\w.]+)", line.partition("#")[0]):
+            yield from (f"{a}.{b}" for a, b in itertools.pairwise(key.split(".")))
 
 
 def names_in(node: ast.AST, but: frozenset[str]) -> Iterator[str]:
