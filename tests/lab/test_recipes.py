@@ -47,6 +47,7 @@ def test_verl_is_sized_scored_and_resumed(cluster: Cluster) -> None:
     assert "checkpoints go to /tmp/checkpoints" in said
     assert "is no disk that all nodes share" in said
 
+    cluster.env["AGENT_RERUN"] = "1"  # a container that is only started again repeats nothing
     again = cluster.agents()
     assert ends(again) == [0, 0], again[0].tail()
     assert "resumes from /tmp/checkpoints/global_step_20" in again[0].stderr()
@@ -117,6 +118,7 @@ def test_openrlhf_by_torchrun_is_resumed(cluster: Cluster) -> None:
     theirs = cluster.file(1, "job.log").read_text()
     assert all(f"train_sft: rank {rank} of 4" in theirs for rank in (2, 3))
 
+    cluster.env["AGENT_RERUN"] = "1"
     again = cluster.agents()
     assert ends(again) == [0, 0], again[0].tail()
     assert "resumes from /tmp/checkpoints/state/global_step20" in again[0].stderr()

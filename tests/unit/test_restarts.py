@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -17,7 +20,7 @@ from agent.settings.load import settings_for_end
 from unit.worlds import MACHINE, POD, plan_of
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Iterator
 
     from agent.base.outcome import Outcome
     from agent.boot.node_run import NodeRun
@@ -33,6 +36,16 @@ STOPPED = ends.STOPPED_BY_SIGNAL.outcome(code=143, signal="SIGTERM")
 UNFIT = ends.MACHINE_UNFIT.outcome(reason="a port is taken", culprit="ports", remedy="")
 BUG = ends.BUG.outcome(error="KeyError: 'x'")
 MISHAPS = (NO_WORKERS, LOST, STOPPED, UNFIT, BUG)
+
+
+@pytest.fixture(autouse=True)
+def _the_kernel_takes_the_locks_of_killed_containers() -> Iterator[None]:
+    """Close the files of the locks that their agents held until the end."""
+    yield
+    for descriptor in map(int, [path.name for path in Path("/proc/self/fd").iterdir()]):
+        with suppress(OSError):
+            if Path(f"/proc/self/fd/{descriptor}").readlink().name in {".head.lock", ".agent.lock"}:
+                os.close(descriptor)
 
 
 class Container:
