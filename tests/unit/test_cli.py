@@ -135,9 +135,9 @@ def test_a_near_miss_explains_a_refusal() -> None:
     assert "HEAD_PODID is no known variable (did you mean HEAD_POD_ID?)" in done.stderr
 
 
-def test_status_without_a_head_is_69() -> None:
-    """Nobody there: 69, with what was tried."""
-    done = agent("status", env={"AGENT_PORT": "21999"})
+def test_status_without_a_head_is_69(tmp_path: Path) -> None:
+    """Without a head and without a run folder: 69, with what was tried."""
+    done = agent("status", env={"AGENT_PORT": "21999"}, cwd=tmp_path)
     assert done.returncode == 69
     assert "127.0.0.1:21999" in done.stderr
     assert "Traceback" not in done.stderr
