@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec import to_builtins
+from msgspec.structs import replace
 
 from agent.base import times
 from agent.base.text import listed
@@ -137,6 +138,7 @@ class RunStatus:
             job = {"name": plan.job.name, "status": job_status, "attempt": state.attempt.number}
         return {
             "run_id": keeper.record.run_id,
+            "run_name": self._run_name(),
             "epoch": keeper.epoch,
             "role": "head",
             "platform": plan.topology.platform.name,
@@ -161,6 +163,15 @@ class RunStatus:
             "attempts": [attempt.to_outcome() for attempt in keeper.record.attempts],
             "curve": self.job_lines.curve(),
         }
+
+    def _run_name(self) -> str | None:
+        """Return AGENT_RUN_NAME, else the name that the recipe gives the run in W&B."""
+        plan = self._run.plan
+        if plan.job is None or plan.job.recipe is None:
+            name = plan.settings.run_name
+        else:
+            name = replace(plan.job.recipe.input, run_id=self._keeper.record.run_id).named
+        return name and self._run.redactor.clean(name)
 
     def _nodes(self, state: HeadState, now: float) -> list[dict[str, object]]:
         alive, workers = state.fleet.alive, self.workers()

@@ -131,7 +131,7 @@ class Settings(Value, kw_only=True):
     run_name: str | None = var(
         "AGENT_RUN_NAME",
         v.nonempty_text,
-        "name of the run in W&B; its group is the run id",
+        "name of the run in W&B (its group is the run id) and title of the page",
         default_text="recipe, model and run id",
     )
     launcher: Literal["ray", "torchrun"] | None = var(

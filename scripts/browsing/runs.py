@@ -26,6 +26,7 @@ def status(nodes: int, *, step: int = 25) -> dict[str, Any]:
         lines.write(b"step %d/%d mean reward %.2f\n" % (number, STEPS, reward), lambda _pause: True)
     return {
         "run_id": "run-20261122-0712",
+        "run_name": "first sums",
         "epoch": 1,
         "role": "head",
         "platform": "runpod",

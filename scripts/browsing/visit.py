@@ -133,12 +133,23 @@ def _says(words: str) -> str:
 async def _is_complete(tab: Tab, run: Mapping[str, Any]) -> list[str]:
     """Say what of a run is not shown, and whether what others said became markup."""
     slow = max((n for n in run["nodes"] if n["joined"]), key=lambda node: node["phases"][2][1])
+    title = await tab.tell("document.title")
     expected = (
-        *(run["run_id"], "running", "reward server", "1, 8 s in all", EVIL, "rehearsal: running"),
+        *(
+            run["run_name"],
+            run["run_id"],
+            "running",
+            "reward server",
+            "1, 8 s in all",
+            EVIL,
+            "rehearsal: running",
+        ),
         *("attempt 2", "lost a needed node (pod3)", "step 25 of 40", "NCCL_SOCKET_IFNAME"),
         *("Set the same on all nodes", f"Slow to join: {slow['name']} after 68 s"),
     )
     wrong = [f"not shown: {words}" for words in expected if not await tab.tell(_says(words))]
+    if run["run_name"] not in title:
+        wrong.append(f"the title is {title!r}, without the run's name")
     await tab.tell("document.getElementById('tail').open = true")
     if not await tab.tell(_says("step 25/40")):
         wrong.append("not shown: the job's last lines")

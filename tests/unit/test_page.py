@@ -57,6 +57,27 @@ def test_the_status_tells_all_of_it() -> None:
     assert found["job"] == {"name": "rehearsal", "status": "not submitted", "attempt": 1}
 
 
+@pytest.mark.parametrize(
+    ("set_by_user", "command", "name"),
+    [
+        ({}, None, "rehearsal-run-1"),
+        ({"AGENT_RUN_NAME": "first sums"}, None, "first sums"),
+        ({"AGENT_RUN_NAME": f"first {SECRET}"}, None, "first ***"),
+        ({"AGENT_RUN_NAME": "first sums"}, ["true"], "first sums"),
+        ({}, ["true"], None),
+    ],
+)
+def test_the_name_of_the_run(
+    set_by_user: dict[str, str], command: list[str] | None, name: str | None
+) -> None:
+    """It is AGENT_RUN_NAME, else what the recipe calls the run in W&B; a command has no other."""
+    plan = plan_of(set_by_user, command=command)
+    found = status_of(
+        Story(goal(0), ()).state, plan, clean=lambda text: text.replace(SECRET, "***")
+    )
+    assert found.status()["run_name"] == name
+
+
 def test_the_status_follows_the_job() -> None:
     """The job's status is Ray's word; the verdict is there at the end."""
     running = [

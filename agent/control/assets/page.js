@@ -75,8 +75,8 @@
 
   function draw() {
     const job = status.job || null;
-    text(at("run"), status.run_id ? `run ${status.run_id}` : `${status.role || ""} ${status.name || ""}`);
-    document.title = `${status.phase} · pod-agent${status.run_id ? ` · ${status.run_id}` : ""}`;
+    text(at("run"), runTitle() || `${status.role || ""} ${status.name || ""}`);
+    document.title = `${status.phase} · ${runTitle() || "pod-agent"}`;
     text(at("headline"), headline(job));
     drawWaits();
     drawVerdict();
@@ -85,6 +85,12 @@
     drawServices();
     drawNodes();
     tick();
+  }
+
+  function runTitle() {
+    const [id, name] = [status.run_id, status.run_name];
+    if (!name) return id ? `run ${id}` : "";
+    return name.includes(id) ? name : `${name} (run ${id})`;
   }
 
   function headline(job) {

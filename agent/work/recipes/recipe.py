@@ -75,7 +75,7 @@ class RecipeInput(Value):
     """Whether this node has an InfiniBand device."""
     wandb: bool = False
     run_name: str = ""
-    """The name of the run in W&B; '' for the default."""
+    """AGENT_RUN_NAME; '' for the default."""
     run_id: str = RUN_ID
     python: str = "python3"
     """The Python that has the framework."""
@@ -87,9 +87,9 @@ class RecipeInput(Value):
 
     @property
     def named(self) -> str:
-        """Return the name of the run in W&B."""
+        """Return the name of the run in W&B and on the page."""
         model = self.model.rstrip("/").rpartition("/")[2] or self.model
-        return self.run_name or f"{self.recipe}-{model}-{self.run_id}"
+        return self.run_name or "-".join(filter(None, (self.recipe, model, self.run_id)))
 
     def has_column(self, name: str) -> bool:
         """Return whether the training data have a column, or may have it."""
