@@ -1,7 +1,8 @@
-"""Text helpers: lists, sizes, control characters, addresses, own command lines."""
+"""Text helpers: lists, sizes, control characters, addresses, TOML, own command lines."""
 
 from __future__ import annotations
 
+import importlib
 import ipaddress
 import re
 import sys
@@ -20,6 +21,13 @@ _CONTROLS = re.compile(
 _LINE_ENDS = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _DIRECTION_MARKS = re.compile("[\u202a-\u202e\u2066-\u2069]")
 """Characters that change the direction of text."""
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Parse TOML; raises a ValueError that names the place."""
+    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    parsed: dict[str, Any] = toml.loads(text)
+    return parsed
 
 
 def listed(names: Iterable[str]) -> str:

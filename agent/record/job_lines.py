@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from msgspec.structs import replace
 
 from agent.decisions.causes.lines import LONGEST, NEAR, plain_lines
-from agent.decisions.causes.table import KEYS, find_known_lines
+from agent.decisions.causes.table import find_known_lines, table
 from agent.decisions.causes.weigh import Log
 from agent.decisions.values import place
 from agent.record.log import printable, say
@@ -58,7 +58,7 @@ class KnownLines:
         if found and attempt != self._attempt:
             self._attempt, self._remote_keys, self._remote = attempt, frozenset(), ()
         for known in found:
-            if known.key in self._remote_keys or known.key not in KEYS:
+            if known.key in self._remote_keys or known.key not in table().live_keys:
                 continue
             self._remote_keys |= {known.key}
             if any(one.key == known.key for one in self._logged):

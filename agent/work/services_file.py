@@ -5,15 +5,14 @@ All problems are collected, each with file, table and key.
 
 from __future__ import annotations
 
-import importlib
 import re
-import sys
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Meta, ValidationError, convert
 
 from agent.base.errors import Problem
+from agent.base.text import parse_toml
 from agent.settings.values import duration
 from agent.work.prepare import PrepareStep
 from agent.work.services import (
@@ -157,10 +156,9 @@ _STEP_KEYS = ("command", "where", "once", "within", "after")
 
 def parse(text: str, path: str, settings: Settings) -> tuple[ServicesFile, list[Problem]]:
     """Parse the file's text; return its contents and all problems."""
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        data: dict[str, Any] = toml.loads(text)
-    except (toml.TOMLDecodeError, RecursionError) as error:
+        data = parse_toml(text)
+    except (ValueError, RecursionError) as error:
         got = f"text that is no TOML ({error})"
         return NO_FILE, [Problem(f"{_VARIABLE}={path}", got, "tables such as [services.retriever]")]
     top = Table(data, f"{_VARIABLE}={path}", "", [])

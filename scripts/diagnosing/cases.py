@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from enum import Enum
 from typing import TYPE_CHECKING, Any
 
+from agent.base.text import parse_toml
 from agent.decisions.causes.lines import NEAR, plain_lines
 from agent.decisions.causes.row import Cause, Weight
-from agent.decisions.causes.table import CAUSES, find_known_lines
+from agent.decisions.causes.table import find_known_lines, table
 from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 UNKNOWN = "unknown"
-ROWS: Mapping[str, Cause] = {row.key: row for row in CAUSES}
+ROWS: Mapping[str, Cause] = {row.key: row for row in table().causes}
 
 
 class Result(Enum):
@@ -30,9 +29,8 @@ class Result(Enum):
 
 def load(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the cases of a folder's files, each with its file's name."""
-    toml = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     for path in sorted(folder.glob("*.toml")):
-        for case in toml.loads(path.read_text(encoding="utf-8"))["case"]:
+        for case in parse_toml(path.read_text(encoding="utf-8"))["case"]:
             yield path.stem, case
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
 from agent.decisions.causes.row import Again
-from agent.decisions.causes.table import CAUSES, NOISE, SYMPTOMS
+from agent.decisions.causes.table import table
 from troubles.bad_machine import findings
 from troubles.pains import PAINS
 
@@ -107,7 +107,7 @@ def _logs() -> Iterator[str]:
     yield ""
     yield "| a line such as | cause | do | again |"
     yield "| --- | --- | --- | --- |"
-    for row in CAUSES:
+    for row in table().causes:
         live = " *live*" if row.is_live else ""
         again = {Again.YES: "yes", Again.NO: "no", Again.EITHER: "?"}[row.again]
         yield _row(f"`{_example(row)}`{live}", _plain(row.cause), _plain(row.what_to_do), again)
@@ -116,14 +116,14 @@ def _logs() -> Iterator[str]:
     yield ""
     yield "| a line such as | means | do |"
     yield "| --- | --- | --- |"
-    yield from (_row(f"`{_example(row)}`", row.cause, row.what_to_do) for row in SYMPTOMS)
+    yield from (_row(f"`{_example(row)}`", row.cause, row.what_to_do) for row in table().symptoms)
     yield ""
     yield "These alarm and mean nothing; they are never taken for a cause, and reported as noise"
     yield "while the job runs, once an attempt:"
     yield ""
     yield "| matches | is |"
     yield "| --- | --- |"
-    yield from (_row(f"`{row.words[0].text}`", row.cause) for row in NOISE)
+    yield from (_row(f"`{row.words[0].text}`", row.cause) for row in table().noise)
     yield ""
 
 

@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 from agent.decisions.causes.lines import NEAR, body_of, matches, plain_lines, rank_of
 from agent.decisions.causes.row import Again, Cause, Weight, Words, compiled
-from agent.decisions.causes.table import ALL_ROWS, CAUSES, NOISE, SYMPTOMS, find_known_lines
+from agent.decisions.causes.table import find_known_lines, table
 from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 from causes.ordinary.lines import compose
 from diagnosing.__main__ import main
 from diagnosing.cases import Result, diagnosis, judge, live_answer, load
 
 CASES = Path(__file__).parents[1] / "causes"
-ALL = (*NOISE, *CAUSES, *SYMPTOMS)
+ALL = (*table().noise, *table().causes, *table().symptoms)
 WORDS = [(row, words) for row in ALL for words in row.words]
 NEARBY = (
     '  File "/x/verl/utils/dataset/rl_dataset.py", line 9, in prompt_key',
@@ -70,7 +70,7 @@ def test_each_example_has_its_row(row: Cause, words: Words) -> None:
     assert bool(context) or not words.near
     lines = [context, "    the line of code", words.example] if context else ["", words.example]
     assert words.match(words.example, body_of(words.example), context)
-    found = matches(lines, ALL_ROWS)
+    found = matches(lines, table().all_rows)
     assert found[len(lines) - 1].key == row.key
 
 
@@ -91,12 +91,12 @@ def test_trying_again_is_said_as_in_the_labels() -> None:
     """The rows and the corpus agree about which causes pass by themselves."""
     text = (CASES / "labels.toml").read_text()
     again = dict(re.findall(r'label = "(\w+)"\nclass = "\w+"\ntemporary = (\S+)', text))
-    for row in CAUSES:
+    for row in table().causes:
         if len(row.labels) == 1:
-            assert row.again.value == {"true": True, "false": False}.get(
+            assert row.again.value == {"true": "yes", "false": "no"}.get(
                 again[row.labels[0]], "either"
             ), row.key
-    assert {row.again for row in CAUSES} == set(Again)
+    assert {row.again for row in table().causes} == set(Again)
 
 
 # --- measured ------------------------------------------------------------------------------------

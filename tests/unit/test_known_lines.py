@@ -13,7 +13,7 @@ from agent.boot.head_server import RunStatus
 from agent.boot.node_run import NodeRun
 from agent.control.protocol import WorkerStats
 from agent.decisions import head
-from agent.decisions.causes.table import CAUSES, KEYS, NOISE, SYMPTOMS, find_known_lines
+from agent.decisions.causes.table import find_known_lines, table
 from agent.decisions.causes.weigh import weigh
 from agent.decisions.head.state import JobShares, NodeShare
 from agent.decisions.values import HERE
@@ -33,9 +33,13 @@ if TYPE_CHECKING:
 
     from agent.boot.run_keeper import RunKeeper
 
-SIGNS = {words.sign for row in (*NOISE, *CAUSES, *SYMPTOMS) for words in row.words}
+SIGNS = {
+    words.sign
+    for row in (*table().noise, *table().causes, *table().symptoms)
+    for words in row.words
+}
 """Words of the table itself, which hypothesis knows from its source."""
-FATAL = {row.key for row in (*CAUSES, *SYMPTOMS) if row.is_live}
+FATAL = {row.key for row in (*table().causes, *table().symptoms) if row.is_live}
 PREFIXES = (
     "",
     "(TaskRunner pid=812) ",
@@ -90,7 +94,7 @@ def told(lines: Sequence[str]) -> list[str]:
 
 def test_every_row_that_is_told_live_was_met_and_every_noise_is() -> None:
     """No row without a known line; noise is always told to be noise."""
-    assert FATAL | {row.key for row in NOISE} == KEYS
+    assert FATAL | {row.key for row in table().noise} == table().live_keys
     assert len(FATAL) > 20
 
 

@@ -15,7 +15,7 @@ from agent.boot import diagnose as explained_module
 from agent.boot.diagnose import Elsewhere, explain_end, find_cause
 from agent.boot.node_run import NodeRun
 from agent.decisions.causes.lines import matches
-from agent.decisions.causes.table import CAUSES, NOISE, NOISE_ROWS, SYMPTOMS
+from agent.decisions.causes.table import table
 from agent.decisions.causes.weigh import Diagnosis, Log, weigh
 from agent.record.run_folder import RunFolder
 from agent.settings.redact import redactor_for
@@ -43,7 +43,7 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
     found = explain(("job.log", f"{BEFORE}{line}\nTraceback follows\n"))
     remedy = found.remedy()
     assert (found.line, found.log) == (line, "job.log")
-    if key in {row.key for row in SYMPTOMS}:
+    if key in {row.key for row in table().symptoms}:
         assert remedy.startswith("no known cause: job.log")
         return
     assert found.key == key
@@ -55,16 +55,16 @@ def test_a_known_text_is_explained(key: str, line: str) -> None:
 
 def test_every_row_was_met_by_somebody() -> None:
     """No text without a row; no two rows of one name."""
-    keys = [row.key for row in (*CAUSES, *SYMPTOMS, *NOISE)]
+    keys = [row.key for row in (*table().causes, *table().symptoms, *table().noise)]
     assert len(keys) == len(set(keys))
     assert {key for key, _ in LINES} <= set(keys)
-    assert all(any(row.match(line, line) for line in NOISY) for row in NOISE)
+    assert all(any(row.match(line, line) for line in NOISY) for row in table().noise)
 
 
 @pytest.mark.parametrize("line", NOISY)
 def test_noise_is_never_a_cause(line: str) -> None:
     """A line that alarms and means nothing hides no cause, and is none."""
-    assert matches([line], NOISE_ROWS)
+    assert matches([line], table().noise_rows)
     assert not explain(("job.log", line)).is_known
     found = explain(("job.log", f"RuntimeError: CUDA out of memory\n{line}\n{line}"))
     assert found.key == "GPU memory"

@@ -9,7 +9,7 @@ import pytest
 
 from agent.checks import run_checks
 from agent.checks.finding import Level
-from agent.decisions.causes.table import CAUSES, NOISE, SYMPTOMS
+from agent.decisions.causes.table import table
 from troubles.__main__ import main
 from troubles.bad_machine import findings
 from troubles.pains import PAINS, Pain
@@ -70,7 +70,7 @@ def test_each_answers_test_exists(pain: Pain) -> None:
 @pytest.mark.parametrize("pain", PAINS, ids=lambda pain: str(pain.number))
 def test_each_answer_is_known_to_the_agent(pain: Pain) -> None:
     """What is checked is a check's name, what is explained the key of a known line."""
-    keys = {row.key for row in (*CAUSES, *SYMPTOMS, *NOISE)}
+    keys = {row.key for row in (*table().causes, *table().symptoms, *table().noise)}
     for answer in pain.answers:
         if answer.how == "checked":
             assert answer.what in BY_CHECK | ELSEWHERE

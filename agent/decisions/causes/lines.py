@@ -42,7 +42,10 @@ _RANK = (
     r"\[(?:rank|Rank |default)(?P<a>\d+)\]|\brank=(?P<b>\d+)|\[Rank (?P<c>\d+)\]"
     r"|\((?:\w+) (?:TP|DP)?\w* ?rank=(?P<d>\d+)"
 )
-_MILD = r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b|\w{4,}Warning: "
+_MILD = (
+    r"(?<!NCCL )\bWARN(?:ING)?\b|^\W*(?:rank\d+\]:)?\[?W\d{3,4} |\b(?:INFO|DEBUG|NOTICE)\b"
+    r"|\w{4,}Warning: "
+)
 _NCCL_WARN = r"\.(?:h|cc|cu):\d+ (?:NCCL )?WARN\b"
 _HANDLED = (
     r"(?i)"
@@ -50,8 +53,8 @@ _HANDLED = (
     r"|\btrying (?:again|the next|another)\b|\bretry loop\b|\battempt \d+ ?(?:/|of) ?\d+"
 )
 _PROGRESS = (
-    r"\bstep:\d+ - |\bGlobal step \d+: \{|\bstep \d+/\d+ |\{'loss': |\bTrain epoch \[|\biteration +\d+/ *\d+ \|"
-    r"|\bEpoch: \[\d+\]\[ *\d+/\d+\]"
+    r"\bstep:\d+ - |\bGlobal step \d+: \{|\bstep \d+/\d+ |\{'loss': |\bTrain epoch \["
+    r"|\biteration +\d+/ *\d+ \||\bEpoch: \[\d+\]\[ *\d+/\d+\]"
 )
 _TIME = (
     r"(?:\d{4}-(?P<mo>\d\d)-(?P<d>\d\d)[ T_]|\[?[EWIF](?P<mo2>\d{1,2})(?P<d2>\d\d) "

@@ -1,60 +1,67 @@
-"""All rows in order, and the search for them in the job's output while it runs."""
+"""The rows of rows.toml, and the search for them in the job's output while it runs."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from agent.decisions.causes.gpus import GPUS
-from agent.decisions.causes.hub import FILES
-from agent.decisions.causes.inputs import INPUTS
-from agent.decisions.causes.limits import ACCESS, CRASHES, LIMITS, TAKEN
+import msgspec
+
+from agent.base.text import parse_toml
+from agent.base.value import Value
 from agent.decisions.causes.lines import Rows, matches, plain_lines, rank_of
-from agent.decisions.causes.machine import MEMORY, STORAGE
-from agent.decisions.causes.network import NETWORK, SYMPTOMS
-from agent.decisions.causes.ray import NOISE, PLACEMENT, START
-from agent.decisions.causes.services import SERVICES
-from agent.decisions.causes.versions import VERSIONS, WEIGHED_LESS
+from agent.decisions.causes.row import Cause, Weight
 from agent.decisions.values import Known
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-__all__ = [
-    "ALL_ROWS",
-    "CAUSES",
-    "CAUSE_KEYS",
-    "KEYS",
-    "NOISE",
-    "NOISE_ROWS",
-    "SYMPTOMS",
-    "SYMPTOM_ROWS",
-    "find_known_lines",
-]
+_FILE = Path(__file__).with_name("rows.toml")
+_PATTERN = re.compile(r"<([a-z_]+)>")
 
-CAUSES = (
-    *GPUS,
-    *STORAGE,
-    *LIMITS,
-    *MEMORY,
-    *ACCESS,
-    *TAKEN,
-    *NETWORK,
-    *PLACEMENT,
-    *START,
-    *VERSIONS,
-    *SERVICES,
-    *INPUTS,
-    *FILES,
-    *CRASHES,
-    *WEIGHED_LESS,
-)
-"""Of several rows that match a line, the first one counts."""
-_ALL = (*NOISE, *CAUSES, *SYMPTOMS)
-ALL_ROWS = Rows(_ALL)
-NOISE_ROWS, SYMPTOM_ROWS = Rows(NOISE), Rows(SYMPTOMS)
-CAUSE_KEYS = frozenset(row.key for row in CAUSES)
-KEYS = frozenset(row.key for row in _ALL if row.is_live)
-"""The keys of the rows that are reported while the job runs."""
+
+class KnownRows(Value):
+    """All rows; of several that match a line, the first one counts."""
+
+    noise: tuple[Cause, ...]
+    causes: tuple[Cause, ...]
+    symptoms: tuple[Cause, ...]
+    all_rows: Rows
+    noise_rows: Rows
+    symptom_rows: Rows
+    cause_keys: frozenset[str]
+    live_keys: frozenset[str]
+    """The keys of the rows that are reported while the job runs."""
+
+
+@cache
+def table() -> KnownRows:
+    """Return the table, read at its first use: most runs start before they need it."""
+    data = parse_toml(_FILE.read_text(encoding="utf-8"))
+    noise, causes, symptoms = (
+        tuple(_row(row, data["patterns"]) for row in data[kind])
+        for kind in ("noise", "cause", "symptom")
+    )
+    rows = (*noise, *causes, *symptoms)
+    return KnownRows(
+        *(noise, causes, symptoms, Rows(rows), Rows(noise), Rows(symptoms)),
+        cause_keys=frozenset(row.key for row in causes),
+        live_keys=frozenset(row.key for row in rows if row.is_live),
+    )
+
+
+def _row(row: Mapping[str, Any], patterns: Mapping[str, str]) -> Cause:
+    def full(expression: str) -> str:
+        return _PATTERN.sub(lambda found: patterns[found[1]], expression)
+
+    words = [
+        {name: full(v) if name in {"near", "only", "unless"} else v for name, v in one.items()}
+        for one in row["words"]
+    ]
+    weight = Weight[row.get("weight", "cause").upper()]
+    return msgspec.convert({**row, "words": words, "weight": weight}, Cause)
 
 
 def find_known_lines(
@@ -64,13 +71,15 @@ def find_known_lines(
 
     `before` are the lines before them, which may show what an error is about.
     """
+    rows = table()
     texts = [*before, *plain_lines(b"\n".join(lines).decode(errors="replace"))]
     found, seen = [], {*reported}
-    for at, row in sorted(matches(texts, ALL_ROWS).items(), key=lambda one: one[0]):
-        if at < len(before) or row.key in seen or row.key not in KEYS:
+    for at, row in sorted(matches(texts, rows.all_rows).items(), key=lambda one: one[0]):
+        if at < len(before) or row.key in seen or row.key not in rows.live_keys:
             continue
         seen.add(row.key)
         cause, what_to_do = row.filled(texts[at])
         line, rank = texts[at].strip(), rank_of(texts[at])
-        found.append(Known(row.key, line, cause, what_to_do, row in NOISE, row in SYMPTOMS, rank))
+        is_noise, is_symptom = row in rows.noise, row in rows.symptoms
+        found.append(Known(row.key, line, cause, what_to_do, is_noise, is_symptom, rank))
     return found

@@ -14,8 +14,8 @@ from agent.decisions.causes.lines import (
     rank_of,
     time_of,
 )
-from agent.decisions.causes.row import AFTER_LOSS, Again, Cause, Weight, compiled
-from agent.decisions.causes.table import ALL_ROWS, CAUSE_KEYS, SYMPTOM_ROWS
+from agent.decisions.causes.row import Again, Cause, Weight, compiled
+from agent.decisions.causes.table import table
 from agent.decisions.values import place
 
 if TYPE_CHECKING:
@@ -39,15 +39,16 @@ _WRAPPER = (
 _SYMPTOM = (
     r"Watchdog caught collective operation timeout|detected by watchdog|watchdog thread terminated"
     r"|DistBackendError|\bnccl\w*Error\b|NCCL error|NCCL communicator was aborted|ncclInvalidUsage"
-    r"|Connection closed by|Connection reset by peer|ConnectionResetError|Broken pipe|BrokenPipeError"
-    r"|Some NCCL operations have failed or timed out|recvValue failed|sendBytes failed"
-    r"|ncclUnhandledCudaError|Timed out waiting \d+ms for (?:recv|send)|Socket Timeout"
-    r"|wait timeout after|DistNetworkError|DistStoreError|store->get\(|Timeout at NCCL work"
-    r"|monitoredBarrier|EOFError$|remote process exited|Signal 15|terminated by signal"
+    r"|Connection closed by|Connection reset by peer|ConnectionResetError|Broken pipe"
+    r"|BrokenPipeError|Some NCCL operations have failed or timed out|recvValue failed"
+    r"|sendBytes failed|ncclUnhandledCudaError|Timed out waiting \d+ms for (?:recv|send)"
+    r"|Socket Timeout|wait timeout after|DistNetworkError|DistStoreError|store->get\("
+    r"|Timeout at NCCL work|monitoredBarrier|EOFError$"
+    r"|remote process exited|Signal 15|terminated by signal"
 )
 _ERROR = (
-    r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[^\]]{0,60} E \d+ \d+\]|^\W*E\d{4} |Failed to |[Uu]nhandled|panic"
-    r"|(?:^|\W)[Ee]rror: "
+    r"\b(?:ERROR|FATAL|CRITICAL)\b|\[[^\]]{0,60} E \d+ \d+\]|^\W*E\d{4} |Failed to |[Uu]nhandled"
+    r"|panic|(?:^|\W)[Ee]rror: "
 )
 _TRACE = r'^\s*(?:File "|raise |\^+|Traceback)'
 _PLACE = r"\bip=(?P<ip>[\d.]{7,15}|[\da-fA-F:]{3,39})[,)]|^\s+ip: (?P<ip2>\S+)"
@@ -92,6 +93,8 @@ class Diagnosis(Value):
     what_to_do: str = ""
     again: Again = Again.EITHER
     weight: Weight = Weight.LAST
+    after_loss: bool = False
+    """Whether the loss of a node leads to it."""
 
     @property
     def is_known(self) -> bool:
@@ -101,7 +104,7 @@ class Diagnosis(Value):
     @property
     def is_no_loss(self) -> bool:
         """Return whether the cause is none that the loss of a node leads to."""
-        return self.weight >= Weight.CAUSE and AFTER_LOSS.isdisjoint(self.labels)
+        return self.weight >= Weight.CAUSE and not self.after_loss
 
     def remedy(self) -> str:
         """Return it as the remedy of an outcome: the cause with its place, or the first error."""
@@ -132,13 +135,14 @@ class _Hit(NamedTuple):
 
 def weigh(logs: Sequence[Log]) -> Diagnosis:
     """Return the cause that explains most: a cause before a symptom, the first before the later."""
+    rows = table()
     texts = [plain_lines(log.text) for log in logs]
     steps = [last_progress(lines) for lines in texts]
     hits = [
         _Hit(number, at, row)
         for number, lines in enumerate(texts)
-        for at, row in matches(lines, ALL_ROWS).items()
-        if row.key in CAUSE_KEYS and (logs[number].of_ray or not row.of_ray)
+        for at, row in matches(lines, rows.all_rows).items()
+        if row.key in rows.cause_keys and (logs[number].of_ray or not row.of_ray)
     ]
     errors = [_Hit(n, at) for n, lines in enumerate(texts) for at in _errors(lines, steps[n] + 1)]
     plain = [hit for hit in errors if not _is_wrapped(texts, hit)]
@@ -187,6 +191,7 @@ def _explained(
         what_to_do,
         row.again,
         row.weight,
+        row.after_loss,
     )
 
 
@@ -211,7 +216,7 @@ def _unexplained(
     first = _first(texts, hits)
     lines, log = texts[first.log], logs[first.log]
     ip, rank = _ip(lines, first.at), _rank(lines, first.at)
-    row = matches([lines[first.at]], SYMPTOM_ROWS).get(0)
+    row = matches([lines[first.at]], table().symptom_rows).get(0)
     cause, what_to_do = ("", "") if row is None else (row.cause, row.what_to_do)
     return Diagnosis(
         *(lines[first.at].strip(), log.name, log.node, ip, rank), cause=cause, what_to_do=what_to_do
