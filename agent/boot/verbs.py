@@ -31,7 +31,7 @@ from agent.boot.recipe_verb import (
 )
 from agent.checks import misspelling_findings
 from agent.checks.finding import Level, passed_lines, problem_lines
-from agent.checks.found import found_on
+from agent.checks.machine import found_on
 from agent.control import verbs as of_the_head
 from agent.control.log_filter import LogFilter
 from agent.node import pythons

@@ -29,8 +29,8 @@ class KnownJob(Value):
     """The part of a recipe that does not depend on the cluster; the rest is in its module."""
 
     name: str
-    module: str
-    """The module in agent/work/recipes."""
+    module: str = ""
+    """The module in agent/work/recipes; '' for the rehearsal."""
     framework: str = ""
     """The distribution whose version decides the flags, or ''."""
     reward: Literal["needed", "possible", "unused"] = "unused"
@@ -45,7 +45,7 @@ class KnownJob(Value):
 
 
 JOBS = (
-    KnownJob(DEFAULT, "rehearsal", reward="needed", needs=()),
+    KnownJob(DEFAULT, reward="needed", needs=()),
     KnownJob("verl-grpo", "verl", "verl", "possible", loads_reward_model=True),
     KnownJob("verl-ppo", "verl", "verl", "possible", loads_reward_model=True),
     KnownJob("openrlhf-grpo", "openrlhf", "openrlhf", "needed", loads_reward_model=True),

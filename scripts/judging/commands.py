@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from agent.settings.jobs import JOBS
+from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import MisfitError, NodeSize, RecipeInput
 from judging.clusters import CLUSTERS, Nodes
 from judging.faults import Case
@@ -49,11 +49,6 @@ def made(framework: str, version: Version) -> Iterator[Made]:
         for nodes in CLUSTERS:
             for how, asked in asking(job, version, nodes):
                 yield make(recipe, asked, nodes, how)
-
-
-def recipe_of(job: KnownJob) -> Recipe:
-    """Return a recipe's file."""
-    return cast("Recipe", importlib.import_module(f"agent.work.recipes.{job.module}"))
 
 
 def asking(job: KnownJob, version: Version, nodes: Nodes) -> Iterator[tuple[str, RecipeInput]]:

@@ -13,8 +13,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from agent.settings.jobs import BY_NAME
+from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import NodeSize, RecipeInput
-from judging.commands import recipe_of
 from judging.packages import REPO, environment
 from judging.training import LONGEST, QUIET, NotTrainedError
 

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from agent.settings.jobs import BY_NAME
+from agent.work.recipes import recipe_of
 from agent.work.recipes.recipe import NodeSize, RecipeInput
-from judging.commands import recipe_of
 from judging.faults import Fault
 from judging.packages import FOLDER, REPO, environment, package
 

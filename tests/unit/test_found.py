@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from agent.checks.found import found_on
+from agent.checks.machine import found_on
 from agent.node.facts import MIB, Driver, DriverGpu, Framework, RdmaDevice
 from agent.node.gpus import driver_version
 from agent.node.read import rdma_devices
