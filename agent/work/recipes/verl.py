@@ -462,7 +462,11 @@ def _model_and_data(asked: RecipeInput, given: Mapping[str, str]) -> Iterable[Ro
         unused = "verl requires some; without AGENT_EVAL_DATA it is never evaluated"
         yield "data.val_files", texts(asked.train_data), unused
         yield "trainer.val_before_train", "False", "no AGENT_EVAL_DATA"
-    yield _PROMPT, _PROMPT_TOKENS, "longer prompts are dropped; the default is 512"
+    yield (
+        _PROMPT,
+        _PROMPT_TOKENS,
+        "verl drops longer ones and prints how many rows remain; by default 512",
+    )
     yield _ANSWER, _ANSWER_TOKENS, "a longer answer is cut, and scored wrong; the default is 512"
     if asked.version < (0, 7):
         yield "data.return_raw_chat", "True", "asynchronous rollouts and reward models read it"
