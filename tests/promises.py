@@ -106,7 +106,7 @@ PROMISES = (
         "test_prepare.py::test_steps_run_beside_the_boot_and_before_the_job",
     ),
     Promise(
-        "a prepare step that fails ends the run with 69 and its last words",
+        "a prepare step that fails ends the run with 69 and last output",
         "test_prepare.py::test_a_failed_step_ends_the_run",
     ),
     # jobs

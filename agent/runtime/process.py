@@ -301,7 +301,7 @@ class Child:
     async def end_sentence(self, code: int) -> str:
         """Return a sentence with its exit code and the end of its log."""
         tail = await self.tail()
-        return f"exit code {name_of_code(code)}" + (f"; its last words: {tail}" if tail else "")
+        return f"exit code {name_of_code(code)}" + (f"; last output: {tail}" if tail else "")
 
     async def tail(self, lines: int = 3, longest: int = 300) -> str:
         """Return the last non-empty lines of its log, on one line."""

@@ -15,7 +15,7 @@ _BEGIN, _END = "<!-- rows -->\n", "<!-- /rows -->"
 
 def table(rows: Sequence[Row]) -> str:
     """Render the rows, a scenario a line."""
-    lines = ["| what happens | what follows | shown by |", "| --- | --- | --- |"]
+    lines = ["| fault | result | scenarios |", "| --- | --- | --- |"]
     for row in rows:
         shown = "<br>".join(_link(test) for test in row.tests)
         lines.append(f"| {row.event} | {row.outcome} | {shown} |")

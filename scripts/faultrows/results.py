@@ -54,7 +54,7 @@ def save(path: Path, seen: Mapping[str, Seen]) -> None:
 
 def table(rows: Sequence[Row], seen: Mapping[str, Seen]) -> str:
     """Lay all rows out, with what was seen of each, as Markdown."""
-    lines = ["| row | what happens | what follows | seen |", "| --- | --- | --- | --- |"]
+    lines = ["| row | fault | result | seen |", "| --- | --- | --- | --- |"]
     for row in rows:
         one = seen.get(row.name)
         word = "not run" if one is None else f"{one.word}, {one.seconds:.0f} s"

@@ -31,7 +31,7 @@ class Row(NamedTuple):
     """One kind of fault."""
 
     name: str
-    """By which scripts/faults is told to try it alone."""
+    """The argument of scripts/faults that runs this row alone."""
     event: str
     outcome: str
     tests: tuple[str, ...]
@@ -41,7 +41,7 @@ ROWS = (
     Row(
         "worker-back",
         "a worker's pod is killed and started again",
-        "named at the head within 3 s; it rejoins; the attempt that was lost is made again",
+        "the head names it within 3 s; it rejoins; the lost attempt is made again",
         (
             DEATHS + "test_a_killed_worker_that_returns_costs_an_attempt",
             DEATHS + "test_a_killed_worker_is_named_within_three_seconds",
@@ -49,7 +49,7 @@ ROWS = (
     ),
     Row(
         "worker-gone",
-        "a worker is lost and never comes back",
+        "a worker is lost and does not return",
         "after AGENT_NODE_GRACE the job is stopped: another attempt, or 75 with its name",
         (
             ENDS + "test_sigterm_to_a_worker",
@@ -58,44 +58,44 @@ ROWS = (
     ),
     Row(
         "worker-stall",
-        "a worker is lost under a job and is back within AGENT_NODE_GRACE",
-        "the job goes on; where it shows no sign of work for AGENT_STALL, the attempt is lost",
+        "a worker is lost while a job runs and returns within AGENT_NODE_GRACE",
+        "the job continues; if it makes no progress for AGENT_STALL, the attempt is lost",
         (STALL + "test_a_job_that_hangs_after_a_loss_is_retried",),
     ),
     Row(
         "worker-idle",
-        "a worker is lost where no job runs (AGENT_JOB=none)",
-        "the cluster stays, and takes it back",
+        "a worker is lost while no job runs (AGENT_JOB=none)",
+        "the cluster keeps running, and the worker rejoins",
         (ENDS + "test_a_worker_rejoins_a_cluster_without_a_job",),
     ),
     Row(
         "worker-spare",
-        "a worker more than the attempt needs joins late, or in place of a lost one",
-        "said that it stays unused until the next attempt, which takes it",
+        "a worker that the attempt does not need joins late, or replaces a lost one",
+        "a log line: it is unused until the next attempt, which uses it",
         (SPARE + "test_a_spare_joins_the_next_attempt",),
     ),
     Row(
         "head-back",
-        "the head's pod is killed and comes back, elsewhere, with its disk or without",
-        "workers wait AGENT_HEAD_GRACE and rejoin; the run goes on with its next attempt",
+        "the head's pod is killed and restarted elsewhere, with its disk or without",
+        "workers wait AGENT_HEAD_GRACE and rejoin; the run continues with its next attempt",
         (DEATHS + "test_a_head_with_a_new_address_continues_its_run",),
     ),
     Row(
         "head-other",
-        "the head begins another run",
-        "a worker of the old one leaves with 75",
+        "the head starts another run",
+        "a worker of the former run leaves with 75",
         (DEATHS + "test_a_head_that_starts_another_run",),
     ),
     Row(
         "head-gone",
-        "the head never comes back",
+        "the head does not return",
         "workers leave with 75 after AGENT_HEAD_GRACE",
         (DEATHS + "test_a_head_that_never_returns",),
     ),
     Row(
         "ray-boot",
-        "Ray's GCS dies or hangs while it boots",
-        "said within 3 s, and started again in place; what hangs after 30 s",
+        "Ray's GCS is killed or hangs while it boots",
+        "logged within 3 s; Ray is restarted in place at once, or after 30 s if it hangs",
         (
             ENDS + "test_a_ray_killed_while_booting_is_restarted",
             ENDS + "test_a_ray_that_hangs_while_booting_is_restarted",
@@ -103,26 +103,26 @@ ROWS = (
     ),
     Row(
         "ray-job",
-        "the head's Ray dies under a job",
-        "the attempt is lost and made again on a new Ray, while retries last; then 75",
+        "the head's Ray is killed while a job runs",
+        "the attempt is lost and made again on a new Ray while retries remain; then 75",
         (DEATHS + "test_the_heads_ray_is_killed_twice",),
     ),
     Row(
         "ray-idle",
-        "Ray dies where no job runs, on the head or a worker",
-        "started again in place; a worker joins again by itself",
+        "Ray is killed while no job runs, on the head or a worker",
+        "Ray is restarted in place; a worker rejoins",
         (DEATHS + "test_a_killed_ray_without_a_job_is_restarted",),
     ),
     Row(
         "dashboard",
-        "Ray's dashboard hangs under a job",
-        "the job is left alone, and its end is heard from GCS",
+        "Ray's dashboard hangs while a job runs",
+        "the job continues, and its end is read from GCS",
         (DEATHS + "test_a_hung_dashboard_does_not_end_the_job",),
     ),
     Row(
         "dashboard-asked",
-        "Ray's dashboard hangs before a job is submitted, where Ray only serves, or at a stop",
-        "told within 3 s; after 30 s Ray is started again; at a stop the driver gets its SIGTERM",
+        "Ray's dashboard hangs before a job is submitted, while no job runs, or at a stop",
+        "logged within 3 s; Ray is restarted after 30 s; at a stop the driver still gets SIGTERM",
         (
             HUNG + "test_a_dashboard_that_hangs_before_the_job",
             HUNG + "test_a_dashboard_that_hangs_without_a_job",
@@ -132,7 +132,7 @@ ROWS = (
     Row(
         "agent",
         "only the agent is killed (SIGKILL), on the head or a worker, booting or following",
-        "another goes on with the living Ray, services and job; no line of output is lost",
+        "a new one continues with the same Ray, services and job; no line of output is lost",
         (
             KILLED + "test_a_killed_agent_is_started_again_and_follows_on",
             KILLED + "test_killed_while_everything_boots",
@@ -144,8 +144,9 @@ ROWS = (
     ),
     Row(
         "agent-amid",
-        "the head's agent is killed after a worker was lost, as it stops the job, or as it leaves",
-        "the next knows of it by run.json: another attempt, 75 with the worker's name, the verdict",
+        "the head's agent is killed after the loss of a worker, as it stops the job, or as it ends",
+        "the next one continues from run.json: another attempt, 75 with the worker's name, or the "
+        "verdict",
         (
             KILLED + "test_killed_while_it_ends",
             KILLED + "test_the_next_agent_reads_of_a_loss",
@@ -155,7 +156,7 @@ ROWS = (
     ),
     Row(
         "agent-again",
-        "the agent is killed four times within ten minutes, or its parent is",
+        "the agent is killed four times within ten minutes, or its parent is killed",
         "70; as on SIGTERM",
         (
             KILLED + "test_an_agent_that_is_killed_again_and_again_ends_the_run",
@@ -164,8 +165,8 @@ ROWS = (
     ),
     Row(
         "reward",
-        "the reward server dies, hangs or answers 500",
-        "started again with pauses that grow; the job goes on; outages stand in outcome.json",
+        "the reward server exits, hangs or answers 500",
+        "it is restarted with growing pauses; the job continues; outcome.json lists the outages",
         (
             REWARD + "test_a_killed_reward_server_is_restarted",
             REWARD + "test_a_reward_server_that_hangs_or_fails_is_restarted",
@@ -174,8 +175,8 @@ ROWS = (
     ),
     Row(
         "reward-never",
-        "a reward server dies before it is ready, or answers nonsense to the end",
-        "69 with its last words",
+        "a reward server exits before it is ready, or its answers stay wrong",
+        "69 with the last lines of its log",
         (
             REWARD + "test_a_reward_server_that_exits_early",
             REWARD + "test_a_wrong_reply_is_retried_until_the_deadline",
@@ -184,33 +185,33 @@ ROWS = (
     ),
     Row(
         "link",
-        "a worker's link is cut for ten seconds and healed",
-        "nothing is restarted, the job goes on",
+        "a worker's link is cut for ten seconds",
+        "nothing is restarted, the job continues",
         (LINKS + "test_a_link_that_is_cut_for_ten_seconds",),
     ),
     Row(
         "link-one-way",
-        "a worker's link loses all packets one way, either way, for ten seconds",
-        "nothing is restarted, the job goes on",
+        "a worker's link loses all packets in one direction for ten seconds",
+        "nothing is restarted, the job continues",
         (LINKS + "test_a_link_that_drops_one_direction_for_ten_seconds",),
     ),
     Row(
         "link-gone",
-        "a worker's link is cut for good, both ways or one",
-        "75 after AGENT_NODE_GRACE with its name; the worker after AGENT_HEAD_GRACE",
+        "a worker's link is cut permanently, in one direction or both",
+        "head: 75 with its name after AGENT_NODE_GRACE; worker: 75 after AGENT_HEAD_GRACE",
         (LINKS + "test_a_link_that_is_cut_for_good",),
     ),
     Row(
         "link-bad",
-        "a line loses 30 % of all packets, each way, and delays the rest by 200 ms",
-        "boot and job succeed; where Ray does not bear it (`ray start` gives up after 30 s without "
-        "GCS), another attempt does",
+        "a link loses 30 % of all packets each way, and delays the others by 200 ms",
+        "boot and job succeed; if Ray fails (`ray start` gives up after 30 s without GCS), the "
+        "next attempt succeeds",
         (LINKS + "test_a_slow_and_lossy_link",),
     ),
     Row(
         "dns",
-        "DNS is mute, tells nothing, a wrong address or an old one, and changes its mind",
-        "waited for and asked anew; while it is mute the head is called where it was",
+        "DNS gives no answer, an empty, a wrong or an old one, and later a right one",
+        "the worker waits and resolves again; without an answer it uses the former address",
         (
             "tests/lab/test_boot.py::test_the_heads_name_resolves_ten_seconds_late",
             DNS + "test_a_dns_server_that_answers_late",
@@ -220,15 +221,15 @@ ROWS = (
     ),
     Row(
         "clock",
-        "a pod's clock jumps by an hour, both ways, while it boots and while the job runs",
-        "nothing happens, and no deadline moves",
+        "a pod's clock jumps by an hour, forward or back, while it boots and while the job runs",
+        "no effect; no deadline moves",
         (CLOCK + "test_a_clock_that_jumps", CLOCK + "test_deadlines_when_the_clock_jumps"),
     ),
     Row(
         "fence",
-        "a worker's link stays cut",
-        "it ends its own Ray and what it runs at 0.8 of AGENT_NODE_GRACE, before the next attempt "
-        "begins, and joins again when the head answers",
+        "a worker stays cut off",
+        "it stops its Ray and its part of the job at 0.8 of AGENT_NODE_GRACE, before the next "
+        "attempt begins, and rejoins when the head answers",
         (
             FENCE + "test_a_worker_that_is_cut_off_fences_itself",
             FENCE + "test_a_fenced_worker_rejoins",
@@ -237,14 +238,14 @@ ROWS = (
     ),
     Row(
         "superseded",
-        "a second head begins in the same run",
+        "a second head starts in the same run",
         "the first stops its job and leaves with 75, superseded",
         (HEADS + "test_a_second_head_supersedes_the_first",),
     ),
     Row(
         "slurm",
-        "under Slurm a task dies, the job is cancelled, requeued or out of time",
-        "all leave in order; a requeued job goes on in the same folders",
+        "Slurm: a task is killed, the job is cancelled, requeued or at its time limit",
+        "all tasks stop in order; a requeued job continues in the same folders",
         (
             SLURM + "test_a_killed_task_ends_the_others",
             SLURM + "test_scancel",
@@ -254,15 +255,15 @@ ROWS = (
     ),
     Row(
         "slurm-agent",
-        "under Slurm only the agent is killed within its step, on the head or a worker",
-        "its parent starts another within the step: the same Ray, one attempt, the job's code",
+        "Slurm: only the agent is killed within its step, on the head or a worker",
+        "its parent restarts it within the step: the same Ray, one attempt, the job's code",
         (SLURM_LOSSES + "test_an_agent_killed_within_its_step",),
     ),
     Row(
         "slurm-node",
-        "under Slurm a node is lost, or all that runs there hangs",
-        "Slurm requeues the job when it misses the node, the batch script at 75: the same job id "
-        "goes on as the next attempt",
+        "Slurm: a node is lost, or all its processes hang",
+        "Slurm requeues the job when the node stops responding, or the batch script does at 75: "
+        "the same job id continues with the next attempt",
         (
             SLURM_LOSSES + "test_a_lost_node_requeues_the_job",
             SLURM_LOSSES + "test_a_hung_node_requeues_the_job",
@@ -270,14 +271,14 @@ ROWS = (
     ),
     Row(
         "dstack",
-        "dstack stops all nodes of a run and submits it anew, elsewhere, under the same id",
-        "goes on from run.json where that lies on a volume, else begins; both are said",
+        "dstack stops all nodes of a run and submits it again, elsewhere, under the same id",
+        "continues from run.json if that is on a volume, else starts anew; the log says which",
         (PLATFORMS + "test_dstack_resubmits_an_interrupted_run",),
     ),
     Row(
         "readers",
-        "nobody reads the agent's stdout or stderr",
-        "deadlines, SIGTERM and the exit are held all the same",
+        "no process reads the agent's stdout or stderr",
+        "deadlines, SIGTERM and the exit work as usual",
         (
             READERS + "test_a_stdout_that_nobody_reads",
             READERS + "test_a_stderr_that_nobody_reads",
@@ -287,7 +288,7 @@ ROWS = (
     Row(
         "signals",
         "SIGTERM, SIGINT twice, `pod-agent stop`, or SIGUSR1",
-        "143 or 130 everywhere, within the grace, and nothing is left; the job hears SIGUSR1",
+        "143 or 130 on all nodes, within the grace, and nothing is left; the job receives SIGUSR1",
         (
             ENDS + "test_sigterm_to_the_head_stops_all_within_the_grace",
             ENDS + "test_sigterm_while_booting",
@@ -299,21 +300,21 @@ ROWS = (
     Row(
         "signals-table",
         "SIGTERM, SIGINT, SIGHUP or SIGKILL in any phase, on the head or a worker",
-        "143 or 130, of what is held its verdict; an agent that is killed goes on; nothing is left",
+        "143 or 130, or the verdict of a held pod; a killed agent is restarted; nothing is left",
         (TABLE + "test_a_signal",),
     ),
     Row(
         "disk-full",
-        "the disk of the run folder is full, while it boots or under the job",
-        "one warning with folder, cause and remedy; output, end and code are the job's own",
+        "the disk of the run folder is full, while it boots or while the job runs",
+        "one warning with folder, cause and remedy; the job's output, end and code do not change",
         (DISKS + "test_a_full_log_disk_does_not_end_the_job",),
     ),
     Row(
         "disk-stalls",
-        "the disk of the run folder takes no write any more, under the job, as an attempt begins, "
-        "or from the start",
-        "told after 10 s; neither the job, nor a stop, nor the agent's end waits for it; from the "
-        "start: 78",
+        "writes to the disk of the run folder hang, while the job runs, as an attempt begins, or "
+        "from the start",
+        "logged after 10 s; neither the job, nor a stop, nor the agent's end waits for it; "
+        "from the start: 78",
         (
             DISKS + "test_a_log_disk_that_stalls",
             DISKS + "test_a_log_disk_that_stalls_from_the_start",
@@ -323,25 +324,25 @@ ROWS = (
     Row(
         "disk-ray",
         "/tmp or /dev/shm is full",
-        "69, and the end names the disk of /tmp; a warning for /dev/shm, and Ray goes without",
+        "/tmp: 69 with the disk's name; /dev/shm: a warning, and Ray runs without it",
         (DISKS + "test_a_full_tmp", DISKS + "test_a_full_shm"),
     ),
     Row(
         "memory",
-        "memory runs out: Ray's OOM killer takes a worker or the job, the kernel's the job or Ray",
-        "said as such, with the job's code or 75; never another attempt",
+        "memory runs out: Ray's OOM killer ends a worker or the job, the kernel's the job or Ray",
+        "the end names it, with the job's code or 75; no further attempt",
         (MEMORY + "test_rays_oom_killer", MEMORY + "test_the_kernels_oom_killer"),
     ),
     Row(
         "memory-agent",
-        "the kernel's OOM killer takes the agent",
-        "another continues its run, and says why",
+        "the kernel's OOM killer ends the agent",
+        "a new one continues the run, and logs why",
         (MEMORY + "test_the_kernels_oom_killer_kills_the_agent",),
     ),
     Row(
         "chaos",
-        "a minute of random mishaps (`scripts/chaos` for more)",
-        "ends as a model predicts, in time, with nothing left",
+        "a minute of random faults (`scripts/chaos` for more)",
+        "the run ends as the model predicts, in time, with nothing left",
         ("tests/lab/test_chaos.py::test_a_short_seed_ends_as_predicted",),
     ),
 )

@@ -1,7 +1,8 @@
-"""The page: what logs say, what checks find, and what answers each known pain."""
+"""The page docs/troubleshooting.md: log messages, findings of checks, known problems."""
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING
 
 from agent.checks.finding import Level
@@ -20,16 +21,17 @@ MESSAGES = "scripts/troubles/messages.md"
 _LONGEST, _BEFORE = 110, 20
 _TOP = """# When something goes wrong
 
-Written by [scripts/troubleshooting](../scripts/troubleshooting) from what the agent itself knows; a
-test fails when it is stale.
+[scripts/troubleshooting](../scripts/troubleshooting) generates this page from the agent's tables;
+a test fails if it is outdated.
 
-1. The last line on stderr says what ended the run, what to do, and where all logs are;
-   `outcome.json` in the run folder says the same.
-2. `failure-<time>.tar.gz`, which that line names, is one file to look through or to hand on: see
-   below.
-3. `pod-agent explain` tells the run's story in ten lines: what took how long, what was waited for.
-4. `pod-agent logs` shows any node's log through the head; after the run, from the run folder here.
-5. `pod-agent doctor` looks at a machine before anything is started.
+1. The last line on stderr names the cause, the remedy, and the folder with all logs;
+   `outcome.json` in the run folder has the same.
+2. That line also names `failure-<time>.tar.gz`, one file with everything needed to find the cause,
+   or to send to somebody: see below.
+3. `pod-agent explain` summarizes the run in ten lines: how long each phase took, and what it
+   waited for.
+4. `pod-agent logs` prints any node's log through the head; after the run, from the run folder.
+5. `pod-agent doctor` checks a machine before anything is started.
 """
 _IN_A_BUNDLE = (
     (
@@ -44,7 +46,7 @@ _IN_A_BUNDLE = (
         "`<head>/*.log`, `events.jsonl`, `facts.json`",
         (
             "its logs (agent, `ray start`, services, prepare steps, job, the stacks of a job that "
-            "hung), all that happened, and what its machine is"
+            "hung), its events, and the facts of its machine"
         ),
     ),
     (
@@ -54,15 +56,15 @@ _IN_A_BUNDLE = (
     (
         "`<worker>/`",
         (
-            "the ends of its logs as it sent them with its goodbye; where it died without one, as "
-            "the head had asked for them: when the worker complained, and when the job was stopped"
+            "the ends of its logs, sent when it left; if it was lost, as the head requested them "
+            "before: at its warnings, and when the job was stopped"
         ),
     ),
     (
         "`<worker>/last-heard.txt`, `facts.json`",
-        "its last words and how it stands, what its machine is",
+        "its last report, and the facts of its machine",
     ),
-    ("`contents.txt`", "what each file is the end of, and what time or room did not allow"),
+    ("`contents.txt`", "the source of each file, and what is left out for lack of time or space"),
 )
 
 
@@ -74,36 +76,42 @@ def page(root: Path) -> str:
 
 
 def _bundle() -> Iterator[str]:
-    yield "## What a failed run leaves"
+    yield "## The failure bundle"
     yield ""
-    yield "A run that fails, on its own account or the job's, leaves one bundle in the head's"
-    yield "folder of the run; a worker whose head is gone leaves one in its own. An end that was"
-    yield "asked for leaves none."
+    yield _paragraph(
+        "A failed run writes one bundle into the head's run folder; a worker that lost its head "
+        "writes one into its own. A run that was stopped on request writes none."
+    )
     yield ""
-    yield "| in it | is |"
+    yield "| file | contents |"
     yield "| --- | --- |"
     yield from (_row(*cells) for cells in _IN_A_BUNDLE)
     yield ""
-    yield "Of each log it has the end (2 MiB of the agent's and the job's, 512 KiB of others at"
-    yield "most, 16 KiB of a worker's), of all together 20 MiB. Secrets that the agent knows of are"
-    yield "masked, control characters taken out; only its owner may read it (0600). It takes 2 s at"
-    yield "most, less where AGENT_STOP_GRACE is below its default, after the workers have heard the"
-    yield "end. The last three of a folder are kept."
+    yield _paragraph(
+        "It contains the end of each log (at most 2 MiB of the agent's and the job's, 512 KiB "
+        "of others, 16 KiB of a worker's), at most 20 MiB in all. Known secrets are masked, "
+        "control characters are removed, and only its owner may read it (0600). Writing it "
+        "takes at most 2 s, less if AGENT_STOP_GRACE is below its default, after the workers "
+        "received the verdict. The last three bundles of a folder are kept."
+    )
     yield ""
 
 
 def _logs() -> Iterator[str]:
-    yield "## What a log says"
+    yield "## Known messages in logs"
     yield ""
-    yield "When a run fails, the ends of the job's, the services' and Ray's logs are searched for"
-    yield "these rows, on all nodes together: a cause counts before what it leads to (a service"
-    yield "that does not answer, a killed process), the first line before the later ones, and an"
-    yield "error that was tried again, or that steps followed, does not count. The row becomes the"
-    yield "outcome's remedy, with the line, the node and the rank. Where no row matches, the"
-    yield "remedy is the first error's own line. Words in braces come from the line. Rows marked"
-    yield "*live* are reported while the job runs, once an attempt: in the head's log and among the"
-    yield "warnings of its status and page. `./scripts/causes` measures how often that is right."
-    yield "*Again*: whether another try may help; ? means that the log does not show it."
+    yield _paragraph(
+        "When a run fails, the agent searches the ends of the logs of the job, the services and "
+        "Ray for these rows, on all nodes. A cause takes precedence over its consequences (a "
+        "service that does not answer, a killed process), and an earlier line over a later one. "
+        "An error that was retried, or that training steps followed, does not count. The row "
+        "becomes the remedy of the outcome, with the line, the node and the rank. If no row "
+        "matches, the remedy quotes the line of the first error. Words in braces come from the "
+        "line. Rows marked *live* are also reported while the job runs, once per attempt: in "
+        "the head's log and among the warnings of its status and page. `./scripts/causes` "
+        "measures how often the cause is right. *Again*: whether another try may help; ? means "
+        "that the log does not show it."
+    )
     yield ""
     yield "| a line such as | cause | do | again |"
     yield "| --- | --- | --- | --- |"
@@ -112,28 +120,33 @@ def _logs() -> Iterator[str]:
         again = {Again.YES: "yes", Again.NO: "no", Again.EITHER: "?"}[row.again]
         yield _row(f"`{_example(row)}`{live}", _plain(row.cause), _plain(row.what_to_do), again)
     yield ""
-    yield "These lines show only that another rank has failed:"
+    yield _paragraph("These lines show only that another rank failed:")
     yield ""
     yield "| a line such as | means | do |"
     yield "| --- | --- | --- |"
     yield from (_row(f"`{_example(row)}`", row.cause, row.what_to_do) for row in table().symptoms)
     yield ""
-    yield "These alarm and mean nothing; they are never taken for a cause, and reported as noise"
-    yield "while the job runs, once an attempt:"
+    yield _paragraph(
+        "These lines are harmless. They are never a cause, and are reported as noise while the "
+        "job runs, once per attempt:"
+    )
     yield ""
-    yield "| matches | is |"
+    yield "| line | meaning |"
     yield "| --- | --- |"
     yield from (_row(f"`{row.words[0].text}`", row.cause) for row in table().noise)
     yield ""
 
 
 def _checks() -> Iterator[str]:
-    yield "## What the checks find"
+    yield "## Findings of the checks"
     yield ""
-    yield "They run in `doctor` and at each start: what fails ends the run with 78 before anything"
-    yield "is started, what is doubtful is warned of once. Their words where nearly all is wrong:"
+    yield _paragraph(
+        "The checks run in `doctor` and at each start. An error ends the run with 78 before "
+        "anything is started; a warning is logged once. Examples, from a machine on which "
+        "nearly every check fails:"
+    )
     yield ""
-    yield "| check | weight | says, for one | do |"
+    yield "| check | level | example | remedy |"
     yield "| --- | --- | --- | --- |"
     for one in findings():
         if one.level is not Level.OK:
@@ -144,24 +157,29 @@ def _checks() -> Iterator[str]:
 def _pains() -> Iterator[str]:
     answered = sum(bool(pain.answers) for pain in PAINS)
     whole = sum(bool(pain.answers) and not pain.is_open for pain in PAINS)
-    yield "## What goes wrong in the field"
+    yield "## Known problems"
     yield ""
-    yield "From the issue trackers of Ray, the frameworks and the platforms:"
-    yield f"{answered} of {len(PAINS)} are avoided, checked or explained, {whole} of them with"
-    yield "nothing left open."
+    yield _paragraph(
+        f"From the issue trackers of Ray, the frameworks and the platforms: {answered} of "
+        f"{len(PAINS)} are avoided, checked or explained, {whole} of them completely."
+    )
     yield ""
     yield "| | symptom | answer | test | open |"
     yield "| --- | --- | --- | --- | --- |"
     for pain in PAINS:
-        told = [f"{a.how}{f' ({a.what})' if a.what else ''}" for a in pain.answers]
+        answers = [f"{a.how}{f' ({a.what})' if a.what else ''}" for a in pain.answers]
         tests = dict.fromkeys(f"`{a.test.removeprefix('tests/')}`" for a in pain.answers)
         yield _row(
             str(pain.number),
             pain.symptom,
-            ", ".join(told) or "none",
+            ", ".join(answers) or "none",
             "<br>".join(tests),
             pain.is_open,
         )
+
+
+def _paragraph(text: str) -> str:
+    return textwrap.fill(text, 104, break_long_words=False, break_on_hyphens=False)
 
 
 def _row(*cells: str) -> str:
@@ -169,7 +187,7 @@ def _row(*cells: str) -> str:
 
 
 def _example(row: Cause) -> str:
-    """Return the part of a row's first example that matches, with some words around it."""
+    """Return the part of a row's first example that matches, with some context."""
     line, sign = row.words[0].example.replace("`", "'"), row.words[0].sign.replace("`", "'")
     start = max(0, line.find(sign) - _BEFORE)
     text = line[start : start + _LONGEST].strip()
@@ -177,5 +195,5 @@ def _example(row: Cause) -> str:
 
 
 def _plain(text: str) -> str:
-    """Return a text as it reads once it is filled in: doubled braces are single ones."""
+    """Return a text with single braces, as after formatting."""
     return text.replace("{{", "{").replace("}}", "}").replace("!r}", "}")

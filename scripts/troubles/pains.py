@@ -184,7 +184,7 @@ PAINS: tuple[Pain, ...] = (
         "`mistakenly been marked as dead by the GCS`",
         (
             avoided("tests/lab/test_deaths.py::test_a_killed_worker_that_returns_costs_an_attempt"),
-            checked("ways between nodes", f"{PROBES}::test_a_ring_and_the_head"),
+            checked("links between nodes", f"{PROBES}::test_a_ring_and_the_head"),
             explained("marked dead"),
         ),
     ),
@@ -264,7 +264,7 @@ PAINS: tuple[Pain, ...] = (
         "RunPod's Global Networking gives 100 Mbps",
         (
             checked(
-                "ways between nodes",
+                "links between nodes",
                 "tests/lab/test_agreement.py::test_a_slow_link_is_measured_and_named",
             ),
         ),

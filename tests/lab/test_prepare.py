@@ -57,7 +57,7 @@ def test_a_failed_step_ends_the_run(cluster: Cluster) -> None:
     cluster.env["AGENT_PREPARE"] = "echo no such dataset; exit 3"
     head, worker = cluster.agents("true")
     assert ends([head, worker]) == [69, 69]
-    assert "AGENT_PREPARE failed: exit code 3; its last words: no such dataset" in last_line(head)
+    assert "AGENT_PREPARE failed: exit code 3; last output: no such dataset" in last_line(head)
     assert "AGENT_PREPARE failed" in last_line(worker)
     assert cluster.outcome(0)["culprit"] == "AGENT_PREPARE"
 
@@ -71,10 +71,10 @@ def test_a_worker_whose_step_fails_is_named_by_the_head(cluster: Cluster) -> Non
     }
     head, worker = cluster.agents("true")
     assert worker.wait(BOOT) == 69
-    assert "AGENT_PREPARE_EACH failed: exit code 5; its last words: disk full" in last_line(worker)
+    assert "AGENT_PREPARE_EACH failed: exit code 5; last output: disk full" in last_line(worker)
     assert head.wait(BOOT) == 69
     assert "podb" in last_line(head)
-    assert "AGENT_PREPARE_EACH failed: exit code 5; its last words: disk full" in last_line(head)
+    assert "AGENT_PREPARE_EACH failed: exit code 5; last output: disk full" in last_line(head)
 
 
 @pytest.mark.pods(2)
@@ -108,4 +108,4 @@ def test_a_model_is_fetched_on_each_node_beside_the_boot(cluster: Cluster) -> No
     cluster.env["AGENT_MODEL"] = "acme/none"
     again = cluster.agents("true")
     assert ends(again) == [69, 69]
-    assert "AGENT_MODEL failed: exit code 1; its last words: acme/none: " in last_line(again[0])
+    assert "AGENT_MODEL failed: exit code 1; last output: acme/none: " in last_line(again[0])

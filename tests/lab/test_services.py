@@ -84,7 +84,7 @@ def test_a_workers_failing_service_is_named_at_the_head(cluster: Cluster) -> Non
     write(cluster, f'[services.finder]\ncommand = "{command}"\nwhere = "workers"\nready.tcp = 8000')
     head, worker = cluster.agents("true")
     assert ends([head, worker]) == [69, 69]
-    words = "finder on podb ended before it was ready: exit code 4; its last words: no index in"
+    words = "finder on podb ended before it was ready: exit code 4; last output: no index in"
     assert words in last_line(head)
     assert words in last_line(worker)
     assert cluster.outcome(0)["culprit"] == "finder"

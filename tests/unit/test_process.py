@@ -318,7 +318,7 @@ def test_a_log_that_cannot_be_opened_is_said_once(
         for _ in range(2):
             child = await Child.start("ray start", ["sh", "-c", "echo hi; exit 6"], ENV, log)
             assert await child.wait() == 6
-            assert await child.end_sentence(6) == "exit code 6; its last words: hi"
+            assert await child.end_sentence(6) == "exit code 6; last output: hi"
         piped = await Child.start_piped("bridge", ["sh", "-c", "echo hi >&2"], ENV, log)
         assert await piped.wait() == 0
         await piped.stop(0.0)

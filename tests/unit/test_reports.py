@@ -343,7 +343,7 @@ def test_who_said_goodbye_has_no_orders_any_more() -> None:
 
 
 def test_a_bye_is_told_once_with_its_cause() -> None:
-    """Why a worker left, and its last words, reach the head."""
+    """Why a worker left, and last output, reach the head."""
     counter = Counter()
     for report in (POD1, replace(BEAT, bye=BYE), replace(BEAT, bye=BYE)):
         counter.take(report)

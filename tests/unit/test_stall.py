@@ -187,7 +187,7 @@ def test_a_tool_has_its_time(tmp_path: Path) -> None:
 
     assert anyio.run(ask, "echo one; echo two") == ("one\ntwo\n", "")
     said, fault = anyio.run(ask, "echo one; echo broken >&2; exit 3")
-    assert (said, fault) == ("one\n", "exit code 3; its last words: broken")
+    assert (said, fault) == ("one\n", "exit code 3; last output: broken")
     assert anyio.run(ask, "exec sleep 100", 0.3) == ("", "tool did not end within 0.3 s")
     missing = anyio.run(output_of, ["/none/py-spy"], {}, lambda: log, 5.0)
     assert missing == ("", "/none/py-spy: No such file or directory")
@@ -209,7 +209,7 @@ def myself(what: str) -> JobProcess:
         ("echo 'Operation not permitted (os error 1)' >&2; exit 1", NO_PTRACE),
         (
             "echo 'Failed to find python version' >&2; exit 1",
-            "no stack: exit code 1; its last words",
+            "no stack: exit code 1; last output",
         ),
     ],
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 ONE_POD = {"RUNPOD_POD_ID": "poda"}
 BY_CHECK = {f.check for f in run_checks(MACHINE, settings_of(ONE_POD), topology_of(ONE_POD))}
 ELSEWHERE = {
-    *("versions of hello", "agreement", "ways between nodes", "reward from each node"),
+    *("versions of hello", "agreement", "links between nodes", "reward from each node"),
     "Ray's GPUs",
     *("AGENT_WORKING_DIR", "AGENT_RAY_ARGS"),
 }
