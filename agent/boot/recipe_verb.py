@@ -181,7 +181,7 @@ def _version(known: KnownJob, text: str | None, path: str | None) -> ChosenVersi
     try:
         return choose(versions, text) if text is not None else _installed(known, path)
     except UnknownVersionError as error:
-        expected = f"one of {version_list(versions)}, or a later patch of one"
+        expected = "a known release, or a later patch of one"
         raise SettingsError((Problem("--framework-version", str(error), expected),)) from None
 
 

@@ -45,7 +45,12 @@ def test_sizes_follow_the_nodes(  # noqa: PLR0913 - columns of a table
     said: str,
 ) -> None:
     """GPUs form equal groups, and batches are divisible by all of them."""
-    command = make(asked(shape, version, recipe=recipe, tensor_parallel=tensor_parallel))
+    what = asked(shape, version, recipe=recipe, tensor_parallel=tensor_parallel)
+    if version < (0, 6) and shape in {"8,8,4", "8,6"}:
+        with pytest.raises(MisfitError, match="places at most one group on a node"):
+            make(what)
+        return
+    command = make(what)
     found = arguments(command)
     assert (int(found["trainer.nnodes"]), int(found["trainer.n_gpus_per_node"])) == groups
     assert (int(found["data.train_batch_size"]), int(found[MINI])) == batches
@@ -335,6 +340,16 @@ def test_verl_0_5_awaits_no_server() -> None:
     make(asked(version=(0, 5, 0)))
     with pytest.raises(MisfitError, match=r"verl 0\.5\.0 .* install 0\.6\.1"):
         make(asked(version=(0, 5, 0), scores=True))
+
+
+def test_verl_0_5_places_one_group_on_a_node() -> None:
+    """It counts a node once; the user may choose groups that fit, and later releases place all."""
+    what = asked("8,8,4", (0, 5, 0))
+    with pytest.raises(MisfitError, match=r"8, 8, 4 GPUs are 5 groups of 4: install 0\.6\.1"):
+        make(what)
+    chosen = ("trainer.nnodes=2", "trainer.n_gpus_per_node=8")
+    assert arguments(make(replace(what, args=chosen)))["trainer.nnodes"] == "2"
+    assert arguments(make(replace(what, version=(0, 6, 1))))["trainer.nnodes"] == "5"
 
 
 def test_data_without_prompts_are_refused() -> None:

@@ -396,6 +396,13 @@ def _sizes(
     groups = groups_of(
         asked.nodes, tensor_parallel, count=whole(given, NODES), gpus=whole(given, GPUS)
     )
+    gpus = [node.gpus for node in asked.nodes if node.gpus]
+    if version < (0, 6) and sum(count >= groups.gpus for count in gpus) < groups.count:
+        raise MisfitError(
+            f"verl {version_text(version)} places at most one group on a node, and nodes of "
+            f"{_list(gpus)} GPUs are {groups.count} groups of {groups.gpus}: install 0.6.1 or a "
+            f"later release, or set {NODES} and {GPUS} in AGENT_JOB_ARGS"
+        )
     loops = whole(given, f"{ROLLOUT}.agent.num_workers") or _AGENT_LOOPS
     rules = BatchRules(groups.total, samples, loops if version < (0, 9) else 1)
     train, mini = rules.fit(whole(given, TRAIN_BATCH), whole(given, MINI_BATCH))
@@ -412,7 +419,6 @@ def _sizes(
     placement.check(asked.nodes)
 
     engines = engines_text(groups.total, groups.total // tensor_parallel, tensor_parallel)
-    gpus = [node.gpus for node in asked.nodes if node.gpus]
     whole_nodes = set(gpus) == {groups.gpus}
     even = f"× {samples} answers it is divisible by {groups.total} GPUs"
     rows: list[Row] = [

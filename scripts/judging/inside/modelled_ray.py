@@ -85,6 +85,7 @@ class ModelledRay(StubModule):
         private.state.state.placement_group_table = self.table
         self.util = util
         self._private = private
+        self.state = private.state  # Ray's alias, which verl 0.5 uses
         self.below = {m.__name__: m for m in (util, groups, strategies, private)}
 
     def install(self) -> None:

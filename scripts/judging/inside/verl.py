@@ -10,6 +10,7 @@ import re
 import sys
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from judging.facts import words
@@ -161,12 +162,8 @@ def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 -
     if MIGRATION in verl.program:
         loop = importlib.import_module("verl.experimental.reward_loop.reward_loop")
         config = getattr(loop, MIGRATION)(config)
-    settings = importlib.import_module("verl.utils.config")
-    utils = importlib.import_module("verl.trainer.ppo.utils")
-    actor = config.actor_rollout_ref.actor
-    reference = bool(actor.use_kl_loss or config.algorithm.use_kl_in_reward)
-    critic = bool(utils.need_critic(config))
-    settings.validate_config(config, reference, critic)
+    trainer = importlib.import_module("verl.trainer.ppo.ray_trainer")
+    validate(config, trainer)
     queue = "tq.init" in verl.program
     if queue:
         backend = config.transfer_queue.backend.SimpleStorage
@@ -176,7 +173,6 @@ def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 -
         verl.ray.cluster.start_small("TaskRunner")
     else:
         verl.ray.cluster.place({"CPU": 1}, "TaskRunner with 1 CPU")
-    trainer = importlib.import_module("verl.trainer.ppo.ray_trainer")
     nodes, gpus = config.trainer.nnodes, config.trainer.n_gpus_per_node
     manager = trainer.ResourcePoolManager({"global_pool": [gpus] * nodes}, {})
     manager.create_resource_pool()
@@ -186,6 +182,19 @@ def steps(verl: Verl, config: Any, case: Case) -> list[Fault]:  # noqa: ANN401 -
             size = config.actor_rollout_ref.rollout.tensor_model_parallel_size
             start_servers(verl.ray.cluster, groups, max(1, gpus // size))
     return rules(config, nodes * gpus, queue=queue)
+
+
+def validate(config: Any, trainer: Any) -> None:  # noqa: ANN401 - the same
+    """Run verl's validation: a function from 0.6 on, in 0.5 a method of its trainer."""
+    actor = config.actor_rollout_ref.actor
+    reference = bool(actor.use_kl_loss or config.algorithm.use_kl_in_reward)
+    method = getattr(trainer.RayPPOTrainer, "_validate_config", None)
+    if method is None:
+        critic = bool(importlib.import_module("verl.trainer.ppo.utils").need_critic(config))
+        importlib.import_module("verl.utils.config").validate_config(config, reference, critic)
+    else:
+        gae = config.algorithm.adv_estimator == "gae"
+        method(SimpleNamespace(config=config, use_reference_policy=reference, use_critic=gae))
 
 
 def start_servers(cluster: Cluster, groups: Sequence[PlacedGroup], each: int) -> None:
