@@ -1,5 +1,6 @@
 # The agent as a layer over a framework's image, whose torch, CUDA and Ray stay as they are:
 #   docker build --build-arg BASE=verlai/verl:… --tag my-verl .
+# The default is a tag; `./scripts/pin --base` writes the digest that its registry has today.
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build

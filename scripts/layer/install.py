@@ -4,6 +4,8 @@ install.py agent HOME [PYTHON]   make HOME, the agent's own environment, beside 
 install.py ray HOME VERSION      give that Python what it lacks of Ray, and check: nothing moved
 
 The agent's libraries and the framework's never meet, so nothing of the framework's has to move.
+The agent's libraries are pinned by their digests, and so is Ray in a Python without a framework;
+over a framework its own versions are the constraints.
 Standard library alone: any Python of the image's runs this.
 """
 
@@ -11,17 +13,23 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import NoReturn
 
 HERE = Path(__file__).resolve().parent
 SOURCE = HERE.parents[1]
+PINS = SOURCE / "requirements"
 OLDEST = (3, 10)
 EXACT = re.compile(r"\d[\w.+!-]*")
+BARE = {"pip", "setuptools", "wheel"}
+"""What a Python has that nobody installed a framework into."""
+HASHED = ("--require-hashes", "--requirement")
 QUIET = {
     "PIP_NO_CACHE_DIR": "1",
     "PIP_DISABLE_PIP_VERSION_CHECK": "1",
@@ -61,6 +69,7 @@ def note(python: str, home: Path) -> None:
     """Write down what the image's Python has, before anything is done."""
     home.mkdir(parents=True)
     shutil.copytree(HERE, home / "layer", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(PINS / "ray.txt", home / "layer")
     (home / "ray-python").write_text(python)
     what, remedy = f"{python} does not run", "Name the image's Python: --build-arg PYTHON=/its/path"
     run(what, remedy, python, HERE / "moved.py", "note", home / "base.json")
@@ -106,15 +115,21 @@ def install_agent(home: Path, given: str | None) -> None:
     own = make_environment(python, home)
     pip = pip_for(own, python)
     remedy = "See pip's words above"
-    run("the agent could not be installed", remedy, *pip, "--no-deps", SOURCE)
-    wanted = told(own, "import importlib.metadata as m; print(*m.requires('pod-agent'), sep='\\n')")
-    # With the extra `maths`: the bundled reward server runs in this environment.
-    chosen = [re.sub(r""";\s*extra == ["']maths["']""", "", line) for line in wanted]
-    needed = [line for line in chosen if not re.match(r"ray\b", line) and "extra ==" not in line]
+    with tempfile.TemporaryDirectory() as backend:
+        what = "the agent could not be built"
+        run(what, remedy, *pip, *HASHED, PINS / "build.txt", "--target", backend)
+        os.environ["PYTHONPATH"] = backend
+        run(what, remedy, *pip, "--no-deps", "--no-build-isolation", SOURCE)
+        del os.environ["PYTHONPATH"]
     version = told(own, "import sys; print('%d.%d' % sys.version_info[:2])")[0]
-    pins = SOURCE / "requirements" / f"{version}.txt"
-    pinned: list[str | Path] = ["--constraint", pins] if pins.exists() else []
-    run("the agent's libraries could not be installed", remedy, *pip, *pinned, *needed)
+    what = "the agent's libraries could not be installed"
+    if pinned := pinned_libraries(version):
+        file = home / "layer" / "libraries.txt"
+        file.write_text("\n".join(pinned))
+        run(what, remedy, *pip, *HASHED, file)
+    else:
+        print(f"Python {version} has no pinned libraries: the newest are installed", flush=True)
+        run(what, remedy, *pip, *unpinned_libraries(own))
     # Isolated: what PYTHONPATH brings to the framework is not for the agent.
     script = home / "bin" / "pod-agent"
     script.write_text(
@@ -123,10 +138,42 @@ def install_agent(home: Path, given: str | None) -> None:
     script.chmod(0o755)
 
 
+def pinned_libraries(version: str) -> list[str]:
+    """Return the libraries of the one file for a Python on this machine, with their digests.
+
+    Empty where the one file has none.
+    """
+    target = f"cp{version.replace('.', '')}-{platform.machine()}"
+    lines = (PINS / "onefile.txt").read_text().splitlines()
+    if not any(target in line.split() for line in lines):
+        return []
+    found = []
+    for line in lines:
+        sha256, file, *targets = line.split()
+        if target in targets or targets == ["all"]:
+            name, exact = file.split("-")[:2]
+            found.append(f"{name}=={exact} --hash=sha256:{sha256}")
+    return found
+
+
+def unpinned_libraries(own: Path) -> list[str]:
+    """Return what the installed agent requires, without Ray."""
+    wanted = told(own, "import importlib.metadata as m; print(*m.requires('pod-agent'), sep='\\n')")
+    # With the extra `maths`: the bundled reward server runs in this environment.
+    chosen = [re.sub(r""";\s*extra == ["']maths["']""", "", line) for line in wanted]
+    return [line for line in chosen if not re.match(r"ray\b", line) and "extra ==" not in line]
+
+
+def distributions(home: Path) -> dict[str, str]:
+    """Return the distributions that the image's Python had, with their versions."""
+    noted: dict[str, str] = json.loads((home / "base.json").read_text())["distribution"]
+    return noted
+
+
 def constraints(home: Path) -> Path:
     """Write the image's distributions as constraints: pip then refuses rather than moves."""
-    noted = json.loads((home / "base.json").read_text())["distribution"]
-    lines = [f"{name}=={version}" for name, version in noted.items() if EXACT.fullmatch(version)]
+    noted = distributions(home).items()
+    lines = [f"{name}=={version}" for name, version in noted if EXACT.fullmatch(version)]
     file = Path(os.environ.get("TMPDIR", "/tmp")) / "pod-agent-constraints.txt"
     file.write_text("\n".join(lines))
     return file
@@ -146,14 +193,17 @@ def complete_ray(home: Path, version: str) -> None:
         )
     if found.version is None or found.missing:
         wanted = f"ray[default]=={found.version or version}"
-        file = constraints(home)
+        file, pinned = constraints(home), home / "layer" / "ray.txt"
+        is_bare = found.version is None and distributions(home).keys() <= BARE
+        as_pinned = is_bare and f"\nray=={version} " in pinned.read_text()
+        words: list[str | Path] = [*HASHED, pinned] if as_pinned else ["--constraint", file, wanted]
         what = f"{wanted} does not fit beside what {python} has"
         remedy = (
             "pip's words above name the conflict; take another Ray, --build-arg RAY=…, or an image"
             " that has one"
         )
         pip = pip_for(python, home / "bin" / "python")
-        run(what, remedy, *pip, "--constraint", file, wanted)
+        run(what, remedy, *pip, *words)
         file.unlink()
     what, remedy = "the image below was changed", "Please report it with the lines above"
     run(what, remedy, python, home / "layer" / "moved.py", "check", home / "base.json")

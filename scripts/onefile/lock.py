@@ -1,7 +1,8 @@
 """The libraries of the one file: which wheels, for which Python and machine.
 
 `requirements/onefile.txt` has a line for each wheel: digest, file name, and its targets. It is
-resolved from pyproject.toml and the pins of each Python; a build takes the files that it names.
+resolved from pyproject.toml and the pins; a build takes the files that it names, and so does the
+layer over an image.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 REPO = Path(__file__).resolve().parents[2]
+PINS = ("ray.txt", "dev.txt")
 LOCK = REPO / "requirements" / "onefile.txt"
 CACHE = REPO / ".onefile" / "wheels"
 EXTRAS = ("tty", "maths")
@@ -152,9 +154,14 @@ def direct_requirements() -> list[Requirement]:
 
 def pins(target: Target) -> dict[str, str]:
     """Return the pinned versions of a target's Python by normalized name."""
-    lines = (REPO / "requirements" / f"{target.python}.txt").read_text(encoding="utf-8")
-    pairs = [line.partition("==") for line in lines.splitlines() if "==" in line]
-    return {canonicalize_name(name): version.strip() for name, _, version in pairs}
+    texts = [(REPO / "requirements" / name).read_text(encoding="utf-8") for name in PINS]
+    lines = [line for text in texts for line in text.splitlines() if re.match(r"\w", line)]
+    pinned = [Requirement(line.removesuffix("\\")) for line in lines]
+    return {
+        canonicalize_name(one.name): str(one.specifier).removeprefix("==")
+        for one in pinned
+        if one.marker is None or one.marker.evaluate(target.environment())
+    }
 
 
 def _resolve(target: Target) -> list[Path]:

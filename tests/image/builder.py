@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 DEBIAN, DEBIANS_PYTHON = "bookworm", "3.11"
 IN_DEBIAN = "python3,python3-pip,ca-certificates"
-PINS = ROOT / "requirements" / f"{DEBIANS_PYTHON}.txt"
+PINS = ROOT / "requirements"
 BUILD_TIMEOUT = 600.0
 OLD_TENACITY = "8.1.0"
 """Older than the agent asks for: a framework pinned it."""

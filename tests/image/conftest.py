@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from image.builder import OLD_TENACITY, PINS, Store
+from image.builder import DEBIANS_PYTHON, OLD_TENACITY, PINS, Store
+from layer.install import pinned_libraries
 from scenario import need_lab
 
 if TYPE_CHECKING:
@@ -30,10 +31,15 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Store]:
         (pytest.fail if os.environ.get("CI") else pytest.skip)(reason)
     folder: Path = tmp_path_factory.mktemp("images")
     made = Store(folder)
-    pins = PINS.read_text().split()
+    pins = (PINS / "ray.txt").read_text().split()
     ray = next(pin for pin in pins if pin.startswith("ray==")).removeprefix("ray==")
-    made.download(f"--constraint={PINS}", f"ray[default]=={ray}", str(PINS.parents[1]))
-    made.download(f"tenacity=={OLD_TENACITY}", "setuptools>=68", "wheel")
+    libraries = folder / "libraries.txt"
+    libraries.write_text("\n".join(pinned_libraries(DEBIANS_PYTHON)))
+    made.download(
+        "--require-hashes",
+        *(f"--requirement={file}" for file in (PINS / "ray.txt", PINS / "build.txt", libraries)),
+    )
+    made.download(f"tenacity=={OLD_TENACITY}")
     made.bootstrap("debian")
     install = "RUN pip install --quiet --break-system-packages"
     done = made.over(

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-from onefile.lock import REPO, TARGETS, digest, pins
+from onefile.lock import REPO, TARGETS, digest, pins, read_lock
 from unit.free_ports import free_port
 
 OLDER = ("aiohttp<{aiohttp}", "psutil==5.9.8", "structlog==23.3.0")
@@ -108,6 +108,9 @@ def test_the_same_commit_gives_the_same_bytes(built: dict[str, Path], tmp_path: 
     names = {component["name"] for component in bill["components"]}
     assert {"aiohttp", "msgspec", "math-verify", "pod-agent"} <= names
     assert "ray" not in names
+    files = [f for one in bill["components"] for f in one.get("components", [one])]
+    digests = {file["hashes"][0]["content"] for file in files}
+    assert digests >= {wheel.sha256 for wheel in read_lock()}
 
 
 def test_starts(built: dict[str, Path], image: Image, tmp_path: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from agent import __version__
-from layer import moved
+from layer import install, moved
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "scripts" / "layer" / "moved.py"
@@ -117,7 +119,66 @@ def test_the_dockerfile_says_what_the_rest_says() -> None:
     """Version and Ray are those of the package and of the pinned lists; no index, no shell form."""
     assert f"ARG VERSION={__version__}\n" in DOCKERFILE
     ray = next(w for w in DOCKERFILE.split() if w.startswith("RAY=")).removeprefix("RAY=")
-    pins = (ROOT / "requirements" / "3.11.txt").read_text().split()
+    pins = (ROOT / "requirements" / "ray.txt").read_text().split()
     assert f"ray=={ray}" in pins
     assert 'ENTRYPOINT ["pod-agent"]' in DOCKERFILE
     assert "://" not in DOCKERFILE
+
+
+@pytest.mark.parametrize("name", ["ray.txt", "dev.txt", "build.txt"])
+def test_every_pin_has_digests(name: str) -> None:
+    """Each line names one version and at least one digest: pip refuses any other file."""
+    text = (ROOT / "requirements" / name).read_text().replace("\\\n", "")
+    pins = [line for line in text.splitlines() if not line.startswith("#")]
+    assert pins
+    for pin in pins:
+        assert re.match(r"[\w.-]+==[\w.]+ ", pin), pin
+        assert re.search(r" --hash=sha256:[0-9a-f]{64}\b", pin), pin
+
+
+@pytest.mark.parametrize(("version", "has"), [("3.10", True), ("3.13", True), ("3.14", False)])
+def test_the_agents_libraries_are_pinned(version: str, *, has: bool) -> None:
+    """All that pyproject.toml asks for beside Ray has a digest, where the one file has it."""
+    pinned = install.pinned_libraries(version)
+    names = {line.partition("==")[0] for line in pinned}
+    if has:
+        assert {"aiohttp", "anyio", "msgspec", "psutil", "structlog", "tenacity"} <= names
+        assert ("tomli" in names) == (version == "3.10")
+    else:
+        assert names == set()
+    assert all("--hash=sha256:" in line for line in pinned)
+
+
+DIGEST = "sha256:" + "0f" * 32
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "base"),
+    [(DIGEST, 0, f"python:3.11-slim@{DIGEST}"), ("latest", 69, "python:3.11-slim")],
+    ids=["a digest", "no digest"],
+)
+@pytest.mark.parametrize("tool", ["skopeo", "docker"])
+def test_the_base_is_pinned(tmp_path: Path, tool: str, answer: str, code: int, base: str) -> None:
+    """`scripts/pin --base` writes the digest that the registry has; twice is the same."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for needed in ("bash", "dirname", "sed"):
+        (programs / needed).symlink_to(shutil.which(needed) or "")
+    asked = programs / tool
+    asked.write_text(f'#!/bin/sh\necho "$*" >>{tmp_path}/asked\necho {answer}\n')
+    asked.chmod(0o755)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/pin", tmp_path / "scripts")
+    shutil.copy(ROOT / "Dockerfile", tmp_path)
+    for _ in range(2):
+        done = subprocess.run(
+            [tmp_path / "scripts/pin", "--base"],
+            env={"PATH": str(programs)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == code, done.stderr
+    assert f"ARG BASE={base}\n" in (tmp_path / "Dockerfile").read_text()
+    assert all("python:3.11-slim" in line for line in (tmp_path / "asked").read_text().splitlines())
+    assert "@" not in (tmp_path / "asked").read_text()
